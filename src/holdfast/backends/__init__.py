@@ -1,0 +1,46 @@
+"""How kernels are compiled, launched and split over threads. Knows no op.
+
+This file only says which backends exist and what they can serve; the compilers are imported by ``cpu`` and
+``gpu`` when a plan first needs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+
+import torch
+
+from holdfast.core.registry import Backend, register_backend
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels on the CPU, through its interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _needs_cpu(device: torch.device) -> str | None:
+    return None if device.type == "cpu" else f"runs on CPU tensors, and the stream is on {device}"
+
+
+def _needs_gpu(device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cpu" and not interpreted():
+        return "runs on CUDA tensors, and the stream is on cpu (TRITON_INTERPRET=1 interprets it there)"
+    if device.type == "cuda" and interpreted():
+        return "TRITON_INTERPRET=1 is set, which interprets the kernels on CPU tensors"
+    return None
+
+
+def _gpu_architecture(device: torch.device) -> str:
+    if device.type == "cpu":
+        return "interpreter"
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+register_backend(Backend("cpu", _needs_cpu, lambda _: platform.machine()))
+register_backend(Backend("gpu", _needs_gpu, _gpu_architecture))
+register_backend(Backend("reference", _needs_cpu, lambda _: "numpy"))

@@ -1,0 +1,192 @@
+"""How CPU kernels are compiled, cached on disk, and split over threads; knows no op.
+
+Kernels take addresses, not arrays: the dtype of an operand is a number known at run time, so that each kernel
+is compiled once for each compute type and never for a combination of dtypes.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
+
+#: Fewer elements than this are not worth waking a thread.
+PARALLEL_ELEMENTS = 32768
+#: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
+BLOCK, _AHEAD = 128, 4096
+
+
+def _digest_of_sources() -> str:
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("cpu.py"), *package.glob("core/*.py")]):
+        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+_SOURCES = _digest_of_sources()
+
+
+class _KernelCache(FunctionCache):
+    """Numba's disk cache looks at the file of the kernel only; the functions that a kernel calls are compiled
+    into it, so here the key holds the sources of them all."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
+        return (*super()._index_key(sig, codegen), _SOURCES)
+
+
+_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
+    compiled = njit(**_EXACT)(function)
+    with suppress(RuntimeError):  # Numba found no directory to write to: the package's, nor the user's own
+        compiled._cache = _KernelCache(function)
+    return compiled
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Compile what kernels call: it becomes part of them, on disk as well."""
+    return njit(**_EXACT, **_INNER)(function)
+
+
+def emit(builder: Callable[..., Any]) -> Any:
+    """Declare a function of kernels by the LLVM instructions that it stands for."""
+    return intrinsic(builder)
+
+
+@emit
+def pointer(typingctx, address, like):
+    """An address as a pointer to elements of the type ``like``, which is a type or a value of that type."""
+    element = like.dtype if isinstance(like, types.NumberClass) else like
+
+    def build(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(element)(address, like), build
+
+
+@emit
+def copy(typingctx, target, source, size):
+    """Copy ``size`` bytes from one address to another."""
+
+    def build(context, builder, signature, args):
+        to, of = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
+        cgutils.raw_memcpy(builder, to, of, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(target, source, size), build
+
+
+@emit
+def outlined(typingctx):
+    """Called in a function, keeps it from being copied into each of its callers."""
+
+    def build(context, builder, signature, args):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.none(), build
+
+
+@emit
+def prefetch(typingctx, elements, index):
+    """Ask for the block of elements that lies a few blocks after ``elements[index]``; it need not exist.
+
+    Left alone, the processor falls behind where a loop reads memory faster than it foresees.
+    """
+
+    def build(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        )
+        start = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
+        size = BLOCK * context.get_abi_sizeof(context.get_value_type(signature.args[0].dtype))
+        for offset in range(_AHEAD, _AHEAD + size, 64):
+            line = builder.gep(start, [number(offset)])
+            builder.call(function, [line, number(0), number(3), number(1)])  # to read, and keep, data
+        return context.get_dummy_value()
+
+    return types.none(elements, index), build
+
+
+# Held while Numba compiles, and while the process forks: a child never inherits half of a kernel.
+_compiling = threading.RLock()
+
+
+def compile_kernel(entry: Any, *args: Any) -> None:
+    """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk."""
+    with _compiling:
+        entry(*args)
+
+
+_pool: ThreadPoolExecutor | None = None
+_pool_threads = 0
+_pool_lock = threading.Lock()
+
+
+def _submit(part: Callable[[int, int], None], threads: int, first: int, last: int) -> Future[None]:
+    global _pool, _pool_threads
+    with _pool_lock:
+        if _pool is None or _pool_threads < threads - 1:
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool_threads = threads - 1
+            _pool = ThreadPoolExecutor(_pool_threads, thread_name_prefix="holdfast")
+        return _pool.submit(part, first, last)
+
+
+def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
+    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on as many threads as torch.
+
+    The caller works too, and takes back what no thread has begun, so it never waits behind other callers.
+    """
+    threads = min(torch.get_num_threads(), count) if elements >= PARALLEL_ELEMENTS else 1
+    bounds = [count * i // threads for i in range(threads + 1)]
+    ranges = list(pairwise(bounds[1:]))
+    futures = [_submit(part, threads, *r) for r in ranges]
+    try:
+        part(0, bounds[1])
+    finally:
+        for future, r in zip(futures, ranges, strict=True):
+            if future.cancel():
+                part(*r)
+            else:
+                future.result()
+
+
+def _before_fork() -> None:
+    _compiling.acquire()
+    _pool_lock.acquire()
+
+
+def _after_fork() -> None:
+    _pool_lock.release()
+    _compiling.release()
+
+
+def _after_fork_in_child() -> None:
+    global _pool
+    _pool = None  # its threads stayed in the parent
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,106 @@
+"""Cases: named inputs of a plan, the same bits under every version of NumPy and torch.
+
+Tests, proof, benchmark and docs share them. Values come from raw random bits by integers and single IEEE-754
+operations; never from a distribution of a framework, whose bits are its own to change. Every tensor lies in a
+larger buffer that is full of poison, so that an output that was not written shows, and so does a write or a
+read beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.plan import Args
+from holdfast.core.strided import contiguous_strides, span
+
+#: Elements of poison before and after a tensor; a multiple of what any dtype needs to stay aligned.
+GUARD = 64
+#: What integers are poisoned with: each byte of it. Floats are poisoned with NaN.
+POISON_BYTE = 0xA5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem with its tensors: ``make`` gives fresh args on the CPU, the outputs poisoned."""
+
+    name: str
+    descriptor: Descriptor
+    make: Callable[[], Args]
+
+
+def random_bits(label: str, count: int) -> npt.NDArray[np.uint64]:
+    """``count`` random words that depend on ``label`` alone."""
+    seed = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
+    return np.asarray(np.random.PCG64(seed).random_raw(count), dtype=np.uint64)
+
+
+def poisoned(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor in which every element is conspicuous."""
+    if dtype.is_floating_point:
+        return torch.full((size,), float("nan"), dtype=dtype)
+    return torch.full((size * dtype.itemsize,), POISON_BYTE, dtype=torch.uint8).view(dtype)
+
+
+def poisoned_output(shape: Sequence[int], dtype: torch.dtype, layout: str = "contiguous") -> torch.Tensor:
+    """An output that nobody has written yet."""
+    return _place(tuple(shape), dtype, layout)
+
+
+def laid_out(values: torch.Tensor, layout: str = "contiguous") -> torch.Tensor:
+    """A tensor with these values and this layout; ``broadcast`` repeats the first index of axis 0."""
+    placed = _place(tuple(values.shape), values.dtype, layout)
+    if layout == "broadcast":
+        placed[:1].copy_(values[:1])
+    else:
+        placed.copy_(values)
+    return placed
+
+
+def _place(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    strides, shift = LAYOUTS[layout](shape)
+    size = span(shape, strides) + shift + 2 * GUARD
+    return poisoned(size, dtype).as_strided(shape, strides, GUARD + shift)
+
+
+def _in_order(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor whose axes lie in memory in this order, the last one innermost."""
+    strides = [0] * len(shape)
+    for axis, stride in zip(order, contiguous_strides([shape[axis] for axis in order]), strict=True):
+        strides[axis] = stride
+    return tuple(strides)
+
+
+def _sliced(shape: tuple[int, ...], step: int, beside: int) -> tuple[int, ...]:
+    """The strides of every ``step``-th element of rows that are ``beside`` longer than that."""
+    wider = (*shape[:-1], shape[-1] * step + beside)
+    return (*contiguous_strides(wider)[:-1], step)
+
+
+def _last_first(shape: tuple[int, ...]) -> list[int]:
+    return list(reversed(range(len(shape))))
+
+
+#: For a shape, the strides and how many elements the tensor begins late: 1 breaks every alignment.
+LAYOUTS: dict[str, Callable[[tuple[int, ...]], tuple[tuple[int, ...], int]]] = {
+    "contiguous": lambda shape: (contiguous_strides(shape), 0),
+    "unaligned": lambda shape: (contiguous_strides(shape), 1),
+    "transposed": lambda shape: (_in_order(shape, _last_first(shape)), 0),
+    "leading transposed": lambda shape: (_in_order(shape, [*_last_first(shape)[1:], len(shape) - 1]), 0),
+    "channels last": lambda shape: (_in_order(shape, [0, *range(2, len(shape)), 1]), 0),
+    "sliced": lambda shape: (_sliced(shape, 2, 1), 1),
+    "padded rows": lambda shape: (_sliced(shape, 1, 3), 0),
+    "broadcast": lambda shape: ((0, *contiguous_strides(shape)[1:]), 0),
+}
+
+
+def operands_of(args: Args) -> dict[str, Any]:
+    """The fields of ``args`` by name."""
+    return {name: getattr(args, name) for name in type(args).__dataclass_fields__}  # type: ignore[attr-defined]

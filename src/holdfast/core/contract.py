@@ -1,0 +1,80 @@
+"""What a plan says of itself: which kernel it is, and what that kernel promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+#: The version of the arithmetic. Whatever can change a bit is a new version, with new digests.
+NUMERICS_VERSION = 1
+
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class KernelSku:
+    """Everything that can change a bit or a speed, so that it can be a cache key."""
+
+    op: str
+    direction: Direction
+    mode: str
+    input_dtype: str
+    output_dtype: str
+    backend: str
+    architecture: str
+    index_dtype: str = "int64"
+    numerics_version: int = NUMERICS_VERSION
+
+    def __str__(self) -> str:
+        return (
+            f"{self.op}.{self.direction}[{self.mode}] {self.input_dtype}->{self.output_dtype} "
+            f"on {self.backend}/{self.architecture}, {self.index_dtype} indices, "
+            f"numerics {self.numerics_version}"
+        )
+
+
+@dataclass(frozen=True)
+class PrecisionGuarantee:
+    """What a plan promises of its bits.
+
+    ``ulp`` bounds, for each output, the distance from the exact result in units in the last place of the
+    output's dtype; for integer codes the unit is one code.
+    """
+
+    compute_dtype: str
+    accumulator_dtype: str
+    rounding: str = "to nearest, ties to even"
+    deterministic: bool = True
+    bit_stable: Literal["everywhere", "same_hardware", "no"] = "everywhere"
+    numerics_version: int = NUMERICS_VERSION
+    ulp: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    note: str = ""
+
+    def __hash__(self) -> int:
+        return hash((self.compute_dtype, self.accumulator_dtype, self.bit_stable, tuple(self.ulp.items())))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of ``can_implement``: true, or false with the reason."""
+
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+
+@dataclass(frozen=True)
+class PlanPreference:
+    """What the caller wants of ``select``.
+
+    ``backend`` names one ("reference", "cpu" or "gpu") or leaves the choice open; ``max_workspace_bytes``
+    bounds what ``workspace_size`` may ask for; ``precompile=False`` leaves compilation to the first ``run``, which
+    then compiles just the variant that it needs.
+    """
+
+    backend: str | None = None
+    max_workspace_bytes: int | None = None
+    precompile: bool = True

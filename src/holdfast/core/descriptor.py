@@ -1,0 +1,138 @@
+"""Descriptors: a problem without its tensors. Frozen, hashable, to JSON and back."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import dataclass, fields
+from enum import Enum
+from functools import cache
+from typing import Any, ClassVar, Self, cast
+
+import torch
+
+from holdfast.core.dtypes import dtype_name, parse_dtype
+from holdfast.core.errors import InvalidDescriptor
+
+MAX_RANK = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """What every descriptor has. ``select`` validates it; ``validate`` may be called before."""
+
+    shape: tuple[int, ...]
+
+    _by_name: ClassVar[dict[str, type[Descriptor]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Descriptor._by_name[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        try:
+            shape = tuple(int(size) for size in self.shape)
+        except (TypeError, ValueError):
+            raise InvalidDescriptor(
+                f"shape is {self.shape!r}; it must be a sequence of whole numbers, such as (64, 3, 7, 7)."
+            ) from None
+        object.__setattr__(self, "shape", shape)
+
+    def validate(self) -> None:
+        """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
+        if len(self.shape) > MAX_RANK:
+            raise InvalidDescriptor(
+                f"shape {self.shape} has rank {len(self.shape)}; accepted are ranks 0 to {MAX_RANK}. "
+                "Flatten neighbouring axes first."
+            )
+        if any(size < 0 for size in self.shape):
+            raise InvalidDescriptor(f"shape {self.shape} has a negative size; sizes count from 0.")
+
+    def to_json(self) -> str:
+        """The descriptor as a JSON object; ``Descriptor.from_json`` reads it back."""
+        values = {f.name: _encode(getattr(self, f.name)) for f in fields(self)}
+        return json.dumps({"descriptor": type(self).__name__, **values})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The descriptor that ``text`` describes, validated. Called on a subclass, it must be that one."""
+        try:
+            data = json.loads(text)
+        except (TypeError, ValueError) as error:
+            raise InvalidDescriptor(
+                f"the descriptor is not JSON ({error}); write it with to_json()."
+            ) from None
+        if not isinstance(data, dict):
+            raise InvalidDescriptor(
+                f"the JSON is a {type(data).__name__}, not an object; write descriptors with to_json()."
+            )
+        return cls.from_fields(data)
+
+    @classmethod
+    def from_fields(cls, data: dict[str, Any]) -> Self:
+        """The descriptor with these fields, in their JSON form, validated."""
+        data = dict(data)
+        name = data.pop("descriptor", cls.__name__)
+        kind: Any = Descriptor._by_name.get(name) if isinstance(name, str) else None
+        if kind is None or not issubclass(kind, cls) or kind.__subclasses__():
+            wanted = sorted(
+                n for n, k in Descriptor._by_name.items() if issubclass(k, cls) and not k.__subclasses__()
+            )
+            raise InvalidDescriptor(f'"descriptor" is {name!r}; accepted here: {", ".join(wanted)}.')
+        hints = _hints(kind)
+        unknown = sorted(data.keys() - hints.keys())
+        if unknown:
+            raise InvalidDescriptor(f"{name} has no field {unknown[0]!r}; its fields are {', '.join(hints)}.")
+        values = {key: _decode(value, hints[key], f"{name}.{key}") for key, value in data.items()}
+        try:
+            made = kind(**values)
+        except TypeError as error:
+            raise InvalidDescriptor(f"{name} cannot be made of these fields: {error}.") from None
+        made.validate()
+        return cast(Self, made)
+
+
+@cache
+def _hints(kind: type[Descriptor]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def _decode(value: Any, hint: Any, where: str) -> Any:
+    """``value`` from JSON as the field's type, or a sentence that says what the field takes."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        options = typing.get_args(hint)
+        if value is None and type(None) in options:
+            return None
+        (hint,) = (option for option in options if option is not type(None))
+    if hint is torch.dtype and isinstance(value, str):
+        return parse_dtype(value)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_decode(item, int, where) for item in value)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError:
+            accepted = ", ".join(repr(member.value) for member in hint)
+            raise InvalidDescriptor(f"{where} is {value!r}; accepted are {accepted}.") from None
+    if isinstance(hint, type) and type(value) is hint:
+        return value
+    raise InvalidDescriptor(f"{where} is {value!r}; it must be {_described(hint)}.")
+
+
+def _described(hint: Any) -> str:
+    if hint is torch.dtype:
+        return "the name of a dtype, such as 'float32'"
+    if typing.get_origin(hint) is tuple:
+        return "a list of whole numbers"
+    return {int: "a whole number", bool: "true or false", str: "a string"}.get(hint, str(hint))

@@ -1,0 +1,162 @@
+"""How scales are shared: a granularity is a view of the tensor, never a kernel of its own.
+
+Seen from its scales any tensor is [outer, channel, inner]: one scale for all (per tensor), one for each index
+of an axis (per channel), one for each row of the last axis (per token), or one for each run of neighbours
+along an axis (per group, which splits that axis in two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import prod
+
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.strided import contiguous_strides
+
+
+@dataclass(frozen=True)
+class ScaleView:
+    """A tensor seen from its scales.
+
+    ``shape`` is the tensor's, with a grouped axis split in two (``split``); ``varies`` says along which of
+    these dimensions the scale changes; ``scale_shape`` is the shape that scales have.
+    """
+
+    shape: tuple[int, ...]
+    varies: tuple[bool, ...]
+    scale_shape: tuple[int, ...]
+    split: tuple[int, int] | None = None
+
+    @property
+    def scale_count(self) -> int:
+        return prod(self.scale_shape)
+
+    def tensor_strides(self, strides: Sequence[int]) -> tuple[int, ...]:
+        """The tensor's strides, for the dimensions of ``shape``."""
+        if self.split is None:
+            return tuple(strides)
+        axis, group = self.split
+        return (*strides[:axis], strides[axis] * group, *strides[axis:])
+
+    def scale_strides(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+        """The strides of a scale tensor for the dimensions of ``shape``; None if it has the wrong shape.
+
+        Accepted are ``scale_shape`` itself, the tensor's shape with 1 for each axis that shares a scale
+        (what ``keepdim=True`` leaves), and one flat axis of as many scales.
+        """
+        if tuple(shape) == self.scale_shape:
+            own = iter(strides)
+        elif self.split is None and tuple(shape) == tuple(
+            size if varies else 1 for size, varies in zip(self.shape, self.varies, strict=True)
+        ):
+            return tuple(step if varies else 0 for step, varies in zip(strides, self.varies, strict=True))
+        elif tuple(shape) == (self.scale_count,):
+            own = iter(step * strides[0] for step in contiguous_strides(self.scale_shape))
+        else:
+            return None
+        return tuple(next(own) if varies else 0 for varies in self.varies)
+
+
+class Granularity:
+    """How many elements share a scale."""
+
+    #: The granularity in one word, which ``granularity_named`` reads back. It is kept rather than computed:
+    #: where a compiler traces, an axis may be a symbol, which no string can hold.
+    name: str
+
+    def __post_init__(self) -> None:
+        numbers = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        object.__setattr__(self, "name", ":".join([_NAMES[type(self)], *map(str, numbers)]))
+
+    def view(self, shape: tuple[int, ...]) -> ScaleView:
+        """``shape`` seen from its scales; raises InvalidDescriptor if it cannot be shared this way."""
+        return _view(self, shape)
+
+    def _view(self, shape: tuple[int, ...]) -> ScaleView:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PerTensor(Granularity):
+    """One scale for the whole tensor."""
+
+    def _view(self, shape: tuple[int, ...]) -> ScaleView:
+        return ScaleView(shape, (False,) * len(shape), ())
+
+
+@dataclass(frozen=True)
+class PerChannel(Granularity):
+    """One scale for each index of ``axis``; a negative axis counts from the end."""
+
+    axis: int
+
+    def _view(self, shape: tuple[int, ...]) -> ScaleView:
+        axis = _axis(self.axis, shape)
+        return ScaleView(shape, tuple(d == axis for d in range(len(shape))), (shape[axis],))
+
+
+@dataclass(frozen=True)
+class PerToken(Granularity):
+    """One scale for each row of the last axis: the scales have the shape of the tensor less that axis."""
+
+    def _view(self, shape: tuple[int, ...]) -> ScaleView:
+        last = len(shape) - 1
+        return ScaleView(shape, tuple(d != last for d in range(len(shape))), shape[:-1])
+
+
+@dataclass(frozen=True)
+class PerGroup(Granularity):
+    """One scale for each ``group_size`` neighbours along ``axis``, which it must divide.
+
+    The scales have the tensor's shape, with ``shape[axis] // group_size`` in place of the axis.
+    """
+
+    group_size: int
+    axis: int = -1
+
+    def _view(self, shape: tuple[int, ...]) -> ScaleView:
+        group = self.group_size
+        if not isinstance(group, int) or isinstance(group, bool) or group < 1:
+            raise InvalidDescriptor(f"group_size is {group!r}; it must be a whole number of at least 1.")
+        axis = _axis(self.axis, shape)
+        size = shape[axis]
+        if size % group:
+            raise InvalidDescriptor(
+                f"group_size {group} does not divide axis {axis} of shape {shape}, which has {size} "
+                "elements; choose a divisor, or pad the tensor."
+            )
+        groups = (*shape[:axis], size // group, *shape[axis + 1 :])
+        split = (*shape[:axis], size // group, group, *shape[axis + 1 :])
+        return ScaleView(split, tuple(d != axis + 1 for d in range(len(split))), groups, (axis, group))
+
+
+_NAMES: dict[type[Granularity], str] = {
+    PerTensor: "per_tensor",
+    PerChannel: "per_channel",
+    PerToken: "per_token",
+    PerGroup: "per_group",
+}
+_KINDS = {name: kind for kind, name in _NAMES.items()}
+
+
+@lru_cache(maxsize=1024)
+def granularity_named(name: str) -> Granularity:
+    """The granularity whose ``name`` this is."""
+    kind, *numbers = name.split(":")
+    return _KINDS[kind](*map(int, numbers))
+
+
+@lru_cache(maxsize=4096)
+def _view(granularity: Granularity, shape: tuple[int, ...]) -> ScaleView:
+    return granularity._view(shape)
+
+
+def _axis(axis: int, shape: tuple[int, ...]) -> int:
+    if not isinstance(axis, int) or isinstance(axis, bool):
+        raise InvalidDescriptor(f"axis is {axis!r}; it must be a whole number.")
+    if not -len(shape) <= axis < len(shape):
+        accepted = f"from {-len(shape)} to {len(shape) - 1}" if shape else "none (it has rank 0)"
+        raise InvalidDescriptor(f"axis {axis} is out of range for shape {shape}; accepted: {accepted}.")
+    return axis % len(shape)

@@ -1,0 +1,259 @@
+"""The plan protocol: select, ask, run.
+
+A plan is one problem (a descriptor) on one device with one kernel picked for it. ``run`` accepts tensors of
+any strides. What it works out about them (are they right? which loops? which compiled variant?) it remembers
+by their dtypes, shapes and strides, so that a repeated call costs a look-up and a launch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
+
+import torch
+
+from holdfast.core import registry
+from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
+from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
+from holdfast.core.strided import overlaps_itself, span
+
+#: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
+Operand = torch.Tensor | float | int | None
+
+
+#: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
+Signature = tuple[tuple[Any, ...], tuple[int, ...]]
+
+
+class Args:
+    """The tensors of one run. Each subclass is a dataclass and says what its operands are."""
+
+    __slots__ = ()
+
+    def operands(self) -> tuple[Operand, ...]:
+        """What the kernel reads and writes, the outputs first."""
+        raise NotImplementedError
+
+    def signature(self) -> Signature:
+        """What a launch depends on. Spelled out in each subclass, since every ``run`` pays for it."""
+        raise NotImplementedError
+
+
+D = TypeVar("D", bound=Descriptor)
+A = TypeVar("A", bound=Args)
+A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
+
+#: Runs one prepared variant: the stream's handle, the workspace, the args, and each operand's address.
+Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
+
+
+class Kernel(Protocol[A_contra]):
+    """One backend's implementation of a plan, made from a descriptor and a device."""
+
+    workspace_size: int
+
+    def compile(self) -> None:
+        """Compile the variant that contiguous tensors take."""
+
+    def prepare(self, args: A_contra) -> Launch[Any]:
+        """Settle everything that follows from the dtypes, shapes and strides of valid ``args``."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend as ``select`` saw it: usable, or not for ``reason``."""
+
+    backend: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Admitted(Generic[A]):
+    launch: Launch[A] | None
+    extents: tuple[int, ...]
+
+
+class Plan(Generic[D, A]):
+    """One problem on one device, with a kernel picked for it."""
+
+    op: ClassVar[str]
+    direction: ClassVar[Direction]
+    outputs: ClassVar[tuple[str, ...]]
+    Descriptor: ClassVar[type[Descriptor]]
+    Args: ClassVar[type[Args]]
+    #: Which class implements the plan on each backend, as "module:class"; imported when picked.
+    kernels: ClassVar[Mapping[str, str]]
+    #: The module that lists the named inputs of this plan.
+    cases: ClassVar[str]
+
+    #: How many combinations of strides and dtypes a plan remembers before it starts anew.
+    _remembered: ClassVar[int] = 256
+
+    def __init_subclass__(cls) -> None:
+        if "Descriptor" in cls.__dict__:
+            registry.register_plan(cls)
+
+    def __init__(self, descriptor: D, device: torch.device, backend: str, kernel: Kernel[A]) -> None:
+        self.descriptor = descriptor
+        self.device = device
+        self.backend = backend
+        self.kernel = kernel
+        self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
+
+    @classmethod
+    def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
+        """Validate ``desc``, pick a kernel for it on the stream's device, and compile it."""
+        pref = pref or PlanPreference()
+        if type(desc) is not cls.Descriptor:
+            raise InvalidDescriptor(
+                f"{cls.__name__} was given a {type(desc).__name__}; it takes a {cls.Descriptor.__name__}."
+            )
+        desc.validate()
+        candidates = cls.consider(stream, desc, pref)
+        for candidate in candidates:
+            if not candidate.reason:
+                kernel = cls._kernel(candidate.backend, desc, stream.device)
+                if pref.precompile:
+                    kernel.compile()
+                return cls(desc, stream.device, candidate.backend, kernel)
+        reasons = "; ".join(f"{candidate.backend}: {candidate.reason}" for candidate in candidates)
+        raise Unsupported(f"{cls.__name__} has no kernel for this on {stream.device}. {reasons}.")
+
+    @classmethod
+    def consider(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> list[Candidate]:
+        """Every backend with the reason why it would not be picked; the first without one is."""
+        pref = pref or PlanPreference()
+        known = registry.backends()
+        candidates = [
+            Candidate(name, cls._why_not(backend, stream, desc, pref)) for name, backend in known.items()
+        ]
+        if pref.backend is not None and pref.backend not in known:
+            reason = f"no such backend; the preference may name {', '.join(known)} or None"
+            candidates.append(Candidate(str(pref.backend), reason))
+        return candidates
+
+    @classmethod
+    def _why_not(cls, backend: registry.Backend, stream: Stream, desc: D, pref: PlanPreference) -> str:
+        if pref.backend is not None and pref.backend != backend.name:
+            return f"the preference asks for {pref.backend}"
+        if backend.name not in cls.kernels:
+            return "has no kernel for this plan"
+        reason = backend.why_not(stream.device)
+        if reason is None and pref.max_workspace_bytes is not None:
+            needed = cls._kernel(backend.name, desc, stream.device).workspace_size
+            if needed > pref.max_workspace_bytes:
+                return f"needs {needed} bytes of workspace and {pref.max_workspace_bytes} are allowed"
+        return reason or ""
+
+    @classmethod
+    def _kernel(cls, backend: str, desc: D, device: torch.device) -> Kernel[A]:
+        module, _, name = cls.kernels[backend].partition(":")
+        made = getattr(importlib.import_module(module), name)(desc, device)
+        return cast(Kernel[A], made)
+
+    def sku(self) -> KernelSku:
+        """Which kernel was picked."""
+        raise NotImplementedError
+
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """What the kernel promises."""
+        raise NotImplementedError
+
+    def bytes_moved(self) -> int:
+        """The fewest bytes that a run must read and write: the floor of its time."""
+        raise NotImplementedError
+
+    def workspace_size(self) -> int:
+        """The bytes of workspace that ``run`` needs."""
+        return self.kernel.workspace_size
+
+    def can_implement(self, args: A) -> Verdict:
+        """Whether ``run`` would take these args; if not, why."""
+        return Verdict(self._refusal(args))
+
+    def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
+        """Launch on ``stream``. Raises before anything is written if the args do not fit."""
+        if stream.device != self.device:
+            raise InvalidArgs(
+                f"the stream is on {stream.device} and the plan was selected for {self.device}."
+            )
+        if type(args) is not self.Args:
+            raise InvalidArgs(self._refusal(args))
+        if not isinstance(workspace, Workspace):
+            workspace = NO_WORKSPACE if workspace is None else Workspace(workspace)
+        if self.kernel.workspace_size:
+            workspace.require(self.kernel.workspace_size, self.device)
+        try:
+            key, addresses = args.signature()
+        except AttributeError:
+            raise InvalidArgs(self._refusal(args)) from None
+        admitted = self._admitted.get(key)
+        if admitted is None:
+            admitted = self._admit(key, args)
+        else:
+            reason = self._refused_values(args) or self._refused_overlap(addresses, admitted.extents)
+            if reason:
+                raise InvalidArgs(reason)
+        if admitted.launch is not None:
+            admitted.launch(stream, workspace, args, addresses)
+
+    def _admit(self, key: tuple[Any, ...], args: A) -> _Admitted[A]:
+        reason = self._refusal(args)
+        if reason:
+            raise InvalidArgs(reason)
+        empty = 0 in self.descriptor.shape
+        admitted = _Admitted(None if empty else self.kernel.prepare(args), _extents(args))
+        if len(self._admitted) >= self._remembered:
+            self._admitted.clear()
+        self._admitted[key] = admitted
+        return admitted
+
+    def _refusal(self, args: A) -> str:
+        """Why these args cannot be run, or nothing."""
+        if type(args) is not self.Args:
+            return f"{type(self).__name__} was given {type(args).__name__}; it takes {self.Args.__name__}."
+        reason = self._refused_layout(args) or self._refused_values(args)
+        if reason:
+            return reason
+        for name in self.outputs:
+            out = getattr(args, name)
+            if overlaps_itself(out.shape, out.stride()):
+                return (
+                    f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
+                    "elements share memory; outputs must not overlap themselves. Allocate it with torch.empty."
+                )
+        return self._refused_overlap(args.signature()[1], _extents(args))
+
+    def _refused_layout(self, args: A) -> str:
+        """Why shapes, dtypes or devices do not fit the descriptor, or nothing."""
+        raise NotImplementedError
+
+    def _refused_values(self, args: A) -> str:
+        """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
+        return ""
+
+    def _refused_overlap(self, addresses: Sequence[int], extents: Sequence[int]) -> str:
+        for i in range(len(self.outputs)):
+            start = addresses[i]
+            end = start + extents[i]
+            for j in range(i + 1, len(addresses)):
+                other = addresses[j]
+                if other < end and start < other + extents[j]:
+                    return (
+                        f"{self.outputs[i]} shares memory with another argument; an output must have memory "
+                        "of its own. Allocate it with torch.empty_like."
+                    )
+        return ""
+
+
+def _extents(args: Args) -> tuple[int, ...]:
+    return tuple(
+        span(operand.shape, operand.stride()) * operand.element_size()
+        if isinstance(operand, torch.Tensor)
+        else 0
+        for operand in args.operands()
+    )

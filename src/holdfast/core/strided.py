@@ -1,0 +1,95 @@
+"""The index space of an element-wise kernel: a few nested loops, and each operand's strides in them.
+
+Every tensor of a launch, scales included, is seen through one common shape; where an operand does not vary,
+its stride is 0. Neighbouring loops that every operand walks as one are merged, so a contiguous tensor with
+one scale is a single loop however many dimensions it had, and a transposed one keeps only what it needs.
+The last loop is called the columns, all others together the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Space:
+    """``sizes`` from the outermost loop to the columns; for each operand a stride (in elements) per loop."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def columns(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def rows(self) -> int:
+        rows = 1
+        for size in self.sizes[:-1]:
+            rows *= size
+        return rows
+
+    def span(self, operand: int) -> int:
+        """How many elements lie between the first and the last that the operand touches, both included."""
+        return span(self.sizes, self.strides[operand])
+
+
+def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """The extent in elements of a strided tensor; 0 if it has no element."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two indices may reach the same element (exact for every layout that torch itself makes)."""
+    if 0 in sizes:
+        return False
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(sizes, strides, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def coalesce(
+    shape: Sequence[int], strides: Sequence[Sequence[int]], *, leader: int = 0, keep_order: bool = False
+) -> Space:
+    """Merge the loops over ``shape`` as far as all operands allow.
+
+    The loops are ordered by the strides of operand ``leader`` (the one that is written), so that the columns
+    run along its memory; ``keep_order`` leaves them as they are and keeps the last axis innermost, for
+    operands that share a byte between neighbours of that axis.
+    """
+    last = len(shape) - 1
+    dims = [d for d, size in enumerate(shape) if size != 1 or (keep_order and d == last)]
+    if not keep_order:
+        dims.sort(key=lambda d: tuple(-s[d] for s in (strides[leader], *strides)))
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d in dims:
+        if sizes and all(m[-1] == s[d] * shape[d] for m, s in zip(merged, strides, strict=True)):
+            sizes[-1] *= shape[d]
+            for m, s in zip(merged, strides, strict=True):
+                m[-1] = s[d]
+        else:
+            sizes.append(shape[d])
+            for m, s in zip(merged, strides, strict=True):
+                m.append(s[d])
+    if not sizes:
+        return Space((1,), tuple((1,) for _ in strides))
+    return Space(tuple(sizes), tuple(tuple(m) for m in merged))

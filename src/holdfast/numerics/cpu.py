@@ -1,0 +1,272 @@
+"""The arithmetic of the CPU kernels: conversions between what is stored and the compute type, and rounding.
+
+Numba has no 16-bit floats: they travel as their bits, and are converted in integer arithmetic that vectorises
+everywhere. Functions of an address take contiguous elements; ``like`` is any value of the compute type.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import types
+from numba.extending import overload
+
+from holdfast.backends.cpu import emit, jit, outlined, pointer
+
+# What an operand's elements are. The low four bits are the size of one in bytes; a kind of the size alone is
+# the compute type itself.
+FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = 0x12, 0x22, 0x34, 0x48
+INT8, UINT8, INT16, UINT16, ZERO_POINT = 0x51, 0x61, 0x72, 0x82, 0x94
+ITEM_SIZE = 0x0F
+
+_KINDS = {
+    torch.float16: FLOAT16,
+    torch.bfloat16: BFLOAT16,
+    torch.float32: FLOAT32,
+    torch.float64: FLOAT64,
+    torch.int8: INT8,
+    torch.uint8: UINT8,
+    torch.int16: INT16,
+    torch.uint16: UINT16,
+    torch.int32: ZERO_POINT,
+}
+
+#: Zero points are clamped to this magnitude, where every sum with a code is exact in float32.
+MOST_ZERO_POINT = 2**23
+
+
+def kind(dtype: torch.dtype, compute: torch.dtype) -> int:
+    """The number by which kernels that compute in ``compute`` know the elements of a tensor."""
+    return compute.itemsize if dtype == compute else _KINDS[dtype]
+
+
+@emit
+def rint(typingctx, value):
+    """Round half to even, by the one instruction for it."""
+
+    def build(context, builder, signature, args):
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", [args[0].type]), args)
+
+    return value(value), build
+
+
+@emit
+def zero(typingctx, like):
+    """+0 of the type of ``like``."""
+
+    def build(context, builder, signature, args):
+        return args[0].type(0.0)
+
+    return like(like), build
+
+
+@emit
+def reinterpret(typingctx, value, like):
+    """The bits of ``value`` as a value of the type ``like``."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+    return like.dtype(value, like), build
+
+
+def to_odd_float32(value):
+    """``value`` as a float32 that rounds on to 16 bits as ``value`` itself would."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(to_odd_float32)
+def _to_odd_float32(value):
+    if value == types.float32:
+        return lambda value: value
+
+    def to_odd(value):
+        # Towards zero, with the last bit set if anything was lost: no tie can appear that was not there.
+        single = np.float32(value)
+        bits = reinterpret(single, np.uint32)
+        if abs(np.float64(single)) > abs(value):
+            bits = np.uint32(bits - 1)
+        if np.float64(single) != value:
+            bits = np.uint32(bits | 1)
+        return reinterpret(bits, np.float32)
+
+    return to_odd
+
+
+# Numba computes integers in 64 bits; casting each step back keeps the vectors dense.
+
+
+@jit
+def widen_float16(bits):
+    magnitude = np.uint32(np.uint32(bits & 0x7FFF) << 13)
+    sign = np.uint32(np.uint32(bits & 0x8000) << 16)
+    # The exponent's bias differs by 112; the product is exact, and makes subnormals normal.
+    scaled = reinterpret(reinterpret(magnitude, np.float32) * np.float32(2.0**112), np.uint32)
+    if magnitude >= np.uint32(0x7C00 << 13):
+        scaled = np.uint32(magnitude | 0x7F800000)
+    return reinterpret(np.uint32(scaled | sign), np.float32)
+
+
+@jit
+def widen_bfloat16(bits):
+    return reinterpret(np.uint32(np.uint32(bits) << 16), np.float32)
+
+
+@jit
+def narrow_float16(value):
+    bits = reinterpret(value, np.uint32)
+    magnitude = np.uint32(bits & 0x7FFFFFFF)
+    odd = np.uint32((magnitude >> 13) & 1)
+    # Rebiased by -112 and rounded half to even; a carry moves into the exponent, up to infinity.
+    half = np.uint32(np.uint32(magnitude + odd + 0xC8000FFF) >> 13)
+    # The last bit of a number in [0.5, 1) weighs as much as that of a subnormal: the addition rounds.
+    lifted = reinterpret(reinterpret(magnitude, np.float32) + np.float32(0.5), np.uint32)
+    if magnitude < np.uint32(0x38800000):
+        half = np.uint32(lifted - 0x3F000000)
+    if magnitude >= np.uint32(0x47800000):
+        half = np.uint32(0x7C00)
+    if magnitude > np.uint32(0x7F800000):
+        half = np.uint32(0x7E00)
+    return np.uint16(half | ((bits >> 16) & 0x8000))
+
+
+@jit
+def narrow_bfloat16(value):
+    bits = reinterpret(value, np.uint32)
+    odd = np.uint32((bits >> 16) & 1)
+    rounded = np.uint32(np.uint32(bits + odd + 0x7FFF) >> 16)
+    if np.uint32(bits & 0x7FFFFFFF) > np.uint32(0x7F800000):
+        rounded = np.uint32((bits >> 16) | 0x0040)
+    return np.uint16(rounded)
+
+
+@jit
+def widen(source, kind, first, last, target, like):
+    """Convert elements ``first`` to ``last`` of those at ``source`` to the compute type, at ``target``."""
+    outlined()
+    wide = pointer(target, like)
+    if kind == FLOAT16:
+        halves = pointer(source, np.uint16)
+        for i in range(first, last):
+            wide[i] = widen_float16(halves[i])
+    elif kind == BFLOAT16:
+        halves = pointer(source, np.uint16)
+        for i in range(first, last):
+            wide[i] = widen_bfloat16(halves[i])
+    elif kind == FLOAT32:
+        singles = pointer(source, np.float32)
+        for i in range(first, last):
+            wide[i] = singles[i]
+    elif kind == FLOAT64:
+        doubles = pointer(source, np.float64)
+        for i in range(first, last):
+            wide[i] = doubles[i]
+    elif kind == INT8:
+        bytes_ = pointer(source, np.int8)
+        for i in range(first, last):
+            wide[i] = np.int32(bytes_[i])
+    elif kind == UINT8:
+        unsigned_bytes = pointer(source, np.uint8)
+        for i in range(first, last):
+            wide[i] = np.int32(unsigned_bytes[i])
+    elif kind == INT16:
+        words = pointer(source, np.int16)
+        for i in range(first, last):
+            wide[i] = np.int32(words[i])
+    elif kind == UINT16:
+        unsigned_words = pointer(source, np.uint16)
+        for i in range(first, last):
+            wide[i] = np.int32(unsigned_words[i])
+    elif kind == ZERO_POINT:
+        points = pointer(source, np.int32)
+        for i in range(first, last):
+            wide[i] = min(max(points[i], np.int32(-MOST_ZERO_POINT)), np.int32(MOST_ZERO_POINT))
+
+
+@jit
+def narrow(source, count, kind, target, like):
+    """Convert ``count`` values of the compute type at ``source`` to elements of ``kind``, at ``target``.
+
+    Floats are rounded to nearest, ties to even; for an integer kind the values are integers in its range.
+    """
+    outlined()
+    wide = pointer(source, like)
+    if kind == FLOAT16:
+        halves = pointer(target, np.uint16)
+        for i in range(count):
+            halves[i] = narrow_float16(to_odd_float32(wide[i]))
+    elif kind == BFLOAT16:
+        halves = pointer(target, np.uint16)
+        for i in range(count):
+            halves[i] = narrow_bfloat16(to_odd_float32(wide[i]))
+    elif kind == FLOAT32:
+        singles = pointer(target, np.float32)
+        for i in range(count):
+            singles[i] = wide[i]
+    elif kind == FLOAT64:
+        doubles = pointer(target, np.float64)
+        for i in range(count):
+            doubles[i] = wide[i]
+    elif kind == INT8 or kind == UINT8:
+        bytes_ = pointer(target, np.int8)
+        for i in range(count):
+            bytes_[i] = np.int32(wide[i])
+    elif kind == INT16 or kind == UINT16:
+        words = pointer(target, np.int16)
+        for i in range(count):
+            words[i] = np.int32(wide[i])
+
+
+@jit
+def unpack(source, halvings, signed, count, target):
+    """Spread codes that share bytes, low bits first, to one byte each.
+
+    One byte becomes one word, whose bytes are its codes; the multiplication copies a code's sign bit into the
+    bits above it. Whole words are written, so up to 3 bytes past ``count``.
+    """
+    outlined()
+    shared = pointer(source, np.uint8)
+    if halvings == 1:
+        pairs = pointer(target, np.uint16)
+        sign = np.uint16(0x0808 if signed else 0)
+        for i in range((count + 1) >> 1):
+            byte = np.uint16(shared[i])
+            pair = np.uint16((byte | (byte << 4)) & 0x0F0F)
+            pairs[i] = np.uint16(pair | np.uint16(np.uint16(pair & sign) * 0x1E))
+    else:
+        fours = pointer(target, np.uint32)
+        signs = np.uint32(0x02020202 if signed else 0)
+        for i in range((count + 3) >> 2):
+            byte4 = np.uint32(shared[i])
+            spread = np.uint32(byte4 | (byte4 << 6) | (byte4 << 12) | (byte4 << 18))
+            four = np.uint32(spread & 0x03030303)
+            fours[i] = np.uint32(four | np.uint32(np.uint32(four & signs) * 0x7E))
+
+
+@jit
+def pack(source, halvings, count, target):
+    """Gather codes of one byte each into shared bytes, low bits first; the last is filled up with zeros."""
+    outlined()
+    shared = pointer(target, np.uint8)
+    whole = count >> halvings
+    if halvings == 1:
+        pairs = pointer(source, np.uint16)
+        for i in range(whole):
+            pair = pairs[i]
+            shared[i] = np.uint8((pair & 0x0F) | ((pair >> 4) & 0xF0))
+    else:
+        fours = pointer(source, np.uint32)
+        for i in range(whole):
+            four = fours[i]
+            shared[i] = np.uint8(
+                (four & 0x03) | ((four >> 6) & 0x0C) | ((four >> 12) & 0x30) | ((four >> 18) & 0xC0)
+            )
+    rest = count - (whole << halvings)
+    if rest > 0:
+        codes = pointer(source + (whole << halvings), np.uint8)
+        bits = 8 >> halvings
+        last = 0
+        for k in range(rest):
+            last |= (codes[k] & ((1 << bits) - 1)) << (k * bits)
+        shared[whole] = np.uint8(last)

@@ -1,0 +1,63 @@
+"""The arithmetic, in NumPy: the definition that the other languages are held to.
+
+Every operation is one IEEE-754 operation, rounded on its own to nearest, ties to even. Values compute in
+float32, or in float64 if they are float64; they are narrowed once, when they are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.core.dtypes import Float
+
+Array = npt.NDArray[Any]
+
+_NUMPY = {"float32": np.float32, "float64": np.float64}
+
+
+def compute_type(compute: Float) -> type[np.float32] | type[np.float64]:
+    """The NumPy type of a compute dtype."""
+    return _NUMPY[compute.name]  # type: ignore[return-value]
+
+
+def widen(tensor: torch.Tensor, compute: Float) -> Array:
+    """A tensor's values in the compute type; exact."""
+    return tensor.detach().to(compute.torch).numpy()
+
+
+def narrow_bfloat16(values: Array) -> Array:
+    """float32 to the bits of bfloat16, to nearest, ties to even; NaN stays NaN."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
+def store(out: torch.Tensor, values: Array) -> None:
+    """Write ``values`` to ``out``, narrowing floats once."""
+    with np.errstate(over="ignore"):
+        if out.dtype == torch.bfloat16:
+            made = torch.from_numpy(np.ascontiguousarray(narrow_bfloat16(values))).view(torch.bfloat16)
+        elif out.dtype == torch.float16:
+            made = torch.from_numpy(np.ascontiguousarray(values.astype(np.float16)))
+        elif out.dtype == torch.uint16:
+            made = torch.from_numpy(np.ascontiguousarray(values.astype(np.uint16)))
+        else:
+            made = torch.from_numpy(np.ascontiguousarray(values)).to(out.dtype)
+    out.detach().copy_(made.reshape(out.shape))
+
+
+def bounds(zero_point: Array, q_min: int, q_max: int, compute: Float) -> tuple[Array, Array, Array]:
+    """The zero point, saturated, and the code range less the zero point; exact in the compute type."""
+    z = np.clip(zero_point, -(2**23), 2**23).astype(np.int64)
+    kind = compute_type(compute)
+    return z, (q_min - z).astype(kind), (q_max - z).astype(kind)
+
+
+def rounded_quotient(x: Array, scale: Array) -> Array:
+    """rint(x / scale), ties to even."""
+    with np.errstate(all="ignore"):
+        return np.rint(x / scale)

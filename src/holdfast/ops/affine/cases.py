@@ -1,0 +1,416 @@
+"""The inputs that quantize and dequantize share: shapes, layouts, values, scales and zero points.
+
+A list for each granularity, curated instead of multiplied out: every real dtype meets a quarter of the code
+dtypes at each granularity and all of them at the four together; the rest varies one thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.core.case import laid_out, random_bits
+from holdfast.core.dtypes import CODES, FLOATS, Code, Float, code_dtype, dtype_name, float_dtype
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about; each op turns it into a descriptor and args of its own."""
+
+    name: str
+    granularity: Granularity
+    shape: tuple[int, ...]
+    real: torch.dtype = torch.float32
+    codes: torch.dtype = torch.int8
+    packed: bool = False
+    limits: tuple[int, int] | None = None
+    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    values: str = "spread"
+    scale: str = "float32"
+    zero_point: str = "tensor"
+    accumulate: bool = False
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        return self.limits or code_dtype(self.codes, "codes").code_range
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        return self.granularity.view(self.shape).scale_shape
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the granularity adds to a descriptor."""
+        return asdict(self.granularity)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """The shapes of one granularity: a plain one, the odd ones, and those for particular cases."""
+
+    plain: tuple[tuple[int, ...], Granularity]
+    image: tuple[tuple[int, ...], Granularity]
+    square: tuple[tuple[int, ...], Granularity]
+    many: tuple[tuple[int, ...], Granularity]
+    odd: Mapping[str, tuple[tuple[int, ...], Granularity]] = field(default_factory=dict)
+
+
+_SHAPES: dict[type, _Shapes] = {
+    OverTensor: _Shapes(
+        plain=((37, 45), PerTensor()),
+        image=((2, 3, 5, 7), PerTensor()),
+        square=((12, 12), PerTensor()),
+        many=((33, 1021), PerTensor()),
+        odd={
+            "rank 0": ((), PerTensor()),
+            "one element": ((1,), PerTensor()),
+            "rank 1": ((7,), PerTensor()),
+            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerTensor()),
+            "empty": ((3, 0, 5), PerTensor()),
+        },
+    ),
+    OverChannels: _Shapes(
+        plain=((5, 37, 9), PerChannel(1)),
+        image=((2, 3, 5, 7), PerChannel(1)),
+        square=((12, 12), PerChannel(0)),
+        many=((33, 1021), PerChannel(0)),
+        odd={
+            "first axis": ((11, 43), PerChannel(0)),
+            "last axis": ((43, 11), PerChannel(-1)),
+            "last axis, wide": ((3, 2053), PerChannel(1)),
+            "only axis": ((29,), PerChannel(0)),
+            "axis of one": ((3, 1, 31), PerChannel(-2)),
+            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerChannel(3)),
+            "empty": ((4, 0), PerChannel(0)),
+            "no channels": ((0, 4), PerChannel(0)),
+        },
+    ),
+    OverTokens: _Shapes(
+        plain=((5, 7, 47), PerToken()),
+        image=((2, 3, 5, 7), PerToken()),
+        square=((12, 12, 5), PerToken()),
+        many=((33, 1021), PerToken()),
+        odd={
+            "rank 0": ((), PerToken()),
+            "rank 1": ((9,), PerToken()),
+            "tokens of one": ((13, 1), PerToken()),
+            "one long token": ((1, 2053), PerToken()),
+            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerToken()),
+            "empty tokens": ((4, 0), PerToken()),
+            "no tokens": ((0, 5), PerToken()),
+        },
+    ),
+    OverGroups: _Shapes(
+        plain=((7, 252), PerGroup(12)),
+        image=((2, 6, 5, 8), PerGroup(2, axis=1)),
+        square=((12, 12), PerGroup(1, axis=0)),
+        many=((33, 1020), PerGroup(20)),
+        odd={
+            "first axis": ((12, 41), PerGroup(3, axis=0)),
+            "middle axis": ((3, 20, 7), PerGroup(4, axis=-2)),
+            "groups of one": ((5, 7), PerGroup(1)),
+            "one group": ((5, 21), PerGroup(21)),
+            "rank 1": ((24,), PerGroup(8)),
+            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerGroup(3, axis=6)),
+            "empty": ((0, 8), PerGroup(4)),
+            "no groups": ((3, 0), PerGroup(4)),
+        },
+    ),
+}
+
+_REALS = [record.torch for record in FLOATS.values()]
+#: Every way in which integer codes are stored.
+STORED = [(code.torch, False) for code in CODES.values()] + [
+    (code.torch, True) for code in CODES.values() if code.per_byte > 1
+]
+#: A real dtype and one that may carry its codes.
+_CARRIED = [
+    ("float32", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64"), ("float16", "float16"),
+    ("float32", "float16"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "bfloat16"),
+]  # fmt: skip
+
+
+def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[Problem]:
+    """What the cases of ``plan`` are about; ``reads_codes`` if it reads no real numbers."""
+    turn, shapes = next(
+        (i, s) for i, (over, s) in enumerate(_SHAPES.items()) if issubclass(plan.Descriptor, over)
+    )
+    shape, granularity = shapes.plain
+    plain = Problem("plain", granularity, shape)
+    found = [*_of_dtypes(plain, turn), *_of_carriers(plain, turn), *_of_shapes(plain, shapes)]
+    found += [*_of_layouts(plain, shapes), *_of_scales(plain, turn)]
+    if not reads_codes:
+        found += [*_of_ranges(plain), *_of_values(plain)]
+    if plan.direction == "forward":
+        return found
+    found += [
+        replace(plain, name="accumulate", accumulate=True),
+        replace(plain, name="accumulate in bfloat16", real=torch.bfloat16, accumulate=True),
+    ]
+    # The forward has shown that scales are found in whatever form they come.
+    forms = ("scales with keepdim", "scale in float64", "expanded scale, no zero point")
+    return [problem for problem in found if not problem.packed and problem.name not in forms]
+
+
+def _of_dtypes(plain: Problem, turn: int) -> list[Problem]:
+    """Each real dtype with every fourth way of storing codes, another fourth for each granularity."""
+    return [
+        replace(
+            plain,
+            name=f"{dtype_name(real)} to {stored_name(codes, packed)}",
+            real=real,
+            codes=codes,
+            packed=packed,
+        )
+        for i, real in enumerate(_REALS)
+        for j, (codes, packed) in enumerate(STORED)
+        if (i + j) % 4 == turn
+    ]
+
+
+def stored_name(codes: torch.dtype, packed: bool) -> str:
+    """A way of storing codes, in words."""
+    return f"{'packed ' if packed else ''}{dtype_name(codes)}"
+
+
+def _of_carriers(plain: Problem, turn: int) -> list[Problem]:
+    return [
+        replace(
+            plain,
+            name=f"{real} to codes in {carrier}",
+            real=FLOATS[real].torch,
+            codes=FLOATS[carrier].torch,
+            limits=(-100, 155),
+            values="special" if i < 4 else "spread",
+        )
+        for i, (real, carrier) in enumerate(_CARRIED)
+        if i % 4 == turn
+    ]
+
+
+def _of_shapes(plain: Problem, shapes: _Shapes) -> list[Problem]:
+    found = [
+        replace(plain, name=name, shape=shape, granularity=granularity)
+        for name, (shape, granularity) in shapes.odd.items()
+    ]
+    shape, granularity = shapes.square
+    found.append(replace(plain, name="square", shape=shape, granularity=granularity))
+    shape, granularity = shapes.many
+    # Enough elements for every thread to get some.
+    found.append(replace(plain, name="many elements", shape=shape, granularity=granularity))
+    return found
+
+
+def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
+    shape, granularity = shapes.image
+    image = replace(plain, shape=shape, granularity=granularity)
+    return [
+        replace(image, name="transposed input", layouts=("transposed", "contiguous")),
+        replace(image, name="transposed output", layouts=("contiguous", "transposed"), real=torch.bfloat16),
+        replace(image, name="channels last", layouts=("channels last", "channels last"), accumulate=True),
+        replace(plain, name="sliced to padded rows", layouts=("sliced", "padded rows"), real=torch.float16),
+        replace(plain, name="broadcast to sliced", layouts=("broadcast", "sliced"), accumulate=True),
+        replace(plain, name="unaligned", layouts=("unaligned", "unaligned")),
+        replace(
+            image, name="packed, leading axes transposed", codes=CODES["uint4"].torch, packed=True,
+            layouts=("leading transposed", "leading transposed"),
+        ),
+    ]  # fmt: skip
+
+
+def _of_ranges(plain: Problem) -> list[Problem]:
+    return [
+        replace(plain, name="narrow range", limits=(-5, 9), values="ties"),
+        replace(plain, name="one code", limits=(4, 4), values="ties"),
+    ]
+
+
+def _of_scales(plain: Problem, turn: int) -> list[Problem]:
+    half = (torch.bfloat16, torch.float16)[turn % 2]
+    found = [
+        replace(plain, name="host scale", scale="host", zero_point="none"),
+        replace(plain, name="host scale in float64", scale="host", zero_point="host", real=torch.float64),
+        replace(plain, name=f"scale in {dtype_name(half)}", scale="own", real=half),
+        replace(plain, name="scale in float64", scale="own", real=torch.float64),
+        replace(plain, name="expanded scale, no zero point", scale="expanded", zero_point="none"),
+        replace(plain, name="strided scale", scale="strided", zero_point="strided"),
+        replace(plain, name="huge zero point of the host", zero_point="host huge", codes=torch.uint8),
+        replace(plain, name="scales with keepdim", scale="keepdim"),
+    ]
+    for value in _HUGE if plain.scale_shape == () else ["mixed"]:
+        found.append(
+            replace(plain, name=f"zero points far out: {value}", values="ties", zero_point=f"far {value}")
+        )
+    for value in _UNUSUAL if plain.scale_shape == () else ["mixed"]:
+        found.append(
+            replace(plain, name=f"unusual scales: {value}", values="special", scale=f"unusual {value}")
+        )
+    return found
+
+
+def _of_values(plain: Problem) -> list[Problem]:
+    found = []
+    for real in _REALS:
+        found.append(replace(plain, name=f"special {dtype_name(real)}", real=real, values="special"))
+        found.append(
+            replace(plain, name=f"ties of {dtype_name(real)}", real=real, values="ties", scale="dyadic")
+        )
+    found.append(replace(plain, name="ties, odd zero point", values="ties", scale="dyadic", zero_point="odd"))
+    found.append(replace(plain, name="ties, awkward scale", values="ties", scale="host", zero_point="odd"))
+    return found
+
+
+# The values. Real ones are made in float64, where all of the arithmetic below is exact or rounds once, and
+# rounded to their dtype once.
+
+
+def rounded(values: Array, dtype: torch.dtype) -> torch.Tensor:
+    """float64 values as a tensor of ``dtype``; through float32 if that is narrower still."""
+    if dtype == torch.float64:
+        return torch.from_numpy(np.ascontiguousarray(values))
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.ascontiguousarray(values.astype(np.float32))).to(dtype)
+
+
+def spread(label: str, count: int, precision: int, least: int, most: int) -> Array:
+    """Numbers of ``precision`` bits and either sign, from 2**least to 2**most, each binade as likely."""
+    bits = random_bits(label, count)
+    significand = (bits >> np.uint64(12) & np.uint64(2 ** (precision - 1) - 1)).astype(np.float64)
+    exponent = (bits % np.uint64(most - least)).astype(np.int64) + least
+    magnitude = np.ldexp(1 + significand * 2.0 ** (1 - precision), exponent)
+    return np.where(bits >> np.uint64(63) == 1, -magnitude, magnitude)
+
+
+def real_values(problem: Problem, label: str) -> torch.Tensor:
+    """What is quantized, or comes back as a gradient."""
+    record, count = float_dtype(problem.real, "real"), prod(problem.shape)
+    values = rounded(spread(label, count, record.precision, -9, 5), problem.real)
+    wanted = None
+    if problem.values == "special":
+        wanted = special_values(record)
+    elif problem.values == "ties":
+        wanted = tie_values(problem, record)
+    if wanted is not None:
+        step = 1 if len(wanted) >= count else 2  # leave every other one as it is, where there is room
+        found = values[::step]
+        found.copy_(wanted.repeat(-(-count // len(wanted)))[: len(found)])
+    return values.reshape(problem.shape)
+
+
+def special_values(record: Float) -> torch.Tensor:
+    """Zeros, infinities, NaN, subnormals, the ends of the range, and some plain numbers."""
+    info = torch.finfo(record.torch)
+    least = torch.tensor([1, 3], dtype=_BITS[record.bits]).view(record.torch).to(torch.float64).tolist()
+    chosen = [0.0, float("inf"), info.max, info.smallest_normal, *least, 0.3, 1.0, 127.5, 1e4, 2.0**15]
+    return rounded(np.array([float("nan"), *chosen, *(-value for value in chosen)]), record.torch)
+
+
+_BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def tie_values(problem: Problem, record: Float) -> torch.Tensor:
+    """(k + 0.5) * scale around zero and around both bounds, and their neighbours on either side."""
+    scale, zero_point = make_scale(problem), make_zero_point(problem)
+    s = float(scale) if not isinstance(scale, torch.Tensor) else float(scale.double().flatten()[0])
+    z = zero_point.flatten()[0].item() if isinstance(zero_point, torch.Tensor) else zero_point or 0
+    z = min(max(int(z), -(2**23)), 2**23)
+    ends = [k + end - z for end in problem.code_range for k in (-2, -1, 0, 1)]
+    ties = rounded((np.array([-3, -2, -1, 0, 1, 2, *ends]) + 0.5) * s, record.torch)
+    bits = ties.view(_BITS[record.bits])
+    return torch.cat([ties, (bits + 1).view(record.torch), (bits - 1).view(record.torch)])
+
+
+def code_values(problem: Problem, label: str) -> torch.Tensor:
+    """Codes in the dtype that carries one each: all of the range if there is room, in random order."""
+    low, high = problem.code_range
+    count, carrier = prod(problem.shape), code_dtype(problem.codes, "codes")
+    picked = low + (random_bits(label, count) >> np.uint64(20)).astype(np.int64) % (high - low + 1)
+    picked[: high - low + 1] = np.arange(low, high + 1)[:count]
+    if isinstance(carrier, Code):
+        return torch.from_numpy(picked).to(carrier.storage).reshape(problem.shape)
+    values = rounded(picked.astype(np.float64), carrier.torch)
+    if problem.values == "special":
+        wanted = special_values(carrier)
+        values[: len(wanted)] = wanted[:count]
+    return values.reshape(problem.shape)
+
+
+_UNUSUAL = {
+    "0": 0.0, "-0": -0.0, "-0.5": -0.5, "inf": float("inf"), "nan": float("nan"),
+    "1e-45": 2.0**-149, "1e-40": 1e-40, "1e38": 1e38, "3e-31": 3e-31,
+}  # fmt: skip
+_HUGE = {
+    "2^23": 2**23, "-2^23": -(2**23), "2^23 - 1": 2**23 - 1, "1 - 2^23": 1 - 2**23, "2^23 + 1": 2**23 + 1,
+    "2^31 - 1": 2**31 - 1, "-2^31": -(2**31), "2^21 + 1": 2**21 + 1, "-777777": -777777,
+}  # fmt: skip
+
+
+def scale_unit(problem: Problem) -> float:
+    """A power of two that makes the range of codes about -8 to 8."""
+    low, high = problem.code_range
+    return float(2.0 ** (3 - max(abs(low), abs(high), 1).bit_length()))
+
+
+def make_scale(problem: Problem) -> Scale:
+    """The scale in the form that ``problem.scale`` asks for."""
+    kind, shape = problem.scale, problem.scale_shape
+    count, unit = prod(shape), scale_unit(problem)
+    if kind == "host":
+        return 0.1 * unit
+    record = float_dtype(problem.real if kind == "own" else torch.float32, "scale")
+    values = np.abs(spread(f"scale/{shape}/{kind}", count, record.precision, -1, 1)) * unit
+    if kind == "dyadic":
+        values = np.resize([1.0, 0.75, 0.5, 1.25], count) * unit
+    elif kind == "expanded":
+        values = values[:1]
+    elif kind.startswith("unusual "):
+        chosen = _UNUSUAL.get(kind.removeprefix("unusual "))
+        values = np.resize([unit, *_UNUSUAL.values()] if chosen is None else [chosen], count)
+    made = rounded(values, record.torch)
+    if kind == "expanded" and count:
+        return made.reshape((1,) * len(shape)).expand(shape)
+    return _shaped(problem, made, kind)
+
+
+def make_zero_point(problem: Problem) -> ZeroPoint:
+    """The zero point in the form that ``problem.zero_point`` asks for."""
+    kind, shape = problem.zero_point, problem.scale_shape
+    count = prod(shape)
+    if kind == "none":
+        return None
+    if kind == "host":
+        return -3
+    if kind == "host huge":
+        return 2**40
+    values = (random_bits(f"zero point/{shape}", count) >> np.uint64(30)).astype(np.int64) % 23 - 11
+    if kind == "odd":
+        values = values | 1
+    elif kind.startswith("far "):
+        chosen = _HUGE.get(kind.removeprefix("far "))
+        values = np.resize(list(_HUGE.values()) if chosen is None else [chosen], count)
+    return _shaped(problem, torch.from_numpy(np.ascontiguousarray(values)).to(torch.int32), kind)
+
+
+def _shaped(problem: Problem, flat: torch.Tensor, kind: str) -> torch.Tensor:
+    """The values in one of the shapes and layouts that are accepted."""
+    shape = problem.scale_shape
+    if kind == "keepdim":
+        view = problem.granularity.view(problem.shape)
+        if view.split is None:
+            shape = tuple(size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True))
+        else:
+            shape = (view.scale_count,)
+    if kind == "strided" and shape:
+        return laid_out(flat.reshape(shape), "sliced")
+    return laid_out(flat.reshape(shape))

@@ -1,0 +1,354 @@
+"""The tile walk that quantize, dequantize and fake_quantize share.
+
+A launch is cut into tiles of a few thousand elements: some columns of some consecutive rows. A kernel loads
+each operand of a tile into a contiguous run of the compute type, computes on flat runs, and stores the
+result. Where memory already is such a run it is used in place; what does not change from tile to tile is
+loaded once. So strides, dtypes and short rows are dealt with here, and the arithmetic knows nothing of them.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import (
+    BLOCK,
+    compile_kernel,
+    copy,
+    jit,
+    outlined,
+    parallel,
+    pointer,
+    prefetch,
+)
+from holdfast.core.dtypes import Float
+from holdfast.core.strided import Space
+from holdfast.numerics.cpu import INT8, ITEM_SIZE, UINT8, kind, narrow, pack, unpack, widen
+from holdfast.ops.affine.plan import clamp_zero_point
+
+#: Elements in a tile: few enough for its runs to stay near the core, enough to pay for finding them.
+TILE = 4096
+#: Columns of a tile where some operand's columns are apart: a square touches few lines of every operand.
+_SQUARE = 64
+#: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
+_RUN = TILE * 8 + 192
+
+# How an operand lies in memory, seen from a tile.
+_IN_PLACE = 0  # one contiguous run
+_FIXED = 1  # the same for every tile
+_APART = 2  # rows, or the elements of a row, are apart
+
+#: Every kernel takes the first and last tile, the walk and ``shared`` before what is its own.
+_WALK_ARGUMENTS = 4
+
+# The columns of a walk's table.
+_ADDRESS, _KIND, _LAYOUT, _HALVINGS, _STRIDES = 0, 1, 2, 3, 4
+
+
+class Tiling(NamedTuple):
+    """How a space is cut. ``shape`` is (rows, columns, rows of a tile, columns of a tile).
+
+    ``table`` has a row for each operand, and a last one with the sizes of the loops in place of strides.
+    ``shared`` says that no tile has more than one scale and one zero point.
+    """
+
+    tiles: int
+    shared: bool
+    shape: tuple[int, int, int, int]
+    table: np.ndarray[Any, Any]
+
+
+@lru_cache(maxsize=1024)
+def _tiling(space: Space, inputs: int) -> Tiling:
+    rows, columns = space.rows, space.columns
+    most = _SQUARE if rows > 1 and any(strides[-1] > 1 for strides in space.strides) else TILE
+    parts = -(-columns // most)
+    tile_columns = columns if parts == 1 else -(-columns // (parts * 16)) * 16  # whole bytes of packed codes
+    parts = -(-columns // tile_columns)
+    tile_rows = min(rows, TILE // tile_columns)
+    table = np.zeros((len(space.strides) + 1, _STRIDES + len(space.sizes)), np.int64)
+    table[:-1, _LAYOUT] = [_layout(space.sizes, strides, parts, tile_rows) for strides in space.strides]
+    table[:-1, _STRIDES:] = space.strides
+    table[-1, _STRIDES:] = space.sizes
+    shared = all(s[-1] == 0 and (tile_rows == 1 or not any(s)) for s in space.strides[1 + inputs :])
+    return Tiling(-(-rows // tile_rows) * parts, shared, (rows, columns, tile_rows, tile_columns), table)
+
+
+def _layout(sizes: Sequence[int], strides: Sequence[int], parts: int, tile_rows: int) -> int:
+    dense = all(strides[d] == strides[d + 1] * sizes[d + 1] for d in range(len(sizes) - 1))
+    if strides[-1] == 1 and (tile_rows == 1 or (parts == 1 and dense)):
+        return _IN_PLACE
+    if not any(strides[:-1]) and (parts == 1 or strides[-1] == 0):
+        return _FIXED
+    return _APART
+
+
+def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
+    """The scale as a tensor; the host's is rounded to the compute type."""
+    return scale if isinstance(scale, torch.Tensor) else torch.tensor(scale, dtype=compute.torch)
+
+
+def shared_tensors(args: Any, compute: Float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale and the zero point as tensors."""
+    zero_point = args.zero_point
+    if not isinstance(zero_point, torch.Tensor):
+        zero_point = torch.tensor(clamp_zero_point(zero_point), dtype=torch.int32)
+    return scale_tensor(args.scale, compute), zero_point
+
+
+def launch(
+    entry: Any,
+    operands: Sequence[torch.Tensor],
+    *scalars: Any,
+    space: Space,
+    inputs: int,
+    compute: Float,
+    packed: int = 0,
+    per_byte: int = 1,
+    signed: bool = False,
+) -> None:
+    """Run ``entry`` over all tiles of ``operands``: the output, ``inputs``, the scale and the zero point.
+
+    Operand ``packed`` has ``per_byte`` codes in each byte; ``signed`` says how they are extended.
+    """
+    cut = _tiling(space, inputs)
+    table = cut.table.copy()
+    table[:-1, _ADDRESS] = [operand.data_ptr() for operand in operands]
+    table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
+    if per_byte > 1:
+        table[packed, _KIND] = INT8 if signed else UINT8
+        table[packed, _HALVINGS] = per_byte >> 1
+
+    def part(first: int, last: int) -> None:
+        walk = (cut.shape, table, _scratch(2 * len(operands) + 2))
+        entry(first, last, walk, cut.shared, *scalars)
+
+    parallel(part, cut.tiles, space.rows * space.columns)
+
+
+_local = threading.local()
+
+
+def _scratch(runs: int) -> int:
+    """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
+    if getattr(_local, "runs", 0) < runs:
+        _local.memory = torch.empty(runs * _RUN, dtype=torch.uint8)
+        _local.runs = runs
+    return int(_local.memory.data_ptr())
+
+
+@cache
+def compile_for(entry: Any, compute: Float, *more: Any) -> None:
+    """Compile the kernel ``entry`` for a compute type, by a launch of no tiles.
+
+    ``more`` stands for what it takes after its numbers of that type, of which it has as many as it names.
+    """
+    cut = _tiling(Space((1,), ((1,),)), 0)
+    wanted = entry.py_func.__code__.co_argcount - _WALK_ARGUMENTS - len(more)
+    compile_kernel(entry, 0, 0, (cut.shape, cut.table, 0), True, *numbers(compute, *[0] * wanted), *more)
+
+
+def numbers(compute: Float, *values: int) -> tuple[np.floating[Any], ...]:
+    """Integers as scalars of the compute type."""
+    number = np.float64 if compute.name == "float64" else np.float32
+    return tuple(number(value) for value in values)
+
+
+# A kernel's ``walk`` is (shape, table, address of the scratch). Operand 0 is the output. The scratch has two
+# runs for each operand, one for its elements as they are stored and one for the compute type; then one for
+# the offsets of rows, and one for the addresses that ``load`` hands over.
+
+
+@jit
+def window(shape, tile):
+    """The tile's first row and column, and how many of each."""
+    rows, columns, tile_rows, tile_columns = shape
+    parts = (columns + tile_columns - 1) // tile_columns
+    block = tile // parts
+    row, column = block * tile_rows, (tile - block * parts) * tile_columns
+    return row, column, min(tile_rows, rows - row), min(tile_columns, columns - column)
+
+
+@jit
+def _row_offsets(walk, operand, row, rows):
+    """Where each of ``rows`` rows from ``row`` on begins, in elements."""
+    outlined()
+    _, table, scratch = walk
+    sizes, inner = len(table) - 1, table.shape[1] - 2
+    offsets = pointer(scratch + 2 * sizes * _RUN, np.int64)
+    offsets[0] = 0
+    if inner < _STRIDES:
+        return offsets
+    size, step = table[sizes, inner], table[operand, inner]
+    done = 0
+    while done < rows:
+        rest = (row + done) // size
+        index = row + done - rest * size
+        offset = index * step
+        for d in range(inner - 1, _STRIDES - 1, -1):
+            outer = rest // table[sizes, d]
+            offset += (rest - outer * table[sizes, d]) * table[operand, d]
+            rest = outer
+        run = min(rows - done, size - index)
+        for r in range(run):
+            offsets[done + r] = offset + r * step
+        done += run
+    return offsets
+
+
+@jit
+def _spread(memory, item, offsets, rows, columns, run):
+    """Fill each row of a run with its one element."""
+    outlined()
+    for r in range(rows):
+        source, target = memory + offsets[r] * item, run + r * columns * item
+        if item == 1:
+            for c in range(columns):
+                pointer(target, np.uint8)[c] = pointer(source, np.uint8)[0]
+        elif item == 2:
+            value2 = pointer(source, np.uint16)[0]
+            for c in range(columns):
+                pointer(target, np.uint16)[c] = value2
+        elif item == 4:
+            value4 = pointer(source, np.uint32)[0]
+            for c in range(columns):
+                pointer(target, np.uint32)[c] = value4
+        else:
+            value8 = pointer(source, np.uint64)[0]
+            for c in range(columns):
+                pointer(target, np.uint64)[c] = value8
+
+
+@jit
+def _move(memory, item, offsets, step, rows, columns, run, gather):
+    """Carry rows whose elements are apart into a run (``gather``), or out of one."""
+    outlined()
+    transposed = rows > 1 and offsets[1] - offsets[0] < step  # then walk along the memory, not along the run
+    inner = rows if transposed else columns
+    for i in range(columns if transposed else rows):
+        for j in range(inner):
+            r, c = (j, i) if transposed else (i, j)
+            far, near = memory + (offsets[r] + c * step) * item, run + (r * columns + c) * item
+            target, source = (near, far) if gather else (far, near)
+            if item == 1:
+                pointer(target, np.uint8)[0] = pointer(source, np.uint8)[0]
+            elif item == 2:
+                pointer(target, np.uint16)[0] = pointer(source, np.uint16)[0]
+            elif item == 4:
+                pointer(target, np.uint32)[0] = pointer(source, np.uint32)[0]
+            else:
+                pointer(target, np.uint64)[0] = pointer(source, np.uint64)[0]
+
+
+@jit
+def _load(walk, operand, row, column, rows, columns, like):
+    """The address of the operand's elements in a window, contiguous and of the compute type."""
+    _, table, scratch = walk
+    kind, layout, halvings = table[operand, _KIND], table[operand, _LAYOUT], table[operand, _HALVINGS]
+    item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]
+    count = rows * columns
+    if layout == _IN_PLACE:
+        rows, columns = 1, count
+    offsets = _row_offsets(walk, operand, row, rows)
+    memory = table[operand, _ADDRESS] + ((column * step * item) >> halvings)
+    raw = scratch + 2 * operand * _RUN
+    if halvings > 0:
+        for r in range(rows):
+            unpack(memory + (offsets[r] >> halvings), halvings, kind == INT8, columns, raw + r * columns)
+    elif layout == _IN_PLACE:
+        raw = memory + offsets[0] * item
+    elif step == 0:
+        _spread(memory, item, offsets, rows, columns, raw)
+    elif step == 1:
+        for r in range(rows):
+            copy(raw + r * columns * item, memory + offsets[r] * item, columns * item)
+    else:
+        _move(memory, item, offsets, step, rows, columns, raw, True)
+    if kind == item:
+        return raw
+    wide = scratch + (2 * operand + 1) * _RUN
+    for begin in range(0, count, BLOCK):
+        for b in range(item):
+            prefetch(pointer(raw, np.uint8), begin * item + b * BLOCK)
+        widen(raw, kind, begin, min(begin + BLOCK, count), wide, like)
+    return wide
+
+
+@jit
+def _computed_as_stored(kind):
+    """Kernels write the compute type and codes of 8 bits themselves; all else is narrowed afterwards."""
+    return kind == INT8 or kind == UINT8 or kind <= ITEM_SIZE
+
+
+@jit
+def load(walk, tile, fresh, shared, inputs, accumulate, like):
+    """How many elements the tile has, and the addresses of its operands as runs of the compute type.
+
+    That of the output is where its elements are to be put; with ``accumulate`` it holds the old ones. If
+    ``shared`` there is but one element of each operand after the ``inputs``. ``fresh`` is true for the first
+    tile of a walk: then fixed operands are loaded, for a whole tile.
+    """
+    outlined()
+    shape, table, scratch = walk
+    here = window(shape, tile)
+    runs = pointer(scratch + (2 * len(table) - 1) * _RUN, np.int64)
+    for operand in range(len(table) - 1):
+        kind, layout = table[operand, _KIND], table[operand, _LAYOUT]
+        row, column, rows, columns = here
+        if operand == 0 and not accumulate:
+            runs[0] = scratch if _computed_as_stored(kind) else scratch + _RUN
+            if _computed_as_stored(kind) and layout == _IN_PLACE and table[0, _HALVINGS] == 0:
+                offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
+                runs[0] = table[0, _ADDRESS] + offset * (kind & ITEM_SIZE)
+            continue
+        if layout == _FIXED and not fresh:
+            continue
+        if shared and operand > inputs:
+            rows, columns = 1, 1
+        elif layout == _FIXED:
+            row, column, rows, columns = 0, 0, shape[2], shape[3]
+        runs[operand] = _load(walk, operand, row, column, rows, columns, like)
+    return here[2] * here[3], runs
+
+
+@jit
+def store(walk, tile, like):
+    """Carry a tile's results from where they were put to the output's memory."""
+    outlined()
+    shape, table, scratch = walk
+    kind, layout, halvings = table[0, _KIND], table[0, _LAYOUT], table[0, _HALVINGS]
+    item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
+    if _computed_as_stored(kind) and layout == _IN_PLACE and halvings == 0:
+        return
+    row, column, rows, columns = window(shape, tile)
+    count = rows * columns
+    if layout == _IN_PLACE:
+        rows, columns = 1, count
+    offsets = _row_offsets(walk, 0, row, rows)
+    memory = table[0, _ADDRESS] + ((column * step * item) >> halvings)
+    raw = scratch
+    if layout == _IN_PLACE and halvings == 0:
+        raw = memory + offsets[0] * item
+    if not _computed_as_stored(kind):
+        narrow(scratch + _RUN, count, kind, raw, like)
+    if halvings > 0:
+        for r in range(rows):
+            pack(raw + r * columns, halvings, columns, memory + (offsets[r] >> halvings))
+    elif layout != _IN_PLACE and step == 1:
+        for r in range(rows):
+            copy(memory + offsets[r] * item, raw + r * columns * item, columns * item)
+    elif layout != _IN_PLACE:
+        _move(memory, item, offsets, step, rows, columns, raw, False)
+
+
+@jit
+def stores_bytes(walk):
+    """Whether results are to be put down as bytes: codes of 8 bits or fewer."""
+    kind = walk[1][0, _KIND]
+    return kind == INT8 or kind == UINT8

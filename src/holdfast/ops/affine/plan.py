@@ -1,0 +1,322 @@
+"""What quantize and dequantize share: descriptors over a granularity, the checks, and the loops.
+
+Both map between real numbers and codes by ``real = (code - zero_point) * scale``; they differ in the
+direction. The operands of every kernel here are the outputs, the other tensors, the scale, the zero point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.dtypes import Code, CodeCarrier, Float, dtype_name
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
+from holdfast.core.plan import Args, Operand, Plan
+from holdfast.core.registry import backends
+from holdfast.core.strided import Space, coalesce
+
+Scale = torch.Tensor | float
+ZeroPoint = torch.Tensor | int | None
+
+#: Zero points beyond this saturate, so that ``q_min - zero_point`` is exact in float32.
+ZERO_POINT_LIMIT = 2**23
+
+
+def clamp_zero_point(zero_point: int | None) -> int:
+    """A host zero point as the kernels use it."""
+    return min(max(zero_point or 0, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
+
+
+def shared_signature(operand: Operand) -> tuple[Any, int]:
+    """The part of a signature that a scale or a zero point makes, and its address."""
+    if isinstance(operand, torch.Tensor):
+        key = operand.dtype, operand.shape, operand.stride(), operand.get_device()
+        return key, operand.data_ptr()
+    return float if isinstance(operand, float) else operand, 0
+
+
+def misaligned(addresses: tuple[int, ...]) -> Any:
+    """False if every address is a multiple of 16, which kernels make use of; else how far each one is off."""
+    bits = 0
+    for address in addresses:
+        bits |= address
+    return bits & 15 != 0 and tuple(address & 15 for address in addresses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineDescriptor(Descriptor):
+    """A map between a real tensor and its codes. Subclasses say which of the two dtypes is which."""
+
+    input_dtype: torch.dtype = torch.float32
+    output_dtype: torch.dtype = torch.int8
+
+    @property
+    def granularity(self) -> Granularity:
+        raise NotImplementedError
+
+    @property
+    def real(self) -> Float:
+        """The dtype of the real side, which sets the compute type."""
+        raise NotImplementedError
+
+    @property
+    def codes(self) -> CodeCarrier:
+        """The dtype of the codes."""
+        raise NotImplementedError
+
+    @property
+    def is_packed(self) -> bool:
+        return False
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that share a byte; 1 when they are not packed."""
+        return self.codes.per_byte if self.is_packed and isinstance(self.codes, Code) else 1
+
+    @property
+    def view(self) -> ScaleView:
+        return self.granularity.view(self.shape)
+
+    @property
+    def code_shape(self) -> tuple[int, ...]:
+        """The shape of the tensor that carries the codes."""
+        if self.per_byte == 1:
+            return self.shape
+        return (*self.shape[:-1], -(-self.shape[-1] // self.per_byte))
+
+    @property
+    def code_storage(self) -> torch.dtype:
+        """The dtype of the tensor that carries the codes."""
+        return torch.uint8 if self.per_byte > 1 else self.codes.storage
+
+    @property
+    def gradient_of_codes(self) -> torch.dtype:
+        """The dtype that gradients with respect to the codes have."""
+        return self.codes.torch if isinstance(self.codes, Float) else self.real.torch
+
+    def validate(self) -> None:
+        super().validate()
+        real, codes = self.real, self.codes
+        if isinstance(codes, Float) and (real.bits == 64) != (codes.bits == 64) and codes.bits != 32:
+            raise InvalidDescriptor(
+                f"codes carried as {codes.torch} with {real.torch} values would round twice; use "
+                f"torch.float32 or {real.torch} for the codes."
+            )
+        if self.is_packed:
+            self._validate_packing()
+        self.granularity.view(self.shape)
+
+    def _validate_packing(self) -> None:
+        if self.per_byte == 1:
+            raise InvalidDescriptor(
+                f"packed=True with {self.codes.torch}: only 2-bit and 4-bit codes share a byte. "
+                "Use torch.int2, uint2, int4 or uint4, or leave packed out."
+            )
+        if not self.shape:
+            raise InvalidDescriptor("a tensor of rank 0 has no last axis to pack; reshape it to (1,).")
+        split = self.view.split
+        if split is not None and split[0] == len(self.shape) - 1 and split[1] % self.per_byte:
+            raise InvalidDescriptor(
+                f"packed codes put {self.per_byte} neighbours in a byte, and group_size {split[1]} would let "
+                f"two groups share one; choose a multiple of {self.per_byte}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverTensor:
+    """One scale for the whole tensor."""
+
+    @property
+    def granularity(self) -> Granularity:
+        return PerTensor()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverChannels:
+    """One scale for each index of ``axis``."""
+
+    axis: int
+
+    @property
+    def granularity(self) -> Granularity:
+        return PerChannel(self.axis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverTokens:
+    """One scale for each row of the last axis."""
+
+    @property
+    def granularity(self) -> Granularity:
+        return PerToken()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverGroups:
+    """One scale for each ``group_size`` neighbours along ``axis``."""
+
+    group_size: int
+    axis: int = -1
+
+    @property
+    def granularity(self) -> Granularity:
+        return PerGroup(self.group_size, self.axis)
+
+
+D = TypeVar("D", bound=AffineDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class AffinePlan(Plan[D, A]):
+    """The checks and statements that every affine plan makes."""
+
+    #: The operands that have the shape of the tensor, in kernel order; codes may be packed.
+    tensors: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._scale_floor, self._scale_ceiling = _scale_limits(self.descriptor.real.compute)
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype that operand ``name`` must have."""
+        raise NotImplementedError
+
+    def sku(self) -> KernelSku:
+        desc = self.descriptor
+        return KernelSku(
+            op=self.op,
+            direction=self.direction,
+            mode=desc.granularity.name.partition(":")[0] + ("_packed" if desc.per_byte > 1 else ""),
+            input_dtype=dtype_name(desc.input_dtype),
+            output_dtype=dtype_name(desc.output_dtype),
+            backend=self.backend,
+            architecture=backends()[self.backend].architecture(self.device),
+        )
+
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        compute = self.descriptor.real.compute.name
+        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
+
+    def _ulp(self) -> dict[str, float]:
+        raise NotImplementedError
+
+    def bytes_moved(self) -> int:
+        moved = 4 * self.descriptor.view.scale_count
+        for name in self.tensors:
+            shape, dtype = self.expected(name)
+            moved += math.prod(shape) * dtype.itemsize
+        return moved
+
+    def _refused_layout(self, args: A) -> str:
+        for name in self.tensors:
+            reason = self._refused_tensor(name, getattr(args, name))
+            if reason:
+                return reason
+        reason = self._refused_scale(args.scale)  # type: ignore[attr-defined]
+        return reason or self._refused_zero_point(getattr(args, "zero_point", None))
+
+    def _refused_tensor(self, name: str, tensor: Any) -> str:
+        shape, dtype = self.expected(name)
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        if tensor.dtype != dtype:
+            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
+        if tuple(tensor.shape) != shape:
+            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
+        packed = self.descriptor.per_byte > 1 and dtype == torch.uint8
+        if packed and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            return (
+                f"{name} has strides {tuple(tensor.stride())}; packed codes must lie side by side along the "
+                "last axis. Make it contiguous first."
+            )
+        return self._refused_device(name, tensor)
+
+    def _refused_device(self, name: str, tensor: torch.Tensor) -> str:
+        if tensor.layout != torch.strided:
+            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+        if tensor.device != self.device:
+            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
+        return ""
+
+    def _refused_scale(self, scale: Any) -> str:
+        real = self.descriptor.real
+        if isinstance(scale, (int, float)) and not isinstance(scale, bool):
+            return ""
+        if not isinstance(scale, torch.Tensor):
+            return f"scale is a {type(scale).__name__}; it must be a tensor or a Python float."
+        if scale.dtype not in (torch.float32, real.torch):
+            accepted = " or ".join(str(d) for d in dict.fromkeys((torch.float32, real.torch)))
+            return f"scale has dtype {scale.dtype}; accepted is {accepted}, or a Python float."
+        return self._refused_per_scale("scale", scale)
+
+    def _refused_zero_point(self, zero_point: Any) -> str:
+        if zero_point is None or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
+            return ""
+        if not isinstance(zero_point, torch.Tensor):
+            return f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
+        if zero_point.dtype != torch.int32:
+            return f"zero_point has dtype {zero_point.dtype}; accepted is torch.int32, an int or None."
+        return self._refused_per_scale("zero_point", zero_point)
+
+    def _refused_per_scale(self, name: str, tensor: torch.Tensor) -> str:
+        view = self.descriptor.view
+        if view.scale_strides(tensor.shape, tensor.stride()) is None:
+            return (
+                f"{name} has shape {tuple(tensor.shape)}; {self.descriptor.granularity} of a tensor of shape "
+                f"{self.descriptor.shape} takes {view.scale_count} in shape {view.scale_shape}, or flat."
+            )
+        return self._refused_device(name, tensor)
+
+    def _refused_values(self, args: A) -> str:
+        scale = args.scale  # type: ignore[attr-defined]
+        if isinstance(scale, torch.Tensor) or self._scale_floor < scale < self._scale_ceiling:
+            return ""
+        return (
+            f"scale is {scale!r}; it must be a positive number that {self.descriptor.real.compute.torch}, in "
+            "which the kernel computes, can hold."
+        )
+
+
+def _scale_limits(compute: Float) -> tuple[float, float]:
+    """The open interval of host scales that stay positive and finite when rounded to ``compute``."""
+    if compute.bits == 64:
+        return 0.0, math.inf
+    return 2.0**-150, (2.0 - 2.0**-24) * 2.0**127
+
+
+def rounded_once(out: Float, compute: Float) -> float:
+    """The error, in ULP of ``out``, of one operation rounded to ``compute`` and then to ``out``."""
+    return 0.5 if out is compute else 0.5 + 2.0 ** (out.precision - compute.precision - 1)
+
+
+def affine_space(
+    desc: AffineDescriptor,
+    tensors: Sequence[torch.Tensor],
+    shared: Sequence[Operand],
+    *,
+    packed: int | None = None,
+) -> Space:
+    """The loops over ``tensors``, the written one first, and what their elements share: scale, zero point.
+
+    ``packed`` is the position of the tensor that holds packed codes; its strides are counted in codes.
+    """
+    view = desc.view
+    strides: list[tuple[int, ...]] = []
+    for position, tensor in enumerate(tensors):
+        own = tensor.stride()
+        if position == packed:
+            own = (*(step * desc.per_byte for step in own[:-1]), 1)
+        strides.append(view.tensor_strides(own))
+    for operand in shared:
+        steps = None
+        if isinstance(operand, torch.Tensor):
+            steps = view.scale_strides(operand.shape, operand.stride())
+        strides.append(steps or (0,) * len(view.shape))
+    return coalesce(view.shape, strides, keep_order=packed is not None)

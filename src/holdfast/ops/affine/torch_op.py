@@ -1,0 +1,92 @@
+"""What the torch operators of quantize and dequantize share.
+
+An operator takes plain values, so that torch can trace it: a granularity travels as its name, and a scale or
+a zero point as a tensor or a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.contract import PlanPreference
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.plan import Plan
+from holdfast.core.stream import CPU_STREAM, Stream
+
+LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
+
+#: Operators are called with the plan's arguments in this form.
+SHARED_SCHEMA = "Tensor? scale, float scale_value, Tensor? zero_point, int zero_value, str granularity"
+
+Shared = tuple[torch.Tensor | None, float, torch.Tensor | None, int]
+
+_ON_FIRST_RUN = PlanPreference(precompile=False)
+
+
+def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
+    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it."""
+    LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    LIBRARY.impl(name, kernel, "CPU")
+    LIBRARY.impl(name, kernel, "CUDA")
+    torch.library.register_fake(f"holdfast::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.holdfast, name).default
+
+
+def shared_arguments(scale: Any, zero_point: Any) -> Shared:
+    """The scale and the zero point as an operator takes them."""
+    scale_tensor = scale if isinstance(scale, torch.Tensor) else None
+    zero_tensor = zero_point if isinstance(zero_point, torch.Tensor) else None
+    if scale_tensor is None and not isinstance(scale, (int, float)):
+        raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
+    if zero_tensor is None and zero_point is not None and not isinstance(zero_point, int):
+        raise InvalidArgs(
+            f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
+        )
+    return (
+        scale_tensor,
+        1.0 if scale_tensor is not None else float(scale),
+        zero_tensor,
+        0 if zero_tensor is not None else int(zero_point or 0),
+    )
+
+
+def refuse_gradient(name: str, tensor: torch.Tensor | None) -> None:
+    """Say so, rather than leave a gradient out, where one is asked for that does not exist."""
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        raise InvalidArgs(
+            f"{name} requires a gradient, and there is none with respect to it here; pass {name}.detach()."
+        )
+
+
+def require_tensor(name: str, tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgs(f"{name} is a {type(tensor).__name__}; it must be a torch tensor.")
+
+
+def select(
+    plans: Mapping[type[Granularity], type[Plan[Any, Any]]],
+    granularity: str,
+    device: torch.device,
+    **fields: Any,
+) -> Plan[Any, Any]:
+    """The plan for a granularity, whose own fields (axis, group_size) are those of the descriptor."""
+    shared = granularity_named(granularity)
+    plan = plans[type(shared)]
+    own = {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}  # type: ignore[arg-type]
+    return plan.select(Stream.current(device), plan.Descriptor(**fields, **own), _ON_FIRST_RUN)
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream to launch on; on every call, so as cheap as torch allows."""
+    if device.type == "cpu":
+        return CPU_STREAM
+    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+
+
+_stream = lru_cache(maxsize=256)(Stream)

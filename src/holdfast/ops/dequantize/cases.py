@@ -1,0 +1,79 @@
+"""The named inputs of dequantize and of its backward."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import (
+    Problem,
+    code_values,
+    make_scale,
+    make_zero_point,
+    problems,
+    real_values,
+)
+from holdfast.ops.affine.packing import pack
+from holdfast.ops.dequantize.plan import (
+    DequantizeArgs,
+    DequantizeBackwardArgs,
+    DequantizeBackwardDescriptor,
+    DequantizeDescriptor,
+)
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    forward = plan.direction == "forward"
+    make = _forward if forward else _backward
+    found = problems(plan, reads_codes=forward)
+    return [make(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
+
+
+def _described(plan: type[Plan[Any, Any]], problem: Problem, **more: Any) -> Any:
+    kind: Any = plan.Descriptor
+    return kind(
+        shape=problem.shape,
+        input_dtype=problem.codes,
+        output_dtype=problem.real,
+        **problem.fields,
+        **more,
+    )
+
+
+def _forward(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    descriptor: DequantizeDescriptor = _described(plan, problem, packed=problem.packed)
+    return Case(problem.name, descriptor, partial(_forward_args, problem))
+
+
+def _forward_args(problem: Problem) -> DequantizeArgs:
+    of_input, of_output = problem.layouts
+    q = code_values(problem, f"q/{problem.name}")
+    return DequantizeArgs(
+        q=laid_out(pack(q, problem.codes) if problem.packed else q, of_input),
+        scale=make_scale(problem),
+        zero_point=make_zero_point(problem),
+        y=poisoned_output(problem.shape, problem.real, of_output),
+    )
+
+
+def _backward(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    descriptor: DequantizeBackwardDescriptor = _described(plan, problem)
+    return Case(problem.name, descriptor, partial(_backward_args, descriptor.gradient_of_codes, problem))
+
+
+def _backward_args(gradient: torch.dtype, problem: Problem) -> DequantizeBackwardArgs:
+    of_input, of_output = problem.layouts
+    dq = poisoned_output(problem.shape, gradient, of_output)
+    if problem.accumulate:
+        dq.copy_(real_values(problem, f"dq/{problem.name}").to(gradient))
+    return DequantizeBackwardArgs(
+        dy=laid_out(real_values(problem, f"dy/{problem.name}"), of_input),
+        scale=make_scale(problem),
+        dq=dq,
+        accumulate=problem.accumulate,
+    )

@@ -1,0 +1,181 @@
+"""Dequantize and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.core.dtypes import Code
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import narrow
+from holdfast.ops.affine.gpu import (
+    byte_offsets,
+    columns_inside,
+    in_bytes,
+    launch_over,
+    load_scale,
+    load_zero_point,
+    tile_offsets,
+    tile_rows,
+    tile_start,
+)
+from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.dequantize.plan import (
+    DequantizeArgs,
+    DequantizeBackwardArgs,
+    DequantizeBackwardDescriptor,
+    DequantizeDescriptor,
+)
+
+
+@triton.jit
+def unpacked_codes(
+    packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_BYTE: tl.constexpr, SIGNED: tl.constexpr
+):
+    """The codes in a tile of bytes, low bits first, their signs extended."""
+    BITS: tl.constexpr = 8 // PER_BYTE
+    packed = packed.to(tl.int32)
+    if PER_BYTE == 4:
+        packed = tl.reshape(tl.join(packed, packed >> 4), (ROWS, COLUMNS // 2))
+    codes = tl.reshape(tl.join(packed, packed >> BITS), (ROWS, COLUMNS))
+    if SIGNED:
+        return (codes << (32 - BITS)) >> (32 - BITS)
+    else:
+        return codes & (2**BITS - 1)
+
+
+@triton.jit(do_not_specialize=["scale_bits", "zero_value", "rows"])
+def dequantize(
+    y, q, scale, zero_point,
+    scale_bits, zero_value,
+    rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
+    COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
+    SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+):  # fmt: skip
+    """y = (q - z) * scale, down the tiles of one program."""
+    WIDTH: tl.constexpr = COLUMNS // PER_BYTE
+    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    start = tile_start(COLUMNS, ROW_AXIS)
+    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    s = load_scale(
+        scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
+        BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    z = load_zero_point(
+        zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
+    )
+    for _ in range(STEPS):
+        inside = (row < rows)[:, None] & here
+        if PER_BYTE > 1:
+            first = start // COLUMNS * WIDTH
+            exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
+            packed = tl.load(q + byte_offsets(row, first, sizes, q_strides, WIDTH), mask=exists)
+            codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
+        else:
+            codes = tl.load(q + tile_offsets(row, start, sizes, q_strides, COLUMNS), mask=inside)
+        if codes.dtype.is_floating():
+            difference = codes.to(COMPUTE) - z.to(COMPUTE)
+        else:
+            difference = (codes.to(tl.int32) - z).to(COMPUTE)
+        out = y + tile_offsets(row, start, sizes, y_strides, COLUMNS)
+        tl.store(out, narrow(difference * s, y.dtype.element_ty), mask=inside)
+        row += ROWS
+
+
+@triton.jit(do_not_specialize=["scale_bits", "rows"])
+def dequantize_backward(
+    dq, dy, scale,
+    scale_bits,
+    rows, byte_columns, sizes, dq_strides, dy_strides, scale_strides,
+    COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ACCUMULATE: tl.constexpr,
+    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+):  # fmt: skip
+    """dq = dy * scale, down the tiles of one program."""
+    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    start = tile_start(COLUMNS, ROW_AXIS)
+    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    s = load_scale(
+        scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
+        BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    for _ in range(STEPS):
+        inside = (row < rows)[:, None] & here
+        upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
+        gradient = upstream.to(COMPUTE) * s
+        out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
+        if ACCUMULATE:
+            gradient = tl.load(out, mask=inside).to(COMPUTE) + gradient
+        tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
+        row += ROWS
+
+
+class Dequantize:
+    """``dequantize`` as a kernel."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: DequantizeDescriptor, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Compile for contiguous tensors, with scale and zero point in tensors."""
+        desc, meta = self.desc, torch.device("meta")
+        scales = desc.view.scale_shape
+        self.prepare(
+            DequantizeArgs(
+                q=torch.empty(desc.code_shape, dtype=desc.code_storage, device=meta),
+                scale=torch.empty(scales, device=meta),
+                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
+                y=torch.empty(desc.shape, dtype=desc.output_dtype, device=meta),
+            )
+        )
+
+    def prepare(self, args: DequantizeArgs) -> Launch[DequantizeArgs]:
+        desc = self.desc
+        tensors, shared = (args.y, args.q), (args.scale, args.zero_point)
+        packed = 1 if desc.per_byte > 1 else None
+        return launch_over(
+            dequantize,
+            in_bytes(affine_space(desc, tensors, shared, packed=packed), packed, desc.per_byte),
+            self.device,
+            tensors,
+            shared,
+            per_byte=desc.per_byte,
+            SIGNED=isinstance(desc.codes, Code) and desc.codes.signed,
+        )
+
+
+class DequantizeBackward:
+    """``dequantize_backward`` as a kernel."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: DequantizeBackwardDescriptor, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Compile for contiguous tensors, with the scale in a tensor."""
+        desc, meta = self.desc, torch.device("meta")
+        self.prepare(
+            DequantizeBackwardArgs(
+                dy=torch.empty(desc.shape, dtype=desc.output_dtype, device=meta),
+                scale=torch.empty(desc.view.scale_shape, device=meta),
+                dq=torch.empty(desc.shape, dtype=desc.gradient_of_codes, device=meta),
+            )
+        )
+
+    def prepare(self, args: DequantizeBackwardArgs) -> Launch[DequantizeBackwardArgs]:
+        tensors, shared = (args.dq, args.dy), (args.scale,)
+        return launch_over(
+            dequantize_backward,
+            affine_space(self.desc, tensors, shared),
+            self.device,
+            tensors,
+            shared,
+            ACCUMULATE=args.accumulate,
+        )

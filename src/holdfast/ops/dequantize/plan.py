@@ -1,0 +1,272 @@
+"""Dequantize: codes back to real numbers, and the gradient with respect to codes carried as floats.
+
+``y = (q - zero_point) * scale``, at four granularities that are one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
+from holdfast.core.plan import Args, Operand, Signature
+from holdfast.ops.affine.plan import (
+    AffineDescriptor,
+    AffinePlan,
+    OverChannels,
+    OverGroups,
+    OverTensor,
+    OverTokens,
+    Scale,
+    ZeroPoint,
+    misaligned,
+    rounded_once,
+    shared_signature,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizeBackwardDescriptor(AffineDescriptor):
+    """``input_dtype`` is that of the codes; a floating one is the dtype of ``dq`` too."""
+
+    input_dtype: torch.dtype = torch.int8
+    output_dtype: torch.dtype = torch.float32
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.output_dtype, "output_dtype")
+
+    @property
+    def codes(self) -> CodeCarrier:
+        return code_dtype(self.input_dtype, "input_dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizeDescriptor(DequantizeBackwardDescriptor):
+    """``shape`` is that of ``y``; with ``packed`` the codes share bytes along the last axis."""
+
+    packed: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        return self.packed
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DequantizeArgs(Args):
+    """``q`` is read, ``y`` is written."""
+
+    q: torch.Tensor
+    scale: Scale
+    y: torch.Tensor
+    zero_point: ZeroPoint = None
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.y, self.q, self.scale, self.zero_point
+
+    def signature(self) -> Signature:
+        y, q = self.y, self.q
+        scale, scale_address = shared_signature(self.scale)
+        zero_point, zero_address = shared_signature(self.zero_point)
+        addresses = y.data_ptr(), q.data_ptr(), scale_address, zero_address
+        key = (
+            misaligned(addresses),
+            y.dtype, y.shape, y.stride(), y.get_device(),
+            q.dtype, q.shape, q.stride(), q.get_device(),
+            scale, zero_point,
+        )  # fmt: skip
+        return key, addresses
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DequantizeBackwardArgs(Args):
+    """``dy`` is read, ``dq`` is written, or with ``accumulate`` added to."""
+
+    dy: torch.Tensor
+    scale: Scale
+    dq: torch.Tensor
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dq, self.dy, self.scale
+
+    def signature(self) -> Signature:
+        dq, dy = self.dq, self.dy
+        scale, scale_address = shared_signature(self.scale)
+        addresses = dq.data_ptr(), dy.data_ptr(), scale_address
+        key = (
+            misaligned(addresses),
+            self.accumulate,
+            dq.dtype, dq.shape, dq.stride(), dq.get_device(),
+            dy.dtype, dy.shape, dy.stride(), dy.get_device(),
+            scale,
+        )  # fmt: skip
+        return key, addresses
+
+
+class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs]):
+    """y = (q - zero_point) * scale."""
+
+    op = "dequantize"
+    direction = "forward"
+    outputs = ("y",)
+    tensors = ("y", "q")
+    kernels = {
+        "cpu": "holdfast.ops.dequantize.cpu:Dequantize",
+        "gpu": "holdfast.ops.dequantize.gpu:Dequantize",
+        "reference": "holdfast.ops.dequantize.reference:Dequantize",
+    }
+    cases = "holdfast.ops.dequantize.cases"
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        desc = self.descriptor
+        return (desc.code_shape, desc.code_storage) if name == "q" else (desc.shape, desc.output_dtype)
+
+    def _ulp(self) -> dict[str, float]:
+        # Codes that are not whole numbers round once more, when the zero point is subtracted.
+        real, extra = self.descriptor.real, 1.0 if isinstance(self.descriptor.codes, Float) else 0.0
+        return {"y": rounded_once(real, real.compute) + extra}
+
+
+class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs]):
+    """dq = dy * scale."""
+
+    op = "dequantize"
+    direction = "backward"
+    outputs = ("dq",)
+    tensors = ("dq", "dy")
+    kernels = {
+        "cpu": "holdfast.ops.dequantize.cpu:DequantizeBackward",
+        "gpu": "holdfast.ops.dequantize.gpu:DequantizeBackward",
+        "reference": "holdfast.ops.dequantize.reference:DequantizeBackward",
+    }
+    cases = "holdfast.ops.dequantize.cases"
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        desc = self.descriptor
+        return desc.shape, desc.gradient_of_codes if name == "dq" else desc.output_dtype
+
+    def _ulp(self) -> dict[str, float]:
+        desc = self.descriptor
+        return {"dq": rounded_once(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTensorDescriptor(OverTensor, DequantizeDescriptor):
+    """Dequantize, one scale for the whole tensor."""
+
+
+DequantizePerTensorArgs = DequantizeArgs
+
+
+class DequantizePerTensorPlan(DequantizePlan):
+    """Dequantize, one scale for the whole tensor."""
+
+    Descriptor = DequantizePerTensorDescriptor
+    Args = DequantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTensorBackwardDescriptor(OverTensor, DequantizeBackwardDescriptor):
+    """DequantizeBackward, one scale for the whole tensor."""
+
+
+DequantizePerTensorBackwardArgs = DequantizeBackwardArgs
+
+
+class DequantizePerTensorBackwardPlan(DequantizeBackwardPlan):
+    """DequantizeBackward, one scale for the whole tensor."""
+
+    Descriptor = DequantizePerTensorBackwardDescriptor
+    Args = DequantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerChannelDescriptor(OverChannels, DequantizeDescriptor):
+    """Dequantize, one scale for each index of ``axis``."""
+
+
+DequantizePerChannelArgs = DequantizeArgs
+
+
+class DequantizePerChannelPlan(DequantizePlan):
+    """Dequantize, one scale for each index of ``axis``."""
+
+    Descriptor = DequantizePerChannelDescriptor
+    Args = DequantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerChannelBackwardDescriptor(OverChannels, DequantizeBackwardDescriptor):
+    """DequantizeBackward, one scale for each index of ``axis``."""
+
+
+DequantizePerChannelBackwardArgs = DequantizeBackwardArgs
+
+
+class DequantizePerChannelBackwardPlan(DequantizeBackwardPlan):
+    """DequantizeBackward, one scale for each index of ``axis``."""
+
+    Descriptor = DequantizePerChannelBackwardDescriptor
+    Args = DequantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTokenDescriptor(OverTokens, DequantizeDescriptor):
+    """Dequantize, one scale for each row of the last axis."""
+
+
+DequantizePerTokenArgs = DequantizeArgs
+
+
+class DequantizePerTokenPlan(DequantizePlan):
+    """Dequantize, one scale for each row of the last axis."""
+
+    Descriptor = DequantizePerTokenDescriptor
+    Args = DequantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTokenBackwardDescriptor(OverTokens, DequantizeBackwardDescriptor):
+    """DequantizeBackward, one scale for each row of the last axis."""
+
+
+DequantizePerTokenBackwardArgs = DequantizeBackwardArgs
+
+
+class DequantizePerTokenBackwardPlan(DequantizeBackwardPlan):
+    """DequantizeBackward, one scale for each row of the last axis."""
+
+    Descriptor = DequantizePerTokenBackwardDescriptor
+    Args = DequantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerGroupDescriptor(OverGroups, DequantizeDescriptor):
+    """Dequantize, one scale for each ``group_size`` neighbours along ``axis``."""
+
+
+DequantizePerGroupArgs = DequantizeArgs
+
+
+class DequantizePerGroupPlan(DequantizePlan):
+    """Dequantize, one scale for each ``group_size`` neighbours along ``axis``."""
+
+    Descriptor = DequantizePerGroupDescriptor
+    Args = DequantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerGroupBackwardDescriptor(OverGroups, DequantizeBackwardDescriptor):
+    """DequantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
+
+
+DequantizePerGroupBackwardArgs = DequantizeBackwardArgs
+
+
+class DequantizePerGroupBackwardPlan(DequantizeBackwardPlan):
+    """DequantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
+
+    Descriptor = DequantizePerGroupBackwardDescriptor
+    Args = DequantizeBackwardArgs

@@ -1,0 +1,175 @@
+"""dequantize for torch: operators, tracing, autograd, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.dtypes import Code
+from holdfast.core.dtypes import code_dtype as record_of
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    SHARED_SCHEMA,
+    current_stream,
+    define,
+    refuse_gradient,
+    require_tensor,
+    select,
+    shared_arguments,
+)
+from holdfast.ops.dequantize import plan as plans
+from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
+
+_FORWARD = {
+    PerTensor: plans.DequantizePerTensorPlan,
+    PerChannel: plans.DequantizePerChannelPlan,
+    PerToken: plans.DequantizePerTokenPlan,
+    PerGroup: plans.DequantizePerGroupPlan,
+}
+_BACKWARD = {
+    PerTensor: plans.DequantizePerTensorBackwardPlan,
+    PerChannel: plans.DequantizePerChannelBackwardPlan,
+    PerToken: plans.DequantizePerTokenBackwardPlan,
+    PerGroup: plans.DequantizePerGroupBackwardPlan,
+}
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(shape, code_dtype, device, granularity, dtype, packed):
+    return select(
+        _FORWARD, granularity, device, shape=shape, input_dtype=code_dtype, output_dtype=dtype, packed=packed
+    )
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(shape, code_dtype, device, granularity, dtype):
+    return select(_BACKWARD, granularity, device, shape=shape, input_dtype=code_dtype, output_dtype=dtype)
+
+
+def _empty_real(q, dtype, length):
+    if length is None:
+        return torch.empty_like(q, dtype=dtype)
+    return q.new_empty((*q.shape[:-1], length), dtype=dtype)
+
+
+def _dequantize(
+    q, scale, scale_value, zero_point, zero_value, granularity, dtype, code_dtype=None, length=None
+):
+    y = _empty_real(q, dtype, length)
+    codes = q.dtype if code_dtype is None else code_dtype
+    plan = _forward_plan(y.shape, codes, q.device, granularity, dtype, length is not None)
+    args = DequantizeArgs(
+        q=q,
+        scale=scale_value if scale is None else scale,
+        zero_point=zero_value if zero_point is None else zero_point,
+        y=y,
+    )
+    plan.run(current_stream(q.device), NO_WORKSPACE, args)
+    return y
+
+
+def _dequantize_fake(
+    q, scale, scale_value, zero_point, zero_value, granularity, dtype, code_dtype=None, length=None
+):
+    return _empty_real(q, dtype, length)
+
+
+def _dequantize_backward(dy, scale, scale_value, granularity, code_dtype):
+    dq = torch.empty_like(dy, dtype=code_dtype)
+    plan = _backward_plan(dy.shape, code_dtype, dy.device, granularity, dy.dtype)
+    args = DequantizeBackwardArgs(dy=dy, scale=scale_value if scale is None else scale, dq=dq)
+    plan.run(current_stream(dy.device), NO_WORKSPACE, args)
+    return dq
+
+
+def _dequantize_backward_fake(dy, scale, scale_value, granularity, code_dtype):
+    return torch.empty_like(dy, dtype=code_dtype)
+
+
+_from_integers = define(
+    "dequantize",
+    f"(Tensor q, {SHARED_SCHEMA}, ScalarType dtype, ScalarType code_dtype, SymInt? length) -> Tensor",
+    _dequantize,
+    _dequantize_fake,
+)
+_from_floats = define(
+    "dequantize_from_float",
+    f"(Tensor q, {SHARED_SCHEMA}, ScalarType dtype) -> Tensor",
+    _dequantize,
+    _dequantize_fake,
+)
+_gradient = define(
+    "dequantize_backward",
+    "(Tensor dy, Tensor? scale, float scale_value, str granularity, ScalarType code_dtype) -> Tensor",
+    _dequantize_backward,
+    _dequantize_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    q, scale, scale_value, _, _, granularity, _ = inputs
+    ctx.save_for_backward(scale)
+    ctx.values = scale_value, granularity, q.dtype
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    (scale,) = ctx.saved_tensors
+    return _gradient(dy, scale, *ctx.values), *[None] * 6
+
+
+torch.library.register_autograd(
+    "holdfast::dequantize_from_float", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+
+_ONE_SCALE = PerTensor()
+
+
+def dequantize(
+    q: torch.Tensor,
+    scale: torch.Tensor | float,
+    zero_point: torch.Tensor | int | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    granularity: Granularity = _ONE_SCALE,
+    code_dtype: torch.dtype | None = None,
+    packed: bool = False,
+    length: int | None = None,
+) -> torch.Tensor:
+    """The values of the codes ``q``: ``(q - zero_point) * scale``, in ``dtype``.
+
+    Packed codes need their ``code_dtype`` (such as ``torch.int4``) and, if the last axis was filled up to a
+    whole byte, its ``length``. Codes that come as floats are differentiable: ``dq = dy * scale``.
+
+    >>> import torch, holdfast as hf
+    >>> hf.dequantize(torch.tensor([-10, 0, 90], dtype=torch.int8), 0.5)
+    tensor([-5.,  0., 45.])
+    >>> hf.dequantize(torch.tensor([225], dtype=torch.uint8), 0.5, packed=True, code_dtype=torch.int4)
+    tensor([ 0.5000, -1.0000])
+    """
+    require_tensor("q", q)
+    shared = shared_arguments(scale, zero_point)
+    refuse_gradient("scale", shared[0])
+    if q.dtype.is_floating_point:
+        return _from_floats(q, *shared, granularity.name, dtype)  # type: ignore[no-any-return]
+    if packed:
+        length = _packed_length(q, code_dtype, length)
+    elif length is not None:
+        raise InvalidArgs(f"length is {length}; only packed codes have a length of their own. Leave it out.")
+    codes = q.dtype if code_dtype is None else code_dtype
+    return _from_integers(q, *shared, granularity.name, dtype, codes, length)  # type: ignore[no-any-return]
+
+
+def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | None) -> int:
+    """How many codes lie along the last axis of packed ``q``."""
+    codes = None if dtype is None else record_of(dtype, "code_dtype")
+    if not isinstance(codes, Code):
+        raise InvalidArgs(f"packed codes need their code_dtype, such as torch.int4; it is {dtype}.")
+    if q.dim() == 0:
+        raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
+    return q.shape[-1] * codes.per_byte if length is None else length

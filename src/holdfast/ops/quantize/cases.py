@@ -1,0 +1,72 @@
+"""The named inputs of quantize and of its backward."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, problems, real_values
+from holdfast.ops.quantize.plan import (
+    QuantizeArgs,
+    QuantizeBackwardArgs,
+    QuantizeBackwardDescriptor,
+    QuantizeDescriptor,
+)
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    make = _forward if plan.direction == "forward" else _backward
+    return [make(plan, problem) for problem in problems(plan)]
+
+
+def _described(plan: type[Plan[Any, Any]], problem: Problem, **more: Any) -> Any:
+    q_min, q_max = problem.limits or (None, None)
+    kind: Any = plan.Descriptor
+    return kind(
+        shape=problem.shape,
+        input_dtype=problem.real,
+        output_dtype=problem.codes,
+        q_min=q_min,
+        q_max=q_max,
+        **problem.fields,
+        **more,
+    )
+
+
+def _forward(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    descriptor: QuantizeDescriptor = _described(plan, problem, packed=problem.packed)
+    return Case(problem.name, descriptor, partial(_forward_args, descriptor, problem))
+
+
+def _forward_args(descriptor: QuantizeDescriptor, problem: Problem) -> QuantizeArgs:
+    of_input, of_output = problem.layouts
+    return QuantizeArgs(
+        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
+        scale=make_scale(problem),
+        zero_point=make_zero_point(problem),
+        q=poisoned_output(descriptor.code_shape, descriptor.code_storage, of_output),
+    )
+
+
+def _backward(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    descriptor: QuantizeBackwardDescriptor = _described(plan, problem)
+    return Case(problem.name, descriptor, partial(_backward_args, descriptor, problem))
+
+
+def _backward_args(descriptor: QuantizeBackwardDescriptor, problem: Problem) -> QuantizeBackwardArgs:
+    of_input, of_output = problem.layouts
+    dx = poisoned_output(problem.shape, problem.real, of_output)
+    if problem.accumulate:
+        dx.copy_(real_values(problem, f"dx/{problem.name}"))
+    dy = real_values(problem, f"dy/{problem.name}")
+    return QuantizeBackwardArgs(
+        dy=laid_out(dy.to(descriptor.gradient_of_codes), of_input),
+        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
+        scale=make_scale(problem),
+        zero_point=make_zero_point(problem),
+        dx=dx,
+        accumulate=problem.accumulate,
+    )

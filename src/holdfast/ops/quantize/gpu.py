@@ -1,0 +1,191 @@
+"""Quantize and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import code, in_range, narrow, quotient
+from holdfast.ops.affine.gpu import (
+    byte_offsets,
+    columns_inside,
+    in_bytes,
+    launch_over,
+    load_scale,
+    load_zero_point,
+    tile_offsets,
+    tile_rows,
+    tile_start,
+)
+from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.quantize.plan import (
+    QuantizeArgs,
+    QuantizeBackwardArgs,
+    QuantizeBackwardDescriptor,
+    QuantizeDescriptor,
+)
+
+
+@triton.jit
+def packed_bytes(codes, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_BYTE: tl.constexpr):
+    """PER_BYTE neighbours in a byte, low bits first."""
+    codes = codes & (2 ** (8 // PER_BYTE) - 1)
+    even, odd = tl.split(tl.reshape(codes, (ROWS, COLUMNS // 2, 2)))
+    codes = even | (odd << (8 // PER_BYTE))
+    if PER_BYTE == 4:
+        even, odd = tl.split(tl.reshape(codes, (ROWS, COLUMNS // 4, 2)))
+        codes = even | (odd << 4)
+    return codes
+
+
+@triton.jit(do_not_specialize=["scale_bits", "zero_value", "q_min", "q_max", "rows"])
+def quantize(
+    q, x, scale, zero_point,
+    scale_bits, zero_value, q_min, q_max,
+    rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
+    COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
+    FUSED: tl.constexpr, RAGGED: tl.constexpr, PER_BYTE: tl.constexpr,
+    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+):  # fmt: skip
+    """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, down the tiles of one program."""
+    WIDTH: tl.constexpr = COLUMNS // PER_BYTE
+    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    start = tile_start(COLUMNS, ROW_AXIS)
+    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    s = load_scale(
+        scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
+        BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    z = load_zero_point(
+        zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
+    )
+    for _ in range(STEPS):
+        inside = (row < rows)[:, None] & here
+        values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
+        codes = code(values.to(COMPUTE), s, q_min, q_max, z, FUSED and not BY_COLUMN)
+        if PER_BYTE > 1:
+            if RAGGED:
+                codes = tl.where(inside, codes, 0)
+            first = start // COLUMNS * WIDTH
+            out = q + byte_offsets(row, first, sizes, q_strides, WIDTH)
+            exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
+            tl.store(out, packed_bytes(codes, ROWS, COLUMNS, PER_BYTE).to(tl.uint8), mask=exists)
+        else:
+            out = q + tile_offsets(row, start, sizes, q_strides, COLUMNS)
+            if q.dtype.element_ty.is_floating():
+                tl.store(out, narrow(codes.to(COMPUTE), q.dtype.element_ty), mask=inside)
+            else:
+                tl.store(out, codes.to(q.dtype.element_ty), mask=inside)
+        row += ROWS
+
+
+@triton.jit(do_not_specialize=["scale_bits", "zero_value", "q_min", "q_max", "rows"])
+def quantize_backward(
+    dx, dy, x, scale, zero_point,
+    scale_bits, zero_value, q_min, q_max,
+    rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
+    COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
+    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+):  # fmt: skip
+    """dx = dy / scale where the code was in range, else 0, down the tiles of one program."""
+    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    start = tile_start(COLUMNS, ROW_AXIS)
+    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    s = load_scale(
+        scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
+        BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    z = load_zero_point(
+        zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
+    )
+    for _ in range(STEPS):
+        inside = (row < rows)[:, None] & here
+        values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
+        upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
+        kept = in_range(values.to(COMPUTE), s, q_min, q_max, z)
+        gradient = tl.where(kept, quotient(upstream.to(COMPUTE), s), 0.0)
+        out = dx + tile_offsets(row, start, sizes, dx_strides, COLUMNS)
+        if ACCUMULATE:
+            gradient = tl.load(out, mask=inside).to(COMPUTE) + gradient
+        tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
+        row += ROWS
+
+
+class Quantize:
+    """``quantize`` as a kernel."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: QuantizeDescriptor, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Compile for contiguous tensors, with scale and zero point in tensors."""
+        desc, meta = self.desc, torch.device("meta")
+        scales = desc.view.scale_shape
+        self.prepare(
+            QuantizeArgs(
+                x=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
+                scale=torch.empty(scales, device=meta),
+                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
+                q=torch.empty(desc.code_shape, dtype=desc.code_storage, device=meta),
+            )
+        )
+
+    def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
+        desc = self.desc
+        tensors, shared = (args.q, args.x), (args.scale, args.zero_point)
+        packed = 0 if desc.per_byte > 1 else None
+        return launch_over(
+            quantize,
+            in_bytes(affine_space(desc, tensors, shared, packed=packed), packed, desc.per_byte),
+            self.device,
+            tensors,
+            shared,
+            limits=desc.code_range,
+            per_byte=desc.per_byte,
+            FUSED=packed is not None and args.zero_point is None and not interpreted(),
+            RAGGED=packed is not None and desc.shape[-1] % desc.per_byte > 0,
+        )
+
+
+class QuantizeBackward:
+    """``quantize_backward`` as a kernel."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: QuantizeBackwardDescriptor, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Compile for contiguous tensors, with scale and zero point in tensors."""
+        desc, meta = self.desc, torch.device("meta")
+        scales = desc.view.scale_shape
+        self.prepare(
+            QuantizeBackwardArgs(
+                dy=torch.empty(desc.shape, dtype=desc.gradient_of_codes, device=meta),
+                x=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
+                scale=torch.empty(scales, device=meta),
+                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
+                dx=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
+            )
+        )
+
+    def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
+        tensors, shared = (args.dx, args.dy, args.x), (args.scale, args.zero_point)
+        return launch_over(
+            quantize_backward,
+            affine_space(self.desc, tensors, shared),
+            self.device,
+            tensors,
+            shared,
+            limits=self.desc.code_range,
+            ACCUMULATE=args.accumulate,
+        )

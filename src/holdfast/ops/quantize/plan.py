@@ -1,0 +1,301 @@
+"""Quantize: real numbers to codes, and the straight-through gradient back.
+
+``q = clamp(rint(x / scale) + zero_point, q_min, q_max)``, at four granularities that are one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import Args, Operand, Signature
+from holdfast.ops.affine.plan import (
+    AffineDescriptor,
+    AffinePlan,
+    OverChannels,
+    OverGroups,
+    OverTensor,
+    OverTokens,
+    Scale,
+    ZeroPoint,
+    misaligned,
+    rounded_once,
+    shared_signature,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeBackwardDescriptor(AffineDescriptor):
+    """``output_dtype`` is what the forward made; a floating one is the dtype of ``dy`` too."""
+
+    q_min: int | None = None
+    q_max: int | None = None
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def codes(self) -> CodeCarrier:
+        return code_dtype(self.output_dtype, "output_dtype")
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """q_min and q_max, where not given those of the output dtype."""
+        least, most = self.codes.code_range
+        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+
+    def validate(self) -> None:
+        super().validate()
+        least, most = self.codes.code_range
+        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
+            raise InvalidDescriptor(
+                f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
+            )
+        q_min, q_max = self.code_range
+        for name, value in (("q_min", q_min), ("q_max", q_max)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidDescriptor(f"{name} is {value!r}; it must be a whole number or None.")
+        if q_min > q_max:
+            raise InvalidDescriptor(f"q_min {q_min} is greater than q_max {q_max}; swap them.")
+        if q_min < least or q_max > most:
+            raise InvalidDescriptor(
+                f"the range {q_min} to {q_max} is wider than {self.output_dtype} holds, {least} to {most}; "
+                "narrow it or choose a wider dtype."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeDescriptor(QuantizeBackwardDescriptor):
+    """``packed`` puts 2-bit and 4-bit codes side by side in bytes, along the last axis, low bits first."""
+
+    packed: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        return self.packed
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class QuantizeArgs(Args):
+    """``x`` is read, ``q`` is written."""
+
+    x: torch.Tensor
+    scale: Scale
+    q: torch.Tensor
+    zero_point: ZeroPoint = None
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.q, self.x, self.scale, self.zero_point
+
+    def signature(self) -> Signature:
+        q, x = self.q, self.x
+        scale, scale_address = shared_signature(self.scale)
+        zero_point, zero_address = shared_signature(self.zero_point)
+        addresses = q.data_ptr(), x.data_ptr(), scale_address, zero_address
+        key = (
+            misaligned(addresses),
+            q.dtype, q.shape, q.stride(), q.get_device(),
+            x.dtype, x.shape, x.stride(), x.get_device(),
+            scale, zero_point,
+        )  # fmt: skip
+        return key, addresses
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class QuantizeBackwardArgs(Args):
+    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
+
+    dy: torch.Tensor
+    x: torch.Tensor
+    scale: Scale
+    dx: torch.Tensor
+    zero_point: ZeroPoint = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dx, self.dy, self.x, self.scale, self.zero_point
+
+    def signature(self) -> Signature:
+        dx, dy, x = self.dx, self.dy, self.x
+        scale, scale_address = shared_signature(self.scale)
+        zero_point, zero_address = shared_signature(self.zero_point)
+        addresses = dx.data_ptr(), dy.data_ptr(), x.data_ptr(), scale_address, zero_address
+        key = (
+            misaligned(addresses),
+            self.accumulate,
+            dx.dtype, dx.shape, dx.stride(), dx.get_device(),
+            dy.dtype, dy.shape, dy.stride(), dy.get_device(),
+            x.dtype, x.shape, x.stride(), x.get_device(),
+            scale, zero_point,
+        )  # fmt: skip
+        return key, addresses
+
+
+class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs]):
+    """q = clamp(rint(x / scale) + zero_point, q_min, q_max); NaN takes the code of 0.0."""
+
+    op = "quantize"
+    direction = "forward"
+    outputs = ("q",)
+    tensors = ("q", "x")
+    kernels = {
+        "cpu": "holdfast.ops.quantize.cpu:Quantize",
+        "gpu": "holdfast.ops.quantize.gpu:Quantize",
+        "reference": "holdfast.ops.quantize.reference:Quantize",
+    }
+    cases = "holdfast.ops.quantize.cases"
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        desc = self.descriptor
+        return (desc.code_shape, desc.code_storage) if name == "q" else (desc.shape, desc.input_dtype)
+
+    def _ulp(self) -> dict[str, float]:
+        # The quotient is rounded before it is rounded to a code: beside a tie, that can cross it.
+        return {"q": 1.0}
+
+
+class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwardArgs]):
+    """dx = dy / scale where q_min <= rint(x / scale) + zero_point <= q_max, else 0."""
+
+    op = "quantize"
+    direction = "backward"
+    outputs = ("dx",)
+    tensors = ("dx", "dy", "x")
+    kernels = {
+        "cpu": "holdfast.ops.quantize.cpu:QuantizeBackward",
+        "gpu": "holdfast.ops.quantize.gpu:QuantizeBackward",
+        "reference": "holdfast.ops.quantize.reference:QuantizeBackward",
+    }
+    cases = "holdfast.ops.quantize.cases"
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        desc = self.descriptor
+        return desc.shape, desc.gradient_of_codes if name == "dy" else desc.input_dtype
+
+    def _ulp(self) -> dict[str, float]:
+        real = self.descriptor.real
+        return {"dx": rounded_once(real, real.compute)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTensorDescriptor(OverTensor, QuantizeDescriptor):
+    """Quantize, one scale for the whole tensor."""
+
+
+QuantizePerTensorArgs = QuantizeArgs
+
+
+class QuantizePerTensorPlan(QuantizePlan):
+    """Quantize, one scale for the whole tensor."""
+
+    Descriptor = QuantizePerTensorDescriptor
+    Args = QuantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTensorBackwardDescriptor(OverTensor, QuantizeBackwardDescriptor):
+    """QuantizeBackward, one scale for the whole tensor."""
+
+
+QuantizePerTensorBackwardArgs = QuantizeBackwardArgs
+
+
+class QuantizePerTensorBackwardPlan(QuantizeBackwardPlan):
+    """QuantizeBackward, one scale for the whole tensor."""
+
+    Descriptor = QuantizePerTensorBackwardDescriptor
+    Args = QuantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerChannelDescriptor(OverChannels, QuantizeDescriptor):
+    """Quantize, one scale for each index of ``axis``."""
+
+
+QuantizePerChannelArgs = QuantizeArgs
+
+
+class QuantizePerChannelPlan(QuantizePlan):
+    """Quantize, one scale for each index of ``axis``."""
+
+    Descriptor = QuantizePerChannelDescriptor
+    Args = QuantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerChannelBackwardDescriptor(OverChannels, QuantizeBackwardDescriptor):
+    """QuantizeBackward, one scale for each index of ``axis``."""
+
+
+QuantizePerChannelBackwardArgs = QuantizeBackwardArgs
+
+
+class QuantizePerChannelBackwardPlan(QuantizeBackwardPlan):
+    """QuantizeBackward, one scale for each index of ``axis``."""
+
+    Descriptor = QuantizePerChannelBackwardDescriptor
+    Args = QuantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTokenDescriptor(OverTokens, QuantizeDescriptor):
+    """Quantize, one scale for each row of the last axis."""
+
+
+QuantizePerTokenArgs = QuantizeArgs
+
+
+class QuantizePerTokenPlan(QuantizePlan):
+    """Quantize, one scale for each row of the last axis."""
+
+    Descriptor = QuantizePerTokenDescriptor
+    Args = QuantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTokenBackwardDescriptor(OverTokens, QuantizeBackwardDescriptor):
+    """QuantizeBackward, one scale for each row of the last axis."""
+
+
+QuantizePerTokenBackwardArgs = QuantizeBackwardArgs
+
+
+class QuantizePerTokenBackwardPlan(QuantizeBackwardPlan):
+    """QuantizeBackward, one scale for each row of the last axis."""
+
+    Descriptor = QuantizePerTokenBackwardDescriptor
+    Args = QuantizeBackwardArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerGroupDescriptor(OverGroups, QuantizeDescriptor):
+    """Quantize, one scale for each ``group_size`` neighbours along ``axis``."""
+
+
+QuantizePerGroupArgs = QuantizeArgs
+
+
+class QuantizePerGroupPlan(QuantizePlan):
+    """Quantize, one scale for each ``group_size`` neighbours along ``axis``."""
+
+    Descriptor = QuantizePerGroupDescriptor
+    Args = QuantizeArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerGroupBackwardDescriptor(OverGroups, QuantizeBackwardDescriptor):
+    """QuantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
+
+
+QuantizePerGroupBackwardArgs = QuantizeBackwardArgs
+
+
+class QuantizePerGroupBackwardPlan(QuantizeBackwardPlan):
+    """QuantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
+
+    Descriptor = QuantizePerGroupBackwardDescriptor
+    Args = QuantizeBackwardArgs

@@ -1,0 +1,173 @@
+"""quantize for torch: operators, tracing, autograd, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.dtypes import code_dtype
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    SHARED_SCHEMA,
+    current_stream,
+    define,
+    refuse_gradient,
+    require_tensor,
+    select,
+    shared_arguments,
+)
+from holdfast.ops.quantize import plan as plans
+from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
+
+_FORWARD = {
+    PerTensor: plans.QuantizePerTensorPlan,
+    PerChannel: plans.QuantizePerChannelPlan,
+    PerToken: plans.QuantizePerTokenPlan,
+    PerGroup: plans.QuantizePerGroupPlan,
+}
+_BACKWARD = {
+    PerTensor: plans.QuantizePerTensorBackwardPlan,
+    PerChannel: plans.QuantizePerChannelBackwardPlan,
+    PerToken: plans.QuantizePerTokenBackwardPlan,
+    PerGroup: plans.QuantizePerGroupBackwardPlan,
+}
+
+_RANGE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max"
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, packed):
+    return select(
+        _FORWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype,
+        q_min=q_min, q_max=q_max, packed=packed,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
+    return select(
+        _BACKWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype,
+        q_min=q_min, q_max=q_max,
+    )  # fmt: skip
+
+
+def _empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
+    codes = code_dtype(dtype, "dtype")
+    if not packed:
+        return torch.empty_like(x, dtype=codes.storage)
+    per_byte = 8 // codes.bits
+    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
+
+
+def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False):
+    plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, packed)
+    q = _empty_codes(x, dtype, packed)
+    args = QuantizeArgs(
+        x=x,
+        scale=scale_value if scale is None else scale,
+        zero_point=zero_value if zero_point is None else zero_point,
+        q=q,
+    )
+    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    return q
+
+
+def _quantize_fake(
+    x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False
+):
+    return _empty_codes(x, dtype, packed)
+
+
+def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max):
+    plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max)
+    dx = torch.empty_like(x)
+    args = QuantizeBackwardArgs(
+        dy=dy,
+        x=x,
+        scale=scale_value if scale is None else scale,
+        zero_point=zero_value if zero_point is None else zero_point,
+        dx=dx,
+    )
+    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    return dx
+
+
+def _quantize_backward_fake(dy, x, *rest):
+    return torch.empty_like(x)
+
+
+_to_integers = define(
+    "quantize",
+    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor",
+    _quantize,
+    _quantize_fake,
+)
+_to_floats = define(
+    "quantize_to_float", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor", _quantize, _quantize_fake
+)
+_gradient = define(
+    "quantize_backward",
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    _quantize_backward,
+    _quantize_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, scale, scale_value, zero_point, *rest = inputs
+    ctx.save_for_backward(x, scale, zero_point)
+    ctx.values = scale_value, rest
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    x, scale, zero_point = ctx.saved_tensors
+    scale_value, (zero_value, *rest) = ctx.values
+    dx = _gradient(dy, x, scale, scale_value, zero_point, zero_value, *rest)
+    return dx, *[None] * 8
+
+
+torch.library.register_autograd(
+    "holdfast::quantize_to_float", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+
+_ONE_SCALE = PerTensor()
+
+
+def quantize(
+    x: torch.Tensor,
+    scale: torch.Tensor | float,
+    zero_point: torch.Tensor | int | None = None,
+    *,
+    dtype: torch.dtype = torch.int8,
+    granularity: Granularity = _ONE_SCALE,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    packed: bool = False,
+) -> torch.Tensor:
+    """The codes of ``x``: ``clamp(rint(x / scale) + zero_point, q_min, q_max)``.
+
+    ``dtype`` is that of the codes. Codes of less than a byte come one each in int8 or uint8 or, with
+    ``packed``, side by side along the last axis. With a floating ``dtype``, which needs ``q_min`` and
+    ``q_max``, the codes come as floats and are differentiable with respect to ``x`` by the straight-through
+    estimator: ``dx = dy / scale`` where the code is in range, else 0.
+
+    >>> import torch, holdfast as hf
+    >>> hf.quantize(torch.tensor([-1.0, 0.04, 0.05, 9.0]), 0.1)
+    tensor([-10,   0,   0,  90], dtype=torch.int8)
+    >>> x = torch.tensor([0.26, 99.0], requires_grad=True)
+    >>> codes = hf.quantize(x, 0.5, dtype=torch.float32, q_min=-8, q_max=7)
+    >>> codes.sum().backward()
+    >>> codes.detach(), x.grad
+    (tensor([1., 7.]), tensor([2., 0.]))
+    """
+    require_tensor("x", x)
+    shared = shared_arguments(scale, zero_point)
+    if not dtype.is_floating_point:
+        return _to_integers(x, *shared, granularity.name, dtype, q_min, q_max, packed)  # type: ignore[no-any-return]
+    refuse_gradient("scale", shared[0])
+    return _to_floats(x, *shared, granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]
