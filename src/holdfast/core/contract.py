@@ -71,8 +71,8 @@ class PlanPreference:
     """What the caller wants of ``select``.
 
     ``backend`` names one ("reference", "cpu" or "gpu") or leaves the choice open; ``max_workspace_bytes``
-    bounds what ``workspace_size`` may ask for; ``precompile=False`` leaves compilation to the first ``run``, which
-    then compiles just the variant that it needs.
+    bounds what ``workspace_size`` may ask for; ``precompile=False`` leaves compilation to the first ``run``,
+    which then compiles just the variant that it needs.
     """
 
     backend: str | None = None

@@ -224,7 +224,7 @@ class Plan(Generic[D, A]):
             if overlaps_itself(out.shape, out.stride()):
                 return (
                     f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
-                    "elements share memory; outputs must not overlap themselves. Allocate it with torch.empty."
+                    "elements share memory; outputs must not overlap themselves. Allocate it anew."
                 )
         return self._refused_overlap(args.signature()[1], _extents(args))
 

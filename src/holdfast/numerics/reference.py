@@ -50,6 +50,13 @@ def store(out: torch.Tensor, values: Array) -> None:
     out.detach().copy_(made.reshape(out.shape))
 
 
+def accumulated(old: torch.Tensor, values: Array, compute: Float) -> Array:
+    """What ``old`` holds plus ``values``, added in the compute type."""
+    with np.errstate(all="ignore"):
+        total: Array = widen(old, compute) + values
+        return total
+
+
 def bounds(zero_point: Array, q_min: int, q_max: int, compute: Float) -> tuple[Array, Array, Array]:
     """The zero point, saturated, and the code range less the zero point; exact in the compute type."""
     z = np.clip(zero_point, -(2**23), 2**23).astype(np.int64)

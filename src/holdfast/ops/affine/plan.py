@@ -42,12 +42,9 @@ def shared_signature(operand: Operand) -> tuple[Any, int]:
     return float if isinstance(operand, float) else operand, 0
 
 
-def misaligned(addresses: tuple[int, ...]) -> Any:
-    """False if every address is a multiple of 16, which kernels make use of; else how far each one is off."""
-    bits = 0
-    for address in addresses:
-        bits |= address
-    return bits & 15 != 0 and tuple(address & 15 for address in addresses)
+def misalignment(addresses: tuple[int, ...]) -> tuple[int, ...]:
+    """How far each address is from a multiple of 16. Kernels make use of those that are one."""
+    return tuple(address & 15 for address in addresses)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from holdfast.ops.affine.plan import (
     OverTokens,
     Scale,
     ZeroPoint,
-    misaligned,
+    misalignment,
     rounded_once,
     shared_signature,
 )
@@ -69,9 +69,11 @@ class DequantizeArgs(Args):
         y, q = self.y, self.q
         scale, scale_address = shared_signature(self.scale)
         zero_point, zero_address = shared_signature(self.zero_point)
-        addresses = y.data_ptr(), q.data_ptr(), scale_address, zero_address
+        y_address, q_address = y.data_ptr(), q.data_ptr()
+        addresses = y_address, q_address, scale_address, zero_address
+        bits = y_address | q_address | scale_address | zero_address
         key = (
-            misaligned(addresses),
+            bits & 15 and misalignment(addresses),
             y.dtype, y.shape, y.stride(), y.get_device(),
             q.dtype, q.shape, q.stride(), q.get_device(),
             scale, zero_point,
@@ -94,9 +96,11 @@ class DequantizeBackwardArgs(Args):
     def signature(self) -> Signature:
         dq, dy = self.dq, self.dy
         scale, scale_address = shared_signature(self.scale)
-        addresses = dq.data_ptr(), dy.data_ptr(), scale_address
+        dq_address, dy_address = dq.data_ptr(), dy.data_ptr()
+        addresses = dq_address, dy_address, scale_address
+        bits = dq_address | dy_address | scale_address
         key = (
-            misaligned(addresses),
+            bits & 15 and misalignment(addresses),
             self.accumulate,
             dq.dtype, dq.shape, dq.stride(), dq.get_device(),
             dy.dtype, dy.shape, dy.stride(), dy.get_device(),

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, compute_type, store, widen
+from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
 from holdfast.ops.affine.reference import scale_array, unpack, zero_point_array
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
@@ -82,6 +82,6 @@ class DequantizeBackward:
         ) -> None:
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             dq = dequantize_backward(widen(args.dy, compute), scale).astype(kind)
-            store(args.dq, widen(args.dq, compute) + dq if args.accumulate else dq)
+            store(args.dq, accumulated(args.dq, dq, compute) if args.accumulate else dq)
 
         return launch

@@ -21,7 +21,7 @@ from holdfast.ops.affine.plan import (
     OverTokens,
     Scale,
     ZeroPoint,
-    misaligned,
+    misalignment,
     rounded_once,
     shared_signature,
 )
@@ -95,9 +95,11 @@ class QuantizeArgs(Args):
         q, x = self.q, self.x
         scale, scale_address = shared_signature(self.scale)
         zero_point, zero_address = shared_signature(self.zero_point)
-        addresses = q.data_ptr(), x.data_ptr(), scale_address, zero_address
+        q_address, x_address = q.data_ptr(), x.data_ptr()
+        addresses = q_address, x_address, scale_address, zero_address
+        bits = q_address | x_address | scale_address | zero_address
         key = (
-            misaligned(addresses),
+            bits & 15 and misalignment(addresses),
             q.dtype, q.shape, q.stride(), q.get_device(),
             x.dtype, x.shape, x.stride(), x.get_device(),
             scale, zero_point,
@@ -123,9 +125,11 @@ class QuantizeBackwardArgs(Args):
         dx, dy, x = self.dx, self.dy, self.x
         scale, scale_address = shared_signature(self.scale)
         zero_point, zero_address = shared_signature(self.zero_point)
-        addresses = dx.data_ptr(), dy.data_ptr(), x.data_ptr(), scale_address, zero_address
+        dx_address, dy_address, x_address = dx.data_ptr(), dy.data_ptr(), x.data_ptr()
+        addresses = dx_address, dy_address, x_address, scale_address, zero_address
+        bits = dx_address | dy_address | x_address | scale_address | zero_address
         key = (
-            misaligned(addresses),
+            bits & 15 and misalignment(addresses),
             self.accumulate,
             dx.dtype, dx.shape, dx.stride(), dx.get_device(),
             dy.dtype, dy.shape, dy.stride(), dy.get_device(),

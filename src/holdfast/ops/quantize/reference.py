@@ -7,7 +7,7 @@ import torch
 
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, bounds, rounded_quotient, store, widen
+from holdfast.numerics.reference import Array, accumulated, bounds, rounded_quotient, store, widen
 from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -79,6 +79,6 @@ class QuantizeBackward:
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
             dy, x = widen(args.dy, compute), widen(args.x, compute)
             dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
-            store(args.dx, widen(args.dx, compute) + dx if args.accumulate else dx)
+            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
 
         return launch

@@ -1,0 +1,41 @@
+"""A run on the CPU takes no memory but what it was given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource, torch, holdfast as hf
+
+n = 1 << 25
+stream = hf.Stream.current("cpu")
+x, q = torch.ones(n), torch.ones(n, dtype=torch.int8)
+dy, dx = torch.ones(n), torch.ones(n)
+forward = hf.QuantizePerTensorPlan.select(stream, hf.QuantizePerTensorDescriptor(shape=(n,)))
+backward = hf.QuantizePerTensorBackwardPlan.select(stream, hf.QuantizePerTensorBackwardDescriptor(shape=(n,)))
+small = torch.ones(1 << 16)
+hf.dequantize(hf.quantize(small, 0.1), 0.1)  # imports and starts the threads
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+forward.run(stream, None, hf.QuantizePerTensorArgs(x=x, scale=0.1, q=q))
+backward.run(stream, None, hf.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.1, dx=dx))
+{extra}
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(after - before)
+"""
+
+
+def growth(extra: str = "") -> int:
+    """How many KiB the process grew by at its largest while it ran both directions."""
+    program = PROGRAM.replace("{extra}", extra)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_runs_allocate_nothing() -> None:
+    assert growth() < 4096
+
+
+def test_the_check_sees_an_allocation() -> None:
+    assert growth("copy = x.clone()") > 4096
