@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, streams, no synchronisation, sizes past 2^31, and errors that do no harm."""
+"""What only a GPU can show: graphs, streams, no synchronisation, sizes past 2^31, harmless errors."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Plan(Generic[D, A]):
             workspace.require(self.kernel.workspace_size, self.device)
         try:
             key, addresses = args.signature()
-        except AttributeError:
+        except (AttributeError, RuntimeError):  # not a tensor, or one without memory of its own
             raise InvalidArgs(self._refusal(args)) from None
         admitted = self._admitted.get(key)
         if admitted is None:

@@ -11,7 +11,7 @@ import os
 import triton
 import triton.language as tl
 
-#: Triton's interpreter neither fuses ``tl.fma`` nor rounds to bfloat16, so there both are spelled out.
+#: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 wrongly: there both are spelled out.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 ZERO_POINT_LIMIT = tl.constexpr(2**23)
 #: 1.5 * 2^23: a float32 near it has an ulp of 1, and its integer part in its low bits.
@@ -139,6 +139,16 @@ def in_range(x, s, q_min, q_max, z):
     low = least_rounding_up_to(q_min - z, t.dtype)
     high = -least_rounding_up_to(z - q_max, t.dtype)
     return (low <= t) & (t <= high)
+
+
+@triton.jit
+def widen(x, DTYPE: tl.constexpr):
+    """x in the compute type DTYPE; exact."""
+    if INTERPRETED and x.dtype == tl.bfloat16:
+        bits = x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        return bits.to(tl.float32, bitcast=True).to(DTYPE)
+    else:
+        return x.to(DTYPE)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from holdfast.backends.gpu import prepare
 from holdfast.core.plan import Launch, Operand
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import ZERO_POINT_LIMIT
+from holdfast.numerics.gpu import ZERO_POINT_LIMIT, widen
 from holdfast.ops.affine.plan import clamp_zero_point
 
 #: Elements of a tile over all its tensors, and the warps that share them.
@@ -32,6 +32,8 @@ SCALED_COLUMNS = 1024
 #: How many tiles a program walks down at most, and how many programs are left to fill the device.
 MOST_STEPS = 16
 ENOUGH_PROGRAMS = 8192
+#: Stands for the bits of a scale while a kernel is compiled: a number that needs 64 bits.
+WIDE = 2**62
 #: How far the second axis of a grid goes.
 GRID_LIMIT = 65535
 
@@ -111,7 +113,7 @@ def load_scale(
         scale = (tl.zeros([1, 1], tl.int64) + bits).to(tl.float64, bitcast=True)
     else:
         scale = load_shared(pointer, row, start, rows, sizes, strides, 1.0, BY_ROW, BY_COLUMN, COLUMNS)
-    return scale.to(COMPUTE)
+    return widen(scale, COMPUTE)
 
 
 @triton.jit
@@ -179,7 +181,7 @@ def launch_over(
         grid=(row_tiles, column_tiles) if row_axis == 0 else (column_tiles, row_tiles),
         device=device,
         tensors=_pointers((*tensors, *shared)),
-        scalars=(0, *zero_points, *limits),
+        scalars=(WIDE, *zero_points, *limits),
         settled=(space.rows, -(-space.columns // per_byte), space.sizes, *space.strides),
         constants=constants,
         num_warps=max(1, min(WARPS, rows * columns // 256)),

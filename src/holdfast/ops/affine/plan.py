@@ -37,7 +37,7 @@ def clamp_zero_point(zero_point: int | None) -> int:
 def shared_signature(operand: Operand) -> tuple[Any, int]:
     """The part of a signature that a scale or a zero point makes, and its address."""
     if isinstance(operand, torch.Tensor):
-        key = operand.dtype, operand.shape, operand.stride(), operand.get_device()
+        key = operand.dtype, operand.shape, operand.stride(), operand.device
         return key, operand.data_ptr()
     return float if isinstance(operand, float) else operand, 0
 
@@ -223,6 +223,9 @@ class AffinePlan(Plan[D, A]):
         shape, dtype = self.expected(name)
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        reason = self._refused_device(name, tensor)
+        if reason:
+            return reason
         if tensor.dtype != dtype:
             return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
         if tuple(tensor.shape) != shape:
@@ -233,7 +236,7 @@ class AffinePlan(Plan[D, A]):
                 f"{name} has strides {tuple(tensor.stride())}; packed codes must lie side by side along the "
                 "last axis. Make it contiguous first."
             )
-        return self._refused_device(name, tensor)
+        return ""
 
     def _refused_device(self, name: str, tensor: torch.Tensor) -> str:
         if tensor.layout != torch.strided:

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
-from holdfast.numerics.gpu import narrow
+from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.affine.gpu import (
     byte_offsets,
     columns_inside,
@@ -76,7 +76,7 @@ def dequantize(
         else:
             codes = tl.load(q + tile_offsets(row, start, sizes, q_strides, COLUMNS), mask=inside)
         if codes.dtype.is_floating():
-            difference = codes.to(COMPUTE) - z.to(COMPUTE)
+            difference = widen(codes, COMPUTE) - z.to(COMPUTE)
         else:
             difference = (codes.to(tl.int32) - z).to(COMPUTE)
         out = y + tile_offsets(row, start, sizes, y_strides, COLUMNS)
@@ -104,10 +104,10 @@ def dequantize_backward(
     for _ in range(STEPS):
         inside = (row < rows)[:, None] & here
         upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
-        gradient = upstream.to(COMPUTE) * s
+        gradient = widen(upstream, COMPUTE) * s
         out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
         if ACCUMULATE:
-            gradient = tl.load(out, mask=inside).to(COMPUTE) + gradient
+            gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
         tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
         row += ROWS
 

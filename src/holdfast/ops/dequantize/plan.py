@@ -74,8 +74,8 @@ class DequantizeArgs(Args):
         bits = y_address | q_address | scale_address | zero_address
         key = (
             bits & 15 and misalignment(addresses),
-            y.dtype, y.shape, y.stride(), y.get_device(),
-            q.dtype, q.shape, q.stride(), q.get_device(),
+            y.dtype, y.shape, y.stride(), y.device,
+            q.dtype, q.shape, q.stride(), q.device,
             scale, zero_point,
         )  # fmt: skip
         return key, addresses
@@ -102,8 +102,8 @@ class DequantizeBackwardArgs(Args):
         key = (
             bits & 15 and misalignment(addresses),
             self.accumulate,
-            dq.dtype, dq.shape, dq.stride(), dq.get_device(),
-            dy.dtype, dy.shape, dy.stride(), dy.get_device(),
+            dq.dtype, dq.shape, dq.stride(), dq.device,
+            dy.dtype, dy.shape, dy.stride(), dy.device,
             scale,
         )  # fmt: skip
         return key, addresses

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.core.plan import Launch
-from holdfast.numerics.gpu import code, in_range, narrow, quotient
+from holdfast.numerics.gpu import code, in_range, narrow, quotient, widen
 from holdfast.ops.affine.gpu import (
     byte_offsets,
     columns_inside,
@@ -66,7 +66,7 @@ def quantize(
     for _ in range(STEPS):
         inside = (row < rows)[:, None] & here
         values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
-        codes = code(values.to(COMPUTE), s, q_min, q_max, z, FUSED and not BY_COLUMN)
+        codes = code(widen(values, COMPUTE), s, q_min, q_max, z, FUSED and not BY_COLUMN)
         if PER_BYTE > 1:
             if RAGGED:
                 codes = tl.where(inside, codes, 0)
@@ -107,11 +107,11 @@ def quantize_backward(
         inside = (row < rows)[:, None] & here
         values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
         upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
-        kept = in_range(values.to(COMPUTE), s, q_min, q_max, z)
-        gradient = tl.where(kept, quotient(upstream.to(COMPUTE), s), 0.0)
+        kept = in_range(widen(values, COMPUTE), s, q_min, q_max, z)
+        gradient = tl.where(kept, quotient(widen(upstream, COMPUTE), s), 0.0)
         out = dx + tile_offsets(row, start, sizes, dx_strides, COLUMNS)
         if ACCUMULATE:
-            gradient = tl.load(out, mask=inside).to(COMPUTE) + gradient
+            gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
         tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
         row += ROWS
 
@@ -140,7 +140,8 @@ class Quantize:
 
     def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
         desc = self.desc
-        tensors, shared = (args.q, args.x), (args.scale, args.zero_point)
+        z = args.zero_point
+        tensors, shared = (args.q, args.x), (args.scale, z)
         packed = 0 if desc.per_byte > 1 else None
         return launch_over(
             quantize,
@@ -150,7 +151,7 @@ class Quantize:
             shared,
             limits=desc.code_range,
             per_byte=desc.per_byte,
-            FUSED=packed is not None and args.zero_point is None and not interpreted(),
+            FUSED=packed is not None and not isinstance(z, torch.Tensor) and not z and not interpreted(),
             RAGGED=packed is not None and desc.shape[-1] % desc.per_byte > 0,
         )
 

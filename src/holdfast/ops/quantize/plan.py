@@ -100,8 +100,8 @@ class QuantizeArgs(Args):
         bits = q_address | x_address | scale_address | zero_address
         key = (
             bits & 15 and misalignment(addresses),
-            q.dtype, q.shape, q.stride(), q.get_device(),
-            x.dtype, x.shape, x.stride(), x.get_device(),
+            q.dtype, q.shape, q.stride(), q.device,
+            x.dtype, x.shape, x.stride(), x.device,
             scale, zero_point,
         )  # fmt: skip
         return key, addresses
@@ -131,9 +131,9 @@ class QuantizeBackwardArgs(Args):
         key = (
             bits & 15 and misalignment(addresses),
             self.accumulate,
-            dx.dtype, dx.shape, dx.stride(), dx.get_device(),
-            dy.dtype, dy.shape, dy.stride(), dy.get_device(),
-            x.dtype, x.shape, x.stride(), x.get_device(),
+            dx.dtype, dx.shape, dx.stride(), dx.device,
+            dy.dtype, dy.shape, dy.stride(), dy.device,
+            x.dtype, x.shape, x.stride(), x.device,
             scale, zero_point,
         )  # fmt: skip
         return key, addresses

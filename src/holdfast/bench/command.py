@@ -1,0 +1,129 @@
+"""``holdfast bench``: every case against its peers and the copy ceiling, in one run."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from holdfast.bench.cases import Case, cpu_cases, full_cases, quick_cases
+from holdfast.bench.check import differences
+from holdfast.bench.peers import PEERS, NoPeer, peer
+from holdfast.bench.report import Report, Row, device_name
+from holdfast.bench.timing import copy_rate, host_seconds, release, seconds
+from holdfast.core.stream import Stream
+
+#: The size of a small tensor, for what a call costs the host.
+SMALL = 2**12
+#: The size of a tensor that no cache holds, for the copy.
+COPY_ELEMENTS = 2**28
+
+
+def bench(
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases at small sizes.")] = False,
+    elements: Annotated[
+        int,
+        typer.Option(help="Elements of each tensor, a power of two; by default what fills the memory bus."),
+    ] = 0,
+    only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches.")] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
+    threads: Annotated[int, typer.Option(help="CPU threads; by default as many as torch uses.")] = 0,
+) -> None:
+    """Time the plans against torch eager, torch.compile and the copy ceiling, as ratios."""
+    if elements and (elements < 2**12 or elements & (elements - 1)):
+        raise typer.BadParameter(f"{elements} elements were asked for; it must be a power of two from 4096.")
+    if threads:
+        torch.set_num_threads(threads)
+    stream = Stream.current(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    cases = quick_cases() if quick else full_cases() if stream.device.type == "cuda" else cpu_cases()
+    cases = [case for case in cases if re.search(only, case.name)]
+    console = Console()
+    report = measure(cases, stream, console, quick=quick, elements=elements)
+    report.print(console)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+    if report.refused:
+        raise typer.Exit(1)
+
+
+def measure(
+    cases: list[Case], stream: Stream, console: Console, *, quick: bool = False, elements: int = 0
+) -> Report:
+    """Check and time ``cases``; the ceiling is the better of two copies, before and after."""
+    device, threads = stream.device, torch.get_num_threads()
+    on_gpu = device.type == "cuda"
+    copied = COPY_ELEMENTS if on_gpu else COPY_ELEMENTS // 8
+    report = Report(device_name(device), None if on_gpu else threads)
+    report.copy_rate = copy_rate(device, copied, threads)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cases))
+        for case in cases:
+            progress.update(task, description=case.name)
+            size = elements or _default_elements(case.real, on_gpu, quick)
+            wrong = differences(case, stream, _backend(case, stream))
+            if wrong:
+                report.refused.append(
+                    f"Not timed: {case.name}. Its check is red: {wrong} elements differ from the reference."
+                )
+            else:
+                report.rows.append(_row(case, size, stream, threads))
+            release(device)
+            progress.advance(task)
+        if on_gpu:
+            progress.update(task, description="host cost")
+            report.host_microseconds = _host_costs(stream)
+    report.copy_rate = max(report.copy_rate, copy_rate(device, copied, threads))
+    return report
+
+
+def _default_elements(real: torch.dtype, on_gpu: bool, quick: bool) -> int:
+    if on_gpu:
+        return 2**26 if quick else 2**28 if real == torch.float32 else 2**27
+    return 2**24 if quick else 2**25
+
+
+def _backend(case: Case, stream: Stream) -> str:
+    """The backend that ``select`` picks when it is left the choice."""
+    return case.problem(2**12, stream).plan.backend
+
+
+def _row(case: Case, elements: int, stream: Stream, threads: int) -> Row:
+    problem = case.problem(elements, stream)
+    plan, tensors = problem.plan, problem.draw()
+    taken = seconds(problem.call(tensors), stream.device, threads)
+    row = Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), taken)
+    for kind in PEERS:
+        # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                row.peers[kind] = seconds(peer(kind, problem, tensors), stream.device, threads)
+        except NoPeer as reason:
+            row.reasons[kind] = str(reason)
+        except Exception as error:
+            first = str(error).strip().partition("\n")[0]
+            row.reasons[kind] = f"{type(error).__name__}: {first}".rstrip(".")
+    return row
+
+
+def _host_costs(stream: Stream) -> dict[str, float]:
+    """Microseconds until a call on a small tensor returns."""
+    case = Case("quantize", "per tensor", torch.float32, torch.int8)
+    problem = case.problem(SMALL, stream)
+    tensors = problem.draw()
+    function = replace(case, function=True).problem(SMALL, stream)
+    calls = {
+        "plan.run": problem.call(tensors),
+        "hf.quantize": function.call(tensors),
+        "torch.relu": lambda: torch.relu(tensors["x"]),
+    }
+    return {name: 1e6 * host_seconds(call) for name, call in calls.items()}

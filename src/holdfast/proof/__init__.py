@@ -1,0 +1,1 @@
+"""Proof that the bits hold: conformance, digests, mutants, exhaustive sweeps."""

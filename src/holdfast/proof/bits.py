@@ -1,0 +1,72 @@
+"""Tensors as bits: compared with no tolerance, and summed up in a digest.
+
+NaN is one pattern, since its payload is not promised; zeros keep their sign.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.dtypes import dtype_name
+
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def canonical(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of each element as an integer."""
+    if tensor.dtype.is_floating_point:
+        tensor = tensor.masked_fill(tensor != tensor, float("nan"))
+    return tensor.contiguous().view(_WHOLE[tensor.dtype.itemsize])
+
+
+def memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of the storage that ``tensor`` is a view of."""
+    storage = tensor.untyped_storage()
+    size = storage.nbytes() // tensor.element_size()
+    return tensor.as_strided((size,), (1,), 0)
+
+
+def digest(outputs: dict[str, torch.Tensor]) -> str:
+    """What the outputs are, in 16 hexadecimal digits."""
+    total = hashlib.sha256()
+    for name, tensor in outputs.items():
+        total.update(f"{name} {dtype_name(tensor.dtype)} {tuple(tensor.shape)}\n".encode())
+        total.update(canonical(tensor.cpu()).numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first place where two tensors differ, and how many places do."""
+
+    where: str
+    expected: str
+    found: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.expected} expected, {self.found} found ({self.count} differ)"
+
+
+def mismatch(name: str, expected: torch.Tensor, found: torch.Tensor) -> Mismatch | None:
+    """Where ``found`` differs from ``expected``, or else where the memory around it does."""
+    differs = (canonical(expected) != canonical(found)).nonzero()
+    if len(differs):
+        index = tuple(differs[0].tolist())
+        where = f"{name}[{', '.join(map(str, index))}]"
+        return Mismatch(where, _shown(expected[index]), _shown(found[index]), len(differs))
+    around, found_around = memory(expected), memory(found)
+    differs = (canonical(around) != canonical(found_around)).nonzero()
+    if len(differs):
+        place = int(differs[0])
+        where = f"memory beside {name}, {place - expected.storage_offset():+d} elements from its start"
+        return Mismatch(where, _shown(around[place]), _shown(found_around[place]), len(differs))
+    return None
+
+
+def _shown(element: torch.Tensor) -> str:
+    bits = int(canonical(element.reshape(1))[0]) & (2 ** (8 * element.element_size()) - 1)
+    return f"{element.item()!r} (0x{bits:0{2 * element.element_size()}x})"

@@ -1,0 +1,169 @@
+"""Every case on every backend, through the plan protocol, compared with the reference bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from holdfast.backends import interpreted
+from holdfast.core.case import Case, operands_of
+from holdfast.core.contract import PlanPreference
+from holdfast.core.plan import Args, Kernel, Plan
+from holdfast.core.stream import Stream, Workspace
+from holdfast.proof.bits import memory, mismatch
+
+AnyPlan = type[Plan[Any, Any]]
+
+#: The numbers of threads that must not change a bit.
+THREADS = (1, 2, 8)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a case: on a backend and a device, with so many threads, so many times."""
+
+    backend: str
+    device: str = "cpu"
+    threads: int | None = None
+    times: int = 2
+
+    def __str__(self) -> str:
+        if self.threads is None:
+            return self.backend
+        return f"{self.backend} on {self.threads} thread{'s' * (self.threads > 1)}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run that did not give the bits of the reference, or none at all."""
+
+    plan: str
+    case: str
+    way: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.plan}, case {self.case!r}, {self.way}: {self.detail}"
+
+
+REFERENCE = Way("reference")
+
+
+def gpu_way() -> Way | None:
+    """How the gpu backend can run here, if it can. The interpreter has no freedom: once is enough."""
+    if interpreted():
+        return Way("gpu", times=1)
+    return Way("gpu", "cuda") if torch.cuda.is_available() else None
+
+
+def ways() -> list[Way]:
+    """Every way to run a case on this machine, other than the reference once."""
+    gpu = gpu_way()
+    return [
+        REFERENCE,
+        *(Way("cpu", threads=threads, times=1) for threads in THREADS),
+        *([gpu] if gpu else []),
+    ]
+
+
+def cases_of(plan: AnyPlan) -> list[Case]:
+    """The named inputs of ``plan``."""
+    return cast(list[Case], importlib.import_module(plan.cases).cases(plan))
+
+
+def moved(args: Args, device: str) -> Args:
+    """A copy of ``args`` on ``device``, with the same strides in a copy of the same memory."""
+    copied = {}
+    for name, value in operands_of(args).items():
+        if isinstance(value, torch.Tensor):
+            value = (
+                memory(value)
+                .to(device, copy=True)
+                .as_strided(value.shape, value.stride(), value.storage_offset())
+            )
+        copied[name] = value
+    return type(args)(**copied)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+#: Makes the plan that runs a case: by ``select``, or around a kernel that is not registered.
+Select = Callable[[AnyPlan, Case, Stream], Plan[Any, Any]]
+
+
+def selected(backend: str) -> Select:
+    """Select the plan on ``backend``; no variant is compiled but the one that the case needs."""
+    pref = PlanPreference(backend=backend, precompile=False)
+    return lambda plan, case, stream: plan.select(stream, case.descriptor, pref)
+
+
+def around(make: Callable[[AnyPlan, Any, torch.device], Kernel[Any]]) -> Select:
+    """Put a kernel that is not registered where ``select`` would put the one it picks."""
+
+    def select(plan: AnyPlan, case: Case, stream: Stream) -> Plan[Any, Any]:
+        case.descriptor.validate()
+        kernel = make(plan, case.descriptor, stream.device)
+        return plan(case.descriptor, stream.device, "reference", kernel)
+
+    return select
+
+
+def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str = "cpu") -> Args:
+    """Run ``case`` on a copy of ``args``, and give the copy back, on the CPU."""
+    stream = Stream.current(device)
+    made = select(plan, case, stream)
+    given = moved(args, device)
+    verdict = made.can_implement(given)
+    if not verdict:
+        raise AssertionError(f"can_implement refuses the case: {verdict.reason}")
+    made.run(stream, Workspace.allocate(made.workspace_size(), device), given)
+    return given if device == "cpu" else moved(given, "cpu")
+
+
+def expected(plan: AnyPlan, case: Case) -> tuple[Args, Args]:
+    """The args of a case, and the same after the reference has run on a copy of them."""
+    args = case.make()
+    return args, execute(plan, case, args, selected("reference"))
+
+
+def check(
+    plan: AnyPlan, case: Case, way: Way, args: Args, reference: Args, select: Select
+) -> list[Difference]:
+    """Run ``case`` one way and compare all of its memory, inputs included, with what the reference left."""
+    found = []
+    with _threads(way.threads):
+        for time in range(way.times):
+            which = f"{way}, run {time + 1}" if way.times > 1 else str(way)
+            try:
+                result = execute(plan, case, args, select, way.device)
+            except Exception as error:  # a kernel may fail in any way, and each is a finding, not an end
+                detail = f"{type(error).__name__}: {error}"
+            else:
+                detail = _compared(reference, result)
+            if detail:
+                found.append(Difference(plan.__name__, case.name, which, detail))
+    return found
+
+
+def _compared(reference: Args, result: Args) -> str:
+    results = operands_of(result)
+    for name, value in operands_of(reference).items():
+        if isinstance(value, torch.Tensor):
+            differing = mismatch(name, value, results[name])
+            if differing:
+                return str(differing)
+    return ""

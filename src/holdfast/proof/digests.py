@@ -1,0 +1,57 @@
+"""The digests of every case, pinned: what the bits were is what they must be.
+
+They are package data, written by ``holdfast verify --write-digests`` after a change of the numerics or of the
+cases, and never otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.case import Case
+from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.plan import Args
+from holdfast.proof.bits import digest
+from holdfast.proof.conformance import AnyPlan, Difference
+
+Digests = dict[str, dict[str, str]]
+
+
+def path() -> Path:
+    """Where the digests are kept."""
+    return Path(str(files("holdfast.proof") / "digests.json"))
+
+
+@cache
+def pinned() -> Digests:
+    """The digests by plan and case; none at all if they are of another version of the numerics."""
+    if not path().exists():
+        return {}
+    kept: dict[str, Any] = json.loads(path().read_text())
+    return kept["digests"] if kept["numerics_version"] == NUMERICS_VERSION else {}
+
+
+def write(digests: Digests) -> None:
+    """Pin ``digests``; plans that they do not name keep theirs."""
+    merged = {**pinned(), **digests}
+    kept = {"numerics_version": NUMERICS_VERSION, "digests": {name: merged[name] for name in sorted(merged)}}
+    path().write_text(json.dumps(kept, indent=1) + "\n")
+    pinned.cache_clear()
+
+
+def of(plan: AnyPlan, reference: Args) -> str:
+    """The digest of what the reference made of a case."""
+    return digest({name: getattr(reference, name) for name in plan.outputs})
+
+
+def check(plan: AnyPlan, case: Case, reference: Args) -> Difference | None:
+    """Whether a case still has the digest that was pinned for it."""
+    known, found = pinned().get(plan.__name__, {}).get(case.name), of(plan, reference)
+    if known == found:
+        return None
+    detail = f"digest {found} found, {known or 'none'} pinned for numerics version {NUMERICS_VERSION}"
+    return Difference(plan.__name__, case.name, "digest", detail)

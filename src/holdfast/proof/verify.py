@@ -1,0 +1,181 @@
+"""What ``holdfast verify`` does: every plan, case and backend, the digests, the mutants, all there is.
+
+This counts and collects; how it looks is up to the caller, who is told of every step.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.backends import interpreted
+from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.registry import plans
+from holdfast.proof import digests
+from holdfast.proof.conformance import (
+    AnyPlan,
+    Difference,
+    Way,
+    cases_of,
+    check,
+    execute,
+    expected,
+    selected,
+    ways,
+)
+from holdfast.proof.exhaustive import sweeps
+from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
+
+#: Told what is being done, how much of it is done, and how much there is in all.
+Progress = Callable[[str, int, int], None]
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Nobody is watching."""
+
+
+@dataclass
+class PlanReport:
+    """What was found out about one plan."""
+
+    plan: str
+    cases: int = 0
+    runs: int = 0
+    mutants: int = 0
+    mutants_caught: int = 0
+    swept: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.differences
+
+
+@dataclass
+class Report:
+    """What was found out about all of them."""
+
+    ways: list[str]
+    plans: list[PlanReport]
+    device: str
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return all(plan.passed for plan in self.plans)
+
+    @property
+    def differences(self) -> list[Difference]:
+        return [difference for plan in self.plans for difference in plan.differences]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "numerics_version": NUMERICS_VERSION,
+            "torch": torch.__version__,
+            **asdict(self),
+        }
+
+
+def device_name() -> str:
+    """Where the gpu backend runs here, if it does."""
+    if interpreted():
+        return "Triton's interpreter"
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+
+
+def verify(
+    names: Sequence[str] = (),
+    *,
+    exhaustive: bool = False,
+    write_digests: bool = False,
+    progress: Progress = _silent,
+) -> Report:
+    """Check the plans called ``names``, or all of them."""
+    began = time.perf_counter()
+    chosen = {name: plan for name, plan in plans().items() if not names or name in names}
+    here = ways()
+    report = Report([str(way) for way in here], [], device_name())
+    compile_variants(list(chosen.values()), here, progress)
+    written: digests.Digests = {}
+    for plan in chosen.values():
+        found = _conformance(plan, here, written if write_digests else None, progress)
+        _mutants(plan, found, progress)
+        report.plans.append(found)
+    if write_digests and report.passed:
+        digests.write(written)
+    if exhaustive:
+        _exhaustive(report, progress)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _conformance(
+    plan: AnyPlan, here: Sequence[Way], written: digests.Digests | None, progress: Progress
+) -> PlanReport:
+    cases = cases_of(plan)
+    report = PlanReport(plan.__name__, cases=len(cases))
+    for number, case in enumerate(cases):
+        progress(f"{plan.__name__}: {case.name}", number, len(cases))
+        args, reference = expected(plan, case)
+        if written is not None:
+            written.setdefault(plan.__name__, {})[case.name] = digests.of(plan, reference)
+        else:
+            changed = digests.check(plan, case, reference)
+            report.differences += [changed] if changed else []
+        for way in here:
+            report.differences += check(plan, case, way, args, reference, selected(way.backend))
+            report.runs += way.times
+    return report
+
+
+def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
+    fitting = [mutant for mutant in MUTANTS if mutant.fits(plan)]
+    report.mutants = len(fitting)
+    control = rejection(CONTROL, plan)
+    report.differences += [control] if control else []
+    for number, mutant in enumerate(fitting):
+        progress(f"{plan.__name__}: mutant {mutant.name}", number, len(fitting))
+        if rejection(mutant, plan) is None:
+            detail = "no case tells this mutant from the reference"
+            report.differences.append(Difference(plan.__name__, "all", f"mutant {mutant.name!r}", detail))
+        else:
+            report.mutants_caught += 1
+
+
+def _exhaustive(report: Report, progress: Progress) -> None:
+    every = list(sweeps())
+    by_plan = {found.plan: found for found in report.plans}
+    for number, sweep in enumerate(every):
+        found = by_plan.get(sweep.plan.__name__)
+        if found is not None:
+            progress(f"{found.plan}: {sweep.name}", number, len(every))
+            found.differences += sweep.run()
+            found.swept += sweep.values
+
+
+def compile_variants(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: Progress = _silent) -> None:
+    """Run every case once on CUDA, on many threads: the variants compile side by side.
+
+    What fails here fails again when it is checked, and is reported there.
+    """
+    gpu = next((way for way in here if way.device == "cuda"), None)
+    if gpu is None:
+        return
+
+    def compile_one(work: tuple[AnyPlan, Any]) -> None:
+        plan, case = work
+        with suppress(Exception):
+            execute(plan, case, case.make(), selected(gpu.backend), gpu.device)
+
+    every = [(plan, case) for plan in chosen for case in cases_of(plan)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for number, _ in enumerate(pool.map(compile_one, every)):
+            progress("compiling for the GPU", number, len(every))

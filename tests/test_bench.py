@@ -1,0 +1,149 @@
+"""The benchmark runs anywhere, reports ratios, and refuses to time a kernel that is wrong."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from holdfast.bench import command, timing
+from holdfast.bench.cases import LAYOUTS, OPS, Case, cpu_cases, full_cases, quick_cases
+from holdfast.bench.check import differences
+from holdfast.bench.command import bench
+from holdfast.bench.peers import NoPeer, peer, plain_formula
+from holdfast.core.dtypes import CODES
+from holdfast.core.plan import Plan
+from holdfast.core.stream import CPU_STREAM
+from holdfast.ops.quantize.plan import QuantizePlan
+
+INT4 = CODES["int4"].torch
+TINY = "4096"
+
+app = typer.Typer()
+app.command()(bench)
+app.command("other")(lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few repetitions, and no wait for torch.compile but where a test asks for it."""
+    monkeypatch.setattr(timing, "CPU_SECONDS", 1e-3)
+    monkeypatch.setattr(command, "COPY_ELEMENTS", 2**16)
+    monkeypatch.setattr(command, "peer", without_compiler)
+
+
+def without_compiler(kind: str, *given: Any) -> Any:
+    if kind == "compiled":
+        raise RuntimeError("no C++ compiler here\nand a long trace")
+    return peer(kind, *given)
+
+
+def run(*options: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "--device", "cpu", "--elements", TINY, *options])
+
+
+def test_it_prints_ratios_and_writes_json(tmp_path: Path) -> None:
+    result = run("--quick", "--json", str(tmp_path / "out.json"))
+    assert result.exit_code == 0, result.output
+    assert "of copy" in result.output and "x" in result.output and "%" in result.output
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert set(report["versions"]) == {"python", "holdfast", "torch", "triton", "numba", "numpy"}
+    assert report["device"] and report["date"] and report["copy_bytes_per_second"] > 0
+    assert [row["name"] for row in report["rows"]] == [case.name for case in quick_cases()]
+    for row in report["rows"]:
+        assert row["seconds"] > 0 and row["of_copy"] > 0 and row["bytes_moved"] > 4096
+        eager = row["peers"]["eager"]
+        assert eager["speedup"] == pytest.approx(eager["seconds"] / row["seconds"])
+
+
+def test_a_failing_peer_is_a_reason_not_a_crash() -> None:
+    result = run("--quick", "--only", "quantize per group")
+    assert result.exit_code == 0, result.output
+    assert "n/a" in result.output
+    assert "RuntimeError: no C++ compiler here." in result.output
+    assert "long trace" not in result.output
+
+
+def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Plan.run
+
+    def off_by_one(self: Plan[Any, Any], stream: Any, workspace: Any, args: Any) -> None:
+        right(self, stream, workspace, args)
+        if self.backend != "reference":
+            args.q.view(-1)[-1] += 1
+
+    monkeypatch.setattr(QuantizePlan, "run", off_by_one)
+    result = run("--quick", "--only", "quantize per tensor|dequantize")
+    assert result.exit_code == 1
+    assert "Not timed: quantize per tensor" in result.output
+    assert "1 elements differ" in " ".join(result.output.split())
+    assert "dequantize per channel" in result.output
+
+
+@pytest.mark.parametrize("elements", ["1000", "2048", "-4096"])
+def test_odd_sizes_are_refused(elements: str) -> None:
+    result = CliRunner().invoke(app, ["bench", "--elements", elements])
+    assert result.exit_code == 2
+
+
+def test_the_cases_are_all_there() -> None:
+    full = full_cases()
+    assert len(set(full)) == len(full)
+    for op in OPS:
+        for layout in LAYOUTS:
+            pairs = [(c.real, c.codes, c.packed) for c in full if (c.op, c.label) == (op, layout)]
+            assert pairs == [
+                (torch.float32, torch.int8, False),
+                (torch.bfloat16, torch.int8, False),
+                (torch.bfloat16, INT4, True),
+            ]
+
+
+@pytest.mark.parametrize(
+    "case", [*full_cases(), *(c for c in cpu_cases() if c.function)], ids=lambda c: c.name
+)
+def test_every_case_passes_its_check(case: Case) -> None:
+    assert differences(case, CPU_STREAM, case.problem(4096, CPU_STREAM).plan.backend) == 0
+
+
+@pytest.mark.parametrize("case", full_cases(), ids=lambda c: c.name)
+def test_the_peers_do_the_same_work(case: Case) -> None:
+    """On ordinary values the plain formula is the op, so the comparison is a fair one."""
+    problem = case.problem(2**14, CPU_STREAM, "reference")
+    tensors = problem.draw()
+    formula, inputs = plain_formula(problem, tensors)
+    assert formula(*inputs).equal(problem.call(tensors)())
+
+
+@pytest.mark.parametrize("layout", ["per tensor", "per channel, axis 0", "per channel, middle"])
+def test_torch_operators_do_the_same_work(layout: str) -> None:
+    problem = Case("quantize", layout, torch.float32, torch.int8).problem(2**14, CPU_STREAM, "reference")
+    tensors = problem.draw()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*quantize_per_", UserWarning)  # torch deprecates these operators
+        made: Any = peer("torch op", problem, tensors)()
+    # torch multiplies by 1 / scale, so beside a tie it may differ by a code.
+    assert (made.int_repr().int() - problem.call(tensors)().int()).abs().max() <= 1
+
+
+def test_torch_has_no_operator_for_groups() -> None:
+    problem = Case("quantize", "per group of 32", torch.float32, torch.int8).problem(2**14, CPU_STREAM)
+    with pytest.raises(NoPeer, match="granularity"):
+        peer("torch op", problem, problem.draw())
+
+
+def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through everything but the last step, which needs a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
+    case = Case("quantize", "per group of 32", torch.bfloat16, INT4, packed=True)
+    problem = case.problem(2**14, CPU_STREAM, "reference")
+    tensors = problem.draw()
+    made: Any = peer("compiled", problem, tensors)()
+    assert made.equal(problem.call(tensors)())

@@ -1,0 +1,194 @@
+"""The command line: what it prints, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.cli import app
+from holdfast.core.plan import Launch
+from holdfast.ops.quantize.reference import Quantize
+from holdfast.proof import digests
+
+ONE_PLAN = ["verify", "--plan", "QuantizePerTokenPlan"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls the command line in a terminal that is wide enough not to wrap."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_no_command_shows_help(run: Any) -> None:
+    shown = run("--help")
+    assert shown.exit_code == 0
+    for command in ("plans", "explain", "verify", "bench", "demo"):
+        assert command in shown.output
+
+
+def test_plans_lists_every_plan(run: Any) -> None:
+    shown = run("plans")
+    assert shown.exit_code == 0
+    for name in hf.plans():
+        assert name in shown.output
+    assert "same bits everywhere" in shown.output
+    assert "float16/32/64" in shown.output
+
+
+def test_plans_as_json(run: Any) -> None:
+    listed = {entry["plan"]: entry for entry in json.loads(run("plans", "--json").output)}
+    assert sorted(listed) == sorted(hf.plans())
+    entry = listed["QuantizePerChannelPlan"]
+    assert entry["dtypes"]["input_dtype"] == ["bfloat16", "float16", "float32", "float64"]
+    assert {"int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"} <= set(
+        entry["dtypes"]["output_dtype"]
+    )
+    assert entry["backends"] == ["cpu", "gpu", "reference"]
+    assert entry["ulp"] == {"q": 1.0}
+    assert entry["deterministic"] and entry["bit_stable"] == "everywhere"
+
+
+def test_explain(run: Any) -> None:
+    shown = run("explain", "QuantizePerChannelPlan", "shape=64,3,7,7", "axis=0", "input_dtype=bfloat16")
+    assert shown.exit_code == 0
+    assert '"shape": [64, 3, 7, 7]' in shown.output
+    assert "quantize.forward[per_channel] bfloat16->int8 on cpu" in shown.output
+    assert "could run, but comes later" in shown.output
+    assert "workspace: 0 bytes" in shown.output
+    assert f"moves: {64 * 3 * 7 * 7 * 3 + 4 * 64} bytes" in shown.output
+
+
+def test_explain_a_preferred_backend(run: Any) -> None:
+    shown = run("explain", "DequantizePerTensor", "shape=", "packed=false", "--backend", "reference")
+    assert shown.exit_code == 0
+    assert "the preference asks for reference" in shown.output
+    assert "on reference/numpy" in shown.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["QuantizePerChanelPlan", "shape=3"],
+            "no plan called 'QuantizePerChanelPlan'; near it: QuantizePerChan",
+        ),
+        (["QuantizePerChannelPlan", "shape=3,4", "axis=2"], "axis 2 is out of range for shape (3, 4)"),
+        (["QuantizePerChannelPlan", "shape=3,4"], "axis"),
+        (["QuantizePerTensorPlan", "shape=3,x"], "a list of whole numbers"),
+        (["QuantizePerTensorPlan", "shape"], "'shape' is no FIELD=VALUE"),
+        (["QuantizePerTensorPlan", "shape=3", "colour=red"], "no field 'colour'"),
+        (["QuantizePerTensorPlan", "shape=3", "output_dtype=int3"], "int3"),
+        (["QuantizePerTensorPlan", "shape=3", "--backend", "tpu"], "no such backend"),
+        (["QuantizePerTensorPlan", "shape=3", "--device", "toaster"], "toaster"),
+    ],
+)
+def test_explain_refuses_with_a_sentence(run: Any, words: list[str], said: str) -> None:
+    shown = run("explain", *words)
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert "Traceback" not in shown.output
+
+
+def test_verify_one_plan(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    shown = run(*ONE_PLAN, "--json", str(file))
+    assert shown.exit_code == 0, shown.output
+    assert "every bit equal" in shown.output
+    assert "mutants caught 10/10" in shown.output
+    found = json.loads(file.read_text())
+    assert found["passed"] and found["differences" if "differences" in found else "plans"]
+    (plan,) = found["plans"]
+    assert plan["plan"] == "QuantizePerTokenPlan"
+    assert plan["cases"] == len(digests.pinned()["QuantizePerTokenPlan"])
+    assert plan["mutants_caught"] == plan["mutants"] == 10
+
+
+def test_verify_refuses_a_plan_that_is_not_there(run: Any) -> None:
+    shown = run("verify", "--plan", "NoSuchPlan")
+    assert shown.exit_code == 2
+    assert "no plan called 'NoSuchPlan'" in shown.stderr
+
+
+class WrongQuantize(Quantize):
+    """A CPU kernel with one wrong code, in tensors of one shape."""
+
+    def prepare(self, args: Any) -> Launch[Any]:
+        right = super().prepare(args)
+
+        def launch(stream: Any, workspace: Any, args: Any, addresses: Any) -> None:
+            right(stream, workspace, args, addresses)
+            if args.q.shape == (33, 1021):
+                args.q[32, 7] += 1
+
+        return launch
+
+
+def test_verify_exits_1_on_a_difference(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hf.QuantizePerTokenPlan.kernels, "cpu", f"{__name__}:WrongQuantize")  # type: ignore[arg-type]
+    shown = run(*ONE_PLAN, "--json", "-")
+    assert shown.exit_code == 1
+    found = json.loads(shown.stdout)
+    assert not found["passed"]
+    differences = found["plans"][0]["differences"]
+    assert {difference["case"] for difference in differences} == {"many elements"}
+    assert {difference["way"] for difference in differences} == {
+        "cpu on 1 thread", "cpu on 2 threads", "cpu on 8 threads"
+    }  # fmt: skip
+    assert "q[32, 7]" in differences[0]["detail"]
+    assert "(1 differ)" in differences[0]["detail"]
+    assert "QuantizePerTokenPlan, case 'many elements', cpu on 1 thread: q[32, 7]" in shown.stderr
+
+
+def test_verify_exits_1_on_another_digest(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = {name: dict(known) for name, known in digests.pinned().items()}
+    pinned["QuantizePerTokenPlan"]["square"] = "0" * 16
+    monkeypatch.setattr(digests, "pinned", lambda: pinned)
+    shown = run(*ONE_PLAN)
+    assert shown.exit_code == 1
+    assert "case 'square', digest" in shown.output
+    assert "0" * 16 in shown.output
+
+
+def test_digests_are_written_on_demand(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = digests.pinned()
+    monkeypatch.setattr(digests, "path", lambda: tmp_path / "digests.json")
+    digests.pinned.cache_clear()
+    try:
+        assert run(*ONE_PLAN).exit_code == 1, "nothing is pinned yet"
+        assert run(*ONE_PLAN, "--write-digests").exit_code == 0
+        assert digests.pinned() == {"QuantizePerTokenPlan": kept["QuantizePerTokenPlan"]}
+        assert run(*ONE_PLAN).exit_code == 0
+    finally:
+        digests.pinned.cache_clear()
+
+
+def test_no_compiler_is_imported_to_list_plans() -> None:
+    program = """
+import sys
+from typer.testing import CliRunner
+from holdfast.cli import app
+for words in (["--help"], ["plans"], ["plans", "--json"], ["explain", "--help"]):
+    assert CliRunner().invoke(app, words).exit_code == 0
+print([name for name in ("numba", "triton") if name in sys.modules])
+CliRunner().invoke(app, ["explain", "QuantizePerTensorPlan", "shape=3"])
+print([name for name in ("numba", "triton") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after = done.stdout.splitlines()
+    assert before == "[]"
+    assert "numba" in after, "the test can see an import"
+
+
+def test_torch_is_as_it_was_after_verifying(run: Any) -> None:
+    before = torch.get_num_threads()
+    run(*ONE_PLAN)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,94 @@
+"""Wrong kernels are rejected by the cases that the right ones pass."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.proof.conformance import AnyPlan
+from holdfast.proof.mutants import CONTROL, MUTANTS, Mutant, rejection
+
+PLANS = hf.plans()
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"),
+    [
+        pytest.param(name, mutant, id=f"{name}-{mutant.name}")
+        for name, plan in PLANS.items()
+        for mutant in MUTANTS
+        if mutant.fits(plan)
+    ],
+)
+def test_the_cases_reject(name: str, mutant: Mutant) -> None:
+    assert rejection(mutant, PLANS[name]) is not None
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_control_passes(name: str) -> None:
+    assert rejection(CONTROL, PLANS[name]) is None
+
+
+@pytest.mark.parametrize(
+    ("mistake", "op"),
+    [
+        ("no 1/scale", "quantize backward"),
+        ("exclusive bound", "quantize backward"),
+        ("exclusive bound", "quantize forward"),
+        ("zero point added before rounding", "quantize forward"),
+        ("zero point added before rounding", "quantize backward"),
+        ("reciprocal instead of division", "quantize forward"),
+        ("reciprocal instead of division", "quantize backward"),
+        ("last tile dropped", "quantize forward"),
+        ("last tile dropped", "dequantize backward"),
+        ("swapped axis", "quantize forward"),
+        ("swapped axis", "dequantize forward"),
+        ("swapped nibbles", "quantize forward"),
+        ("zeros", "quantize backward"),
+    ],
+)
+def test_the_mistake_is_tried(mistake: str, op: str) -> None:
+    plans = [plan for plan in PLANS.values() if f"{plan.op} {plan.direction}" == op]
+    tried = [plan for plan in plans for mutant in MUTANTS if mutant.name == mistake and mutant.fits(plan)]
+    assert len(tried) >= 3
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_kernel_that_writes_nothing_is_rejected(name: str) -> None:
+    def nothing(plan: AnyPlan, desc: Any, run: Any, args: Any) -> None:
+        """Leave the poison where it is."""
+
+    found = rejection(Mutant("nothing", nothing), PLANS[name])
+    assert found is not None and ("nan" in found.detail or "0xa5" in found.detail)
+
+
+def _spoiled(plan: AnyPlan, desc: Any, run: Any, args: Any, *, what: str) -> None:
+    run(args)
+    target = getattr(args, what or plan.outputs[0])
+    if what:
+        target.zero_()
+    else:
+        target.as_strided((1,), (1,), target.storage_offset() - 1).zero_()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_kernel_that_writes_beside_its_output_is_rejected(name: str) -> None:
+    found = rejection(Mutant("beside", partial(_spoiled, what="")), PLANS[name])
+    assert found is not None and "beside" in found.detail
+
+
+@pytest.mark.parametrize("name", ["QuantizePerTokenPlan", "QuantizePerTokenBackwardPlan"])
+def test_a_kernel_that_changes_its_input_is_rejected(name: str) -> None:
+    found = rejection(Mutant("input", partial(_spoiled, what="x")), PLANS[name])
+    assert found is not None and "x[" in found.detail
+
+
+def test_a_kernel_that_raises_is_rejected() -> None:
+    def fails(plan: AnyPlan, desc: Any, run: Any, args: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    found = rejection(Mutant("fails", fails), hf.QuantizePerTensorPlan)
+    assert found is not None and "ZeroDivisionError: on purpose" in found.detail

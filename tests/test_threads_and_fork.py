@@ -1,0 +1,135 @@
+"""Eight Python threads and forked children on the CPU backend at once: the right bits, and no hang.
+
+Everything happens in a process of its own, so that a hang is a failure after a while and not the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.proof.bits import memory
+from holdfast.proof.conformance import cases_of, expected
+
+PYTHON_THREADS = 8
+CHILDREN = 3
+ROUNDS = 4
+SECONDS = 120
+
+PLANS = [
+    hf.QuantizePerTensorPlan,
+    hf.QuantizePerChannelPlan,
+    hf.QuantizePerTokenBackwardPlan,
+    hf.DequantizePerGroupPlan,
+    hf.DequantizePerTensorBackwardPlan,
+]
+
+Job = tuple[Any, Any, Any, list[bytes]]
+
+
+def jobs() -> list[Job]:
+    """Plans with args, one of each large enough for many threads, and the bytes that they must give."""
+    found: list[Job] = []
+    for plan in PLANS:
+        for case in cases_of(plan):
+            if case.name in ("many elements", "transposed input", "float32 to int8"):
+                args, reference = expected(plan, case)
+                right = [_bytes(getattr(reference, name)) for name in plan.outputs]
+                found.append((plan, case.descriptor, args, right))
+    return found
+
+
+def fresh(plan: Any, args: Any) -> Any:
+    """The args with a copy of their outputs, made by NumPy: torch's own threads do not survive a fork."""
+    outputs = {}
+    for name in plan.outputs:
+        out = getattr(args, name)
+        copied = torch.from_numpy(memory(out).numpy().copy())
+        outputs[name] = copied.as_strided(out.shape, out.stride(), out.storage_offset())
+    return replace(args, **outputs)
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return np.ascontiguousarray(tensor.numpy()).tobytes()
+
+
+def work(every: list[Job], wrong: list[str]) -> None:
+    """Select, run and compare every job, some rounds over."""
+    stream = hf.Stream.current()
+    try:
+        for _ in range(ROUNDS):
+            for plan, descriptor, args, right in every:
+                given = fresh(plan, args)
+                plan.select(stream, descriptor, hf.PlanPreference(backend="cpu")).run(stream, None, given)
+                if [_bytes(getattr(given, name)) for name in plan.outputs] != right:
+                    wrong.append(plan.__name__)
+    except BaseException:
+        wrong.append(traceback.format_exc())
+
+
+def in_threads(every: list[Job], count: int) -> tuple[list[threading.Thread], list[str]]:
+    wrong: list[str] = []
+    threads = [threading.Thread(target=work, args=(every, wrong)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads, wrong
+
+
+def child(every: list[Job]) -> None:
+    """In a forked process: work here and in two threads; the exit status says how it went."""
+    signal.alarm(SECONDS)
+    threads, wrong = in_threads(every, 2)
+    work(every, wrong)
+    for thread in threads:
+        thread.join()
+    sys.stderr.write("\n".join(wrong))
+    os._exit(1 if wrong else 0)
+
+
+def main(warm: bool) -> None:
+    """``warm`` has kernels compiled and the pool running before anything is forked; else only imported."""
+    torch.set_num_threads(4)
+    every = jobs()
+    for plan in PLANS:
+        importlib.import_module(plan.kernels["cpu"].partition(":")[0])
+    if warm:
+        wrong: list[str] = []
+        work(every, wrong)
+        assert not wrong, wrong
+    threads, wrong = in_threads(every, PYTHON_THREADS)
+    children = []
+    for _ in range(CHILDREN):
+        pid = os.fork()
+        if pid == 0:
+            child(every)
+        children.append(pid)
+    work(every, wrong)
+    for thread in threads:
+        thread.join()
+    states = [os.waitpid(pid, 0)[1] for pid in children]
+    assert not wrong, wrong
+    assert states == [0] * CHILDREN, states
+
+
+@pytest.mark.parametrize("warm", ["warm", "cold"])
+def test_eight_threads_and_forked_children_at_once(warm: str) -> None:
+    done = subprocess.run(
+        [sys.executable, __file__, warm], timeout=2 * SECONDS, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] == "warm")
