@@ -161,7 +161,7 @@ def test_cpu(problem: tuple[Any, Case], threads: int) -> None:
     assert_equal(*problem, Way("cpu", threads=threads, times=1))
 
 
-@settings(max_examples=60, **SETTINGS)
+@settings(max_examples=100, **SETTINGS)
 @given(problems())
 def test_gpu(problem: tuple[Any, Case]) -> None:
     gpu = gpu_way()

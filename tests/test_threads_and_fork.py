@@ -5,7 +5,6 @@ Everything happens in a process of its own, so that a hang is a failure after a 
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -99,11 +98,9 @@ def child(every: list[Job]) -> None:
 
 
 def main(warm: bool) -> None:
-    """``warm`` has kernels compiled and the pool running before anything is forked; else only imported."""
+    """``warm`` has kernels compiled and the pool running before anything forks; else not even imported."""
     torch.set_num_threads(4)
     every = jobs()
-    for plan in PLANS:
-        importlib.import_module(plan.kernels["cpu"].partition(":")[0])
     if warm:
         wrong: list[str] = []
         work(every, wrong)

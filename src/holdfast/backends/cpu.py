@@ -8,7 +8,6 @@ is compiled once for each compute type and never for a combination of dtypes.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
+
+from holdfast.core import fork
 
 #: Fewer elements than this are not worth waking a thread.
 PARALLEL_ELEMENTS = 32768
@@ -127,7 +128,7 @@ def prefetch(typingctx, elements, index):
     return types.none(elements, index), build
 
 
-# Held while Numba compiles, and while the process forks: a child never inherits half of a kernel.
+# Held while Numba compiles; forking waits for it, so that a child never inherits half of a kernel.
 _compiling = threading.RLock()
 
 
@@ -172,21 +173,11 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
                 future.result()
 
 
-def _before_fork() -> None:
-    _compiling.acquire()
-    _pool_lock.acquire()
-
-
-def _after_fork() -> None:
-    _pool_lock.release()
-    _compiling.release()
-
-
-def _after_fork_in_child() -> None:
+def _without_threads() -> None:
     global _pool
     _pool = None  # its threads stayed in the parent
-    _after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+fork.wait_for(_compiling)
+fork.wait_for(_pool_lock)
+fork.in_child(_without_threads)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import registry
+from holdfast.core import fork, registry
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
@@ -152,8 +152,9 @@ class Plan(Generic[D, A]):
     @classmethod
     def _kernel(cls, backend: str, desc: D, device: torch.device) -> Kernel[A]:
         module, _, name = cls.kernels[backend].partition(":")
-        made = getattr(importlib.import_module(module), name)(desc, device)
-        return cast(Kernel[A], made)
+        with fork.importing:
+            kernel = getattr(importlib.import_module(module), name)
+        return cast(Kernel[A], kernel(desc, device))
 
     def sku(self) -> KernelSku:
         """Which kernel was picked."""
@@ -238,8 +239,7 @@ class Plan(Generic[D, A]):
 
     def _refused_overlap(self, addresses: Sequence[int], extents: Sequence[int]) -> str:
         for i in range(len(self.outputs)):
-            start = addresses[i]
-            end = start + extents[i]
+            start, end = addresses[i], addresses[i] + extents[i]
             for j in range(i + 1, len(addresses)):
                 other = addresses[j]
                 if other < end and start < other + extents[j]:

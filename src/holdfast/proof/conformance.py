@@ -92,10 +92,12 @@ def moved(args: Args, device: str) -> Args:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
+    if count is None:
+        yield
+        return
     before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
-        if count is not None:
-            torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)

@@ -50,12 +50,16 @@ CHUNK = 2**26
 
 @dataclass(frozen=True)
 class Sweep:
-    """One part of the whole: what it is called, how many values it tries, and how to try them."""
+    """One part of the whole: what it is called, how many values it tries, and how to try them.
+
+    ``alone`` if it takes the whole machine; the others go side by side, for their variants to compile so.
+    """
 
     plan: AnyPlan
     name: str
     values: int
     run: Callable[[], list[Difference]]
+    alone: bool = False
 
 
 def sweeps() -> Iterator[Sweep]:
@@ -251,4 +255,4 @@ def _float32(pair: tuple[float, int], first: int) -> Sweep:
                 )
         return found
 
-    return Sweep(QuantizePerTensorPlan, name, CHUNK, run)
+    return Sweep(QuantizePerTensorPlan, name, CHUNK, run, alone=True)

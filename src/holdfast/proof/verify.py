@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from holdfast.proof.conformance import (
     selected,
     ways,
 )
-from holdfast.proof.exhaustive import sweeps
+from holdfast.proof.exhaustive import Sweep, sweeps
 from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
 
 #: Told what is being done, how much of it is done, and how much there is in all.
@@ -151,14 +152,21 @@ def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
 
 
 def _exhaustive(report: Report, progress: Progress) -> None:
-    every = list(sweeps())
     by_plan = {found.plan: found for found in report.plans}
-    for number, sweep in enumerate(every):
-        found = by_plan.get(sweep.plan.__name__)
-        if found is not None:
-            progress(f"{found.plan}: {sweep.name}", number, len(every))
-            found.differences += sweep.run()
+    every = [sweep for sweep in sweeps() if sweep.plan.__name__ in by_plan]
+    side_by_side = [sweep for sweep in every if not sweep.alone]
+    alone = [sweep for sweep in every if sweep.alone]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = chain(pool.map(_swept, side_by_side), map(_swept, alone))
+        for number, (sweep, differences) in enumerate(zip(side_by_side + alone, results, strict=True)):
+            found = by_plan[sweep.plan.__name__]
+            found.differences += differences
             found.swept += sweep.values
+            progress(f"{found.plan}: {sweep.name}", number + 1, len(every))
+
+
+def _swept(sweep: Sweep) -> list[Difference]:
+    return sweep.run()
 
 
 def compile_variants(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: Progress = _silent) -> None:
