@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, cast
 
 import torch
 import triton
@@ -18,11 +18,11 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import prepare
-from holdfast.core.plan import Launch, Operand
+from holdfast.core.plan import Args, Launch, Operand
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import ZERO_POINT_LIMIT, widen
-from holdfast.ops.affine.plan import clamp_zero_point
+from holdfast.ops.affine.plan import AffineDescriptor, clamp_zero_point
 
 #: Elements of a tile over all its tensors, and the warps that share them.
 TILE = 8192
@@ -129,6 +129,23 @@ def load_zero_point(
     else:
         z = load_shared(pointer, row, start, rows, sizes, strides, 0, BY_ROW, BY_COLUMN, COLUMNS)
         return tl.minimum(tl.maximum(z, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
+
+
+def compile_contiguous(kernel: Any, args: type[Args]) -> None:
+    """Prepare ``kernel`` for contiguous tensors, the scale and the zero point in tensors too.
+
+    The tensors are without memory: only what they are like matters here.
+    """
+    desc: AffineDescriptor = kernel.desc
+    made: dict[str, torch.Tensor] = {}
+    for field in fields(cast(Any, args)):
+        if field.name in ("scale", "zero_point"):
+            dtype = torch.float32 if field.name == "scale" else torch.int32
+            made[field.name] = torch.empty(desc.view.scale_shape, dtype=dtype, device="meta")
+        elif field.name != "accumulate":
+            shape, dtype = desc.expected(field.name)
+            made[field.name] = torch.empty(shape, dtype=dtype, device="meta")
+    kernel.prepare(args(**made))
 
 
 def in_bytes(space: Space, packed: int | None, per_byte: int) -> Space:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -98,6 +98,10 @@ class AffineDescriptor(Descriptor):
         """The dtype that gradients with respect to the codes have."""
         return self.codes.torch if isinstance(self.codes, Float) else self.real.torch
 
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype that the operand called ``name`` must have."""
+        raise NotImplementedError
+
     def validate(self) -> None:
         super().validate()
         real, codes = self.real, self.codes
@@ -171,6 +175,19 @@ D = TypeVar("D", bound=AffineDescriptor)
 A = TypeVar("A", bound=Args)
 
 
+class AffineKernel(Generic[D]):
+    """What every affine kernel has, on any backend: a descriptor, a device, and no workspace."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Nothing, where there is no compiler."""
+
+
 class AffinePlan(Plan[D, A]):
     """The checks and statements that every affine plan makes."""
 
@@ -182,8 +199,8 @@ class AffinePlan(Plan[D, A]):
         self._scale_floor, self._scale_ceiling = _scale_limits(self.descriptor.real.compute)
 
     def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype that operand ``name`` must have."""
-        raise NotImplementedError
+        """The shape and dtype that the operand called ``name`` must have."""
+        return self.descriptor.expected(name)
 
     def sku(self) -> KernelSku:
         desc = self.descriptor

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from holdfast.backends.cpu import kernel, pointer
 from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import load, store
-from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -60,13 +58,8 @@ def _dequantize_backward(first, last, walk, shared, like, accumulate):
         store(walk, tile, like)
 
 
-class Dequantize:
+class Dequantize(AffineKernel[DequantizeDescriptor]):
     """``_dequantize`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
 
     def compile(self) -> None:
         affine.compile_for(_dequantize, self.desc.real.compute)
@@ -97,13 +90,8 @@ class Dequantize:
         return launch
 
 
-class DequantizeBackward:
+class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
     """``_dequantize_backward`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
 
     def compile(self) -> None:
         affine.compile_for(_dequantize_backward, self.desc.real.compute, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -12,6 +11,7 @@ from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.affine.gpu import (
     byte_offsets,
     columns_inside,
+    compile_contiguous,
     in_bytes,
     launch_over,
     load_scale,
@@ -20,7 +20,7 @@ from holdfast.ops.affine.gpu import (
     tile_rows,
     tile_start,
 )
-from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -112,27 +112,11 @@ def dequantize_backward(
         row += ROWS
 
 
-class Dequantize:
+class Dequantize(AffineKernel[DequantizeDescriptor]):
     """``dequantize`` as a kernel."""
 
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
     def compile(self) -> None:
-        """Compile for contiguous tensors, with scale and zero point in tensors."""
-        desc, meta = self.desc, torch.device("meta")
-        scales = desc.view.scale_shape
-        self.prepare(
-            DequantizeArgs(
-                q=torch.empty(desc.code_shape, dtype=desc.code_storage, device=meta),
-                scale=torch.empty(scales, device=meta),
-                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
-                y=torch.empty(desc.shape, dtype=desc.output_dtype, device=meta),
-            )
-        )
+        compile_contiguous(self, DequantizeArgs)
 
     def prepare(self, args: DequantizeArgs) -> Launch[DequantizeArgs]:
         desc = self.desc
@@ -149,25 +133,11 @@ class Dequantize:
         )
 
 
-class DequantizeBackward:
+class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
     """``dequantize_backward`` as a kernel."""
 
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
     def compile(self) -> None:
-        """Compile for contiguous tensors, with the scale in a tensor."""
-        desc, meta = self.desc, torch.device("meta")
-        self.prepare(
-            DequantizeBackwardArgs(
-                dy=torch.empty(desc.shape, dtype=desc.output_dtype, device=meta),
-                scale=torch.empty(desc.view.scale_shape, device=meta),
-                dq=torch.empty(desc.shape, dtype=desc.gradient_of_codes, device=meta),
-            )
-        )
+        compile_contiguous(self, DequantizeBackwardArgs)
 
     def prepare(self, args: DequantizeBackwardArgs) -> Launch[DequantizeBackwardArgs]:
         tensors, shared = (args.dq, args.dy), (args.scale,)

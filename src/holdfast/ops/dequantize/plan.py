@@ -41,6 +41,9 @@ class DequantizeBackwardDescriptor(AffineDescriptor):
     def codes(self) -> CodeCarrier:
         return code_dtype(self.input_dtype, "input_dtype")
 
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.shape, self.gradient_of_codes if name == "dq" else self.output_dtype
+
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeDescriptor(DequantizeBackwardDescriptor):
@@ -51,6 +54,9 @@ class DequantizeDescriptor(DequantizeBackwardDescriptor):
     @property
     def is_packed(self) -> bool:
         return self.packed
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return (self.code_shape, self.code_storage) if name == "q" else (self.shape, self.output_dtype)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -123,10 +129,6 @@ class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs]):
     }
     cases = "holdfast.ops.dequantize.cases"
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        desc = self.descriptor
-        return (desc.code_shape, desc.code_storage) if name == "q" else (desc.shape, desc.output_dtype)
-
     def _ulp(self) -> dict[str, float]:
         # Codes that are not whole numbers round once more, when the zero point is subtracted.
         real, extra = self.descriptor.real, 1.0 if isinstance(self.descriptor.codes, Float) else 0.0
@@ -146,10 +148,6 @@ class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, Dequantize
         "reference": "holdfast.ops.dequantize.reference:DequantizeBackward",
     }
     cases = "holdfast.ops.dequantize.cases"
-
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        desc = self.descriptor
-        return desc.shape, desc.gradient_of_codes if name == "dq" else desc.output_dtype
 
     def _ulp(self) -> dict[str, float]:
         desc = self.descriptor

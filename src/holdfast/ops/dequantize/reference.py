@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
 from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
+from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import scale_array, unpack, zero_point_array
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
@@ -34,16 +34,8 @@ def dequantize_backward(dy: Array, scale: Array) -> Array:
         return dy * scale
 
 
-class Dequantize:
+class Dequantize(AffineKernel[DequantizeDescriptor]):
     """``dequantize`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
-
-    def compile(self) -> None:
-        """NumPy needs none."""
 
     def prepare(self, args: DequantizeArgs) -> Launch[DequantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -62,16 +54,8 @@ class Dequantize:
         return launch
 
 
-class DequantizeBackward:
+class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
     """``dequantize_backward`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: DequantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
-
-    def compile(self) -> None:
-        """NumPy needs none."""
 
     def prepare(self, args: DequantizeBackwardArgs) -> Launch[DequantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute

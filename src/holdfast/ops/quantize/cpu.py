@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
 from holdfast.core.plan import Launch
@@ -14,7 +13,7 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import rint, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import load, store, stores_bytes
-from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
@@ -92,13 +91,8 @@ def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
         store(walk, tile, q_min)
 
 
-class Quantize:
+class Quantize(AffineKernel[QuantizeDescriptor]):
     """``_quantize`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
 
     def compile(self) -> None:
         affine.compile_for(_quantize, self.desc.real.compute)
@@ -127,13 +121,8 @@ class Quantize:
         return launch
 
 
-class QuantizeBackward:
+class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
     """``_quantize_backward`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
 
     def compile(self) -> None:
         affine.compile_for(_quantize_backward, self.desc.real.compute, False)

@@ -12,6 +12,7 @@ from holdfast.numerics.gpu import code, in_range, narrow, quotient, widen
 from holdfast.ops.affine.gpu import (
     byte_offsets,
     columns_inside,
+    compile_contiguous,
     in_bytes,
     launch_over,
     load_scale,
@@ -20,7 +21,7 @@ from holdfast.ops.affine.gpu import (
     tile_rows,
     tile_start,
 )
-from holdfast.ops.affine.plan import affine_space
+from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
@@ -116,27 +117,11 @@ def quantize_backward(
         row += ROWS
 
 
-class Quantize:
+class Quantize(AffineKernel[QuantizeDescriptor]):
     """``quantize`` as a kernel."""
 
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
     def compile(self) -> None:
-        """Compile for contiguous tensors, with scale and zero point in tensors."""
-        desc, meta = self.desc, torch.device("meta")
-        scales = desc.view.scale_shape
-        self.prepare(
-            QuantizeArgs(
-                x=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
-                scale=torch.empty(scales, device=meta),
-                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
-                q=torch.empty(desc.code_shape, dtype=desc.code_storage, device=meta),
-            )
-        )
+        compile_contiguous(self, QuantizeArgs)
 
     def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
         desc = self.desc
@@ -156,28 +141,11 @@ class Quantize:
         )
 
 
-class QuantizeBackward:
+class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
     """``quantize_backward`` as a kernel."""
 
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
     def compile(self) -> None:
-        """Compile for contiguous tensors, with scale and zero point in tensors."""
-        desc, meta = self.desc, torch.device("meta")
-        scales = desc.view.scale_shape
-        self.prepare(
-            QuantizeBackwardArgs(
-                dy=torch.empty(desc.shape, dtype=desc.gradient_of_codes, device=meta),
-                x=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
-                scale=torch.empty(scales, device=meta),
-                zero_point=torch.empty(scales, dtype=torch.int32, device=meta),
-                dx=torch.empty(desc.shape, dtype=desc.input_dtype, device=meta),
-            )
-        )
+        compile_contiguous(self, QuantizeBackwardArgs)
 
     def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
         tensors, shared = (args.dx, args.dy, args.x), (args.scale, args.zero_point)

@@ -48,6 +48,9 @@ class QuantizeBackwardDescriptor(AffineDescriptor):
         least, most = self.codes.code_range
         return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
 
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.shape, self.gradient_of_codes if name == "dy" else self.input_dtype
+
     def validate(self) -> None:
         super().validate()
         least, most = self.codes.code_range
@@ -77,6 +80,9 @@ class QuantizeDescriptor(QuantizeBackwardDescriptor):
     @property
     def is_packed(self) -> bool:
         return self.packed
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return (self.code_shape, self.code_storage) if name == "q" else (self.shape, self.input_dtype)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -153,10 +159,6 @@ class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs]):
     }
     cases = "holdfast.ops.quantize.cases"
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        desc = self.descriptor
-        return (desc.code_shape, desc.code_storage) if name == "q" else (desc.shape, desc.input_dtype)
-
     def _ulp(self) -> dict[str, float]:
         # The quotient is rounded before it is rounded to a code: beside a tie, that can cross it.
         return {"q": 1.0}
@@ -175,10 +177,6 @@ class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwa
         "reference": "holdfast.ops.quantize.reference:QuantizeBackward",
     }
     cases = "holdfast.ops.quantize.cases"
-
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        desc = self.descriptor
-        return desc.shape, desc.gradient_of_codes if name == "dy" else desc.input_dtype
 
     def _ulp(self) -> dict[str, float]:
         real = self.descriptor.real

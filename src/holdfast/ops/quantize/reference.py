@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.numerics.reference import Array, accumulated, bounds, rounded_quotient, store, widen
+from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -35,16 +35,8 @@ def quantize_backward(
         return np.where((lo <= r) & (r <= hi), dy / scale, dy.dtype.type(0))
 
 
-class Quantize:
+class Quantize(AffineKernel[QuantizeDescriptor]):
     """``quantize`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeDescriptor, device: torch.device) -> None:
-        self.desc = desc
-
-    def compile(self) -> None:
-        """NumPy needs none."""
 
     def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -60,16 +52,8 @@ class Quantize:
         return launch
 
 
-class QuantizeBackward:
+class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
     """``quantize_backward`` as a kernel."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: QuantizeBackwardDescriptor, device: torch.device) -> None:
-        self.desc = desc
-
-    def compile(self) -> None:
-        """NumPy needs none."""
 
     def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
