@@ -58,6 +58,12 @@ BAD_ARGS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "q that overlaps itself": (
         lambda a: replace(a, q=a.q[:1].expand(4, 6)), ("strides (0, 1)", "must not overlap themselves")
     ),
+    "x that is a negated view": (
+        lambda a: replace(a, x=torch._neg_view(a.x)), ("x is a negated view", "resolve_neg()")
+    ),
+    "scale that is a negated view": (
+        lambda a: replace(a, scale=torch._neg_view(a.scale)), ("scale is a negated view", "resolve_neg()")
+    ),
     "scale of the wrong length": (
         lambda a: replace(a, scale=a.scale[:3]), ("scale has shape (3,)", "takes 4 in shape (4,)")
     ),

@@ -138,6 +138,12 @@ def test_dequantize_is_differentiable_in_float_codes_alone() -> None:
     assert not hf.quantize(values(requires_grad=True), scale).requires_grad
 
 
+def test_negated_views_have_the_values_that_they_show() -> None:
+    view = torch.complex(values(), values()).conj().imag
+    assert view.is_neg()
+    assert torch.equal(hf.quantize(view, 0.1), hf.quantize(-values(), 0.1))
+
+
 def test_outputs_keep_the_layout_of_the_input() -> None:
     x = torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last)
     q = hf.quantize(x, 0.1)

@@ -37,7 +37,7 @@ def clamp_zero_point(zero_point: int | None) -> int:
 def shared_signature(operand: Operand) -> tuple[Any, int]:
     """The part of a signature that a scale or a zero point makes, and its address."""
     if isinstance(operand, torch.Tensor):
-        key = operand.dtype, operand.shape, operand.stride(), operand.device
+        key = operand.dtype, operand.shape, operand.stride(), operand.device, operand.is_neg()
         return key, operand.data_ptr()
     return float if isinstance(operand, float) else operand, 0
 
@@ -258,6 +258,8 @@ class AffinePlan(Plan[D, A]):
     def _refused_device(self, name: str, tensor: torch.Tensor) -> str:
         if tensor.layout != torch.strided:
             return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+        if tensor.is_neg():
+            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
         if tensor.device != self.device:
             return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
         return ""

@@ -80,8 +80,8 @@ class DequantizeArgs(Args):
         bits = y_address | q_address | scale_address | zero_address
         key = (
             bits & 15 and misalignment(addresses),
-            y.dtype, y.shape, y.stride(), y.device,
-            q.dtype, q.shape, q.stride(), q.device,
+            y.dtype, y.shape, y.stride(), y.device, y.is_neg(),
+            q.dtype, q.shape, q.stride(), q.device, q.is_neg(),
             scale, zero_point,
         )  # fmt: skip
         return key, addresses
@@ -108,8 +108,8 @@ class DequantizeBackwardArgs(Args):
         key = (
             bits & 15 and misalignment(addresses),
             self.accumulate,
-            dq.dtype, dq.shape, dq.stride(), dq.device,
-            dy.dtype, dy.shape, dy.stride(), dy.device,
+            dq.dtype, dq.shape, dq.stride(), dq.device, dq.is_neg(),
+            dy.dtype, dy.shape, dy.stride(), dy.device, dy.is_neg(),
             scale,
         )  # fmt: skip
         return key, addresses

@@ -106,8 +106,8 @@ class QuantizeArgs(Args):
         bits = q_address | x_address | scale_address | zero_address
         key = (
             bits & 15 and misalignment(addresses),
-            q.dtype, q.shape, q.stride(), q.device,
-            x.dtype, x.shape, x.stride(), x.device,
+            q.dtype, q.shape, q.stride(), q.device, q.is_neg(),
+            x.dtype, x.shape, x.stride(), x.device, x.is_neg(),
             scale, zero_point,
         )  # fmt: skip
         return key, addresses
@@ -137,9 +137,9 @@ class QuantizeBackwardArgs(Args):
         key = (
             bits & 15 and misalignment(addresses),
             self.accumulate,
-            dx.dtype, dx.shape, dx.stride(), dx.device,
-            dy.dtype, dy.shape, dy.stride(), dy.device,
-            x.dtype, x.shape, x.stride(), x.device,
+            dx.dtype, dx.shape, dx.stride(), dx.device, dx.is_neg(),
+            dy.dtype, dy.shape, dy.stride(), dy.device, dy.is_neg(),
+            x.dtype, x.shape, x.stride(), x.device, x.is_neg(),
             scale, zero_point,
         )  # fmt: skip
         return key, addresses
