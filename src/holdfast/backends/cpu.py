@@ -28,7 +28,7 @@ from holdfast.core import fork
 #: Fewer elements than this are not worth waking a thread.
 PARALLEL_ELEMENTS = 32768
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
-BLOCK, _AHEAD = 128, 4096
+BLOCK, _AHEAD = 256, 4096
 
 
 def _digest_of_sources() -> str:

@@ -24,7 +24,6 @@ from holdfast.core.strided import overlaps_itself, span
 #: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
 Operand = torch.Tensor | float | int | None
 
-
 #: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
 Signature = tuple[tuple[Any, ...], tuple[int, ...]]
 
@@ -47,7 +46,7 @@ D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A", bound=Args)
 A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 
-#: Runs one prepared variant: the stream's handle, the workspace, the args, and each operand's address.
+#: Runs one prepared variant: the stream, the workspace, the args, and each operand's address.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 

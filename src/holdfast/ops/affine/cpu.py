@@ -33,7 +33,7 @@ from holdfast.numerics.cpu import INT8, ITEM_SIZE, UINT8, kind, narrow, pack, un
 from holdfast.ops.affine.plan import clamp_zero_point
 
 #: Elements in a tile: few enough for its runs to stay near the core, enough to pay for finding them.
-TILE = 4096
+TILE = 8192
 #: Columns of a tile where some operand's columns are apart: a square touches few lines of every operand.
 _SQUARE = 64
 #: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
