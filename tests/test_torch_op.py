@@ -153,6 +153,21 @@ def test_outputs_keep_the_layout_of_the_input() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "reference"])
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0,), (2, 0, 4)], ids=str)
+def test_empty_tensors_are_selected_and_run(shape: tuple[int, ...], backend: str) -> None:
+    stream = hf.Stream.current("cuda" if backend == "gpu" and torch.cuda.is_available() else "cpu")
+    for axis in range(len(shape)):
+        desc = hf.QuantizePerChannelDescriptor(shape=shape, axis=axis)
+        plan = hf.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+        x, q = (
+            torch.empty(shape, device=stream.device),
+            torch.empty(shape, dtype=torch.int8).to(stream.device),
+        )
+        scale = torch.ones(shape[axis], device=stream.device)
+        plan.run(stream, None, hf.QuantizePerChannelArgs(x=x, scale=scale, q=q))
+
+
 @pytest.mark.parametrize("length", range(1, 10))
 @pytest.mark.parametrize("dtype", [torch.int2, torch.uint2, torch.int4, torch.uint4], ids=str)
 def test_packed_codes_are_the_unpacked_ones_packed(dtype: torch.dtype, length: int) -> None:

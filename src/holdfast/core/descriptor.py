@@ -38,6 +38,11 @@ class Descriptor:
             ) from None
         object.__setattr__(self, "shape", shape)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no element to work on, so that nothing is compiled or launched."""
+        return 0 in self.shape
+
     def validate(self) -> None:
         """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
         if len(self.shape) > MAX_RANK:

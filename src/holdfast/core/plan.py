@@ -116,7 +116,7 @@ class Plan(Generic[D, A]):
         for candidate in candidates:
             if not candidate.reason:
                 kernel = cls._kernel(candidate.backend, desc, stream.device)
-                if pref.precompile:
+                if pref.precompile and not desc.empty:
                     kernel.compile()
                 return cls(desc, stream.device, candidate.backend, kernel)
         reasons = "; ".join(f"{candidate.backend}: {candidate.reason}" for candidate in candidates)
@@ -205,8 +205,8 @@ class Plan(Generic[D, A]):
         reason = self._refusal(args)
         if reason:
             raise InvalidArgs(reason)
-        empty = 0 in self.descriptor.shape
-        admitted = _Admitted(None if empty else self.kernel.prepare(args), _extents(args))
+        launch = None if self.descriptor.empty else self.kernel.prepare(args)
+        admitted = _Admitted(launch, _extents(args))
         if len(self._admitted) >= self._remembered:
             self._admitted.clear()
         self._admitted[key] = admitted
