@@ -50,7 +50,6 @@ class PrecisionGuarantee:
     bit_stable: Literal["everywhere", "same_hardware", "no"] = "everywhere"
     numerics_version: int = NUMERICS_VERSION
     ulp: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    note: str = ""
 
     def __hash__(self) -> int:
         return hash((self.compute_dtype, self.accumulator_dtype, self.bit_stable, tuple(self.ulp.items())))

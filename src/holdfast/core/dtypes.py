@@ -15,6 +15,8 @@ from holdfast.core.errors import InvalidDescriptor
 
 #: Codes have at most 16 bits, also where a float carries them.
 LARGEST_CODE = 2**16
+#: Zero points beyond this saturate, so that a code less a zero point is exact in float32.
+ZERO_POINT_LIMIT = 2**23
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,6 @@ class Space:
             rows *= size
         return rows
 
-    def span(self, operand: int) -> int:
-        """How many elements lie between the first and the last that the operand touches, both included."""
-        return span(self.sizes, self.strides[operand])
-
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """The extent in elements of a strided tensor; 0 if it has no element."""

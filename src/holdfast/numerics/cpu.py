@@ -13,6 +13,7 @@ from numba import types
 from numba.extending import overload
 
 from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.core.dtypes import ZERO_POINT_LIMIT
 
 # What an operand's elements are. The low four bits are the size of one in bytes; a kind of the size alone is
 # the compute type itself.
@@ -31,9 +32,6 @@ _KINDS = {
     torch.uint16: UINT16,
     torch.int32: ZERO_POINT,
 }
-
-#: Zero points are clamped to this magnitude, where every sum with a code is exact in float32.
-MOST_ZERO_POINT = 2**23
 
 
 def kind(dtype: torch.dtype, compute: torch.dtype) -> int:
@@ -181,7 +179,7 @@ def widen(source, kind, first, last, target, like):
     elif kind == ZERO_POINT:
         points = pointer(source, np.int32)
         for i in range(first, last):
-            wide[i] = min(max(points[i], np.int32(-MOST_ZERO_POINT)), np.int32(MOST_ZERO_POINT))
+            wide[i] = min(max(points[i], np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
 
 
 @jit

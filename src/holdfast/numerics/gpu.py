@@ -11,9 +11,11 @@ import os
 import triton
 import triton.language as tl
 
+from holdfast.core import dtypes
+
 #: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 wrongly: there both are spelled out.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
-ZERO_POINT_LIMIT = tl.constexpr(2**23)
+ZERO_POINT_LIMIT = tl.constexpr(dtypes.ZERO_POINT_LIMIT)
 #: 1.5 * 2^23: a float32 near it has an ulp of 1, and its integer part in its low bits.
 MAGIC = tl.constexpr(12582912)
 MAGIC_BITS = tl.constexpr(0x4B400000)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast.core.dtypes import Float
+from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
 
 Array = npt.NDArray[Any]
 
@@ -57,9 +57,14 @@ def accumulated(old: torch.Tensor, values: Array, compute: Float) -> Array:
         return total
 
 
+def saturated(zero_point: Array) -> Array:
+    """The zero point as it is used."""
+    return np.clip(zero_point, -ZERO_POINT_LIMIT, ZERO_POINT_LIMIT).astype(np.int64)
+
+
 def bounds(zero_point: Array, q_min: int, q_max: int, compute: Float) -> tuple[Array, Array, Array]:
     """The zero point, saturated, and the code range less the zero point; exact in the compute type."""
-    z = np.clip(zero_point, -(2**23), 2**23).astype(np.int64)
+    z = saturated(zero_point)
     kind = compute_type(compute)
     return z, (q_min - z).astype(kind), (q_max - z).astype(kind)
 

@@ -89,16 +89,22 @@ def _layout(sizes: Sequence[int], strides: Sequence[int], parts: int, tile_rows:
     return _APART
 
 
+@lru_cache(maxsize=1024)
+def _host_value(value: float, dtype: torch.dtype) -> torch.Tensor:
+    """A value of the host where kernels can read it; kept, since the same ones come again and again."""
+    return torch.tensor(value, dtype=dtype)
+
+
 def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
     """The scale as a tensor; the host's is rounded to the compute type."""
-    return scale if isinstance(scale, torch.Tensor) else torch.tensor(scale, dtype=compute.torch)
+    return scale if isinstance(scale, torch.Tensor) else _host_value(float(scale), compute.torch)
 
 
 def shared_tensors(args: Any, compute: Float) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale and the zero point as tensors."""
     zero_point = args.zero_point
     if not isinstance(zero_point, torch.Tensor):
-        zero_point = torch.tensor(clamp_zero_point(zero_point), dtype=torch.int32)
+        zero_point = _host_value(clamp_zero_point(zero_point), torch.int32)
     return scale_tensor(args.scale, compute), zero_point
 
 

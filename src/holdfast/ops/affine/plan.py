@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.contract import KernelSku, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
-from holdfast.core.dtypes import Code, CodeCarrier, Float, dtype_name
+from holdfast.core.dtypes import ZERO_POINT_LIMIT, Code, CodeCarrier, Float, dtype_name
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
 from holdfast.core.plan import Args, Operand, Plan
@@ -24,9 +24,6 @@ from holdfast.core.strided import Space, coalesce
 
 Scale = torch.Tensor | float
 ZeroPoint = torch.Tensor | int | None
-
-#: Zero points beyond this saturate, so that ``q_min - zero_point`` is exact in float32.
-ZERO_POINT_LIMIT = 2**23
 
 
 def clamp_zero_point(zero_point: int | None) -> int:

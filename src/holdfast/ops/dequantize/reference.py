@@ -6,7 +6,7 @@ import numpy as np
 
 from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
+from holdfast.numerics.reference import Array, accumulated, compute_type, saturated, store, widen
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import scale_array, unpack, zero_point_array
 from holdfast.ops.dequantize.plan import (
@@ -19,7 +19,7 @@ from holdfast.ops.dequantize.plan import (
 
 def dequantize(codes: Array, scale: Array, zero_point: Array) -> Array:
     """(code - zero_point) * scale. For whole codes the difference is exact, so it rounds once."""
-    z = np.clip(zero_point, -(2**23), 2**23).astype(np.int64)
+    z = saturated(zero_point)
     with np.errstate(all="ignore"):
         if codes.dtype.kind == "f":
             difference: Array = codes - z.astype(codes.dtype)
