@@ -162,7 +162,7 @@ def test_verify_exits_1_on_another_digest(run: Any, monkeypatch: pytest.MonkeyPa
 
 def test_digests_are_written_on_demand(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = digests.pinned()
-    monkeypatch.setattr(digests, "path", lambda: tmp_path / "digests.json")
+    monkeypatch.setattr(digests, "folder", lambda: tmp_path / "pinned")
     digests.pinned.cache_clear()
     try:
         assert run(*ONE_PLAN).exit_code == 1, "nothing is pinned yet"

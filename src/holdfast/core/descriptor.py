@@ -14,6 +14,7 @@ import torch
 
 from holdfast.core.dtypes import dtype_name, parse_dtype
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.granularity import Granularity, granularity_named
 
 MAX_RANK = 8
 
@@ -108,6 +109,8 @@ def _encode(value: Any) -> Any:
         return dtype_name(value)
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, Granularity):
+        return value.name
     if isinstance(value, tuple):
         return list(value)
     return value
@@ -130,6 +133,8 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
         except ValueError:
             accepted = ", ".join(repr(member.value) for member in hint)
             raise InvalidDescriptor(f"{where} is {value!r}; accepted are {accepted}.") from None
+    if hint is Granularity and isinstance(value, str):
+        return granularity_named(value)
     if isinstance(hint, type) and type(value) is hint:
         return value
     raise InvalidDescriptor(f"{where} is {value!r}; it must be {_described(hint)}.")
@@ -138,6 +143,8 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
 def _described(hint: Any) -> str:
     if hint is torch.dtype:
         return "the name of a dtype, such as 'float32'"
+    if hint is Granularity:
+        return "the name of a granularity, such as 'per_channel:0'"
     if typing.get_origin(hint) is tuple:
         return "a list of whole numbers"
     return {int: "a whole number", bool: "true or false", str: "a string"}.get(hint, str(hint))

@@ -145,7 +145,13 @@ _KINDS = {name: kind for kind, name in _NAMES.items()}
 def granularity_named(name: str) -> Granularity:
     """The granularity whose ``name`` this is."""
     kind, *numbers = name.split(":")
-    return _KINDS[kind](*map(int, numbers))
+    try:
+        return _KINDS[kind](*map(int, numbers))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidDescriptor(
+            f"there is no granularity {name!r}; accepted are per_tensor, per_channel:AXIS, per_token and "
+            "per_group:SIZE:AXIS."
+        ) from None
 
 
 @lru_cache(maxsize=4096)

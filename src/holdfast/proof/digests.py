@@ -10,7 +10,6 @@ import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.case import Case
 from holdfast.core.contract import NUMERICS_VERSION
@@ -21,25 +20,24 @@ from holdfast.proof.conformance import AnyPlan, Difference
 Digests = dict[str, dict[str, str]]
 
 
-def path() -> Path:
-    """Where the digests are kept."""
-    return Path(str(files("holdfast.proof") / "digests.json"))
+def folder() -> Path:
+    """Where the digests are kept: a file for each plan."""
+    return Path(str(files("holdfast.proof") / "pinned"))
 
 
 @cache
 def pinned() -> Digests:
-    """The digests by plan and case; none at all if they are of another version of the numerics."""
-    if not path().exists():
-        return {}
-    kept: dict[str, Any] = json.loads(path().read_text())
-    return kept["digests"] if kept["numerics_version"] == NUMERICS_VERSION else {}
+    """The digests by plan and case, as far as they are of this version of the numerics."""
+    kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder().glob("*.json"))}
+    return {name: k["digests"] for name, k in kept.items() if k["numerics_version"] == NUMERICS_VERSION}
 
 
 def write(digests: Digests) -> None:
     """Pin ``digests``; plans that they do not name keep theirs."""
-    merged = {**pinned(), **digests}
-    kept = {"numerics_version": NUMERICS_VERSION, "digests": {name: merged[name] for name in sorted(merged)}}
-    path().write_text(json.dumps(kept, indent=1) + "\n")
+    folder().mkdir(exist_ok=True)
+    for name, known in digests.items():
+        kept = {"numerics_version": NUMERICS_VERSION, "digests": known}
+        (folder() / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     pinned.cache_clear()
 
 
