@@ -36,8 +36,8 @@ def plan_table() -> str:
 
 def _result(plan: type[hf.Plan[Any, Any]]) -> str:
     """What the plan computes: how the docstring of its op begins."""
-    described = next(base for base in plan.__mro__[1:] if base.__doc__)
-    return re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0]
+    described = next(base for base in plan.__mro__ if "op" in vars(base))
+    return re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0].replace("|", "\\|")
 
 
 def measured() -> str:
@@ -57,16 +57,23 @@ def _machine(report: dict[str, Any]) -> str:
         f"{report['copy_bytes_per_second'] / 1e9:,.0f} GB/s.",
         "",
     ]
-    rows = report["rows"]
-    pairs = list(dict.fromkeys(_pair(row) for row in rows))
-    lines.append(f"| | {' | '.join(pairs)} |")
-    lines.append("|---" * (len(pairs) + 1) + "|")
-    for label in dict.fromkeys(_label(row) for row in rows):
-        cells = {_pair(row): _cell(row) for row in rows if _label(row) == label}
-        lines.append(f"| {label} | {' | '.join(cells.get(pair, '') for pair in pairs)} |")
+    families: dict[str, list[dict[str, Any]]] = {}
+    for row in report["rows"]:
+        families.setdefault(row.get("family", "quantize"), []).append(row)
+    lines.append("\n\n".join(_table(rows) for rows in families.values()))
     if report["host_microseconds"]:
         costs = ", ".join(f"{name} {cost:.1f} µs" for name, cost in report["host_microseconds"].items())
         lines += ["", f"Host cost of one call on a small tensor: {costs}."]
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    """The rows of one family of ops, a column for each combination of dtypes."""
+    pairs = list(dict.fromkeys(_pair(row) for row in rows))
+    lines = [f"| | {' | '.join(pairs)} |", "|---" * (len(pairs) + 1) + "|"]
+    for label in dict.fromkeys(_label(row) for row in rows):
+        cells = {_pair(row): _cell(row) for row in rows if _label(row) == label}
+        lines.append(f"| {label} | {' | '.join(cells.get(pair, '') for pair in pairs)} |")
     return "\n".join(lines)
 
 
@@ -75,7 +82,9 @@ def _label(row: dict[str, Any]) -> str:
 
 
 def _pair(row: dict[str, Any]) -> str:
-    return f"{row['real_dtype']}, {'packed ' if row['packed'] else ''}{row['code_dtype']}"
+    return (
+        row.get("dtypes") or f"{row['real_dtype']}, {'packed ' if row['packed'] else ''}{row['code_dtype']}"
+    )
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+import mpmath
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,10 @@ from holdfast.core.dtypes import FLOATS, dtype_name
 from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import cases_of, expected, gpu_way, selected
 
-PLANS = hf.plans()
+#: The plans with a scale for each element; the others have tests of their own.
+PLANS = {
+    name: plan for name, plan in hf.plans().items() if plan.op in ("quantize", "dequantize", "fake_quantize")
+}
 #: Elements of each case that are checked; rational numbers are slow.
 SAMPLED = 48
 
@@ -80,10 +85,15 @@ def elements(plan: Any, case: Case) -> list[Element]:
     found = []
     for i in range(0, count, max(1, count // SAMPLED)):
         given = {name: float(values[i]) for name, values in operands.items()}
-        s, z = float(scales[i]), int(min(max(zero_points[i], -(2**23)), 2**23))
+        s, z = float(scales[i]), whole(float(zero_points[i]))
         if all(map(math.isfinite, [*given.values(), s])) and s != 0:
             found.append(Element(given, Fraction(s), z, float(results[i])))
     return found
+
+
+def whole(zero_point: float) -> int:
+    """A zero point as it is used: a learned one is rounded, and 0 if it is NaN."""
+    return 0 if math.isnan(zero_point) else round(min(max(zero_point, -(2.0**23)), 2.0**23))
 
 
 def exact(plan: Any, desc: Any, element: Element) -> tuple[Fraction, torch.dtype | None]:
@@ -95,6 +105,8 @@ def exact(plan: Any, desc: Any, element: Element) -> tuple[Fraction, torch.dtype
             return (given["q"] - z) * s, desc.output_dtype
         return given["dy"] * s, desc.gradient_of_codes
     q_min, q_max = desc.code_range
+    if plan.op == "fake_quantize":
+        return exactly_faked(plan, desc, element), desc.input_dtype
     if plan.direction == "forward":
         return Fraction(min(max(rint(given["x"] / s) + z, q_min), q_max)), None
     # The mask is that of the forward, whose quotient is rounded to the compute type first.
@@ -103,6 +115,30 @@ def exact(plan: Any, desc: Any, element: Element) -> tuple[Fraction, torch.dtype
     )
     r = quotient.round()
     return (given["dy"] / s if q_min - z <= r <= q_max - z else Fraction(0)), desc.input_dtype
+
+
+def exactly_faked(plan: Any, desc: Any, element: Element) -> Fraction:
+    """The code that quantize gives, times the scale; or the estimator at its argument as that was rounded."""
+    number = {32: np.float32, 64: np.float64}[desc.real.compute.bits]
+    x, s = number(element.given["x"]), number(float(element.s))
+    lo, hi = (number(end - element.z) for end in desc.code_range)
+    with np.errstate(all="ignore"):
+        lo_x, hi_x, r = lo * s, hi * s, np.rint(x / s)
+        mid, half = (lo_x + hi_x) / number(2), (hi_x - lo_x) / number(2)
+        argument = (x - mid) / s if getattr(desc, "ste", None) == "tanh" else np.abs((x - mid) / half)
+    if plan.direction == "forward":
+        return Fraction(int(min(max(r, lo), hi))) * element.s
+    dy = Fraction(element.given["dy"])
+    if desc.ste in ("identity", "in_range", "clipped_identity"):
+        passes = {"identity": True, "in_range": lo <= r <= hi, "clipped_identity": lo_x <= x <= hi_x}
+        return dy if passes[desc.ste] else Fraction(0)
+    if np.isnan(argument):
+        return Fraction(0)
+    if desc.ste == "hard_tanh":
+        return dy * (1 - Fraction(float(argument))) if argument < 1 else Fraction(0)
+    with mpmath.workdps(50):
+        e = mpmath.exp(-min(2 * abs(mpmath.mpf(float(argument))), 80 if number is np.float32 else 700))
+        return dy * Fraction(*mpmath.libmp.to_rational((4 * e / (1 + e) ** 2)._mpf_))
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -68,6 +68,29 @@ def test_explain(run: Any) -> None:
     assert f"moves: {64 * 3 * 7 * 7 * 3 + 4 * 64} bytes" in shown.output
 
 
+def test_explain_with_a_granularity_and_an_estimator(run: Any) -> None:
+    shown = run(
+        "explain",
+        "FakeQuantizeBackward",
+        "shape=8,32",
+        "granularity=per_group:16:-1",
+        "dtype=int4",
+        "ste=tanh",
+    )
+    assert shown.exit_code == 0, shown.output
+    assert '"granularity": "per_group:16:-1"' in shown.output and '"ste": "tanh"' in shown.output
+    assert "fake_quantize.backward[per_group, tanh]" in shown.output
+    wrong = run("explain", "FakeQuantizeBackward", "shape=8,32", "dtype=int4", "ste=sigmoid")
+    assert wrong.exit_code == 2 and "sigmoid" in wrong.stderr and "clipped_identity" in wrong.stderr
+
+
+def test_explain_what_needs_a_workspace(run: Any) -> None:
+    shown = run("explain", "FakeQuantizeLearnedBackward", "shape=512,4096", "dtype=int8")
+    assert shown.exit_code == 0, shown.output
+    assert "workspace: 0 bytes" not in shown.output
+    assert "dscale within" in shown.output and "dzero_point within" in shown.output
+
+
 def test_explain_a_preferred_backend(run: Any) -> None:
     shown = run("explain", "DequantizePerTensor", "shape=", "packed=false", "--backend", "reference")
     assert shown.exit_code == 0

@@ -140,3 +140,14 @@ def test_any_field_may_be_anything_and_is_refused_or_kept(name: str, field: int,
 def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(hf.InvalidDescriptor):
         hf.Descriptor.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["per_row", "per_channel", "per_channel:x", "per_tensor:1", "per_group:1:2:3", ""]
+)
+def test_a_granularity_that_does_not_exist_is_refused(name: str) -> None:
+    text = json.dumps(
+        {"descriptor": "FakeQuantizeDescriptor", "shape": [4], "dtype": "int8", "granularity": name}
+    )
+    with pytest.raises(hf.InvalidDescriptor, match="granularity"):
+        hf.Descriptor.from_json(text)

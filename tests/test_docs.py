@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import holdfast
 
@@ -31,8 +32,9 @@ def modules() -> list[str]:
     return ["holdfast", *(name for name in names if not KERNELS.search(name))]
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+def script(name: str) -> ModuleType:
+    """A program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -69,11 +71,50 @@ def test_some_docstring_has_an_example() -> None:
 
 def test_generated_parts_of_the_readme_are_current() -> None:
     text = (ROOT / "README.md").read_text()
-    assert generator().regenerated(text) == text, "run: python docs/generate.py"
+    assert script("generate").regenerated(text) == text, "run: python docs/generate.py"
+
+
+def test_tables_can_be_made_of_old_and_new_runs() -> None:
+    old = {"op": "quantize", "granularity": "per token", "function": False, "packed": True,
+           "real_dtype": "bfloat16", "code_dtype": "int4", "of_copy": 0.5, "peers": {}}  # fmt: skip
+    peers = {"compiled": {"speedup": 2.0}, "torch op": {"reason": "none"}}
+    rows = [
+        {**old, "peers": peers},
+        {**old, "peers": peers, "family": "embedding", "dtypes": "bfloat16", "op": "embedding"},
+    ]
+    report = {"device": "a", "threads": None, "date": "2026-11-15", "copy_bytes_per_second": 1e9,
+              "rows": rows, "versions": {"torch": "2", "triton": "3", "numba": "0"},
+              "host_microseconds": {}}  # fmt: skip
+    made = script("generate")._machine(report)
+    assert "| | bfloat16, packed int4 |" in made and "| | bfloat16 |" in made
+    assert "| quantize per token | 50 %, 2.00x, n/a |" in made
+    assert "| embedding per token | 50 %, 2.00x, n/a |" in made
+
+
+def test_the_picture_of_the_estimators_is_current() -> None:
+    plot = script("plot_estimators")
+    assert plot.drawing() == plot.PICTURE.read_text(), "run: python docs/plot_estimators.py"
+
+
+@pytest.mark.parametrize("ste", list(holdfast.SteKind))
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_the_picture_shows_what_the_kernels_give(bits: int, ste: holdfast.SteKind) -> None:
+    plot = script("plot_estimators")
+    x, shown = plot.gradients(bits, ste.value)
+    most = 2 ** (bits - 1) - 1
+    desc = holdfast.FakeQuantizeBackwardDescriptor(shape=x.shape, q_min=-most, q_max=most, ste=ste)
+    stream = holdfast.Stream.current("cpu")
+    plan = holdfast.FakeQuantizeBackwardPlan.select(
+        stream, desc, holdfast.PlanPreference(backend="reference")
+    )
+    dx = torch.empty_like(x)
+    plan.run(stream, None, holdfast.FakeQuantizeBackwardArgs(dy=torch.ones_like(x), x=x, scale=1.0, dx=dx))
+    assert shown.equal(dx)
+    assert ste.value in plot.ORDER and x.min() < -most and x.max() > most
 
 
 def test_the_table_names_every_plan() -> None:
-    table = generator().plan_table()
+    table = script("generate").plan_table()
     for name in holdfast.plans():
         assert f"`{name}`" in table
 

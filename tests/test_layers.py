@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -19,11 +20,12 @@ BELOW = {
     "backends": {"core"},
     "numerics": {"core", "backends"},
     "ops": {"core", "backends", "numerics"},
+    "nn": {"core", "ops"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops"},
+    "holdfast": {"core", "backends", "ops", "nn"},
 }
 
 
@@ -78,14 +80,34 @@ def test_a_wrong_import_is_noticed(layer: str, source: str) -> None:
     assert wrong_imports(layer, source)
 
 
-def test_ops_import_only_what_they_share() -> None:
-    """An op knows itself and the arithmetic that quantize and dequantize share, never another op."""
-    shared = {"affine"}
+#: The ops that an op is made of. All others know only themselves and what every affine op shares.
+MADE_OF = {
+    "affine": set(),
+    "tree_sum": set(),
+    "segment_sum": {"affine"},
+    "dynamic_quantize": {"affine", "choose_scale", "quantize"},
+    "fake_quantize": {"affine", "quantize", "dequantize"},
+    "fake_quantize_learned": {"affine", "fake_quantize", "tree_sum"},
+    "lsq_init": {"affine", "choose_scale", "fake_quantize", "tree_sum"},
+    "embedding": {"affine", "segment_sum"},
+    "embedding_bag": {"affine", "segment_sum", "embedding"},
+    "grid_sample": {"affine", "segment_sum"},
+}
+
+
+def test_ops_import_only_what_they_are_made_of() -> None:
     for path in sorted((PACKAGE / "ops").rglob("*.py")):
         own = path.relative_to(PACKAGE / "ops").parts[0]
         names = (module.split(".") for module in imported_modules(path.read_text()))
         others = {name[2] for name in names if name[1:2] == ["ops"] and len(name) > 2} - {own}
-        assert others <= shared, f"{path} imports {others - shared}"
+        allowed = MADE_OF.get(own, {"affine"})
+        assert others <= allowed, f"{path} imports {others - allowed}"
+
+
+def test_no_op_is_made_of_itself() -> None:
+    assert list(graphlib.TopologicalSorter(MADE_OF).static_order())
+    with pytest.raises(graphlib.CycleError):
+        list(graphlib.TopologicalSorter({**MADE_OF, "affine": {"embedding"}}).static_order())
 
 
 def heavy_after(statement: str) -> set[str]:

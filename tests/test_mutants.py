@@ -56,6 +56,32 @@ def test_the_mistake_is_tried(mistake: str, op: str) -> None:
     assert len(tried) >= 3
 
 
+@pytest.mark.parametrize(
+    ("mistake", "name"),
+    [
+        ("NaN lost", "FakeQuantizePlan"),
+        ("zero point not cancelled", "FakeQuantizePlan"),
+        ("in_range: mask on x", "FakeQuantizeBackwardPlan"),
+        ("clipped: mask on the code", "FakeQuantizeBackwardPlan"),
+        ("in_range: mask multiplied", "FakeQuantizeBackwardPlan"),
+        ("in_range: scale from the data", "FakeQuantizeBackwardPlan"),
+        ("tanh of x", "FakeQuantizeBackwardPlan"),
+        ("hard_tanh without max", "FakeQuantizeBackwardPlan"),
+        ("accumulate ignored", "FakeQuantizeLearnedBackwardPlan"),
+        ("no gradient factor", "FakeQuantizeLearnedBackwardPlan"),
+        ("sum in another order", "FakeQuantizeLearnedBackwardPlan"),
+        ("saturated terms forgotten", "FakeQuantizeLearnedBackwardPlan"),
+        ("zero point, sign", "FakeQuantizeLearnedBackwardPlan"),
+        ("NaN dropped", "ChooseScalePlan"),
+        ("no floor", "ChooseScalePlan"),
+        ("sign forgotten", "ChooseScalePlan"),
+        ("scale in half precision", "DynamicQuantizePlan"),
+    ],
+)
+def test_the_mistake_is_tried_in(mistake: str, name: str) -> None:
+    assert any(mutant.name == mistake and mutant.fits(PLANS[name]) for mutant in MUTANTS)
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_kernel_that_writes_nothing_is_rejected(name: str) -> None:
     def nothing(plan: AnyPlan, desc: Any, run: Any, args: Any) -> None:

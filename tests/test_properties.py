@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -16,6 +16,9 @@ from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import CODES, FLOATS, Code, code_dtype
 from holdfast.proof.conformance import Way, check, expected, gpu_way, selected
 
+PLANS = sorted(
+    name for name, plan in hf.plans().items() if plan.op in ("quantize", "dequantize", "fake_quantize")
+)
 REALS = [record.torch for record in FLOATS.values()]
 STORED = [(code.torch, packed) for code in CODES.values() for packed in {False, code.per_byte > 1}]
 SETTINGS: dict[str, Any] = {"derandomize": True, "deadline": None, "print_blob": True}
@@ -66,7 +69,9 @@ layouts = st.builds(
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Any, Case]:
     """A plan, and a case of it."""
-    plan = draw(st.sampled_from(sorted(hf.plans())).map(hf.plans().__getitem__))
+    plan = draw(st.sampled_from(PLANS).map(hf.plans().__getitem__))
+    if plan.op == "fake_quantize":
+        return draw(faked(plan))
     least = 1 if "PerChannel" in plan.__name__ or "PerGroup" in plan.__name__ else 0
     shape = draw(st.lists(st.integers(0, 9) | st.just(1), min_size=least, max_size=5))
     shape = [min(size, 5) for size in shape] if len(shape) > 3 else shape
@@ -92,6 +97,36 @@ def problems(draw: st.DrawFn) -> tuple[Any, Case]:
         desc = plan.Descriptor(shape=tuple(shape), input_dtype=codes, output_dtype=real, **fields)
     desc.validate()
     args = _args(draw, plan, desc)
+    return plan, Case("drawn", desc, lambda: args)
+
+
+@st.composite
+def faked(draw: st.DrawFn, plan: Any) -> tuple[Any, Case]:
+    """A case of fake_quantize or of its backward."""
+    shape = draw(st.lists(st.integers(0, 9) | st.just(1), max_size=5))
+    shape = [min(size, 5) for size in shape] if len(shape) > 3 else shape
+    granularity: hf.Granularity = draw(st.sampled_from([hf.PerTensor(), hf.PerToken()]))
+    if shape and draw(st.booleans()):
+        axis, group = draw(st.integers(-len(shape), len(shape) - 1)), draw(st.integers(0, 4))
+        granularity = hf.PerGroup(group, axis) if group else hf.PerChannel(axis)
+        shape[axis] = group * draw(st.integers(0, 3)) if group else shape[axis]
+    code = draw(st.sampled_from(list(CODES.values())))
+    fields: dict[str, Any] = {"dtype": code.torch}
+    if draw(st.booleans()):
+        low, high = code.code_range
+        fields["q_min"], fields["q_max"] = sorted(
+            [draw(st.integers(low, high)), draw(st.integers(low, high))]
+        )
+    if plan.direction == "backward":
+        fields["ste"] = draw(st.sampled_from(hf.SteKind))
+    real = draw(st.sampled_from(REALS))
+    desc = plan.Descriptor(shape=tuple(shape), granularity=granularity, input_dtype=real, **fields)
+    desc.validate()
+    args = _args(draw, plan, desc)
+    if draw(st.integers(0, 2)) == 0:
+        form = draw(st.sampled_from([torch.float32, real]))
+        zero_point = _bits(f"learned{draw(st.integers(0, 99))}", desc.view.scale_shape, form)
+        args = replace(args, zero_point=draw(layouts).place(zero_point))
     return plan, Case("drawn", desc, lambda: args)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
+from holdfast.ops.affine import torch_op
 
 SHAPE = (4, 6, 8)
 GRANULARITIES = [hf.PerTensor(), hf.PerChannel(1), hf.PerToken(), hf.PerGroup(4), hf.PerGroup(3, axis=1)]
@@ -227,3 +230,37 @@ def test_strides_do_not_change_the_codes() -> None:
         for granularity in GRANULARITIES:
             q = hf.quantize(strided, scales(granularity), zero_points(granularity), granularity=granularity)
             assert torch.equal(q, formula(x, granularity))
+
+
+def test_torch_sees_a_call_that_it_watches() -> None:
+    x = torch.randn(8)
+    with torch.profiler.profile() as profile:
+        hf.quantize(x, 0.1)
+    assert "holdfast::quantize" in {event.name for event in profile.events()}
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    with Seen():
+        hf.quantize(x, 0.1)
+    assert "holdfast.quantize.default" in names
+    assert hf.quantize(x.to("meta"), 0.1).is_meta
+
+
+def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
+    x, scale = torch.randn(8), torch.tensor(0.1, requires_grad=True)
+    straight = torch_op._concerns_only_us
+    assert straight((x, None, 0.5, "per_tensor", torch.int8, True))
+    assert straight((torch.nn.Parameter(x, requires_grad=False),))
+    assert not straight((x, scale))
+    with torch.no_grad():
+        assert straight((x, scale))
+    assert not straight((torch._neg_view(x),))
+    assert not straight((x.to("meta"),))
+    assert not straight((torch.nn.Parameter(x).as_subclass(type("Other", (torch.Tensor,), {})),))
+    found = []
+    torch.vmap(lambda row: found.append(straight((row,))) or row)(x.reshape(2, 4))
+    assert found == [False]

@@ -34,7 +34,8 @@ BLOCK, _AHEAD = 256, 4096
 def _digest_of_sources() -> str:
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("cpu.py"), *package.glob("core/*.py")]):
+    constants = package / "numerics" / "exponential.py"
+    for path in sorted([*package.rglob("cpu.py"), *package.glob("core/*.py"), constants]):
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -126,6 +127,50 @@ def prefetch(typingctx, elements, index):
         return context.get_dummy_value()
 
     return types.none(elements, index), build
+
+
+_VECTOR = 32  # bytes
+
+
+@emit
+def _stream_vector(typingctx, target, source):
+    """Carry one vector to an aligned address, and leave it out of every cache."""
+
+    def build(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), _VECTOR // 8).as_pointer()
+        to, of = (builder.inttoptr(address, vector) for address in args)
+        stored = builder.store(builder.load(of, align=1), to, align=_VECTOR)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.none(target, source), build
+
+
+@emit
+def fence(typingctx):
+    """What was stored before is seen before whatever is stored after."""
+
+    def build(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.none(), build
+
+
+@jit
+def stream(target, source, size):
+    """Copy ``size`` bytes past the caches: memory that is only written need not be read into them first.
+
+    A ``fence`` must follow before anybody is told of it.
+    """
+    head = min((-target) & (_VECTOR - 1), size)
+    rest = size - ((size - head) & (_VECTOR - 1))
+    if head > 0:
+        copy(target, source, head)
+    for i in range(head, rest, _VECTOR):
+        _stream_vector(target + i, source + i)
+    if rest < size:
+        copy(target + rest, source + rest, size - rest)
 
 
 # Held while Numba compiles; forking waits for it, so that a child never inherits half of a kernel.

@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 
 from holdfast.backends import interpreted
+from holdfast.core import deferred
+from holdfast.core.pieces import Piece, first_address
+from holdfast.core.plan import Args, Launch
+from holdfast.core.stream import Stream, Workspace
 
 #: Launches a prepared kernel: the stream, the pointer operands and their addresses, the leading scalars.
 Launcher = Callable[[int, Sequence[torch.Tensor], Sequence[int], tuple[int, ...]], None]
+
+NOTHING = tl.constexpr(deferred.NOTHING)
+LEAST, MOST = tl.constexpr(deferred.LEAST), tl.constexpr(deferred.MOST)
 
 _handles: dict[tuple[Any, ...], Any] = {}
 
@@ -98,3 +106,133 @@ def _kinds(values: Any) -> Any:
     if isinstance(values, tuple):
         return tuple(_kinds(value) for value in values)
     return values == 1, values % 16 == 0, values.bit_length() > 31
+
+
+@triton.jit
+def report(box, place, position, value, bad):
+    """Tell the host of the first bad value, in a word of ``core.deferred``. Costs nothing if none is bad."""
+    if tl.max(bad.to(tl.int32), 0) > 0:
+        held = tl.minimum(tl.maximum(value.to(tl.int64), LEAST), MOST)
+        word = (position.to(tl.int64) << 32) | (held & 0xFFFFFFFF)
+        tl.atomic_min(box + place, tl.min(tl.where(bad, word, NOTHING), 0))
+        tl.atomic_max(box, 1)
+
+
+#: What a step works on: an operand of the args by its position, a piece of the workspace, or a kept tensor.
+StepOperand = int | Piece | torch.Tensor
+#: What a step takes from the args of a launch besides operands.
+Scalars = Callable[[Any], tuple[int, ...]]
+#: Stands for such a scalar while a kernel is compiled: it needs 64 bits.
+_WIDE = 2**62
+
+
+def no_scalars(args: Args) -> tuple[int, ...]:
+    """Nothing, for kernels that need nothing of the kind."""
+    return ()
+
+
+class Steps:
+    """Kernels that run one after another on a stream, on operands of the args and pieces of the workspace.
+
+    Made while a launch is prepared for ``args``. An operand that is not there needs a pointer all the same,
+    and gets the first one.
+    """
+
+    def __init__(self, device: torch.device, args: Args) -> None:
+        self._device = device
+        self._args, self._like = args, _present(args)
+        self._steps: list[tuple[Launcher, tuple[StepOperand, ...], Scalars]] = []
+
+    def add(
+        self,
+        kernel: Any,
+        programs: int,
+        operands: Sequence[StepOperand],
+        settled: tuple[Any, ...],
+        constants: dict[str, Any],
+        num_warps: int,
+        scalars: Scalars = no_scalars,
+    ) -> None:
+        """``programs`` programs of ``kernel``.
+
+        Its parameters are the operands, what ``scalars`` makes of the args of each launch (in 64 bits each),
+        ``settled``, the constants.
+        """
+        run = prepare(
+            kernel,
+            grid=(programs, 1),
+            device=self._device,
+            tensors=[self._described(operand) for operand in operands],
+            scalars=(_WIDE,) * len(scalars(self._args)),
+            settled=settled,
+            constants=constants,
+            num_warps=num_warps,
+        )
+        self._steps.append((run, tuple(operands), scalars))
+
+    def call(self, function: Callable[..., None], *pieces: Piece) -> None:
+        """Call ``function`` on pieces of the workspace as tensors, with the stream made torch's own."""
+
+        device = self._device
+
+        def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
+            if device.type == "cpu":
+                function(*tensors)
+            else:
+                with torch.cuda.stream(_torch_stream(stream, device)):
+                    function(*tensors)
+
+        self._steps.append((_OnTensors(run), pieces, no_scalars))
+
+    def _described(self, operand: StepOperand) -> torch.Tensor:
+        if isinstance(operand, Piece):
+            return operand.like()
+        return operand if isinstance(operand, torch.Tensor) else self._like[operand]
+
+    @property
+    def launch(self) -> Launch[Any]:
+        """What launches every step, in order. It does not hold on to the args that it was prepared for."""
+        steps, interpreting = tuple(self._steps), interpreted()
+
+        def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+            base = first_address(workspace)
+            for run, operands, scalars in steps:
+                if interpreting or isinstance(run, _OnTensors):
+                    present = _present(args)
+                    run(stream.handle, [_tensor(o, workspace, present) for o in operands], (), scalars(args))
+                else:
+                    run(stream.handle, (), [_address(o, base, addresses) for o in operands], scalars(args))
+
+        return launch
+
+
+def _torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
+    """The stream of a handle. To torch, an external stream of handle 0 is any stream of its pool."""
+    return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+
+
+class _OnTensors:
+    """A step that needs tensors, not addresses."""
+
+    def __init__(self, run: Launcher) -> None:
+        self._run = run
+
+    def __call__(self, *given: Any) -> None:
+        self._run(*given)
+
+
+def _present(args: Args) -> list[torch.Tensor]:
+    operands = args.operands()
+    return [operand if isinstance(operand, torch.Tensor) else operands[0] for operand in operands]  # type: ignore[misc]
+
+
+def _tensor(operand: StepOperand, workspace: Workspace, present: Sequence[torch.Tensor]) -> torch.Tensor:
+    if isinstance(operand, Piece):
+        return operand.tensor(workspace)
+    return operand if isinstance(operand, torch.Tensor) else present[operand]
+
+
+def _address(operand: StepOperand, base: int, addresses: Sequence[int]) -> int:
+    if isinstance(operand, Piece):
+        return base + operand.offset
+    return operand.data_ptr() if isinstance(operand, torch.Tensor) else addresses[operand] or addresses[0]

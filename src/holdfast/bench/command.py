@@ -14,9 +14,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.bench.cases import Case, cpu_cases, full_cases, quick_cases
+from holdfast.bench.case import Call, Case, NoPeer
 from holdfast.bench.check import differences
-from holdfast.bench.peers import PEERS, NoPeer, peer
+from holdfast.bench.ops import cpu_cases, full_cases, quick_cases
+from holdfast.bench.ops.fake_quantize import FakeQuantizeCase
+from holdfast.bench.ops.quantize import QuantizeCase
+from holdfast.bench.peers import kinds, peer
 from holdfast.bench.report import Report, Row, device_name
 from holdfast.bench.timing import copy_rate, host_seconds, release, seconds
 from holdfast.core.stream import Stream
@@ -68,7 +71,7 @@ def measure(
         task = progress.add_task("", total=len(cases))
         for case in cases:
             progress.update(task, description=case.name)
-            size = elements or _default_elements(case.real, on_gpu, quick)
+            size = elements or case.elements(on_gpu=on_gpu, quick=quick)
             wrong = differences(case, stream, _backend(case, stream))
             if wrong:
                 report.refused.append(
@@ -85,12 +88,6 @@ def measure(
     return report
 
 
-def _default_elements(real: torch.dtype, on_gpu: bool, quick: bool) -> int:
-    if on_gpu:
-        return 2**26 if quick else 2**28 if real == torch.float32 else 2**27
-    return 2**24 if quick else 2**25
-
-
 def _backend(case: Case, stream: Stream) -> str:
     """The backend that ``select`` picks when it is left the choice."""
     return case.problem(2**12, stream).plan.backend
@@ -101,7 +98,7 @@ def _row(case: Case, elements: int, stream: Stream, threads: int) -> Row:
     plan, tensors = problem.plan, problem.draw()
     taken = seconds(problem.call(tensors), stream.device, threads)
     row = Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), taken)
-    for kind in PEERS:
+    for kind in kinds(problem, tensors):
         # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
         try:
             with warnings.catch_warnings():
@@ -117,13 +114,14 @@ def _row(case: Case, elements: int, stream: Stream, threads: int) -> Row:
 
 def _host_costs(stream: Stream) -> dict[str, float]:
     """Microseconds until a call on a small tensor returns."""
-    case = Case("quantize", "per tensor", torch.float32, torch.int8)
+    case = QuantizeCase("quantize", "per tensor", torch.float32, torch.int8)
+    fake = FakeQuantizeCase("fake_quantize", "per tensor", torch.float32, torch.int8, function=True)
     problem = case.problem(SMALL, stream)
     tensors = problem.draw()
-    function = replace(case, function=True).problem(SMALL, stream)
-    calls = {
+    calls: dict[str, Call] = {
         "plan.run": problem.call(tensors),
-        "hf.quantize": function.call(tensors),
+        "hf.quantize": replace(case, function=True).problem(SMALL, stream).call(tensors),
+        "hf.fake_quantize": fake.problem(SMALL, stream).call(tensors),
         "torch.relu": lambda: torch.relu(tensors["x"]),
     }
     return {name: 1e6 * host_seconds(call) for name, call in calls.items()}

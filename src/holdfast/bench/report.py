@@ -14,16 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast import __version__
-from holdfast.bench.cases import Case
+from holdfast.bench.case import Case
 from holdfast.bench.peers import PEERS
-from holdfast.core.dtypes import dtype_name
 
 NOTE = (
     "Times are medians. A plan writes into memory that it is given; the peers and the hf functions allocate "
     "their output, and that is in their time. 'of copy' is the bytes that the op must move, over its time, "
-    "over the rate of copy_ in this run. The other columns are speed-ups over torch: 'torch op' is "
-    "quantize_per_tensor or _per_channel, their dequantize(), or the backward of fake_quantize_per_*_affine; "
-    "'eager' and 'compiled' are the plain formula."
+    "over the rate of copy_ in this run. The other columns are speed-ups over torch: 'torch op' is its own "
+    "operator for the same work (quantize_per_*, their dequantize(), fake_quantize_per_*_affine and its "
+    "gradient), 'eager' and 'compiled' are the plain formula."
 )
 
 
@@ -55,9 +54,7 @@ class Row:
             "name": case.name,
             "op": case.op,
             "granularity": case.label,
-            "real_dtype": dtype_name(case.real),
-            "code_dtype": dtype_name(case.codes),
-            "packed": case.packed,
+            **case.facts(),
             "function": case.function,
             "shape": list(self.shape),
             "sku": self.sku,
@@ -68,7 +65,7 @@ class Row:
                 peer: {"seconds": self.peers[peer], "speedup": self.speedup(peer)}
                 if peer in self.peers
                 else {"reason": self.reasons.get(peer, "")}
-                for peer in PEERS
+                for peer in dict.fromkeys((*PEERS, *self.peers, *self.reasons))
             },
         }
 
@@ -96,10 +93,11 @@ class Report:
         threads = "" if self.threads is None else f", {self.threads} threads"
         table = Table(title=f"{self.device}{threads}: copy_ moves {self.copy_rate / 1e9:,.1f} GB/s")
         table.add_column("case", overflow="fold")
-        for heading in ("time", "of copy", *PEERS):
+        peers = dict.fromkeys((*PEERS, *(peer for row in self.rows for peer in (*row.peers, *row.reasons))))
+        for heading in ("time", "of copy", *peers):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
-            ratios = (row.speedup(peer) for peer in PEERS)
+            ratios = (row.speedup(peer) for peer in peers)
             table.add_row(
                 row.case.name,
                 duration(row.seconds),

@@ -32,16 +32,25 @@ def seconds(call: Callable[[], object], device: torch.device, threads: int) -> f
 
 
 def host_seconds(call: Callable[[], object]) -> float:
-    """What a call costs the host before it returns: the median over batches, the device idle before each."""
+    """What a call costs the host before it returns: the median over batches, the device idle before each.
+
+    As with timeit, the garbage of all that was compiled before is not collected at the expense of the calls.
+    """
     for _ in range(CALLS):
         call()
     taken = []
-    for _ in range(BATCHES):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        taken.append((time.perf_counter() - start) / CALLS)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(BATCHES):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+            taken.append((time.perf_counter() - start) / CALLS)
+    finally:
+        if collecting:
+            gc.enable()
     torch.cuda.synchronize()
     return statistics.median(taken)
 

@@ -40,7 +40,8 @@ class PrecisionGuarantee:
     """What a plan promises of its bits.
 
     ``ulp`` bounds, for each output, the distance from the exact result in units in the last place of the
-    output's dtype; for integer codes the unit is one code.
+    output's dtype; for integer codes the unit is one code, and for a sum that may cancel it is that of the
+    sum of magnitudes.
     """
 
     compute_dtype: str

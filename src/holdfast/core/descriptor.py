@@ -135,6 +135,8 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
             raise InvalidDescriptor(f"{where} is {value!r}; accepted are {accepted}.") from None
     if hint is Granularity and isinstance(value, str):
         return granularity_named(value)
+    if hint is float and type(value) is int:
+        return float(value)
     if isinstance(hint, type) and type(value) is hint:
         return value
     raise InvalidDescriptor(f"{where} is {value!r}; it must be {_described(hint)}.")
@@ -147,4 +149,5 @@ def _described(hint: Any) -> str:
         return "the name of a granularity, such as 'per_channel:0'"
     if typing.get_origin(hint) is tuple:
         return "a list of whole numbers"
-    return {int: "a whole number", bool: "true or false", str: "a string"}.get(hint, str(hint))
+    named = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    return named.get(hint, str(hint))

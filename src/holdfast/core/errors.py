@@ -15,6 +15,10 @@ class InvalidArgs(HoldfastError, ValueError, TypeError):
     """The tensors given to a plan are not the ones that its descriptor describes."""
 
 
+class InvalidIndex(HoldfastError, IndexError):
+    """An index names no row."""
+
+
 class Unsupported(HoldfastError, NotImplementedError):
     """The problem makes sense, but nothing here can serve it; the message says why for each candidate."""
 

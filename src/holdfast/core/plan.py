@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import fork, registry
+from holdfast.core import deferred, fork, registry
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
+from holdfast.core.latest import Latest, host_key
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.strided import overlaps_itself, span
 
@@ -37,9 +38,16 @@ class Args:
         """What the kernel reads and writes, the outputs first."""
         raise NotImplementedError
 
+    def options(self) -> tuple[Any, ...]:
+        """What a launch depends on besides its operands."""
+        return ()
+
     def signature(self) -> Signature:
-        """What a launch depends on. Spelled out in each subclass, since every ``run`` pays for it."""
-        raise NotImplementedError
+        """What a launch depends on, and the addresses of its operands."""
+        operands = self.operands()
+        addresses = _addresses(operands)
+        key = (_misalignment(addresses), self.options(), *(_described(operand) for operand in operands))
+        return key, tuple(addresses)
 
 
 D = TypeVar("D", bound=Descriptor)
@@ -74,6 +82,26 @@ class Candidate:
 class _Admitted(Generic[A]):
     launch: Launch[A] | None
     extents: tuple[int, ...]
+    misalignment: tuple[int, ...]
+
+
+def _addresses(operands: Sequence[Operand]) -> list[int]:
+    return [operand.data_ptr() if isinstance(operand, torch.Tensor) else 0 for operand in operands]
+
+
+def _misalignment(addresses: Sequence[int]) -> tuple[int, ...]:
+    """How far each address is from a multiple of 16, nothing if all are one: kernels make use of that."""
+    bits = 0
+    for address in addresses:
+        bits |= address
+    return tuple(address & 15 for address in addresses) if bits & 15 else ()
+
+
+def _described(operand: Operand) -> Any:
+    """What a launch depends on in an operand."""
+    if isinstance(operand, torch.Tensor):
+        return operand.dtype, operand.shape, operand.stride(), operand.device, operand.is_neg()
+    return host_key(operand)
 
 
 class Plan(Generic[D, A]):
@@ -102,6 +130,7 @@ class Plan(Generic[D, A]):
         self.backend = backend
         self.kernel = kernel
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
+        self._latest: Latest[_Admitted[A]] | None = None
 
     @classmethod
     def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
@@ -177,6 +206,7 @@ class Plan(Generic[D, A]):
 
     def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
         """Launch on ``stream``. Raises before anything is written if the args do not fit."""
+        deferred.raise_reported()
         if stream.device != self.device:
             raise InvalidArgs(
                 f"the stream is on {stream.device} and the plan was selected for {self.device}."
@@ -187,13 +217,9 @@ class Plan(Generic[D, A]):
             workspace = NO_WORKSPACE if workspace is None else Workspace(workspace)
         if self.kernel.workspace_size:
             workspace.require(self.kernel.workspace_size, self.device)
-        try:
-            key, addresses = args.signature()
-        except (AttributeError, RuntimeError):  # not a tensor, or one without memory of its own
-            raise InvalidArgs(self._refusal(args)) from None
-        admitted = self._admitted.get(key)
+        admitted, addresses = self._recall(args)
         if admitted is None:
-            admitted = self._admit(key, args)
+            admitted = self._admit(args)
         else:
             reason = self._refused_values(args) or self._refused_overlap(addresses, admitted.extents)
             if reason:
@@ -201,12 +227,29 @@ class Plan(Generic[D, A]):
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, addresses)
 
-    def _admit(self, key: tuple[Any, ...], args: A) -> _Admitted[A]:
+    def _recall(self, args: A) -> tuple[_Admitted[A] | None, Sequence[int]]:
+        """What is remembered of args like these, if anything, and their addresses."""
+        operands, options = args.operands(), args.options()
+        latest = self._latest
+        try:
+            addresses = latest and latest.addresses(operands, options)
+            if latest and addresses and latest.prepared.misalignment == _misalignment(addresses):
+                return latest.prepared, addresses
+            key, places = args.signature()
+            admitted = self._admitted.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
+            raise InvalidArgs(self._refusal(args)) from None
+        if admitted is not None:
+            self._latest = Latest.of(admitted, operands, options)
+        return admitted, places
+
+    def _admit(self, args: A) -> _Admitted[A]:
         reason = self._refusal(args)
         if reason:
             raise InvalidArgs(reason)
         launch = None if self.descriptor.empty else self.kernel.prepare(args)
-        admitted = _Admitted(launch, _extents(args))
+        key, addresses = args.signature()
+        admitted = _Admitted(launch, _extents(args), _misalignment(addresses))
         if len(self._admitted) >= self._remembered:
             self._admitted.clear()
         self._admitted[key] = admitted
@@ -221,7 +264,7 @@ class Plan(Generic[D, A]):
             return reason
         for name in self.outputs:
             out = getattr(args, name)
-            if overlaps_itself(out.shape, out.stride()):
+            if out is not None and overlaps_itself(out.shape, out.stride()):
                 return (
                     f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
                     "elements share memory; outputs must not overlap themselves. Allocate it anew."

@@ -7,6 +7,8 @@ everywhere. Functions of an address take contiguous elements; ``like`` is any va
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import types
@@ -14,12 +16,15 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import emit, jit, outlined, pointer
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
+from holdfast.numerics.exponential import EXPONENTIALS
 
 # What an operand's elements are. The low four bits are the size of one in bytes; a kind of the size alone is
 # the compute type itself.
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = 0x12, 0x22, 0x34, 0x48
 INT8, UINT8, INT16, UINT16, ZERO_POINT = 0x51, 0x61, 0x72, 0x82, 0x94
 ITEM_SIZE = 0x0F
+#: Added to a floating kind: these are zero points, to be rounded and saturated when they are widened.
+ROUNDED = 0x100
 
 _KINDS = {
     torch.float16: FLOAT16,
@@ -37,6 +42,11 @@ _KINDS = {
 def kind(dtype: torch.dtype, compute: torch.dtype) -> int:
     """The number by which kernels that compute in ``compute`` know the elements of a tensor."""
     return compute.itemsize if dtype == compute else _KINDS[dtype]
+
+
+def zero_point_kind(dtype: torch.dtype) -> int:
+    """The number by which kernels know zero points of this dtype."""
+    return _KINDS[dtype] | ROUNDED if dtype.is_floating_point else _KINDS[dtype]
 
 
 @emit
@@ -92,6 +102,40 @@ def _to_odd_float32(value):
     return to_odd
 
 
+def tanh_slope(t):
+    """1 - tanh(t)**2, which is 4e / (1 + e)**2 with e = exp(-2|t|)."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(tanh_slope, jit_options={"error_model": "numpy"})
+def _tanh_slope(t):
+    number: Any = np.float32 if t == types.float32 else np.float64
+    bits: Any = np.uint32 if t == types.float32 else np.uint64
+    known = EXPONENTIALS[t.name]
+    floor, log2_e, magic = number(known.floor), number(known.log2_e), number(known.magic)
+    ln2_hi, ln2_lo = number(known.ln2_hi), number(known.ln2_lo)
+    one, two, four = number(1), number(2), number(4)
+    exponent = bits(known.precision - 1)
+    highest, *rest = map(number, reversed(known.coefficients))
+    lower = tuple(rest)
+
+    def slope(t):
+        v = -two * abs(t)
+        v = v if v > floor else floor
+        # The integer nearest to v * log2_e is in the low bits of the sum too, and they reach the exponent.
+        near = v * log2_e + magic
+        k = near - magic
+        r = (v - k * ln2_hi) - k * ln2_lo
+        q = highest
+        for c in lower:
+            q = c + r * q
+        p = one + (r + (r * r) * q)
+        e = reinterpret(bits(reinterpret(p, bits) + (reinterpret(near, bits) << exponent)), number)
+        return (four * e) / (one + e * (two + e))
+
+    return slope
+
+
 # Numba computes integers in 64 bits; casting each step back keeps the vectors dense.
 
 
@@ -144,6 +188,8 @@ def widen(source, kind, first, last, target, like):
     """Convert elements ``first`` to ``last`` of those at ``source`` to the compute type, at ``target``."""
     outlined()
     wide = pointer(target, like)
+    rounded = kind & ROUNDED
+    kind ^= rounded
     if kind == FLOAT16:
         halves = pointer(source, np.uint16)
         for i in range(first, last):
@@ -180,6 +226,10 @@ def widen(source, kind, first, last, target, like):
         points = pointer(source, np.int32)
         for i in range(first, last):
             wide[i] = min(max(points[i], np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
+    if rounded:
+        for i in range(first, last):
+            point = zero(like) if np.isnan(wide[i]) else wide[i]
+            wide[i] = rint(min(max(point, np.float32(-ZERO_POINT_LIMIT)), np.float32(ZERO_POINT_LIMIT)))
 
 
 @jit

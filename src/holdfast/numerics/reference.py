@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
+from holdfast.numerics.exponential import EXPONENTIALS
 
 Array = npt.NDArray[Any]
 
@@ -73,3 +74,27 @@ def rounded_quotient(x: Array, scale: Array) -> Array:
     """rint(x / scale), ties to even."""
     with np.errstate(all="ignore"):
         return np.rint(x / scale)
+
+
+def exp_below_zero(v: Array, compute: Float) -> Array:
+    """exp(v) for v <= 0, floored where it would cease to be a normal number; NaN is taken for the floor."""
+    known, kind = EXPONENTIALS[compute.name], compute_type(compute)
+    with np.errstate(all="ignore"):
+        v = np.fmax(v, kind(known.floor))
+        k = np.rint(v * kind(known.log2_e))
+        r = (v - k * kind(known.ln2_hi)) - k * kind(known.ln2_lo)
+        *lower, highest = map(kind, known.coefficients)
+        q = np.full_like(r, highest)
+        for c in reversed(lower):
+            q = c + r * q
+        p = kind(1) + (r + (r * r) * q)
+        scaled: Array = np.ldexp(p, k.astype(np.int32))
+        return scaled
+
+
+def tanh_slope(t: Array, compute: Float) -> Array:
+    """1 - tanh(t)**2, which is 4e / (1 + e)**2 with e = exp(-2|t|)."""
+    kind = compute_type(compute)
+    with np.errstate(all="ignore"):
+        e = exp_below_zero(kind(-2) * np.abs(t), compute)
+        return (kind(4) * e) / (kind(1) + e * (kind(2) + e))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
@@ -59,11 +59,16 @@ def entry(plan: AnyPlan) -> Entry:
         direction=plan.direction,
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
         backends=list(plan.kernels),
-        ulp={name: max(promise.ulp[name] for promise in promises) for name in plan.outputs},
+        ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
         compute_dtypes=sorted({promise.compute_dtype for promise in promises}),
         deterministic=all(promise.deterministic for promise in promises),
         bit_stable=", ".join(sorted({promise.bit_stable for promise in promises})),
     )
+
+
+def _errors(name: str, promises: list[PrecisionGuarantee]) -> list[float]:
+    """The errors that are promised for an output, where there is such an output."""
+    return [promise.ulp[name] for promise in promises if name in promise.ulp]
 
 
 def _accepted(name: str, descriptors: list[Descriptor]) -> list[str]:

@@ -132,7 +132,10 @@ def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str =
     verdict = made.can_implement(given)
     if not verdict:
         raise AssertionError(f"can_implement refuses the case: {verdict.reason}")
-    made.run(stream, Workspace.allocate(made.workspace_size(), device), given)
+    workspace = Workspace.allocate(made.workspace_size(), device)
+    if workspace.buffer is not None:
+        workspace.buffer.fill_(0xFF)  # NaN in every dtype: no kernel may count on what it finds there
+    made.run(stream, workspace, given)
     return given if device == "cpu" else moved(given, "cpu")
 
 

@@ -42,8 +42,9 @@ def write(digests: Digests) -> None:
 
 
 def of(plan: AnyPlan, reference: Args) -> str:
-    """The digest of what the reference made of a case."""
-    return digest({name: getattr(reference, name) for name in plan.outputs})
+    """The digest of what the reference made of a case; an output that was not asked for is left out."""
+    outputs = {name: getattr(reference, name) for name in plan.outputs}
+    return digest({name: out for name, out in outputs.items() if out is not None})
 
 
 def check(plan: AnyPlan, case: Case, reference: Args) -> Difference | None:

@@ -63,6 +63,7 @@ class _Shapes:
     image: tuple[tuple[int, ...], Granularity]
     square: tuple[tuple[int, ...], Granularity]
     many: tuple[tuple[int, ...], Granularity]
+    even: tuple[tuple[int, ...], Granularity]
     odd: Mapping[str, tuple[tuple[int, ...], Granularity]] = field(default_factory=dict)
 
 
@@ -72,6 +73,7 @@ _SHAPES: dict[type, _Shapes] = {
         image=((2, 3, 5, 7), PerTensor()),
         square=((12, 12), PerTensor()),
         many=((33, 1021), PerTensor()),
+        even=((6, 46), PerTensor()),
         odd={
             "rank 0": ((), PerTensor()),
             "one element": ((1,), PerTensor()),
@@ -85,6 +87,7 @@ _SHAPES: dict[type, _Shapes] = {
         image=((2, 3, 5, 7), PerChannel(1)),
         square=((12, 12), PerChannel(0)),
         many=((33, 1021), PerChannel(0)),
+        even=((7, 46), PerChannel(-1)),
         odd={
             "first axis": ((11, 43), PerChannel(0)),
             "last axis": ((43, 11), PerChannel(-1)),
@@ -101,6 +104,7 @@ _SHAPES: dict[type, _Shapes] = {
         image=((2, 3, 5, 7), PerToken()),
         square=((12, 12, 5), PerToken()),
         many=((33, 1021), PerToken()),
+        even=((5, 3, 46), PerToken()),
         odd={
             "rank 0": ((), PerToken()),
             "rank 1": ((9,), PerToken()),
@@ -116,6 +120,7 @@ _SHAPES: dict[type, _Shapes] = {
         image=((2, 6, 5, 8), PerGroup(2, axis=1)),
         square=((12, 12), PerGroup(1, axis=0)),
         many=((33, 1020), PerGroup(20)),
+        even=((3, 2, 48), PerGroup(6)),
         odd={
             "first axis": ((12, 41), PerGroup(3, axis=0)),
             "middle axis": ((3, 20, 7), PerGroup(4, axis=-2)),
@@ -128,6 +133,12 @@ _SHAPES: dict[type, _Shapes] = {
         },
     ),
 }
+
+
+def shapes_of(granularity: type[Granularity]) -> _Shapes:
+    """The shapes that go with a granularity."""
+    return next(shapes for shapes in _SHAPES.values() if isinstance(shapes.plain[1], granularity))
+
 
 _REALS = [record.torch for record in FLOATS.values()]
 #: Every way in which integer codes are stored.
@@ -149,7 +160,7 @@ def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[P
     shape, granularity = shapes.plain
     plain = Problem("plain", granularity, shape)
     found = [*_of_dtypes(plain, turn), *_of_carriers(plain, turn), *_of_shapes(plain, shapes)]
-    found += [*_of_layouts(plain, shapes), *_of_scales(plain, turn)]
+    found += [*_of_layouts(plain, shapes), *_of_pairs(plain, shapes), *_of_scales(plain, turn)]
     if not reads_codes:
         found += [*_of_ranges(plain), *_of_values(plain)]
     if plan.direction == "forward":
@@ -229,6 +240,21 @@ def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
     ]  # fmt: skip
 
 
+def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
+    """16-bit numbers and an even last axis: then two of them can be read at once, for one byte of codes."""
+    shape, granularity = shapes.even
+    pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
+    return [
+        replace(
+            pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=CODES["int4"].torch, values="special"
+        ),
+        replace(
+            pairs, name="float16 pairs, no zero point", real=torch.float16, codes=CODES["uint4"].torch,
+            zero_point="none", values="special",
+        ),
+    ]  # fmt: skip
+
+
 def _of_ranges(plain: Problem) -> list[Problem]:
     return [
         replace(plain, name="narrow range", limits=(-5, 9), values="ties"),
@@ -301,6 +327,8 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = special_values(record)
     elif problem.values == "ties":
         wanted = tie_values(problem, record)
+    elif problem.values == "bounds":
+        wanted = bound_values(problem, record)
     if wanted is not None:
         step = 1 if len(wanted) >= count else 2  # leave every other one as it is, where there is room
         found = values[::step]
@@ -321,14 +349,30 @@ _BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 def tie_values(problem: Problem, record: Float) -> torch.Tensor:
     """(k + 0.5) * scale around zero and around both bounds, and their neighbours on either side."""
+    s, z = _first_scale(problem)
+    ends = [k + end - z for end in problem.code_range for k in (-2, -1, 0, 1)]
+    return _with_neighbours(np.array([-3, -2, -1, 0, 1, 2, *ends]) + 0.5, s, record)
+
+
+def bound_values(problem: Problem, record: Float) -> torch.Tensor:
+    """k * scale at both bounds, around them and half-way between, and their neighbours on either side."""
+    s, z = _first_scale(problem)
+    low, high = (end - z for end in problem.code_range)
+    return _with_neighbours(np.array([low, high, low - 1, high + 1, (low + high) / 2, 0]), s, record)
+
+
+def _first_scale(problem: Problem) -> tuple[float, int]:
+    """The scale and the zero point of the first element, as they are used."""
     scale, zero_point = make_scale(problem), make_zero_point(problem)
     s = float(scale) if not isinstance(scale, torch.Tensor) else float(scale.double().flatten()[0])
     z = zero_point.flatten()[0].item() if isinstance(zero_point, torch.Tensor) else zero_point or 0
-    z = min(max(int(z), -(2**23)), 2**23)
-    ends = [k + end - z for end in problem.code_range for k in (-2, -1, 0, 1)]
-    ties = rounded((np.array([-3, -2, -1, 0, 1, 2, *ends]) + 0.5) * s, record.torch)
-    bits = ties.view(_BITS[record.bits])
-    return torch.cat([ties, (bits + 1).view(record.torch), (bits - 1).view(record.torch)])
+    return s, min(max(round(z), -(2**23)), 2**23)
+
+
+def _with_neighbours(quotients: Array, s: float, record: Float) -> torch.Tensor:
+    values = rounded(quotients * s, record.torch)
+    bits = values.view(_BITS[record.bits])
+    return torch.cat([values, (bits + 1).view(record.torch), (bits - 1).view(record.torch)])
 
 
 def code_values(problem: Problem, label: str) -> torch.Tensor:
@@ -354,6 +398,13 @@ _HUGE = {
     "2^23": 2**23, "-2^23": -(2**23), "2^23 - 1": 2**23 - 1, "1 - 2^23": 1 - 2**23, "2^23 + 1": 2**23 + 1,
     "2^31 - 1": 2**31 - 1, "-2^31": -(2**31), "2^21 + 1": 2**21 + 1, "-777777": -777777,
 }  # fmt: skip
+
+
+#: Zero points that are learned: halves, which go to even, and what is no number of codes at all.
+_FRACTIONS = [
+    2.5, -0.5, 3.5, 0.75, -1.25, 7.0, -2.5, float("nan"), float("inf"), -float("inf"), 1e30, 2.0**22 + 0.5,
+    -(2.0**22) - 1.5,
+]  # fmt: skip
 
 
 def scale_unit(problem: Problem) -> float:
@@ -393,6 +444,9 @@ def make_zero_point(problem: Problem) -> ZeroPoint:
         return -3
     if kind == "host huge":
         return 2**40
+    if kind in ("floating", "floating own"):
+        record = float_dtype(problem.real if kind == "floating own" else torch.float32, "zero point")
+        return _shaped(problem, rounded(np.resize(_FRACTIONS, count), record.torch), kind)
     values = (random_bits(f"zero point/{shape}", count) >> np.uint64(30)).astype(np.int64) % 23 - 11
     if kind == "odd":
         values = values | 1

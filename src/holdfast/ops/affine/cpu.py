@@ -21,15 +21,27 @@ from holdfast.backends.cpu import (
     BLOCK,
     compile_kernel,
     copy,
+    fence,
     jit,
     outlined,
     parallel,
     pointer,
     prefetch,
+    stream,
 )
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
-from holdfast.numerics.cpu import INT8, ITEM_SIZE, UINT8, kind, narrow, pack, unpack, widen
+from holdfast.numerics.cpu import (
+    INT8,
+    ITEM_SIZE,
+    UINT8,
+    kind,
+    narrow,
+    pack,
+    unpack,
+    widen,
+    zero_point_kind,
+)
 from holdfast.ops.affine.plan import clamp_zero_point
 
 #: Elements in a tile: few enough for its runs to stay near the core, enough to pay for finding them.
@@ -43,6 +55,10 @@ _RUN = TILE * 8 + 192
 _IN_PLACE = 0  # one contiguous run
 _FIXED = 1  # the same for every tile
 _APART = 2  # rows, or the elements of a row, are apart
+_STREAMED = 3  # one contiguous run of the compute type, to be written past the caches
+
+#: Bytes of an output from which on it may be streamed: no cache would hold it anyway.
+_STREAMED_FROM = 2**25
 
 #: Every kernel takes the first and last tile, the walk and ``shared`` before what is its own.
 _WALK_ARGUMENTS = 4
@@ -118,18 +134,26 @@ def launch(
     packed: int = 0,
     per_byte: int = 1,
     signed: bool = False,
+    streamed: bool = False,
 ) -> None:
     """Run ``entry`` over all tiles of ``operands``: the output, ``inputs``, the scale and the zero point.
 
-    Operand ``packed`` has ``per_byte`` codes in each byte; ``signed`` says how they are extended.
+    Operand ``packed`` has ``per_byte`` codes in each byte; ``signed`` says how they are extended. An output
+    that is not read may be ``streamed``; the kernel must know of it (``streamed_item``).
     """
     cut = _tiling(space, inputs)
     table = cut.table.copy()
     table[:-1, _ADDRESS] = [operand.data_ptr() for operand in operands]
     table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
+    if len(operands) > inputs + 2:
+        table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
     if per_byte > 1:
         table[packed, _KIND] = INT8 if signed else UINT8
         table[packed, _HALVINGS] = per_byte >> 1
+
+    in_place = table[0, _LAYOUT] == _IN_PLACE and operands[0].dtype == compute.torch
+    if streamed and in_place and space.rows * space.columns * compute.bits // 8 >= _STREAMED_FROM:
+        table[0, _LAYOUT] = _STREAMED
 
     def part(first: int, last: int) -> None:
         walk = (cut.shape, table, _scratch(2 * len(operands) + 2))
@@ -309,7 +333,7 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
         row, column, rows, columns = here
         if operand == 0 and not accumulate:
             runs[0] = scratch if _computed_as_stored(kind) else scratch + _RUN
-            if _computed_as_stored(kind) and layout == _IN_PLACE and table[0, _HALVINGS] == 0:
+            if _computed_as_stored(kind) and layout != _APART and table[0, _HALVINGS] == 0:
                 offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
                 runs[0] = table[0, _ADDRESS] + offset * (kind & ITEM_SIZE)
             continue
@@ -324,6 +348,24 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
 
 
 @jit
+def streamed_item(walk):
+    """The size of an element if the output is streamed, else 0.
+
+    Then a kernel puts each block of results at the start of the scratch, ``walk[2]``, and calls ``flush``.
+    """
+    table = walk[1]
+    return table[0, _KIND] & ITEM_SIZE if table[0, _LAYOUT] == _STREAMED else 0
+
+
+@jit
+def flush(walk, runs, begin, end):
+    """Carry the results of a block to where ``load`` said that they belong, if the output is streamed."""
+    item = streamed_item(walk)
+    if item > 0:
+        stream(runs[0] + begin * item, walk[2], (end - begin) * item)
+
+
+@jit
 def store(walk, tile, like):
     """Carry a tile's results from where they were put to the output's memory."""
     outlined()
@@ -331,6 +373,9 @@ def store(walk, tile, like):
     kind, layout, halvings = table[0, _KIND], table[0, _LAYOUT], table[0, _HALVINGS]
     item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
     if _computed_as_stored(kind) and layout == _IN_PLACE and halvings == 0:
+        return
+    if layout == _STREAMED:
+        fence()
         return
     row, column, rows, columns = window(shape, tile)
     count = rows * columns

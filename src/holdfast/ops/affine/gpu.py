@@ -8,7 +8,7 @@ elements share (scale, zero point) is loaded once per row, once per column, or o
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, cast
 
@@ -21,17 +21,14 @@ from holdfast.backends.gpu import prepare
 from holdfast.core.plan import Args, Launch, Operand
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import ZERO_POINT_LIMIT, widen
-from holdfast.ops.affine.plan import AffineDescriptor, clamp_zero_point
+from holdfast.numerics.gpu import ZERO_POINT_LIMIT, whole_zero_point, widen
+from holdfast.ops.affine.plan import ScaledDescriptor, clamp_zero_point
 
 #: Elements of a tile over all its tensors, and the warps that share them.
 TILE = 8192
 WARPS = 4
-#: Columns of a tile where each has a scale of its own, which stays in registers.
-SCALED_COLUMNS = 1024
-#: How many tiles a program walks down at most, and how many programs are left to fill the device.
-MOST_STEPS = 16
-ENOUGH_PROGRAMS = 8192
+#: Columns of a tile where each has a scale of its own: few, so that many rows share what is made of it.
+SCALED_COLUMNS = 256
 #: Stands for the bits of a scale while a kernel is compiled: a number that needs 64 bits.
 WIDE = 2**62
 #: How far the second axis of a grid goes.
@@ -39,14 +36,14 @@ GRID_LIMIT = 65535
 
 
 @triton.jit
-def tile_rows(rows, ROWS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr):
-    """The numbers of the rows of this program's first tile."""
-    return tl.program_id(ROW_AXIS).to(rows.dtype) * (ROWS * STEPS) + tl.arange(0, ROWS)
+def tile_rows(rows, ROWS: tl.constexpr, ROW_AXIS: tl.constexpr):
+    """The numbers of the rows of this program's tile."""
+    return tl.program_id(ROW_AXIS).to(rows.dtype) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit
 def tile_start(COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr):
-    """The first column of this program's tiles."""
+    """The first column of this program's tile."""
     return tl.program_id(1 - ROW_AXIS).to(tl.int64) * COLUMNS
 
 
@@ -72,17 +69,39 @@ def row_offsets(row, sizes, strides):
 
 
 @triton.jit
+def loop_offsets(row, loops, strides):
+    """``row_offsets`` with loops as (size, multiplier, shift): no row that 31 bits hold is divided.
+
+    An operand whose rows are one loop to it has one stride for them all.
+    """
+    offset = tl.zeros(row.shape, tl.int64)
+    for d in tl.static_range(len(strides) - 2, -1, -1):
+        if d == 0:
+            offset += row.to(tl.int64) * strides[d]
+        else:
+            size, multiplier, shift = loops[d]
+            if row.dtype == tl.int32:
+                high = tl.umulhi(row.to(tl.uint32), multiplier.to(tl.uint32))
+                outer = (high >> shift.to(tl.uint32)).to(tl.int32)
+            else:
+                outer = row // size
+            offset += (row - outer * size).to(tl.int64) * strides[d]
+            row = outer
+    return offset
+
+
+@triton.jit
 def tile_offsets(row, start, sizes, strides, COLUMNS: tl.constexpr):
     """The offset of each element of the tile."""
-    step = strides[len(sizes) - 1]
+    step = strides[len(strides) - 1]
     column = tl.arange(0, COLUMNS)
-    return (start * step + row_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
+    return (start * step + loop_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
 
 
 @triton.jit
 def byte_offsets(row, start, sizes, strides, WIDTH: tl.constexpr):
     """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` count bytes."""
-    return (start + row_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
+    return (start + loop_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
@@ -91,11 +110,11 @@ def load_shared(
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What elements share: one value for the tile, one per row, one per column, or one each."""
-    step = strides[len(sizes) - 1]
+    step = strides[len(strides) - 1]
     offset = tl.zeros([1, 1], tl.int64)
     inside = tl.full([1, 1], True, tl.int1)
     if BY_ROW:
-        offset += row_offsets(row, sizes, strides)[:, None]
+        offset += loop_offsets(row, sizes, strides)[:, None]
         inside = inside & (row < rows)[:, None]
     if BY_COLUMN:
         offset += (start * step + tl.arange(0, COLUMNS) * step)[None, :]
@@ -121,14 +140,17 @@ def load_zero_point(
     pointer, value, row, start, rows, sizes, strides, ZERO: tl.constexpr,
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The zero point, saturated: none, the host's (saturated there), or a tensor's."""
+    """The zero point, saturated: none, the host's (saturated there), or a tensor's, rounded if floating."""
     if ZERO == "none":
         return tl.zeros([1, 1], tl.int32)
     elif ZERO == "host":
         return tl.zeros([1, 1], tl.int32) + value
     else:
         z = load_shared(pointer, row, start, rows, sizes, strides, 0, BY_ROW, BY_COLUMN, COLUMNS)
-        return tl.minimum(tl.maximum(z, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
+        if z.dtype.is_floating():
+            return whole_zero_point(z)
+        else:
+            return tl.minimum(tl.maximum(z, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
 
 
 def compile_contiguous(kernel: Any, args: type[Args]) -> None:
@@ -136,7 +158,7 @@ def compile_contiguous(kernel: Any, args: type[Args]) -> None:
 
     The tensors are without memory: only what they are like matters here.
     """
-    desc: AffineDescriptor = kernel.desc
+    desc: ScaledDescriptor = kernel.desc
     made: dict[str, torch.Tensor] = {}
     for field in fields(cast(Any, args)):
         if field.name in ("scale", "zero_point"):
@@ -157,6 +179,17 @@ def in_bytes(space: Space, packed: int | None, per_byte: int) -> Space:
     return replace(space, strides=tuple(strides))
 
 
+def in_pairs(space: Space) -> Space:
+    """The space of packed codes, two to a byte, with two neighbours as one column.
+
+    What elements share is that of the first of two; the other's is half a column further on.
+    """
+    codes, values, *shared = space.strides
+    halved = [(*(step // 2 for step in own[:-1]), 1) for own in (codes, values)]
+    doubled = [(*own[:-1], 2 * own[-1]) for own in shared]
+    return Space((*space.sizes[:-1], space.columns // 2), (*halved, *doubled))
+
+
 def launch_over(
     kernel: Any,
     space: Space,
@@ -165,22 +198,27 @@ def launch_over(
     shared: Sequence[Operand],
     limits: tuple[int, ...] = (),
     per_byte: int = 1,
+    per_column: int = 1,
+    tile: int = TILE,
     **constants: Any,
 ) -> Launch[Any]:
     """Lay ``kernel`` out over ``space``.
 
     ``tensors`` and ``shared`` are its operands in the order of the space; ``limits`` are integers that follow
-    the host's scale and zero point; ``per_byte`` codes share a byte of the codes. A value of the host needs a
-    pointer all the same, and gets the first one.
+    the host's scale and zero point; ``per_byte`` codes share a byte of the codes; ``per_column`` elements are
+    one column of the space; ``tile`` is how many elements a program takes, over all tensors. A value of the
+    host needs a pointer all the same, and gets the first one.
     """
     scales = space.strides[len(tensors) :]
     by_row, by_column = any(any(own[:-1]) for own in scales), any(own[-1] for own in scales)
-    rows, columns, steps = _tile(space, len(tensors), by_row, by_column)
+    rows, columns = _tile(
+        space, len(tensors), tile // per_column, SCALED_COLUMNS // per_column if by_column else 0
+    )
     on_host = [position for position, operand in enumerate(shared) if not isinstance(operand, torch.Tensor)]
     zero_points = tuple(clamp_zero_point(o) if isinstance(o, int) else 0 for o in shared[1:])
     if len(shared) > 1:
         constants["ZERO"] = "tensor" if 1 not in on_host else "host" if any(zero_points) else "none"
-    row_tiles, column_tiles = -(-space.rows // (rows * steps)), -(-space.columns // columns)
+    row_tiles, column_tiles = -(-space.rows // rows), -(-space.columns // columns)
     row_axis = 0 if row_tiles > GRID_LIMIT else 1  # else programs follow the memory
     constants |= {
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
@@ -190,7 +228,6 @@ def launch_over(
         "BY_COLUMN": by_column,
         "ROWS": rows,
         "COLUMNS": columns,
-        "STEPS": steps,
         "ROW_AXIS": row_axis,
     }
     run = prepare(
@@ -199,21 +236,23 @@ def launch_over(
         device=device,
         tensors=_pointers((*tensors, *shared)),
         scalars=(WIDE, *zero_points, *limits),
-        settled=(space.rows, -(-space.columns // per_byte), space.sizes, *space.strides),
+        settled=(space.rows, -(-space.columns // per_byte), _loops(space), *_merged(space)),
         constants=constants,
         num_warps=max(1, min(WARPS, rows * columns // 256)),
     )
     scale_on_host, interpreting = 0 in on_host, interpreted()
-    tail = (*zero_points, *limits)
+    fixed = (0, *zero_points, *limits)
 
     def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
         pointers = _pointers(args.operands()) if interpreting else ()
-        if on_host:
-            addresses = [address or addresses[0] for address in addresses]
-        bits = _double_bits(args.scale) if scale_on_host else 0
-        run(stream.handle, pointers, addresses, (bits, *tail))
+        addresses = [address or addresses[0] for address in addresses]
+        scalars = (_double_bits(args.scale), *fixed[1:]) if scale_on_host else fixed
+        run(stream.handle, pointers, addresses, scalars)
 
-    return launch
+    def launch_on_tensors(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+        run(stream.handle, (), addresses, fixed)
+
+    return launch if on_host or interpreting else launch_on_tensors
 
 
 def _pointers(operands: Sequence[Operand]) -> list[torch.Tensor]:
@@ -222,25 +261,38 @@ def _pointers(operands: Sequence[Operand]) -> list[torch.Tensor]:
     return [operand if isinstance(operand, torch.Tensor) else output for operand in operands]
 
 
+def _loops(space: Space) -> tuple[Any, ...]:
+    """The loops of the rows, each with the numbers that divide by its size, then the columns.
+
+    With l = ceil(log2 size), ceil(2^(31 + l) / size) is less than one above 2^(31 + l) / size. That makes its
+    product with a row below 2^31, over 2^(31 + l), less than 1 / size too large: its whole part is right.
+    """
+    rows = [(size, max(1, (size - 1).bit_length())) for size in space.sizes[:-1]]
+    return *((size, -(-(2 ** (31 + log)) // size), log - 1) for size, log in rows), space.columns
+
+
+def _merged(space: Space) -> Iterator[tuple[int, ...]]:
+    """The strides of each operand, those of its rows as one where they are one loop to it."""
+    sizes = space.sizes
+    for own in space.strides:
+        one = all(own[d] == sizes[d + 1] * own[d + 1] for d in range(len(sizes) - 2))
+        yield own[-2:] if one else own
+
+
 def _double_bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-def _tile(space: Space, tensors: int, by_row: bool, by_column: bool) -> tuple[int, int, int]:
-    """Rows and columns of a tile, and how many tiles a program walks down.
+def _tile(space: Space, tensors: int, elements: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile of ``elements`` over all tensors; ``most_columns`` is 0 for any number.
 
-    Wide along the columns; square if an operand runs across them. Where each column has a scale of its own, a
-    program keeps it for many rows, as long as there are programs enough to fill the device.
+    It is wide along the columns; square if an operand runs across them.
     """
-    tile = 2 ** ((TILE // tensors).bit_length() - 1)
+    tile = 2 ** ((elements // tensors).bit_length() - 1)
     columns = triton.next_power_of_2(space.columns)
     if any(own[-1] > 1 for own in space.strides[:tensors]):
         columns = min(columns, 64)
-    elif by_column:
-        tile = SCALED_COLUMNS
+    elif most_columns:
+        columns = min(columns, most_columns)
     columns = max(min(columns, tile), 4)
-    rows = min(tile // columns, triton.next_power_of_2(space.rows))
-    if not by_column or by_row:
-        return rows, columns, 1
-    tiles = -(-space.rows // rows) * -(-space.columns // columns)
-    return rows, columns, min(MOST_STEPS, triton.next_power_of_2(max(1, tiles // ENOUGH_PROGRAMS)))
+    return min(tile // columns, triton.next_power_of_2(space.rows)), columns

@@ -1,6 +1,6 @@
-"""What quantize and dequantize share: descriptors over a granularity, the checks, and the loops.
+"""What quantize, dequantize and fake_quantize share: descriptors over scales, the checks, and the loops.
 
-Both map between real numbers and codes by ``real = (code - zero_point) * scale``; they differ in the
+All map between real numbers and codes by ``real = (code - zero_point) * scale``; they differ in the
 direction. The operands of every kernel here are the outputs, the other tensors, the scale, the zero point.
 """
 
@@ -31,34 +31,49 @@ def clamp_zero_point(zero_point: int | None) -> int:
     return min(max(zero_point or 0, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
 
 
-def shared_signature(operand: Operand) -> tuple[Any, int]:
-    """The part of a signature that a scale or a zero point makes, and its address."""
-    if isinstance(operand, torch.Tensor):
-        key = operand.dtype, operand.shape, operand.stride(), operand.device, operand.is_neg()
-        return key, operand.data_ptr()
-    return float if isinstance(operand, float) else operand, 0
-
-
-def misalignment(addresses: tuple[int, ...]) -> tuple[int, ...]:
-    """How far each address is from a multiple of 16. Kernels make use of those that are one."""
-    return tuple(address & 15 for address in addresses)
-
-
 @dataclass(frozen=True, kw_only=True)
-class AffineDescriptor(Descriptor):
-    """A map between a real tensor and its codes. Subclasses say which of the two dtypes is which."""
+class ScaledDescriptor(Descriptor):
+    """A tensor whose elements share scales."""
 
     input_dtype: torch.dtype = torch.float32
-    output_dtype: torch.dtype = torch.int8
 
     @property
     def granularity(self) -> Granularity:
         raise NotImplementedError
 
     @property
+    def output_dtype(self) -> torch.dtype:
+        """The dtype of the result, in name: that of codes may be carried by a wider one."""
+        raise NotImplementedError
+
+    @property
     def real(self) -> Float:
         """The dtype of the real side, which sets the compute type."""
         raise NotImplementedError
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that share a byte; 1 when they are not packed."""
+        return 1
+
+    @property
+    def view(self) -> ScaleView:
+        return self.granularity.view(self.shape)
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """The shape and dtype that the operand called ``name`` must have."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        super().validate()
+        self.granularity.view(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineDescriptor(ScaledDescriptor):
+    """A map between a real tensor and its codes. Subclasses say which of the two dtypes is which."""
+
+    output_dtype: torch.dtype = torch.int8
 
     @property
     def codes(self) -> CodeCarrier:
@@ -73,10 +88,6 @@ class AffineDescriptor(Descriptor):
     def per_byte(self) -> int:
         """Codes that share a byte; 1 when they are not packed."""
         return self.codes.per_byte if self.is_packed and isinstance(self.codes, Code) else 1
-
-    @property
-    def view(self) -> ScaleView:
-        return self.granularity.view(self.shape)
 
     @property
     def code_shape(self) -> tuple[int, ...]:
@@ -95,10 +106,6 @@ class AffineDescriptor(Descriptor):
         """The dtype that gradients with respect to the codes have."""
         return self.codes.torch if isinstance(self.codes, Float) else self.real.torch
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype that the operand called ``name`` must have."""
-        raise NotImplementedError
-
     def validate(self) -> None:
         super().validate()
         real, codes = self.real, self.codes
@@ -109,7 +116,6 @@ class AffineDescriptor(Descriptor):
             )
         if self.is_packed:
             self._validate_packing()
-        self.granularity.view(self.shape)
 
     def _validate_packing(self) -> None:
         if self.per_byte == 1:
@@ -168,7 +174,7 @@ class OverGroups:
         return PerGroup(self.group_size, self.axis)
 
 
-D = TypeVar("D", bound=AffineDescriptor)
+D = TypeVar("D", bound=ScaledDescriptor)
 A = TypeVar("A", bound=Args)
 
 
@@ -277,9 +283,15 @@ class AffinePlan(Plan[D, A]):
             return ""
         if not isinstance(zero_point, torch.Tensor):
             return f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
-        if zero_point.dtype != torch.int32:
-            return f"zero_point has dtype {zero_point.dtype}; accepted is torch.int32, an int or None."
+        accepted = self._zero_point_dtypes()
+        if zero_point.dtype not in accepted:
+            named = ", ".join(map(str, accepted))
+            return f"zero_point has dtype {zero_point.dtype}; accepted is {named}, an int or None."
         return self._refused_per_scale("zero_point", zero_point)
+
+    def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
+        """What a zero point may be stored as."""
+        return (torch.int32,)
 
     def _refused_per_scale(self, name: str, tensor: torch.Tensor) -> str:
         view = self.descriptor.view
@@ -300,6 +312,20 @@ class AffinePlan(Plan[D, A]):
         )
 
 
+def validate_range(q_min: int, q_max: int, limits: tuple[int, int], holder: str) -> None:
+    """Raise unless q_min to q_max is a range of codes within ``limits``, which are those of ``holder``."""
+    for name, value in (("q_min", q_min), ("q_max", q_max)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InvalidDescriptor(f"{name} is {value!r}; it must be a whole number or None.")
+    if q_min > q_max:
+        raise InvalidDescriptor(f"q_min {q_min} is greater than q_max {q_max}; swap them.")
+    if q_min < limits[0] or q_max > limits[1]:
+        raise InvalidDescriptor(
+            f"the range {q_min} to {q_max} is wider than {holder}, {limits[0]} to {limits[1]}; "
+            "narrow it or choose a wider dtype."
+        )
+
+
 def _scale_limits(compute: Float) -> tuple[float, float]:
     """The open interval of host scales that stay positive and finite when rounded to ``compute``."""
     if compute.bits == 64:
@@ -313,7 +339,7 @@ def rounded_once(out: Float, compute: Float) -> float:
 
 
 def affine_space(
-    desc: AffineDescriptor,
+    desc: ScaledDescriptor,
     tensors: Sequence[torch.Tensor],
     shared: Sequence[Operand],
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from holdfast.core.dtypes import Float
+from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.numerics.reference import Array, compute_type, widen
 
@@ -37,7 +37,11 @@ def scale_array(
 def zero_point_array(
     zero_point: torch.Tensor | int | None, granularity: Granularity, shape: tuple[int, ...]
 ) -> Array:
-    """The zero point as integers; none is 0."""
+    """The zero point as integers; none is 0. A floating one is rounded half to even, and NaN is 0."""
+    if isinstance(zero_point, torch.Tensor) and zero_point.is_floating_point():
+        whole = np.rint(zero_point.detach().double().numpy())
+        whole = np.clip(np.where(np.isnan(whole), 0, whole), -ZERO_POINT_LIMIT, ZERO_POINT_LIMIT)
+        return spread(whole.astype(np.int64), granularity, shape)
     if isinstance(zero_point, torch.Tensor):
         return spread(zero_point.numpy().astype(np.int64), granularity, shape)
     return np.asarray(min(max(zero_point or 0, -(2**31)), 2**31 - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,14 +28,50 @@ Shared = tuple[torch.Tensor | None, float, torch.Tensor | None, int]
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
+P = TypeVar("P", bound=Plan[Any, Any])
+
 
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
-    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it."""
+    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it.
+
+    A call that torch has nothing to do with (nothing traces, transforms, records or differentiates it) goes
+    straight to the kernel: torch's way there costs as much as the launch.
+    """
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"holdfast::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.holdfast, name).default
+    operator = getattr(torch.ops.holdfast, name).default
+
+    def call(*arguments: Any) -> Any:
+        return kernel(*arguments) if _concerns_only_us(arguments) else operator(*arguments)
+
+    return call
+
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
+
+
+def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+        or torch._C._autograd._profiler_enabled()
+    ):
+        return False
+    recorded = torch.is_grad_enabled()
+    for argument in arguments:
+        kind = type(argument)
+        if kind in _TENSORS:
+            if argument.is_neg() or argument.is_meta or (recorded and argument.requires_grad):
+                return False
+        elif kind not in _VALUES:
+            return False
+    return True
 
 
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
@@ -79,7 +115,12 @@ def select(
     shared = granularity_named(granularity)
     plan = plans[type(shared)]
     own = {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}  # type: ignore[arg-type]
-    return plan.select(Stream.current(device), plan.Descriptor(**fields, **own), _ON_FIRST_RUN)
+    return select_plan(plan, device, **fields, **own)
+
+
+def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
+    """The plan for the descriptor with these fields; it compiles what it needs when it needs it."""
+    return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
 
 
 def current_stream(device: torch.device) -> Stream:

@@ -52,11 +52,11 @@ def dequantize(
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
     SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
-    """y = (q - z) * scale, down the tiles of one program."""
+    """y = (q - z) * scale over one tile."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
-    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    row = tile_rows(rows, ROWS, ROW_AXIS)
     start = tile_start(COLUMNS, ROW_AXIS)
     here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
     s = load_scale(
@@ -66,22 +66,20 @@ def dequantize(
     z = load_zero_point(
         zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
     )
-    for _ in range(STEPS):
-        inside = (row < rows)[:, None] & here
-        if PER_BYTE > 1:
-            first = start // COLUMNS * WIDTH
-            exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
-            packed = tl.load(q + byte_offsets(row, first, sizes, q_strides, WIDTH), mask=exists)
-            codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
-        else:
-            codes = tl.load(q + tile_offsets(row, start, sizes, q_strides, COLUMNS), mask=inside)
-        if codes.dtype.is_floating():
-            difference = widen(codes, COMPUTE) - z.to(COMPUTE)
-        else:
-            difference = (codes.to(tl.int32) - z).to(COMPUTE)
-        out = y + tile_offsets(row, start, sizes, y_strides, COLUMNS)
-        tl.store(out, narrow(difference * s, y.dtype.element_ty), mask=inside)
-        row += ROWS
+    inside = (row < rows)[:, None] & here
+    if PER_BYTE > 1:
+        first = start // COLUMNS * WIDTH
+        exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
+        packed = tl.load(q + byte_offsets(row, first, sizes, q_strides, WIDTH), mask=exists)
+        codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
+    else:
+        codes = tl.load(q + tile_offsets(row, start, sizes, q_strides, COLUMNS), mask=inside)
+    if codes.dtype.is_floating():
+        difference = widen(codes, COMPUTE) - z.to(COMPUTE)
+    else:
+        difference = (codes.to(tl.int32) - z).to(COMPUTE)
+    out = y + tile_offsets(row, start, sizes, y_strides, COLUMNS)
+    tl.store(out, narrow(difference * s, y.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["scale_bits", "rows"])
@@ -91,25 +89,23 @@ def dequantize_backward(
     rows, byte_columns, sizes, dq_strides, dy_strides, scale_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ACCUMULATE: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEPS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
-    """dq = dy * scale, down the tiles of one program."""
-    row = tile_rows(rows, ROWS, STEPS, ROW_AXIS)
+    """dq = dy * scale over one tile."""
+    row = tile_rows(rows, ROWS, ROW_AXIS)
     start = tile_start(COLUMNS, ROW_AXIS)
     here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
     )  # fmt: skip
-    for _ in range(STEPS):
-        inside = (row < rows)[:, None] & here
-        upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
-        gradient = widen(upstream, COMPUTE) * s
-        out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
-        if ACCUMULATE:
-            gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
-        tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
-        row += ROWS
+    inside = (row < rows)[:, None] & here
+    upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
+    gradient = widen(upstream, COMPUTE) * s
+    out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
+    if ACCUMULATE:
+        gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
+    tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
 
 
 class Dequantize(AffineKernel[DequantizeDescriptor]):

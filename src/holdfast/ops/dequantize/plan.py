@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
-from holdfast.core.plan import Args, Operand, Signature
+from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
     AffinePlan,
@@ -20,9 +21,7 @@ from holdfast.ops.affine.plan import (
     OverTokens,
     Scale,
     ZeroPoint,
-    misalignment,
     rounded_once,
-    shared_signature,
 )
 
 
@@ -71,21 +70,6 @@ class DequantizeArgs(Args):
     def operands(self) -> tuple[Operand, ...]:
         return self.y, self.q, self.scale, self.zero_point
 
-    def signature(self) -> Signature:
-        y, q = self.y, self.q
-        scale, scale_address = shared_signature(self.scale)
-        zero_point, zero_address = shared_signature(self.zero_point)
-        y_address, q_address = y.data_ptr(), q.data_ptr()
-        addresses = y_address, q_address, scale_address, zero_address
-        bits = y_address | q_address | scale_address | zero_address
-        key = (
-            bits & 15 and misalignment(addresses),
-            y.dtype, y.shape, y.stride(), y.device, y.is_neg(),
-            q.dtype, q.shape, q.stride(), q.device, q.is_neg(),
-            scale, zero_point,
-        )  # fmt: skip
-        return key, addresses
-
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class DequantizeBackwardArgs(Args):
@@ -99,20 +83,8 @@ class DequantizeBackwardArgs(Args):
     def operands(self) -> tuple[Operand, ...]:
         return self.dq, self.dy, self.scale
 
-    def signature(self) -> Signature:
-        dq, dy = self.dq, self.dy
-        scale, scale_address = shared_signature(self.scale)
-        dq_address, dy_address = dq.data_ptr(), dy.data_ptr()
-        addresses = dq_address, dy_address, scale_address
-        bits = dq_address | dy_address | scale_address
-        key = (
-            bits & 15 and misalignment(addresses),
-            self.accumulate,
-            dq.dtype, dq.shape, dq.stride(), dq.device, dq.is_neg(),
-            dy.dtype, dy.shape, dy.stride(), dy.device, dy.is_neg(),
-            scale,
-        )  # fmt: skip
-        return key, addresses
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
 
 
 class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs]):

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand, Signature
+from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
     AffinePlan,
@@ -21,9 +22,8 @@ from holdfast.ops.affine.plan import (
     OverTokens,
     Scale,
     ZeroPoint,
-    misalignment,
     rounded_once,
-    shared_signature,
+    validate_range,
 )
 
 
@@ -53,22 +53,11 @@ class QuantizeBackwardDescriptor(AffineDescriptor):
 
     def validate(self) -> None:
         super().validate()
-        least, most = self.codes.code_range
         if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
             raise InvalidDescriptor(
                 f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
             )
-        q_min, q_max = self.code_range
-        for name, value in (("q_min", q_min), ("q_max", q_max)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidDescriptor(f"{name} is {value!r}; it must be a whole number or None.")
-        if q_min > q_max:
-            raise InvalidDescriptor(f"q_min {q_min} is greater than q_max {q_max}; swap them.")
-        if q_min < least or q_max > most:
-            raise InvalidDescriptor(
-                f"the range {q_min} to {q_max} is wider than {self.output_dtype} holds, {least} to {most}; "
-                "narrow it or choose a wider dtype."
-            )
+        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,21 +86,6 @@ class QuantizeArgs(Args):
     def operands(self) -> tuple[Operand, ...]:
         return self.q, self.x, self.scale, self.zero_point
 
-    def signature(self) -> Signature:
-        q, x = self.q, self.x
-        scale, scale_address = shared_signature(self.scale)
-        zero_point, zero_address = shared_signature(self.zero_point)
-        q_address, x_address = q.data_ptr(), x.data_ptr()
-        addresses = q_address, x_address, scale_address, zero_address
-        bits = q_address | x_address | scale_address | zero_address
-        key = (
-            bits & 15 and misalignment(addresses),
-            q.dtype, q.shape, q.stride(), q.device, q.is_neg(),
-            x.dtype, x.shape, x.stride(), x.device, x.is_neg(),
-            scale, zero_point,
-        )  # fmt: skip
-        return key, addresses
-
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class QuantizeBackwardArgs(Args):
@@ -127,22 +101,8 @@ class QuantizeBackwardArgs(Args):
     def operands(self) -> tuple[Operand, ...]:
         return self.dx, self.dy, self.x, self.scale, self.zero_point
 
-    def signature(self) -> Signature:
-        dx, dy, x = self.dx, self.dy, self.x
-        scale, scale_address = shared_signature(self.scale)
-        zero_point, zero_address = shared_signature(self.zero_point)
-        dx_address, dy_address, x_address = dx.data_ptr(), dy.data_ptr(), x.data_ptr()
-        addresses = dx_address, dy_address, x_address, scale_address, zero_address
-        bits = dx_address | dy_address | x_address | scale_address | zero_address
-        key = (
-            bits & 15 and misalignment(addresses),
-            self.accumulate,
-            dx.dtype, dx.shape, dx.stride(), dx.device, dx.is_neg(),
-            dy.dtype, dy.shape, dy.stride(), dy.device, dy.is_neg(),
-            x.dtype, x.shape, x.stride(), x.device, x.is_neg(),
-            scale, zero_point,
-        )  # fmt: skip
-        return key, addresses
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
 
 
 class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs]):

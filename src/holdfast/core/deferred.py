@@ -1,0 +1,101 @@
+"""Errors that a device finds out about when the host has long gone on.
+
+A kernel that meets a value it cannot use leaves a report in memory that the host can read without asking the
+device: pinned memory, a few words for each device. Nothing waits for it. The next run of any plan looks at
+one word, and raises if there is a report; ``check_errors`` waits for the device first.
+
+A report is one word: where the value stood in its upper half, and the value itself, as far as 32 bits hold
+it, in its lower half. Kernels keep the least, so of many bad values the first is reported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Protocol
+
+import torch
+
+from holdfast.core.errors import HoldfastError
+
+#: What a word holds as long as nothing was reported in it.
+NOTHING = 2**63 - 1
+#: How many kinds of complaint a device can keep apart. Any more share the last word.
+KINDS = 1023
+#: The values that a report can hold; what lies beyond is reported as the nearest of them.
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+class Complaint(Protocol):
+    """What a bad value was bad for. Hashable: complaints that are equal share a word."""
+
+    def error(self, position: int, value: str) -> HoldfastError:
+        """The error to raise."""
+        ...
+
+
+class Box:
+    """The words of one device. The first is 1 when there is a report in any other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.words = torch.full((1 + KINDS,), NOTHING, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.words[0] = 0
+        self.kinds: dict[Complaint, int] = {}
+        self._raised = ctypes.c_int64.from_address(self.words.data_ptr())
+
+    def place(self, complaint: Complaint) -> int:
+        """Which word reports of this kind go to."""
+        with _lock:
+            return self.kinds.setdefault(complaint, min(1 + len(self.kinds), KINDS))
+
+    def raise_reported(self) -> None:
+        """Raise what was reported, if anything was, and forget it."""
+        if not self._raised.value:
+            return
+        for complaint, place in self.kinds.items():
+            report = int(self.words[place])
+            if report != NOTHING:
+                self.words[place] = NOTHING
+                self._raised.value = int((self.words[1:] != NOTHING).any())
+                raise complaint.error(report >> 32, _shown(((report & 0xFFFFFFFF) ^ 2**31) - 2**31))
+
+
+def _shown(value: int) -> str:
+    if value == LEAST:
+        return f"{value} or less"
+    return f"{value} or more" if value == MOST else str(value)
+
+
+_lock = threading.Lock()
+_boxes: tuple[Box, ...] = ()
+
+
+def box(device: torch.device) -> Box:
+    """Where kernels on ``device`` leave their reports. Made when the first plan asks, never by a run."""
+    global _boxes
+    with _lock:
+        for found in _boxes:
+            if found.device == device:
+                return found
+        made = Box(device)
+        _boxes = (*_boxes, made)
+        return made
+
+
+def raise_reported() -> None:
+    """Raise the first error that a device has reported by now, if any. Does not wait for any device."""
+    for found in _boxes:
+        found.raise_reported()
+
+
+def check_errors() -> None:
+    """Wait for the devices that have work of this library, then raise the first error they reported, if any.
+
+    On CUDA a bad index does not stop a kernel, and nothing waits to hear of it: the error is raised by the
+    next call into this library, or here.
+    """
+    for found in _boxes:
+        if found.device.type == "cuda":
+            torch.cuda.synchronize(found.device)
+    raise_reported()

@@ -1,0 +1,9 @@
+"""Modules that hold the state of quantization-aware training."""
+
+from __future__ import annotations
+
+from holdfast.nn.embedding import Embedding
+from holdfast.nn.embedding_bag import EmbeddingBag
+from holdfast.nn.fake_quantize import FakeQuantize, ScaleMode
+
+__all__ = ["Embedding", "EmbeddingBag", "FakeQuantize", "ScaleMode"]

@@ -1,0 +1,210 @@
+"""The named inputs of observe_range and choose_scale: segments, shapes, layouts, dtypes and rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.dtypes import CODES, FLOATS, Float, float_dtype
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerToken
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.choose_scale.plan import (
+    ONE_SCALE,
+    ChooseScaleArgs,
+    ChooseScaleDescriptor,
+    ObserveRangeArgs,
+    ObserveRangeDescriptor,
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about."""
+
+    name: str
+    granularity: Granularity = ONE_SCALE
+    shape: tuple[int, ...] = (37, 45)
+    real: torch.dtype = torch.float32
+    codes: torch.dtype = torch.int8
+    limits: tuple[int, int] | None = None
+    symmetric: bool = True
+    narrow: bool | None = None
+    values: str = "spread"
+    layout: str = "contiguous"
+    results: str = "contiguous"
+
+    @property
+    def rule(self) -> dict[str, Any]:
+        """What a descriptor says of the scale, and of the codes it is for."""
+        q_min, q_max = self.limits or (None, None)
+        return {
+            "shape": self.shape, "input_dtype": self.real, "output_dtype": self.codes,
+            "q_min": q_min, "q_max": q_max, "granularity": self.granularity,
+            "symmetric": self.symmetric, "narrow": self.narrow,
+        }  # fmt: skip
+
+
+def segment_values(record: Float) -> dict[str, list[float]]:
+    """The segments that go wrong, by what they hold: finite ones first."""
+    info = torch.finfo(record.torch)
+    least = 2.0 ** -(149 if record.bits == 32 else 1074 if record.bits == 64 else 24)
+    if record.torch == torch.bfloat16:
+        least = 2.0**-133
+    tiny = max(1e-14, 4 * least)
+    return {
+        "zeros": [0.0, 0.0],
+        "zeros of either sign": [-0.0, 0.0, -0.0],
+        "minus zeros": [-0.0, -0.0],
+        "least": [least, -least, 0.0],
+        "below the floor": [tiny, -3 * tiny, tiny / 2],
+        "positive": [0.75, 3.0, 0.1],
+        "negative": [-0.3, -7.0, -1.0],
+        "largest": [float(info.max), -float(info.max), 1.0],
+        "mostly negative": [-100.0, 1.0, 0.4],
+        "NaN": [1.0, float("nan"), -2.0],
+        "negative NaN": [1.0, -float("nan"), 2.0],
+        "infinity": [1.0, float("inf"), -3.0],
+        "minus infinity": [-1.0, float("-inf"), 3.0],
+        "both infinities": [float("inf"), 1.0, float("-inf")],
+        "NaN and infinity": [float("inf"), float("nan"), float("-inf")],
+    }
+
+
+def input_values(problem: Problem) -> torch.Tensor:
+    """The elements: anything, special values, or a kind of segment for each scale in turn."""
+    record, count = float_dtype(problem.real, "real"), prod(problem.shape)
+    values = rounded(spread(f"x/{problem.name}", count, record.precision, -9, 5), record.torch)
+    if problem.values == "special":
+        found = values[::2]
+        wanted = special_values(record)
+        found.copy_(wanted.repeat(-(-count // len(wanted)))[: len(found)])
+    elif problem.values != "spread":
+        kinds = segment_values(record)
+        _fill(problem, values, list(kinds.values()) if problem.values == "mixed" else [kinds[problem.values]])
+    return values.reshape(problem.shape)
+
+
+def _fill(problem: Problem, values: torch.Tensor, kinds: list[list[float]]) -> None:
+    """Give each segment values of one kind, in turn, beginning somewhere else in each."""
+    view = problem.granularity.view(problem.shape)
+    numbers = torch.arange(view.scale_count).reshape(view.scale_shape)
+    steps = view.scale_strides(numbers.shape, numbers.stride())
+    assert steps is not None
+    of_element = numbers.as_strided(view.shape, steps).reshape(-1).numpy()
+    order = np.argsort(of_element, kind="stable")
+    for number in range(view.scale_count):
+        places = order[np.searchsorted(of_element[order], number) :][: len(values) // view.scale_count]
+        kind = kinds[number % len(kinds)]
+        chosen = np.resize(np.roll(kind, number // len(kinds)), len(places))
+        values[torch.from_numpy(places.copy())] = rounded(chosen, problem.real)
+
+
+_INT4, _UINT4, _INT2, _UINT2 = (CODES[name].torch for name in ("int4", "uint4", "int2", "uint2"))
+
+
+def rules() -> list[Problem]:
+    """Every rule for a scale and every dtype of codes, over segments of every kind."""
+    mixed = Problem("", PerChannel(0), (33, 40), values="mixed")
+    affine = replace(mixed, symmetric=False)
+    found = [
+        replace(mixed, name=f"segments of every kind in {name}", real=record.torch)
+        for name, record in FLOATS.items()
+    ]
+    found += [
+        replace(affine, name=f"segments of every kind in {name}, with zero points", real=record.torch)
+        for name, record in FLOATS.items()
+    ]
+    found += [
+        replace(mixed, name="the whole range", narrow=False),
+        replace(
+            mixed, name="the whole range of int2 in bfloat16", narrow=False, codes=_INT2, real=torch.bfloat16
+        ),
+        replace(mixed, name="int4", codes=_INT4),
+        replace(mixed, name="int16", codes=torch.int16),
+        replace(mixed, name="a range with more codes above", limits=(-3, 100)),
+        replace(mixed, name="codes in float32", codes=torch.float32, limits=(-60000, 60000)),
+        replace(affine, name="uint8", codes=torch.uint8),
+        replace(affine, name="uint4 without its lowest", codes=_UINT4, narrow=True, real=torch.float16),
+        replace(affine, name="two codes", codes=_UINT2, limits=(1, 2)),
+        replace(affine, name="uint16", codes=torch.uint16),
+    ]
+    return found
+
+
+def places() -> list[Problem]:
+    """Shapes, layouts and granularities."""
+    image = Problem("", PerChannel(1), (2, 3, 5, 7))
+    return [
+        Problem("rank 0", shape=(), symmetric=False),
+        Problem("one element of a token", PerToken(), (9, 1), symmetric=False),
+        Problem("a token of rank 0", PerToken(), ()),
+        Problem("rank 8", PerGroup(3, axis=6), (2, 1, 3, 2, 1, 2, 3, 2), symmetric=False),
+        Problem("no elements", shape=(3, 0, 5), symmetric=False),
+        Problem("channels without elements", PerChannel(0), (4, 0)),
+        Problem("no channels", PerChannel(0), (0, 4)),
+        Problem("per tensor", values="special"),
+        Problem("per tensor, in pieces", shape=(9, 8003), real=torch.bfloat16, symmetric=False),
+        Problem("last axis", PerChannel(-1), (43, 21), symmetric=False, values="mixed"),
+        Problem("last axis, in pieces", PerChannel(1), (5001, 20), symmetric=False, narrow=True),
+        Problem("middle axis, in pieces", PerChannel(1), (3, 2, 20_011), narrow=False),
+        Problem("many short runs", PerChannel(1), (4001, 3, 7), real=torch.float16, symmetric=False),
+        Problem("per token", PerToken(), (5, 7, 200), real=torch.bfloat16, values="mixed"),
+        Problem("long tokens", PerToken(), (3, 20_001), real=torch.float64, symmetric=False),
+        Problem("per group", PerGroup(32), (7, 96), real=torch.bfloat16, values="mixed"),
+        Problem("groups of the first axis", PerGroup(3, axis=0), (12, 41), symmetric=False, values="mixed"),
+        replace(image, name="transposed", layout="transposed", symmetric=False, results="sliced"),
+        replace(image, name="channels last", layout="channels last", values="special", results="sliced"),
+        replace(image, name="broadcast", layout="broadcast", granularity=PerToken()),
+        Problem("sliced", PerToken(), (9, 31), torch.bfloat16, symmetric=False, layout="sliced"),
+        Problem("unaligned", layout="unaligned", shape=(3, 1021)),
+        Problem("padded rows", PerGroup(5), (11, 25), layout="padded rows", real=torch.float16, narrow=False),
+    ]  # fmt: skip
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``. A range does not depend on what it is for."""
+    if plan.op == "choose_scale":
+        return [_choose_scale(problem) for problem in [*rules(), *places()]]
+    ranges = [problem for problem in rules() if problem.name.startswith("segments") and problem.symmetric]
+    return [_observe_range(problem) for problem in [*ranges, *places()]]
+
+
+def _choose_scale(problem: Problem) -> Case:
+    descriptor = ChooseScaleDescriptor(**problem.rule)
+    return Case(problem.name, descriptor, partial(_choose_scale_args, descriptor, problem))
+
+
+def _choose_scale_args(descriptor: ChooseScaleDescriptor, problem: Problem) -> ChooseScaleArgs:
+    return ChooseScaleArgs(
+        x=laid_out(input_values(problem), problem.layout),
+        scale=result(descriptor, problem, "scale"),
+        zero_point=None if problem.symmetric else result(descriptor, problem, "zero_point"),
+    )
+
+
+def result(descriptor: Any, problem: Problem, name: str) -> torch.Tensor:
+    """Where a value for each scale is to be written."""
+    shape, dtype = descriptor.expected(name)
+    return poisoned_output(shape, dtype, problem.results if shape else "contiguous")
+
+
+def _observe_range(problem: Problem) -> Case:
+    descriptor = ObserveRangeDescriptor(
+        shape=problem.shape, input_dtype=problem.real, granularity=problem.granularity
+    )
+    return Case(problem.name, descriptor, partial(_observe_range_args, descriptor, problem))
+
+
+def _observe_range_args(descriptor: ObserveRangeDescriptor, problem: Problem) -> ObserveRangeArgs:
+    return ObserveRangeArgs(
+        x=laid_out(input_values(problem), problem.layout),
+        low=result(descriptor, problem, "low"),
+        high=result(descriptor, problem, "high"),
+    )

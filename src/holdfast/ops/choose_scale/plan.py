@@ -1,0 +1,271 @@
+"""Scales from the data: the range of the elements that share a scale, and the scale that follows from it.
+
+``low = min(x, 0)`` and ``high = max(x, 0)`` over each scale's elements; lowest and highest are the ends of
+the codes that it may use. A symmetric scale is ``max(high / highest, low / lowest, 1e-12)``; else it is
+``max((high - low) / (highest - lowest), 1e-12)``, with ``zero_point = lowest - rint(low / scale)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.affine.plan import (
+    AffineDescriptor,
+    AffinePlan,
+    ScaledDescriptor,
+    validate_range,
+)
+
+#: No scale is smaller, so that a row of zeros can be divided by its own.
+SCALE_FLOOR = 1e-12
+
+ONE_SCALE = PerTensor()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleOfData:
+    """How scales follow from the data.
+
+    ``symmetric`` scales have no zero point; ``narrow`` leaves out the codes that have no opposite (by default
+    where it is symmetric), or where it is not, the lowest code.
+    """
+
+    granularity: Granularity = ONE_SCALE
+    symmetric: bool = True
+    narrow: bool | None = None
+
+    def ends(self, q_min: int, q_max: int) -> tuple[int, int]:
+        """The lowest and the highest code that the data is spread over."""
+        narrow = self.symmetric if self.narrow is None else self.narrow
+        if not narrow:
+            return q_min, q_max
+        if not self.symmetric:
+            return q_min + 1, q_max
+        most = min(-q_min, q_max)
+        return -most, most
+
+    def validate_ends(self, q_min: int, q_max: int) -> None:
+        """Raise unless some scale maps the data to the codes from q_min to q_max."""
+        for name, value in (("symmetric", self.symmetric), ("narrow", self.narrow)):
+            if not isinstance(value, bool) and not (name == "narrow" and value is None):
+                raise InvalidDescriptor(f"{name} is {value!r}; it must be True or False.")
+        lowest, highest = self.ends(q_min, q_max)
+        if self.symmetric and not lowest < 0 < highest:
+            raise InvalidDescriptor(
+                f"a symmetric scale needs codes on both sides of 0, and {q_min} to {q_max} has them on one; "
+                "pass symmetric=False for a scale with a zero point, or choose a signed dtype."
+            )
+        if lowest >= highest:
+            raise InvalidDescriptor(
+                f"the codes {q_min} to {q_max} leave {lowest} to {highest} to spread the data over; a scale "
+                "needs two codes at least."
+            )
+
+
+def validate_granularity(granularity: Any) -> None:
+    """Raise unless this is a granularity."""
+    if not isinstance(granularity, Granularity):
+        raise InvalidDescriptor(
+            f"granularity is {granularity!r}; accepted are PerTensor(), PerChannel(axis), PerToken() and "
+            "PerGroup(size, axis)."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObserveRangeDescriptor(ScaledDescriptor):
+    """The range of a tensor, for each of the scales that it would have."""
+
+    granularity: Granularity = ONE_SCALE
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        return self.real.compute.torch
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def empty(self) -> bool:
+        return self.view.scale_count == 0
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name == "x":
+            return self.shape, self.input_dtype
+        return self.view.scale_shape, self.output_dtype
+
+    def validate(self) -> None:
+        validate_granularity(self.granularity)
+        super().validate()
+        float_dtype(self.input_dtype, "input_dtype")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseScaleDescriptor(ScaleOfData, AffineDescriptor):
+    """``output_dtype`` is that of the codes which the scale is for."""
+
+    q_min: int | None = None
+    q_max: int | None = None
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def codes(self) -> CodeCarrier:
+        return code_dtype(self.output_dtype, "output_dtype")
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """q_min and q_max, where not given those of the output dtype."""
+        least, most = self.codes.code_range
+        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+
+    @property
+    def empty(self) -> bool:
+        return self.view.scale_count == 0
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name == "x":
+            return self.shape, self.input_dtype
+        return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
+
+    def validate(self) -> None:
+        validate_granularity(self.granularity)
+        super().validate()
+        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
+            raise InvalidDescriptor(
+                f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
+            )
+        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
+        self.validate_ends(*self.code_range)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class ObserveRangeArgs(Args):
+    """``x`` is read, ``low`` and ``high`` are written."""
+
+    x: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.low, self.high, self.x
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class ChooseScaleArgs(Args):
+    """``x`` is read; ``scale`` is written, and so is ``zero_point`` unless the scale is symmetric."""
+
+    x: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.scale, self.zero_point, self.x
+
+
+D = TypeVar("D", bound=ScaledDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class FromDataPlan(AffinePlan[D, A]):
+    """The checks of plans that write a value for each scale instead of reading it."""
+
+    def refused_result(self, name: str, tensor: Any) -> str:
+        """Why ``tensor`` cannot take what is found for each scale, or nothing."""
+        _, dtype = self.expected(name)
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        if tensor.dtype != dtype:
+            return f"{name} has dtype {tensor.dtype}; the plan writes {dtype}."
+        return self._refused_per_scale(name, tensor)
+
+    def refused_zero_point(self, zero_point: Any, symmetric: bool) -> str:
+        """Why the zero point cannot be written, or nothing; a symmetric scale has none."""
+        if not symmetric:
+            return self.refused_result("zero_point", zero_point)
+        return "" if zero_point is None else "a symmetric scale has no zero_point; leave it None."
+
+    def _refused_values(self, args: A) -> str:
+        return ""
+
+
+class ObserveRangePlan(FromDataPlan[ObserveRangeDescriptor, ObserveRangeArgs]):
+    """low = min(x, 0) and high = max(x, 0), over the elements of each scale; NaN if one of them is."""
+
+    op = "observe_range"
+    direction = "forward"
+    outputs = ("low", "high")
+    tensors = ("x",)
+    kernels = {
+        "cpu": "holdfast.ops.choose_scale.cpu:ObserveRange",
+        "gpu": "holdfast.ops.choose_scale.gpu:ObserveRange",
+        "reference": "holdfast.ops.choose_scale.reference:ObserveRange",
+    }
+    cases = "holdfast.ops.choose_scale.cases"
+    Descriptor = ObserveRangeDescriptor
+    Args = ObserveRangeArgs
+
+    def _ulp(self) -> dict[str, float]:
+        return {"low": 0.0, "high": 0.0}
+
+    def bytes_moved(self) -> int:
+        return super().bytes_moved() + 4 * self.descriptor.view.scale_count
+
+    def _refused_layout(self, args: ObserveRangeArgs) -> str:
+        return (
+            self._refused_tensor("x", args.x)
+            or self.refused_result("low", args.low)
+            or self.refused_result("high", args.high)
+        )
+
+
+class ChooseScalePlan(FromDataPlan[ChooseScaleDescriptor, ChooseScaleArgs]):
+    """scale = max(high / highest, low / lowest, 1e-12).
+
+    With a zero point it is max((high - low) / (highest - lowest), 1e-12).
+    """
+
+    op = "choose_scale"
+    direction = "forward"
+    outputs = ("scale", "zero_point")
+    tensors = ("x",)
+    kernels = {
+        "cpu": "holdfast.ops.choose_scale.cpu:ChooseScale",
+        "gpu": "holdfast.ops.choose_scale.gpu:ChooseScale",
+        "reference": "holdfast.ops.choose_scale.reference:ChooseScale",
+    }
+    cases = "holdfast.ops.choose_scale.cases"
+    Descriptor = ChooseScaleDescriptor
+    Args = ChooseScaleArgs
+
+    def _ulp(self) -> dict[str, float]:
+        return scale_error(self.descriptor)
+
+    def bytes_moved(self) -> int:
+        return (
+            super().bytes_moved() + (0 if self.descriptor.symmetric else 4) * self.descriptor.view.scale_count
+        )
+
+    def _refused_layout(self, args: ChooseScaleArgs) -> str:
+        return (
+            self._refused_tensor("x", args.x)
+            or self.refused_result("scale", args.scale)
+            or self.refused_zero_point(args.zero_point, self.descriptor.symmetric)
+        )
+
+
+def scale_error(desc: ScaleOfData) -> dict[str, float]:
+    """The error of a scale: one rounding of a quotient; where high - low is divided, one before it as well.
+
+    A zero point is rounded once more, beside a tie across it.
+    """
+    return {"scale": 0.5 if desc.symmetric else 1.5, "zero_point": 1.0}

@@ -1,0 +1,86 @@
+"""What observe_range and choose_scale mean, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.core.granularity import Granularity
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import Array, store, widen
+from holdfast.ops.affine import reference as affine
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.choose_scale.plan import (
+    SCALE_FLOOR,
+    ChooseScaleArgs,
+    ChooseScaleDescriptor,
+    ObserveRangeArgs,
+    ObserveRangeDescriptor,
+)
+
+
+def observe_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
+    """min(x, 0) and max(x, 0) over the elements of each scale; NaN, both, if one of them is. A zero is +0."""
+    view = granularity.view(x.shape)
+    numbers = np.arange(view.scale_count).reshape(view.scale_shape)
+    scale_of_element = np.broadcast_to(affine.spread(numbers, granularity, x.shape), x.shape)
+    low, high = np.zeros(view.scale_count, x.dtype), np.zeros(view.scale_count, x.dtype)
+    with np.errstate(all="ignore"):
+        np.minimum.at(low, scale_of_element.reshape(-1), x.reshape(-1))
+        np.maximum.at(high, scale_of_element.reshape(-1), x.reshape(-1))
+        zero = x.dtype.type(0)
+        return (low + zero).reshape(view.scale_shape), (high + zero).reshape(view.scale_shape)
+
+
+def scale_of_range(low: Array, high: Array, lowest: int, highest: int, symmetric: bool) -> Array:
+    """The scale that spreads low to high over the codes lowest to highest; NaN and infinity stay.
+
+    Half of the width is divided, and the quotient doubled: that is exact, and a finite range has a finite
+    scale even where its width overflows.
+    """
+    kind = high.dtype.type
+    with np.errstate(all="ignore"):
+        if symmetric:
+            scale = np.maximum(high / kind(highest), low / kind(lowest))
+        else:
+            half = high * kind(0.5) - low * kind(0.5)
+            scale = half / kind(highest - lowest) * kind(2)
+        return np.asarray(np.maximum(scale, kind(SCALE_FLOOR)))
+
+
+def zero_point_of_range(low: Array, scale: Array, lowest: int, highest: int) -> Array:
+    """The code of 0.0: where ``low`` is given the lowest code. A scale that is not finite has the lowest."""
+    with np.errstate(all="ignore"):
+        r = np.rint(low / scale)
+    r = np.where(np.isnan(r), 0, r)
+    return np.asarray(np.clip(lowest - r, lowest, highest), np.int32)
+
+
+class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
+    """``observe_range`` as a kernel."""
+
+    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+        desc = self.desc
+
+        def launch(stream: object, workspace: object, args: ObserveRangeArgs, addresses: object) -> None:
+            low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
+            store(args.low, low)
+            store(args.high, high)
+
+        return launch
+
+
+class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+    """The range of each scale's elements, and the scale and zero point that follow."""
+
+    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+        desc = self.desc
+        ends = desc.ends(*desc.code_range)
+
+        def launch(stream: object, workspace: object, args: ChooseScaleArgs, addresses: object) -> None:
+            low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
+            scale = scale_of_range(low, high, *ends, desc.symmetric)
+            store(args.scale, scale)
+            if args.zero_point is not None:
+                store(args.zero_point, zero_point_of_range(low, scale, *ends))
+
+        return launch

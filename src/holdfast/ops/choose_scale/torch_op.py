@@ -1,0 +1,283 @@
+"""observe_range and choose_scale for torch: operators, tracing, vmap, and the functions that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal, overload
+
+import torch
+
+from holdfast.core.dtypes import float_dtype
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.stream import Workspace
+from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.choose_scale.plan import (
+    ONE_SCALE,
+    SCALE_FLOOR,
+    ChooseScaleArgs,
+    ChooseScaleDescriptor,
+    ChooseScalePlan,
+    ObserveRangeArgs,
+    ObserveRangePlan,
+    validate_granularity,
+)
+
+RULE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max, bool? narrow"
+
+
+@lru_cache(maxsize=4096)
+def _range_plan(shape, input_dtype, device, granularity):
+    return select_plan(
+        ObserveRangePlan, device, shape=shape, input_dtype=input_dtype,
+        granularity=granularity_named(granularity),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _scale_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, symmetric):
+    return select_plan(
+        ChooseScalePlan, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype, q_min=q_min,
+        q_max=q_max, granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
+    )  # fmt: skip
+
+
+def empty_scale(x: torch.Tensor, granularity: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Room for a value of ``dtype`` for each scale, by default of the type that ``x`` computes in."""
+    # Not the view that is remembered: a traced shape is no key.
+    shape = granularity_named(granularity)._view(tuple(x.shape)).scale_shape
+    return x.new_empty(shape, dtype=dtype or float_dtype(x.dtype, "x").compute.torch)
+
+
+def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
+    """What a run of ``plan`` needs, on the device of ``x``."""
+    return Workspace.allocate(plan.workspace_size(), x.device)
+
+
+def _observe_range(x, granularity):
+    plan = _range_plan(x.shape, x.dtype, x.device, granularity)
+    low, high = empty_scale(x, granularity), empty_scale(x, granularity)
+    plan.run(current_stream(x.device), workspace_of(plan, x), ObserveRangeArgs(x=x, low=low, high=high))
+    return low, high
+
+
+def _observe_range_fake(x, granularity):
+    return empty_scale(x, granularity), empty_scale(x, granularity)
+
+
+def _choose_scale(x, granularity, dtype, q_min, q_max, narrow):
+    plan = _scale_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, True)
+    scale = empty_scale(x, granularity)
+    plan.run(current_stream(x.device), workspace_of(plan, x), ChooseScaleArgs(x=x, scale=scale))
+    return scale
+
+
+def _choose_scale_fake(x, granularity, *rule):
+    return empty_scale(x, granularity)
+
+
+def _choose_scale_affine(x, granularity, dtype, q_min, q_max, narrow):
+    plan = _scale_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, False)
+    scale, zero_point = empty_scale(x, granularity), empty_scale(x, granularity, torch.int32)
+    args = ChooseScaleArgs(x=x, scale=scale, zero_point=zero_point)
+    plan.run(current_stream(x.device), workspace_of(plan, x), args)
+    return scale, zero_point
+
+
+def _choose_scale_affine_fake(x, granularity, *rule):
+    return empty_scale(x, granularity), empty_scale(x, granularity, torch.int32)
+
+
+_range = define(
+    "observe_range", "(Tensor x, str granularity) -> (Tensor, Tensor)", _observe_range, _observe_range_fake
+)
+_symmetric = define(
+    "choose_scale", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> Tensor", _choose_scale, _choose_scale_fake
+)
+_affine = define(
+    "choose_scale_affine",
+    f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _choose_scale_affine,
+    _choose_scale_affine_fake,
+)
+
+
+# What follows from a range that was put together from several, as torch operations. They are elementary
+# ones, each rounded on its own, so that the bits are those of choose_scale. They are an operator of their
+# own for that to stay so: a compiler that saw through it would fuse them, and divide in its own way.
+
+
+def _scale_of_range(low, high, dtype, q_min, q_max, narrow):
+    lowest, highest = _ends(dtype, q_min, q_max, narrow, True)
+    return torch.maximum(_over(high, highest), _over(low, lowest)).clamp_min(SCALE_FLOOR)
+
+
+def _scale_of_range_affine(low, high, dtype, q_min, q_max, narrow):
+    lowest, highest = _ends(dtype, q_min, q_max, narrow, False)
+    scale = (_over(high * 0.5 - low * 0.5, highest - lowest) * 2).clamp_min(SCALE_FLOOR)
+    r = torch.round(low / scale)
+    r = torch.where(r == r, r, 0)
+    return scale, (lowest - r).clamp(lowest, highest).to(torch.int32)
+
+
+def _over(x: torch.Tensor, number: int) -> torch.Tensor:
+    """x / number; torch would multiply by the reciprocal of a number on CUDA, but not of a tensor."""
+    return x / torch.full_like(x, number)
+
+
+def _scale_of_range_fake(low, high, *rule):
+    return torch.empty_like(low)
+
+
+def _scale_of_range_affine_fake(low, high, *rule):
+    return torch.empty_like(low), torch.empty_like(low, dtype=torch.int32)
+
+
+def _ends(dtype, q_min, q_max, narrow, symmetric):
+    rule = ChooseScaleDescriptor(
+        shape=(), output_dtype=dtype, q_min=q_min, q_max=q_max, symmetric=symmetric, narrow=narrow
+    )
+    rule.validate()
+    return rule.ends(*rule.code_range)
+
+
+_scale_of = define(
+    "scale_of_range",
+    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor",
+    _scale_of_range,
+    _scale_of_range_fake,
+)
+_affine_of = define(
+    "scale_of_range_affine",
+    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _scale_of_range_affine,
+    _scale_of_range_affine_fake,
+)
+
+
+def register_vmap(name: str, call: Any) -> None:
+    """Under vmap, call once for each sample: what is found in one never depends on another."""
+
+    def of_samples(info, in_dims, *arguments):
+        found = [
+            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(found[0], tuple):
+            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
+            return stacked, (0,) * len(stacked)
+        return torch.stack(found), 0
+
+    torch.library.register_vmap(f"holdfast::{name}", of_samples, lib=LIBRARY)
+
+
+register_vmap("observe_range", _range)
+register_vmap("choose_scale", _symmetric)
+register_vmap("choose_scale_affine", _affine)
+
+
+def observe_range(
+    x: torch.Tensor, *, granularity: Granularity = ONE_SCALE
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``min(x, 0)`` and ``max(x, 0)`` over the elements of each scale; both are NaN if one element is.
+
+    Ranges of several tensors are joined by ``torch.minimum`` and ``torch.maximum``; ``scale_of_range`` makes
+    a scale of them.
+
+    >>> import torch, holdfast as hf
+    >>> hf.observe_range(torch.tensor([[3.0, -1.0], [4.0, 8.0]]), granularity=hf.PerToken())
+    (tensor([-1.,  0.]), tensor([3., 8.]))
+    """
+    require_tensor("x", x)
+    validate_granularity(granularity)
+    return _range(x.detach(), granularity.name)  # type: ignore[no-any-return]
+
+
+@overload
+def choose_scale(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: Literal[True] = ..., narrow: bool | None = ...,
+) -> torch.Tensor: ...  # fmt: skip
+@overload
+def choose_scale(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: Literal[False], narrow: bool | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+
+def choose_scale(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.int8,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    granularity: Granularity = ONE_SCALE,
+    symmetric: bool = True,
+    narrow: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The scale with which the codes of ``dtype``, or ``q_min`` to ``q_max``, just cover the data.
+
+    A symmetric scale has no zero point: it is the largest magnitude over the highest code. ``narrow`` (the
+    default there) uses as many codes below zero as above; without it the lowest code is used as well. With
+    ``symmetric=False`` the result is a scale and a zero point, so that 0.0 has a code and the rest covers the
+    range of the data; ``narrow`` then leaves out the lowest code. No scale is below 1e-12. A NaN makes the
+    scale NaN, and an infinity makes it infinite; the zero point is then the lowest code.
+
+    >>> import torch, holdfast as hf
+    >>> hf.choose_scale(torch.tensor([0.5, -254.0]))
+    tensor(2.)
+    >>> hf.choose_scale(torch.tensor([0.5, -1.0, 2.0]), dtype=torch.uint2, symmetric=False)
+    (tensor(1.), tensor(1, dtype=torch.int32))
+    """
+    require_tensor("x", x)
+    validate_granularity(granularity)
+    _require_bool("symmetric", symmetric)
+    call = _symmetric if symmetric else _affine
+    return call(x.detach(), granularity.name, dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
+
+
+@overload
+def scale_of_range(
+    low: torch.Tensor, high: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ...,
+    q_max: int | None = ..., symmetric: Literal[True] = ..., narrow: bool | None = ...,
+) -> torch.Tensor: ...  # fmt: skip
+@overload
+def scale_of_range(
+    low: torch.Tensor, high: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ...,
+    q_max: int | None = ..., symmetric: Literal[False], narrow: bool | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+
+def scale_of_range(
+    low: torch.Tensor,
+    high: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.int8,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    symmetric: bool = True,
+    narrow: bool | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What ``choose_scale`` gives for data with this range, in every bit.
+
+    >>> import torch, holdfast as hf
+    >>> low, high = hf.observe_range(torch.tensor([0.5, -254.0]))
+    >>> hf.scale_of_range(low, high)
+    tensor(2.)
+    """
+    for name, end in (("low", low), ("high", high)):
+        require_tensor(name, end)
+        if end.dtype not in (torch.float32, torch.float64) or end.shape != low.shape:
+            raise InvalidArgs(
+                f"{name} is {end.dtype} of shape {tuple(end.shape)}; low and high are those of "
+                "observe_range, float32 or float64 and of one shape."
+            )
+    _require_bool("symmetric", symmetric)
+    call = _scale_of if symmetric else _affine_of
+    return call(low.detach(), high.detach(), dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
+
+
+def _require_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgs(f"{name} is {value!r}; it must be True or False.")

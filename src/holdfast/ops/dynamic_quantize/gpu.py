@@ -1,0 +1,268 @@
+"""Dynamic quantization, in Triton: in one pass where a tile holds whole segments, else in two.
+
+A program loads its segments once, finds their extremes as ``choose_scale`` does, and codes what it still
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import prepare
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import contiguous_strides
+from holdfast.numerics.gpu import INTERPRETED, MAGIC_BITS, code, narrow, widen
+from holdfast.ops.affine.gpu import columns_inside, row_offsets
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.choose_scale.gpu import (
+    MAGIC,
+    Observer,
+    Tile,
+    ends_of_range,
+    integers,
+    joined,
+    magnitudes,
+    meta_tensor,
+    opposites,
+    pointers,
+    power,
+    real,
+    result_of,
+    scale_of_magnitude,
+    scale_of_range,
+    zero_point_of_range,
+)
+from holdfast.ops.choose_scale.plan import ChooseScaleArgs
+from holdfast.ops.choose_scale.segments import Segments, segments
+from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
+from holdfast.ops.quantize.gpu import Quantize, packed_bytes
+from holdfast.ops.quantize.plan import QuantizeArgs
+
+#: Elements that a thread holds, for float64 half as many; the most warps and the usual number of them.
+PER_THREAD = 32
+MOST_WARPS = 32
+WARPS = 4
+#: Columns of a tile where each is a segment of its own: at least, and at most.
+FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
+#: The bits of the float32 2^100: for scales up to it no step of ``ordinary_codes`` leaves the normal numbers.
+LARGEST_ORDINARY = tl.constexpr(0x71800000)
+
+
+@triton.jit
+def ordinary_codes(x, s, q_min, q_max, z, SYMMETRIC: tl.constexpr):
+    """clamp(rint(x / s), q_min - z, q_max - z) + z for an ordinary scale that was chosen for a finite x.
+
+    1 / s is rs + rl, so that q is within an ulp of x / s, its remainder is exact, and q + remainder * rs,
+    rounded once, is the rounded quotient by Markstein's theorem. A quotient below 0.25 need not be: its
+    code is that of 0. Adding 1.5 * 2^23 rounds to an integer, half to even, in the low bits of the sum. The
+    codes of a symmetric scale are in range by themselves, since it is rounded by less than half a code.
+    """
+    rs = tl.div_rn(tl.full(s.shape, 1.0, tl.float32), s)
+    rl = tl.fma(-s, rs, 1.0) * rs
+    q = tl.fma(x, rs, x * rl)
+    t = tl.fma(tl.fma(q, -s, x), rs, q)
+    if not SYMMETRIC:
+        t = tl.minimum(tl.maximum(t, (q_min - z).to(tl.float32)), (q_max - z).to(tl.float32))
+    return (t + MAGIC).to(tl.int32, bitcast=True) + (z - MAGIC_BITS)
+
+
+@triton.jit(do_not_specialize=["lowest", "highest", "q_min", "q_max", "segments", "rows"])
+def dynamic_quantize(
+    q, scale, zero_point, x,
+    lowest, highest, q_min, q_max,
+    segments, rows, columns, column_tiles, byte_columns,
+    steps, over_sizes, q_over, scale_strides, zero_strides, x_over, within_sizes, q_within, x_within,
+    RESULT: tl.constexpr, COMPUTE: tl.constexpr, PER_BYTE: tl.constexpr, RAGGED: tl.constexpr,
+    COLUMNS_WITHIN: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The scales and codes of SEGMENTS whole segments; where columns are segments, of as many rows."""
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    WIDTH: tl.constexpr = COLUMNS // PER_BYTE
+    program = tl.program_id(0).to(tl.int64)
+    tile = program // column_tiles
+    first = program % column_tiles
+    start = first * COLUMNS
+    segment = tile * SEGMENTS + tl.arange(0, SEGMENTS)
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)[None, None, :].to(tl.int64)
+    known = (segment < segments)[None, :, None]
+    here = columns_inside(start, columns, COLUMNS)[None, :, :]
+    exists = known & (row < rows)[:, None, None]
+    inside = exists & here
+    begin = (
+        row_offsets(segment, over_sizes, x_over)[None, :, None]
+        + row_offsets(row, within_sizes, x_within)[:, None, None]
+    )
+    values = tl.load(x + (begin + start * steps[3]) + column * steps[3], mask=inside, other=0.0)
+
+    z = tl.zeros([1, 1, 1], tl.int32)
+    if RESULT == "magnitude":
+        s = scale_of_magnitude(real(joined(magnitudes(values), COLUMNS_WITHIN), DTYPE, COMPUTE), highest)
+    else:
+        bits = integers(values)
+        below = joined(tl.maximum(opposites(bits, DTYPE.primitive_bitwidth), 0), COLUMNS_WITHIN)
+        low, high = ends_of_range(below, joined(tl.maximum(bits, 0), COLUMNS_WITHIN), DTYPE, COMPUTE)
+        s = scale_of_range(low, high, lowest, highest, RESULT == "symmetric")
+        if RESULT == "affine":
+            z = zero_point_of_range(low, s, lowest, highest)
+    at_scale = row_offsets(segment, over_sizes, scale_strides)[None, :, None]
+    at_zero = row_offsets(segment, over_sizes, zero_strides)[None, :, None]
+    settled = known
+    if not COLUMNS_WITHIN:
+        at_scale += (start + column) * steps[1]
+        at_zero += (start + column) * steps[2]
+        settled = known & here
+    tl.store(scale + at_scale, s, mask=settled)
+    if RESULT == "affine":
+        tl.store(zero_point + at_zero, z, mask=settled)
+
+    wide = widen(values, COMPUTE)
+    if INTERPRETED or COMPUTE == tl.float64:
+        codes = code(wide, s, q_min, q_max, z, False)
+    else:
+        divisor = s
+        if tl.max(integers(s)) > LARGEST_ORDINARY:
+            # Powers of two bring a huge scale down; under one that is not finite every code is that of 0.
+            finite = s < float("inf")
+            unit = tl.where(s > 2.0**100, 2.0**-64, 1.0)
+            wide = tl.where(finite, wide * unit, 0.0)
+            divisor = tl.where(finite, s * unit, 1.0)
+        codes = ordinary_codes(wide, divisor, q_min, q_max, z, RESULT != "affine")
+
+    begin = (
+        row_offsets(segment, over_sizes, q_over)[None, :, None]
+        + row_offsets(row, within_sizes, q_within)[:, None, None]
+    )
+    if PER_BYTE > 1:
+        if RAGGED:
+            codes = tl.where(inside, codes, 0)
+        bytes = packed_bytes(
+            tl.reshape(codes, (ROWS * SEGMENTS, COLUMNS)), ROWS * SEGMENTS, COLUMNS, PER_BYTE
+        )
+        bytes = tl.reshape(bytes, (ROWS, SEGMENTS, WIDTH)).to(tl.uint8)
+        out = q + (begin + first * WIDTH) + tl.arange(0, WIDTH)[None, None, :]
+        tl.store(out, bytes, mask=exists & columns_inside(first * WIDTH, byte_columns, WIDTH)[None, :, :])
+    else:
+        out = q + (begin + start * steps[0]) + column * steps[0]
+        if q.dtype.element_ty.is_floating():
+            tl.store(out, narrow(codes.to(COMPUTE), q.dtype.element_ty), mask=inside)
+        else:
+            tl.store(out, codes.to(q.dtype.element_ty), mask=inside)
+
+
+def whole_tile(walk: Segments, per_thread: int, per_byte: int) -> Tile | None:
+    """A tile that holds whole segments, if the registers of a program do."""
+    usual, most = per_thread * 32 * WARPS, per_thread * 32 * MOST_WARPS
+    rows, columns = power(walk.within.rows), power(max(walk.columns, per_byte))
+    if not walk.columns_within:
+        columns = min(columns, MOST_COLUMNS, max(FEWEST_COLUMNS, usual // rows))
+    if rows * columns > most:
+        return None
+    return Tile(rows, min(power(walk.over.rows), max(1, usual // (rows * columns))), columns)
+
+
+class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
+    """``dynamic_quantize``, or the kernels of choose_scale and quantize one after the other."""
+
+    def __init__(self, desc: DynamicQuantizeDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.ends = desc.ends(*desc.code_range)
+        self.result = result_of(desc.symmetric, self.ends)
+        self.per_thread = PER_THREAD // 2 if desc.input_dtype == torch.float64 else PER_THREAD
+        # Contiguous tensors that need one pass need no workspace, and others then do without.
+        twice = not desc.empty and self._tile(self._walk(contiguous_strides(desc.shape), None)) is None
+        self.observer = Observer(desc, device, self.result, self.ends, in_pieces=twice)
+        self.workspace_size = self.observer.workspace_size
+
+    def _walk(self, x: Sequence[int], q: Sequence[int] | None, *results: torch.Tensor | None) -> Segments:
+        """The loops over x and q with these strides; where those of q are not given, they are those of x."""
+        per_byte = self.desc.per_byte
+        codes = x
+        if q is not None:
+            codes = (*(step * per_byte for step in q[:-1]), 1) if per_byte > 1 else q
+        return segments(self.desc.view, [x, codes], results, packed=per_byte > 1)
+
+    def _tile(self, walk: Segments) -> Tile | None:
+        return whole_tile(walk, self.per_thread, self.desc.per_byte)
+
+    def compile(self) -> None:
+        names = ("x", "q", "scale") if self.desc.symmetric else ("x", "q", "scale", "zero_point")
+        self.prepare(DynamicQuantizeArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names}))
+
+    def prepare(self, args: DynamicQuantizeArgs) -> Launch[DynamicQuantizeArgs]:
+        walk = self._walk(args.x.stride(), args.q.stride(), args.scale, args.zero_point)
+        tile = self._tile(walk)
+        return self._in_two_passes(args) if tile is None else self._at_once(args, walk, tile)
+
+    def _at_once(self, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> Launch[DynamicQuantizeArgs]:
+        desc, per_byte = self.desc, self.desc.per_byte
+        over, within = walk.over, walk.within
+        across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
+        tensors = pointers(args.operands())
+        scalars = *self.ends, *desc.code_range
+        column_steps = [over.strides[k][-1] + within.strides[k][-1] for k in (0, 1)]
+        run = prepare(
+            dynamic_quantize,
+            grid=(-(-over.rows // tile.segments) * across, 1),
+            device=self.device,
+            tensors=tensors,
+            scalars=scalars,
+            settled=(
+                over.rows, within.rows, walk.columns, across, -(-walk.columns // per_byte),
+                (column_steps[1], over.strides[2][-1], over.strides[3][-1], column_steps[0]),
+                over.sizes, _in_bytes(over.strides[1], per_byte), over.strides[2], over.strides[3],
+                over.strides[0], within.sizes, _in_bytes(within.strides[1], per_byte), within.strides[0],
+            ),
+            constants={
+                "RESULT": self.result,
+                "COMPUTE": tl.float64 if args.x.dtype == torch.float64 else tl.float32,
+                "PER_BYTE": per_byte,
+                "RAGGED": per_byte > 1 and desc.shape[-1] % per_byte > 0,
+                "COLUMNS_WITHIN": walk.columns_within,
+                "ROWS": tile.rows,
+                "SEGMENTS": tile.segments,
+                "COLUMNS": tile.columns,
+            },
+            num_warps=max(1, min(MOST_WARPS, tile.size // (self.per_thread * 32))),
+        )  # fmt: skip
+        interpreting = interpreted()
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: DynamicQuantizeArgs, addresses: Sequence[int]
+        ) -> None:
+            q, scale, zero_point, x = addresses
+            operands: tuple[Any, ...] = ()
+            if interpreting:
+                operands = tuple(pointers(args.operands()))
+            run(stream.handle, operands, (q, scale, zero_point or q, x), scalars)
+
+        return launch
+
+    def _in_two_passes(self, args: DynamicQuantizeArgs) -> Launch[DynamicQuantizeArgs]:
+        choose = self.observer.prepare(args.scale, args.zero_point, args.x)
+        quantize = Quantize(self.desc, self.device).prepare(_quantize_args(args))
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: DynamicQuantizeArgs, addresses: Sequence[int]
+        ) -> None:
+            q, scale, zero_point, x = addresses
+            chosen = ChooseScaleArgs(x=args.x, scale=args.scale, zero_point=args.zero_point)
+            choose(stream, workspace, chosen, (scale, zero_point, x))
+            quantize(stream, workspace, _quantize_args(args), (q, x, scale, zero_point))
+
+        return launch
+
+
+def _quantize_args(args: DynamicQuantizeArgs) -> QuantizeArgs:
+    return QuantizeArgs(x=args.x, q=args.q, scale=args.scale, zero_point=args.zero_point)
+
+
+def _in_bytes(strides: Sequence[int], per_byte: int) -> tuple[int, ...]:
+    return tuple(step // per_byte for step in strides)

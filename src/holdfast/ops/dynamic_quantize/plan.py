@@ -1,0 +1,81 @@
+"""Dynamic quantization: scales found in the data, and the codes under these scales.
+
+The bits are those of choose_scale followed by quantize; where a kernel can hold all elements of a scale, it
+reads them once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.choose_scale.plan import FromDataPlan, ScaleOfData, scale_error, validate_granularity
+from holdfast.ops.quantize.plan import QuantizeDescriptor
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
+    """``output_dtype`` is that of the codes; ``packed`` puts 2-bit and 4-bit codes side by side in bytes."""
+
+    @property
+    def empty(self) -> bool:
+        return self.view.scale_count == 0
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name in ("q", "x"):
+            return super().expected(name)
+        return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
+
+    def validate(self) -> None:
+        validate_granularity(self.granularity)
+        super().validate()
+        self.validate_ends(*self.code_range)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DynamicQuantizeArgs(Args):
+    """``x`` is read; ``q`` and ``scale`` are written, and ``zero_point`` unless the scale is symmetric."""
+
+    x: torch.Tensor
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None = None
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.q, self.scale, self.zero_point, self.x
+
+
+class DynamicQuantizePlan(FromDataPlan[DynamicQuantizeDescriptor, DynamicQuantizeArgs]):
+    """q = clamp(rint(x / scale) + zero_point, q_min, q_max), with the scale that choose_scale finds in x."""
+
+    op = "dynamic_quantize"
+    direction = "forward"
+    outputs = ("q", "scale", "zero_point")
+    tensors = ("q", "x")
+    kernels = {
+        "cpu": "holdfast.ops.dynamic_quantize.cpu:DynamicQuantize",
+        "gpu": "holdfast.ops.dynamic_quantize.gpu:DynamicQuantize",
+        "reference": "holdfast.ops.dynamic_quantize.reference:DynamicQuantize",
+    }
+    cases = "holdfast.ops.dynamic_quantize.cases"
+    Descriptor = DynamicQuantizeDescriptor
+    Args = DynamicQuantizeArgs
+
+    def _ulp(self) -> dict[str, float]:
+        # Codes are as those of quantize: of the scale as it is stored.
+        return {"q": 1.0, **scale_error(self.descriptor)}
+
+    def bytes_moved(self) -> int:
+        return (
+            super().bytes_moved() + (0 if self.descriptor.symmetric else 4) * self.descriptor.view.scale_count
+        )
+
+    def _refused_layout(self, args: DynamicQuantizeArgs) -> str:
+        return (
+            self._refused_tensor("q", args.q)
+            or self._refused_tensor("x", args.x)
+            or self.refused_result("scale", args.scale)
+            or self.refused_zero_point(args.zero_point, self.descriptor.symmetric)
+        )

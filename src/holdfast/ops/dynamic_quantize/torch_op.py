@@ -1,0 +1,123 @@
+"""Dynamic quantization for torch: operators, tracing, vmap, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, overload
+
+import torch
+
+from holdfast.core.dtypes import code_dtype
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, PerToken, granularity_named
+from holdfast.ops.affine.torch_op import current_stream, define, require_tensor, select_plan
+from holdfast.ops.choose_scale.plan import validate_granularity
+from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, register_vmap, workspace_of
+from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
+
+_EACH_TOKEN = PerToken()
+
+
+@lru_cache(maxsize=4096)
+def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, packed, symmetric):
+    return select_plan(
+        DynamicQuantizePlan, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype, q_min=q_min,
+        q_max=q_max, granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
+        packed=packed,
+    )  # fmt: skip
+
+
+def _empty_codes(x, dtype, packed):
+    codes = code_dtype(dtype, "dtype")
+    if not packed:
+        return torch.empty_like(x, dtype=codes.storage)
+    per_byte = 8 // codes.bits
+    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
+
+
+def _quantize_dynamic(x, granularity, dtype, q_min, q_max, narrow, packed):
+    plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, True)
+    q, scale = _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    plan.run(current_stream(x.device), workspace_of(plan, x), DynamicQuantizeArgs(x=x, q=q, scale=scale))
+    return q, scale
+
+
+def _quantize_dynamic_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
+    return _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+
+
+def _quantize_dynamic_affine(x, granularity, dtype, q_min, q_max, narrow, packed):
+    plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, False)
+    q, scale = _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    zero_point = empty_scale(x, granularity, torch.int32)
+    args = DynamicQuantizeArgs(x=x, q=q, scale=scale, zero_point=zero_point)
+    plan.run(current_stream(x.device), workspace_of(plan, x), args)
+    return q, scale, zero_point
+
+
+def _quantize_dynamic_affine_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
+    codes = _empty_codes(x, dtype, packed)
+    return codes, empty_scale(x, granularity), empty_scale(x, granularity, torch.int32)
+
+
+_symmetric = define(
+    "quantize_dynamic",
+    f"(Tensor x, str granularity, {RULE_SCHEMA}, bool packed) -> (Tensor, Tensor)",
+    _quantize_dynamic,
+    _quantize_dynamic_fake,
+)
+_affine = define(
+    "quantize_dynamic_affine",
+    f"(Tensor x, str granularity, {RULE_SCHEMA}, bool packed) -> (Tensor, Tensor, Tensor)",
+    _quantize_dynamic_affine,
+    _quantize_dynamic_affine_fake,
+)
+register_vmap("quantize_dynamic", _symmetric)
+register_vmap("quantize_dynamic_affine", _affine)
+
+
+@overload
+def quantize_dynamic(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: Literal[True] = ..., narrow: bool | None = ...,
+    packed: bool = ...,
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def quantize_dynamic(
+    x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
+    granularity: Granularity = ..., symmetric: Literal[False], narrow: bool | None = ...,
+    packed: bool = ...,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
+
+
+def quantize_dynamic(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.int8,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    granularity: Granularity = _EACH_TOKEN,
+    symmetric: bool = True,
+    narrow: bool | None = None,
+    packed: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The codes of ``x``, with the scales that ``choose_scale`` finds in it: ``(q, scale)``.
+
+    With ``symmetric=False`` it is ``(q, scale, zero_point)``. The bits are those of ``choose_scale``
+    followed by ``quantize``; tokens and groups of ordinary size are read once. Nothing here is
+    differentiable.
+
+    >>> import torch, holdfast as hf
+    >>> q, scale = hf.quantize_dynamic(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> q, scale
+    (tensor([[  64, -127],
+            [   0,    0]], dtype=torch.int8), tensor([1.5748e-02, 1.0000e-12]))
+    """
+    require_tensor("x", x)
+    validate_granularity(granularity)
+    if not isinstance(symmetric, bool):
+        raise InvalidArgs(f"symmetric is {symmetric!r}; it must be True or False.")
+    call = _symmetric if symmetric else _affine
+    found = call(x.detach(), granularity.name, dtype, q_min, q_max, narrow, packed)
+    return found  # type: ignore[no-any-return]

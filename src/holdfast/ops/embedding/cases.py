@@ -1,0 +1,160 @@
+"""The named inputs of embedding and of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.plan import Args, Plan
+from holdfast.ops.embedding.plan import (
+    EmbeddingArgs,
+    EmbeddingBackwardArgs,
+    EmbeddingBackwardDescriptor,
+    EmbeddingDescriptor,
+)
+from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about. ``layouts`` are those of what is read, the indices, and what is written.
+
+    ``padding`` stands for the row that is skipped; "every" makes it all that there is.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    columns: int
+    spread: str = "uniform"
+    dtype: torch.dtype = torch.float32
+    index_dtype: torch.dtype = torch.int64
+    layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
+    values: str = "spread"
+    padding: int | None = None
+    frequency: bool = False
+    accumulate: bool = False
+    bad_index: str = "raise"
+
+    def indices(self) -> torch.Tensor:
+        made = index_values(self.spread, f"embedding/{self.name}", self.shape, self.rows, self.index_dtype)
+        return laid_out(made, self.layouts[1])
+
+
+_F16, _BF16, _F64, _I32 = torch.float16, torch.bfloat16, torch.float64, torch.int32
+
+_SHARED = (
+    Problem("uniform", (5, 41), 23, 64),
+    Problem("zipf in float16", (600,), 40, 17, "zipf", _F16),
+    Problem("zipf in bfloat16", (600,), 40, 17, "zipf", _BF16, _I32),
+    Problem("zipf in float64", (600,), 40, 17, "zipf", _F64),
+    Problem("all equal", (1100,), 7, 5, "equal"),
+    Problem("all distinct", (300,), 300, 64, "distinct", index_dtype=_I32),
+    Problem("sorted", (400,), 60, 3, "sorted"),
+    Problem("empty", (0, 3), 5, 4),
+    Problem("no rows", (0,), 0, 4),
+    Problem("no columns", (4,), 3, 0),
+    Problem("one index of rank 0", (), 3, 5),
+    Problem("D = 1", (200,), 90, 1, "zipf"),
+    Problem("D = 768", (90,), 20, 768, "zipf", _BF16),
+    Problem("D = 4096", (50,), 6, 4096, "zipf"),
+    Problem("a million rows", (900,), 10**6, 1, "zipf", _BF16),
+    Problem("several blocks", (3000,), 70, 8, "zipf", _BF16),
+    Problem("transposed input", (13, 21), 9, 6, layouts=("transposed", "contiguous", "contiguous")),
+    Problem("transposed output", (6, 5), 9, 6, layouts=("contiguous", "transposed", "transposed")),
+    Problem("sliced to padded rows", (130,), 9, 6, dtype=_F16, layouts=("sliced", "sliced", "padded rows")),
+    Problem("unaligned", (6, 35), 9, 64, layouts=("unaligned", "unaligned", "unaligned")),
+    Problem("special values", (200,), 90, 6, values="special"),
+    Problem("special bfloat16", (200,), 90, 6, dtype=_BF16, values="special"),
+    Problem("bad indices", (11, 30), 19, 8, "bad", bad_index="skip"),
+    Problem("bad indices in int32", (330,), 19, 8, "bad", dtype=_BF16, index_dtype=_I32, bad_index="skip"),
+)
+
+_FORWARD = (
+    Problem("no rows to read", (7,), 0, 4, bad_index="skip"),
+    Problem("broadcast weight", (40,), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
+)
+
+_BACKWARD = (
+    Problem("neighbouring long rows", (sum(LENGTHS),), len(LENGTHS), 9, "lengths"),
+    Problem("32 times", (32,), 2, 3, "equal"),
+    Problem("33 times", (33,), 2, 3, "equal"),
+    Problem("4096 times in bfloat16", (4096,), 2, 3, "equal", _BF16),
+    Problem("padding", (500,), 12, 9, "zipf", padding=0),
+    Problem("padding everywhere", (40,), 7, 9, "equal", padding=3),
+    Problem("padding with bad indices", (300,), 19, 8, "bad", padding=18),
+    Problem("by frequency", (500,), 12, 9, "zipf", frequency=True),
+    Problem("by frequency, padding, bfloat16", (500,), 12, 9, "zipf", _BF16, padding=2, frequency=True),
+    Problem("by frequency in float64", (1100,), 3, 300, "zipf", _F64, frequency=True, accumulate=True),
+    Problem("broadcast gradient", (130,), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
+    Problem("accumulate", (120,), 60, 33, "zipf", accumulate=True),
+    Problem("accumulate in bfloat16, padding", (500,), 12, 9, "zipf", _BF16, padding=1, accumulate=True),
+    Problem("zeros of either sign", (60,), 40, 4, values="zeros"),
+)
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    forward = plan.direction == "forward"
+    make = _forward if forward else _backward
+    return [make(problem) for problem in (*_SHARED, *(_FORWARD if forward else _BACKWARD))]
+
+
+def _case(problem: Problem, descriptor: Any, make: Callable[..., Args]) -> Case:
+    return Case(problem.name, descriptor, partial(make, problem))
+
+
+def _forward(problem: Problem) -> Case:
+    descriptor = EmbeddingDescriptor(
+        shape=problem.shape,
+        num_embeddings=problem.rows,
+        embedding_dim=problem.columns,
+        dtype=problem.dtype,
+        index_dtype=problem.index_dtype,
+        bad_index=problem.bad_index,
+    )
+    return _case(problem, descriptor, _forward_args)
+
+
+def _forward_args(problem: Problem) -> EmbeddingArgs:
+    weight = row_values(
+        f"weight/{problem.name}", (problem.rows, problem.columns), problem.dtype, problem.values
+    )
+    return EmbeddingArgs(
+        weight=laid_out(weight, problem.layouts[0]),
+        indices=problem.indices(),
+        out=poisoned_output((*problem.shape, problem.columns), problem.dtype, problem.layouts[2]),
+    )
+
+
+def _backward(problem: Problem) -> Case:
+    descriptor = EmbeddingBackwardDescriptor(
+        shape=problem.shape,
+        num_embeddings=problem.rows,
+        embedding_dim=problem.columns,
+        dtype=problem.dtype,
+        index_dtype=problem.index_dtype,
+        padding_idx=problem.padding,
+        scale_grad_by_freq=problem.frequency,
+    )
+    return _case(problem, descriptor, _backward_args)
+
+
+def _backward_args(problem: Problem) -> EmbeddingBackwardArgs:
+    dweight = poisoned_output((problem.rows, problem.columns), problem.dtype, problem.layouts[2])
+    if problem.accumulate:
+        dweight.copy_(row_values(f"dweight/{problem.name}", dweight.shape, problem.dtype))
+    dout = row_values(
+        f"dout/{problem.name}", (*problem.shape, problem.columns), problem.dtype, problem.values
+    )
+    return EmbeddingBackwardArgs(
+        dout=laid_out(dout, problem.layouts[0]),
+        indices=problem.indices(),
+        dweight=dweight,
+        accumulate=problem.accumulate,
+    )

@@ -1,0 +1,77 @@
+"""embedding on the CPU: rows are copied. Its gradient is the segment sum."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+from holdfast.backends.cpu import compile_kernel, copy, kernel, parallel, pointer
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
+from holdfast.ops.segment_sum.cpu import load_index, move, offset_of, raise_outside, table_of
+from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
+
+
+@kernel
+def embedding(first, last, indices, index_item, index_table, rows, weight, out, out_table, columns, item):
+    """Copy the rows that the indices ``first`` to ``last`` name; zeros where one names none.
+
+    ``weight`` is (address, step from row to row, step from column to column); ``out`` is (address, step from
+    column to column).
+    """
+    weight_at, row_step, step = weight
+    out_at, out_step = out
+    for n in range(first, last):
+        index = load_index(indices, index_item, n, index_table)
+        target = out_at + offset_of(n, out_table) * item
+        if index < 0 or index >= rows:
+            for i in range(columns):
+                for b in range(item):
+                    pointer(target + i * out_step * item, np.uint8)[b] = 0
+        elif step == 1 and out_step == 1:
+            copy(target, weight_at + index * row_step * item, columns * item)
+        else:
+            move(weight_at + index * row_step * item, step, columns, target, out_step, item)
+
+
+@cache
+def _compile() -> None:
+    table = table_of((1,), (1,))
+    compile_kernel(embedding, 0, 0, 0, 8, table, 0, (0, 0, 0), (0, 0), table, 0, 4)
+
+
+class Embedding(IndexedKernel[EmbeddingDescriptor]):
+    """``embedding`` as a kernel."""
+
+    def compile(self) -> None:
+        _compile()
+
+    def prepare(self, args: EmbeddingArgs) -> Launch[EmbeddingArgs]:
+        desc = self.desc
+        self.compile()
+        walk = loops(desc.shape, args.indices.stride(), args.out.stride())
+        index_table, out_table = (table_of(walk.sizes, strides) for strides in walk.strides)
+        index_item, item = args.indices.element_size(), args.out.element_size()
+        row_step, step = args.weight.stride()
+        out_step = args.out.stride(-1)
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: EmbeddingArgs, addresses: Sequence[int]
+        ) -> None:
+            out, weight, indices = addresses
+            if desc.bad_index == "raise":
+                raise_outside(args.indices, index_table, desc.rows)
+
+            def part(first: int, last: int) -> None:
+                embedding(
+                    first, last, indices, index_item, index_table, desc.rows, (weight, row_step, step),
+                    (out, out_step), out_table, desc.columns, item,
+                )  # fmt: skip
+
+            parallel(part, desc.count, desc.count * desc.columns)
+
+        return launch

@@ -1,0 +1,73 @@
+"""embedding, in Triton: rows are copied, a tile at a time. Its gradient is the segment sum."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import Steps, report
+from holdfast.core import deferred
+from holdfast.core.plan import Launch
+from holdfast.ops.affine.gpu import row_offsets
+from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
+from holdfast.ops.segment_sum.gpu import tile_of
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+
+WARPS = 4
+
+
+@triton.jit(do_not_specialize=["count", "rows", "place"])
+def embedding(
+    out, weight, indices, box,
+    count, rows, place, columns, tiles, sizes, out_strides, weight_strides, index_strides,
+    RAISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The rows that ROWS indices name, in part of the columns; zeros where one names none."""
+    tile = tl.program_id(0) % tiles
+    number = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    inside = column < columns
+    exists = number < count
+    index = tl.load(indices + row_offsets(number, sizes, index_strides), mask=exists, other=0)
+    known = exists & (index >= 0) & (index < rows)
+    at = weight + (index.to(tl.int64) * weight_strides[0])[:, None] + column * weight_strides[1]
+    row = tl.load(at, mask=known[:, None] & inside, other=0.0)
+    to = out + row_offsets(number, sizes, out_strides)[:, None] + column * out_strides[len(sizes) - 1]
+    tl.store(to, row, mask=exists[:, None] & inside)
+    if RAISE:
+        report(box, place, number, index, exists & ~known & (tile == 0))
+
+
+class Embedding(IndexedKernel[EmbeddingDescriptor]):
+    """``embedding`` as a kernel."""
+
+    def compile(self) -> None:
+        self.prepare(EmbeddingArgs(**described_operands(self.desc)))
+
+    def prepare(self, args: EmbeddingArgs) -> Launch[EmbeddingArgs]:
+        desc = self.desc
+        raises = desc.bad_index == "raise"
+        box = deferred.box(self.device) if raises else None
+        rows, columns = tile_of(desc.columns, desc.dtype.itemsize)
+        tiles = -(-desc.columns // columns)
+        walk = loops(desc.shape, args.indices.stride(), args.out.stride())
+        steps = Steps(self.device, args)
+        steps.add(
+            embedding,
+            -(-desc.count // rows) * tiles,
+            (0, 1, 2, box.words if box else 2),
+            (
+                desc.count,
+                desc.rows,
+                box.place(BadIndex(desc.rows)) if box else 0,
+                desc.columns,
+                tiles,
+                (*walk.sizes, desc.columns),
+                (*walk.strides[1], args.out.stride(-1)),
+                tuple(args.weight.stride()),
+                (*walk.strides[0], 0),
+            ),
+            {"RAISE": raises, "ROWS": rows, "COLUMNS": columns},
+            WARPS,
+        )
+        return steps.launch

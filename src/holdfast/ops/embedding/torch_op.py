@@ -1,0 +1,241 @@
+"""embedding for torch: operators, tracing, autograd, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.contract import PlanPreference
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
+from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor
+from holdfast.ops.embedding.plan import (
+    EmbeddingArgs,
+    EmbeddingBackwardArgs,
+    EmbeddingBackwardDescriptor,
+    EmbeddingBackwardPlan,
+    EmbeddingDescriptor,
+    EmbeddingPlan,
+)
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+
+_ON_FIRST_RUN = PlanPreference(precompile=False)
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(shape, index_dtype, rows, columns, dtype, device, bad_index):
+    desc = EmbeddingDescriptor(
+        shape=shape,
+        num_embeddings=rows,
+        embedding_dim=columns,
+        dtype=dtype,
+        index_dtype=index_dtype,
+        bad_index=bad_index,
+    )
+    return EmbeddingPlan.select(Stream.current(device), desc, _ON_FIRST_RUN)
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(shape, index_dtype, rows, columns, dtype, device, padding_idx, scale_grad_by_freq):
+    desc = EmbeddingBackwardDescriptor(
+        shape=shape,
+        num_embeddings=rows,
+        embedding_dim=columns,
+        dtype=dtype,
+        index_dtype=index_dtype,
+        padding_idx=None if padding_idx < 0 else padding_idx,
+        scale_grad_by_freq=scale_grad_by_freq,
+    )
+    return EmbeddingBackwardPlan.select(Stream.current(device), desc, _ON_FIRST_RUN)
+
+
+def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
+    plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
+    out = weight.new_empty((*input.shape, weight.shape[1]))
+    args = EmbeddingArgs(weight=weight, indices=input, out=out)
+    plan.run(current_stream(weight.device), NO_WORKSPACE, args)
+    return out
+
+
+def _embedding_fake(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
+    return weight.new_empty((*input.shape, weight.shape[1]))
+
+
+def _embedding_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
+    device, columns = dout.device, dout.shape[-1]
+    plan = _backward_plan(
+        input.shape, input.dtype, num_embeddings, columns, dout.dtype, device, padding_idx, scale_grad_by_freq
+    )
+    dweight = dout.new_empty((num_embeddings, columns))
+    workspace = Workspace.allocate(plan.workspace_size(), device)
+    args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight)
+    plan.run(current_stream(device), workspace, args)
+    return dweight
+
+
+def _embedding_backward_fake(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
+    return dout.new_empty((num_embeddings, dout.shape[-1]))
+
+
+def _touched_rows_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
+    """The rows that were read, ascending, and their gradients. Their number is read from the device."""
+    flat = input.reshape(-1)
+    kept = (flat >= 0) & (flat < num_embeddings) & (flat != padding_idx)
+    rows = torch.unique(flat[kept])
+    numbers = torch.where(kept, torch.searchsorted(rows, flat), -1)
+    values = _embedding_backward(dout.reshape(-1, dout.shape[-1]), numbers, len(rows), -1, scale_grad_by_freq)
+    return rows.to(torch.int64), values
+
+
+def _touched_rows_backward_fake(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[-1]))
+
+
+_SKIPPING = "int padding_idx, bool scale_grad_by_freq"
+
+_lookup = define(
+    "embedding",
+    f"(Tensor input, Tensor weight, {_SKIPPING}, bool sparse, str bad_index) -> Tensor",
+    _embedding,
+    _embedding_fake,
+)
+_gradient = define(
+    "embedding_backward",
+    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_SKIPPING}) -> Tensor",
+    _embedding_backward,
+    _embedding_backward_fake,
+)
+_touched_rows = define(
+    "embedding_touched_rows_backward",
+    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_SKIPPING}) -> (Tensor, Tensor)",
+    _touched_rows_backward,
+    _touched_rows_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, weight, padding_idx, scale_grad_by_freq, sparse, _ = inputs
+    ctx.save_for_backward(input)
+    ctx.rows, ctx.sparse = weight.shape[0], sparse
+    ctx.skipping = padding_idx, scale_grad_by_freq
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+    (input,) = ctx.saved_tensors
+    if not ctx.sparse:
+        return None, _gradient(dout, input, ctx.rows, *ctx.skipping), *[None] * 4
+    rows, values = _touched_rows(dout, input, ctx.rows, *ctx.skipping)
+    shape = (ctx.rows, dout.shape[-1])
+    dweight = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
+    return None, dweight, *[None] * 4
+
+
+torch.library.register_autograd(
+    "holdfast::embedding", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+
+
+def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, input, _, padding_idx, scale_grad_by_freq = inputs
+    ctx.save_for_backward(input)
+    ctx.skipping = padding_idx, scale_grad_by_freq
+
+
+def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
+    (input,) = ctx.saved_tensors
+    padding_idx, scale_grad_by_freq = ctx.skipping
+    if scale_grad_by_freq:
+        raise Unsupported(
+            "the gradient of embedding's gradient is not there for scale_grad_by_freq=True; leave it out."
+        )
+    ddout = _lookup(input, ddweight, -1, False, False, "skip")
+    if padding_idx >= 0:
+        ddout = ddout.masked_fill((input == padding_idx).unsqueeze(-1), 0)
+    return ddout, *[None] * 4
+
+
+torch.library.register_autograd(
+    "holdfast::embedding_backward",
+    _differentiate_again,
+    setup_context=_save_for_double_backward,
+    lib=LIBRARY,
+)
+
+
+def checked_padding(padding_idx: int | None, rows: int) -> int:
+    """The row that is skipped, counted from 0; -1 for none."""
+    if padding_idx is None:
+        return -1
+    if not -rows <= padding_idx < rows:
+        raise InvalidArgs(
+            f"padding_idx is {padding_idx}; it must name one of the {rows} rows of weight, from the front "
+            "or, with a negative number, from the back."
+        )
+    return padding_idx + rows if padding_idx < 0 else padding_idx
+
+
+def require_table(input: Any, weight: Any) -> None:
+    """Raise unless these are indices and a table."""
+    require_tensor("input", input)
+    require_tensor("weight", weight)
+    if weight.dim() != 2:
+        raise InvalidArgs(f"weight has shape {tuple(weight.shape)}; it must have rows and columns.")
+    if input.dtype not in INDEX_DTYPES:
+        raise InvalidArgs(
+            f"input has dtype {input.dtype}; accepted are torch.int32 and torch.int64. If input and weight "
+            "were swapped: the indices come first."
+        )
+
+
+def refuse_max_norm(max_norm: float | None) -> None:
+    """Say so, rather than change the table in place."""
+    if max_norm is not None:
+        raise Unsupported(
+            f"max_norm is {max_norm}; it would renormalise the table in place during a lookup, which is not "
+            "done here. Renormalise the weight after the optimizer's step instead, for example with "
+            "torch.renorm, and leave max_norm out."
+        )
+
+
+def embedding(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    bad_index: str = "raise",
+) -> torch.Tensor:
+    """The rows of ``weight`` that ``input`` names, as ``torch.nn.functional.embedding`` gives them.
+
+    The gradient of a row is summed in the order of its places in ``input``, in float32 for the half
+    precisions, and rounded once: the same bits on every run and every device. The row at ``padding_idx`` gets
+    none. With ``scale_grad_by_freq`` each sum is divided by the number of its places. With ``sparse`` the
+    gradient is a coalesced ``torch.sparse_coo`` tensor of the rows that were read; how many they are must be
+    known to the host, so that on CUDA this one waits for the device. ``max_norm`` is refused.
+
+    An index that names no row is an IndexError. On CUDA nothing waits to find out: the row reads as zeros,
+    and the error is raised by the next call into this library or by ``holdfast.check_errors()``. With
+    ``bad_index="skip"`` it is zeros, without an error; either way its gradient goes nowhere.
+
+    >>> import torch, holdfast as hf
+    >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()
+    >>> out = hf.embedding(torch.tensor([2, 0, 2]), weight, padding_idx=0)
+    >>> out.sum().backward()
+    >>> out.detach(), weight.grad
+    (tensor([[4., 5.],
+            [0., 1.],
+            [4., 5.]]), tensor([[0., 0.],
+            [0., 0.],
+            [2., 2.]]))
+    """
+    require_table(input, weight)
+    refuse_max_norm(max_norm)
+    padding = checked_padding(padding_idx, weight.shape[0])
+    return _lookup(input, weight, padding, scale_grad_by_freq, sparse, bad_index)  # type: ignore[no-any-return]

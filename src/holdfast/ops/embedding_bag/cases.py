@@ -1,0 +1,226 @@
+"""The named inputs of embedding_bag and of its backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
+from holdfast.core.plan import Plan
+from holdfast.ops.embedding_bag.plan import (
+    EmbeddingBagArgs,
+    EmbeddingBagBackwardArgs,
+    EmbeddingBagBackwardDescriptor,
+    EmbeddingBagDescriptor,
+)
+from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about. ``layouts`` are those of what is read, of the indices and what goes with them,
+    and of what is written. ``bags`` are the lengths of bags with offsets; without them the rows of ``shape``
+    are bags. With ``last`` the end of the last bag is an offset too.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    columns: int
+    mode: str = "sum"
+    bags: tuple[int, ...] | None = None
+    spread: str = "uniform"
+    dtype: torch.dtype = torch.float32
+    index_dtype: torch.dtype = torch.int64
+    offsets_dtype: torch.dtype | None = None
+    layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous")
+    values: str = "spread"
+    padding: int | None = None
+    weighted: bool = False
+    last: bool = False
+    bad_index: str = "raise"
+    frequency: bool = False
+    accumulate: bool = False
+    gradients: tuple[bool, bool] | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What both descriptors have."""
+        return {
+            "shape": self.shape,
+            "num_embeddings": self.rows,
+            "embedding_dim": self.columns,
+            "mode": self.mode,
+            "dtype": self.dtype,
+            "index_dtype": self.index_dtype,
+            "offsets": None if self.bags is None else len(self.bags) + self.last,
+            "offsets_dtype": self.offsets_dtype or self.index_dtype,
+            "include_last_offset": self.last,
+            "padding_idx": self.padding,
+            "per_sample_weights": self.weighted,
+        }
+
+    @property
+    def indices(self) -> torch.Tensor:
+        made = index_values(
+            self.spread, f"embedding_bag/{self.name}", self.shape, self.rows, self.index_dtype
+        )
+        return laid_out(made, self.layouts[1])
+
+    @property
+    def offsets(self) -> torch.Tensor | None:
+        if self.bags is None:
+            return None
+        begins = np.concatenate([[0], np.cumsum(self.bags)])[: len(self.bags) + self.last].astype(np.int64)
+        return laid_out(torch.from_numpy(begins).to(self.offsets_dtype or self.index_dtype), self.layouts[1])
+
+    def real(self, what: str, *shape: int) -> torch.Tensor:
+        """Values of the dtype, for anything that is read."""
+        made = row_values(f"bag {what}/{self.name}", shape, self.dtype, self.values)
+        return laid_out(made, self.layouts[0])
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        if not self.weighted:
+            return None
+        made = row_values(f"bag weights/{self.name}", self.shape, self.dtype, self.values)
+        return laid_out(made, self.layouts[1])
+
+    @property
+    def table(self) -> torch.Tensor:
+        """The rows; for a maximum, of few different values, so that there are ties."""
+        if self.mode != "max" or self.values != "spread":
+            return self.real("table", self.rows, self.columns)
+        few = random_bits(f"bag ties/{self.name}", self.rows * self.columns) % np.uint64(5)
+        signed = torch.from_numpy(few.astype(np.int64) - 2).to(self.dtype).reshape(self.rows, self.columns)
+        return laid_out(torch.where(signed == 0, -0.0, signed).to(self.dtype), self.layouts[0])
+
+
+_F16, _BF16, _F64, _I32, _I64 = torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.int64
+_ALL = sum(LENGTHS)
+
+_SHARED = (
+    Problem("bags of one size", (7, 12), 23, 64),
+    Problem("mean of bags of one size", (7, 12), 23, 64, "mean"),
+    Problem("bags of many sizes", (_ALL,), 40, 9, bags=LENGTHS),
+    Problem("mean of bags of many sizes", (_ALL,), 40, 9, "mean", LENGTHS, index_dtype=_I32),
+    Problem("largest of bags of many sizes", (_ALL,), 40, 9, "max", LENGTHS),
+    Problem("float16", (_ALL,), 30, 17, "mean", LENGTHS, dtype=_F16, offsets_dtype=_I32),
+    Problem("bfloat16", (_ALL,), 30, 17, "mean", LENGTHS, dtype=_BF16, index_dtype=_I32, offsets_dtype=_I64),
+    Problem("float64", (_ALL,), 30, 17, "mean", LENGTHS, dtype=_F64),
+    Problem("largest in bfloat16", (9, 20), 30, 17, "max", dtype=_BF16),
+    Problem("largest in float64", (9, 20), 30, 17, "max", dtype=_F64),
+    Problem("weighted", (_ALL,), 40, 33, bags=LENGTHS, weighted=True),
+    Problem("weighted in bfloat16", (9, 40), 30, 17, dtype=_BF16, weighted=True, padding=3),
+    Problem("weighted in float64", (9, 40), 30, 17, dtype=_F64, weighted=True),
+    Problem("one long bag", (1100,), 70, 5, "mean", (1100,), "zipf"),
+    Problem("long rows", (3, 1030), 70, 5, spread="zipf", dtype=_BF16),
+    Problem("padding", (_ALL,), 12, 9, "mean", LENGTHS, "zipf", padding=0),
+    Problem("padding in a sum", (9, 40), 6, 9, spread="zipf", padding=1),
+    Problem("padding in a maximum", (9, 40), 6, 9, "max", spread="zipf", padding=0),
+    Problem("padding everywhere", (4, 10), 7, 9, "mean", spread="equal", padding=3),
+    Problem("padding everywhere in a maximum", (4, 10), 7, 9, "max", spread="equal", padding=3),
+    Problem("the last offset included", (90,), 12, 9, "mean", (5, 0, 60, 25), last=True),
+    Problem("indices beyond the last bag", (90,), 12, 9, "mean", (5, 0, 41), last=True),
+    Problem("bad indices", (11, 30), 19, 8, "mean", spread="bad", bad_index="skip"),
+    Problem("bad indices in int32", (330,), 19, 8, "max", (7, 100, 223), "bad", index_dtype=_I32,
+            bad_index="skip"),
+    Problem("no indices", (0,), 5, 4, "mean", (0, 0, 0)),
+    Problem("bags of nothing", (3, 0), 5, 4, "max"),
+    Problem("no rows", (0,), 0, 4, "sum", (0, 0)),
+    Problem("no columns", (2, 4), 3, 0),
+    Problem("D = 1", (200,), 90, 1, "sum", (20, 100, 80), "zipf"),
+    Problem("D = 768", (5, 18), 20, 768, "mean", spread="zipf", dtype=_BF16),
+    Problem("D = 4096", (5, 10), 6, 4096, spread="zipf", weighted=True),
+    Problem("a million rows", (900,), 10**6, 1, "mean", (400, 500), "zipf"),
+    Problem("every layout", (130,), 9, 6, "mean", (30, 0, 100), dtype=_F16,
+            layouts=("sliced", "sliced", "padded rows")),
+    Problem("transposed", (13, 21), 9, 70, weighted=True, layouts=("transposed", "transposed", "transposed")),
+    Problem("unaligned", (6, 35), 9, 64, "max", layouts=("unaligned", "unaligned", "unaligned")),
+    Problem("special values", (40, 3), 30, 6, "mean", values="special"),
+    Problem("largest of special values", (40, 3), 12, 6, "max", values="special"),
+    Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
+    Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
+)  # fmt: skip
+
+_BACKWARD = (
+    Problem("all equal", (1100,), 7, 5, "mean", (1000, 100), "equal"),
+    Problem("all equal in bfloat16", (64, 64), 3, 3, spread="equal", dtype=_BF16),
+    Problem("by frequency", (_ALL,), 12, 9, "mean", LENGTHS, "zipf", frequency=True, padding=2),
+    Problem("by frequency, weighted", (9, 40), 12, 9, spread="zipf", weighted=True, frequency=True),
+    Problem("by frequency, beyond", (90,), 12, 9, "sum", (5, 0, 41), last=True, frequency=True),
+    Problem("accumulate", (12, 10), 60, 33, spread="zipf", weighted=True, padding=1, accumulate=True),
+    Problem("accumulate in bfloat16", (12, 10), 60, 33, "max", spread="zipf", dtype=_BF16, accumulate=True),
+    Problem("the table's gradient alone", (5, 10), 6, 9, weighted=True, gradients=(True, False)),
+    Problem("the weights' gradient alone", (60,), 6, 1100, "sum", (20, 0, 20), weighted=True, padding=2,
+            last=True, gradients=(False, True)),
+    Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
+)  # fmt: skip
+
+#: Of the shared ones, those whose backward has nothing that another has not.
+_FORWARD_ALONE = (
+    "float64",
+    "padding in a sum",
+    "mean of bags of one size",
+    "bags of nothing",
+    "special values",
+)
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    if plan.direction == "forward":
+        return [_forward(problem) for problem in _SHARED]
+    shared = [problem for problem in _SHARED if problem.name not in _FORWARD_ALONE]
+    return [_backward(problem) for problem in (*shared, *_BACKWARD)]
+
+
+def _forward(problem: Problem) -> Case:
+    descriptor = EmbeddingBagDescriptor(**problem.fields, bad_index=problem.bad_index)
+    return Case(problem.name, descriptor, partial(_forward_args, descriptor, problem))
+
+
+def _forward_args(desc: EmbeddingBagDescriptor, problem: Problem) -> EmbeddingBagArgs:
+    return EmbeddingBagArgs(
+        weight=problem.table,
+        indices=problem.indices,
+        offsets=problem.offsets,
+        per_sample_weights=problem.weights,
+        out=poisoned_output((desc.bags, problem.columns), problem.dtype, problem.layouts[2]),
+    )
+
+
+def _backward(problem: Problem) -> Case:
+    of_table, of_weights = problem.gradients or (True, problem.weighted)
+    descriptor = EmbeddingBagBackwardDescriptor(
+        **problem.fields,
+        scale_grad_by_freq=problem.frequency,
+        dweight=of_table,
+        dper_sample_weights=of_weights,
+    )
+    return Case(problem.name, descriptor, partial(_backward_args, descriptor, problem))
+
+
+def _backward_args(desc: EmbeddingBagBackwardDescriptor, problem: Problem) -> EmbeddingBagBackwardArgs:
+    outputs: dict[str, torch.Tensor | None] = {}
+    for name in ("dweight", "dper_sample_weights"):
+        expected = desc.expected(name)
+        outputs[name] = out = None
+        if expected is not None:
+            outputs[name] = out = poisoned_output(*expected, problem.layouts[2])
+            if problem.accumulate:
+                out.copy_(row_values(f"bag {name}/{problem.name}", out.shape, problem.dtype))
+    return EmbeddingBagBackwardArgs(
+        dout=problem.real("dout", desc.bags, problem.columns),
+        indices=problem.indices,
+        offsets=problem.offsets,
+        per_sample_weights=problem.weights if desc.expected("per_sample_weights") else None,
+        weight=problem.table if desc.expected("weight") else None,
+        dweight=outputs["dweight"],
+        dper_sample_weights=outputs["dper_sample_weights"],
+        accumulate=problem.accumulate,
+    )

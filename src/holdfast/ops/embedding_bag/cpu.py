@@ -1,0 +1,497 @@
+"""embedding_bag on the CPU.
+
+One pass over the indices finds the row that each names and the bag that it is in. Bags are summed as segments
+are, with the rows of the table for terms; the gradient of the table is a segment sum whose terms are rows of
+``dout``, looked up by bag. The mean's gradient is divided once for each bag, before it is spread.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, parallel, pointer
+from holdfast.core.dtypes import Float
+from holdfast.core.pieces import Piece, Pieces, first_address
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.ops.embedding_bag.plan import (
+    BadOffset,
+    BagDescriptor,
+    EmbeddingBagArgs,
+    EmbeddingBagBackwardArgs,
+    EmbeddingBagBackwardDescriptor,
+    EmbeddingBagDescriptor,
+)
+from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.cpu import (
+    CHOSEN,
+    COLUMNS,
+    LEVELS,
+    PLAIN,
+    TIMES,
+    Ordering,
+    add_up,
+    compile_for,
+    load_index,
+    load_run,
+    number,
+    offset_of,
+    ordered,
+    raise_outside,
+    store_run,
+    table_of,
+)
+from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
+
+CHUNK = indexed.CHUNK
+# Scratch runs: elements as they are stored, two rows in the compute type, what is best, where it was found.
+_RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
+_RUN = COLUMNS * 8 + 192
+
+
+@jit
+def _load_offset(offsets, entry):
+    address, item, step, _ = offsets
+    if item == 4:
+        return np.int64(pointer(address, np.int32)[entry * step])
+    return pointer(address, np.int64)[entry * step]
+
+
+@kernel
+def first_wrong_offset(offsets, count):
+    """Which offset is the first that is not where a bag can begin; -1 if none is."""
+    before = 0
+    for entry in range(offsets[3]):
+        offset = _load_offset(offsets, entry)
+        if offset < before or offset > count or (entry == 0 and offset != 0):
+            return entry
+        before = offset
+    return -1
+
+
+@kernel
+def find_bags(indices, table, offsets, bags, length, rows, padding, starts_at, kept_at, bags_at, counts_at):
+    """Where bags begin, the row and the bag of each index, the number of rows of each bag; and the longest.
+
+    ``indices`` is (address, bytes of each, how many); ``offsets`` is (address, bytes of each, step, how
+    many). An index that is left out has row -1, and one in no bag has bag -1.
+    """
+    address, item, count = indices
+    starts, kept = pointer(starts_at, np.int32), pointer(kept_at, np.int32)
+    bag_of, counts = pointer(bags_at, np.int32), pointer(counts_at, np.int32)
+    longest, end = 0, 0
+    for bag in range(bags):
+        first = end
+        if offsets[3] == 0:
+            end = first + length
+        elif bag + 1 < offsets[3]:
+            end = _load_offset(offsets, bag + 1)
+        else:
+            end = count
+        counted = 0
+        for n in range(first, end):
+            index = load_index(address, item, n, table)
+            left_out = index < 0 or index >= rows or index == padding
+            kept[n] = -1 if left_out else index
+            bag_of[n] = bag
+            counted += 0 if left_out else 1
+        starts[bag], counts[bag] = first, counted
+        longest = max(longest, end - first)
+    starts[bags] = end
+    for n in range(end, count):
+        kept[n] = -1
+        bag_of[n] = -1
+    return longest
+
+
+@jit
+def _keep_best(row_at, place, count, best_at, found_at, like):
+    outlined()
+    row, best, found = pointer(row_at, like), pointer(best_at, like), pointer(found_at, np.int32)
+    for i in range(count):
+        value, most = row[i], best[i]
+        better = found[i] < 0 or value > most or (value != value and most == most)
+        best[i] = value if better else most
+        found[i] = np.int32(place) if better else found[i]
+
+
+@kernel
+def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at, scratch, like):
+    """The largest of each column in the bags ``first`` to ``last``, or with ``chosen_at`` where it was found.
+
+    ``weight`` and ``output`` are (address, kind, step from row to row, step from column to column).
+    """
+    weight_at, weight_kind, weight_row, weight_step = weight
+    out_at, out_kind, out_row, out_step = output
+    starts, kept = pointer(starts_at, np.int32), pointer(kept_at, np.int32)
+    raw, wide = scratch + _RAW * _RUN, scratch + _ROW * _RUN
+    best_at, found_at = scratch + _BEST * _RUN, scratch + _FOUND * _RUN
+    best, found = pointer(best_at, like), pointer(found_at, np.int32)
+    for bag in range(first, last):
+        for column in range(0, columns, COLUMNS):
+            count = min(COLUMNS, columns - column)
+            for i in range(count):
+                best[i] = zero(like)
+                found[i] = -1
+            for n in range(starts[bag], starts[bag + 1]):
+                if kept[n] >= 0:
+                    offset = np.int64(kept[n]) * weight_row + column * weight_step
+                    row = load_run(
+                        weight_at + offset * (weight_kind & ITEM_SIZE), weight_kind, weight_step, count, raw,
+                        wide, like,
+                    )  # fmt: skip
+                    _keep_best(row, n, count, best_at, found_at, like)
+            if chosen_at != 0:
+                chosen = pointer(chosen_at + (bag * columns + column) * 4, np.int32)
+                for i in range(count):
+                    chosen[i] = found[i]
+            else:
+                target = out_at + (bag * out_row + column * out_step) * (out_kind & ITEM_SIZE)
+                store_run(best_at, count, target, out_kind, out_step, raw, like)
+
+
+@kernel
+def divide_rows(first, last, counts_at, rows, columns, out_at, item, scratch, like):
+    """The rows ``first`` to ``last``, each over its count, side by side in the compute type.
+
+    ``rows`` is (address, kind, step from row to row, step from column to column); ``item`` is what an element
+    of the compute type takes.
+    """
+    address, row_kind, row_step, step = rows
+    counts = pointer(counts_at, np.int32)
+    for row in range(first, last):
+        amount = max(counts[row], np.int32(1)) + zero(like)
+        for column in range(0, columns, COLUMNS):
+            count = min(COLUMNS, columns - column)
+            offset = row * row_step + column * step
+            run = load_run(
+                address + offset * (row_kind & ITEM_SIZE), row_kind, step, count, scratch + _RAW * _RUN,
+                scratch + _ROW * _RUN, like,
+            )  # fmt: skip
+            values, divided = pointer(run, like), pointer(out_at + (row * columns + column) * item, like)
+            for i in range(count):
+                divided[i] = values[i] / amount
+
+
+@jit
+def _sum_products(a_at, b_at, count, chunks, levels, like):
+    """Add the products of two runs, chunk by chunk, to the ``levels`` of a sum; and count the chunks."""
+    outlined()
+    a, b = pointer(a_at, like), pointer(b_at, like)
+    for begin in range(0, count, CHUNK):
+        total = zero(like)
+        for i in range(begin, min(begin + CHUNK, count)):
+            total += a[i] * b[i]
+        levels[0] += total
+        chunks += 1
+        full, level = chunks, 0
+        while full % CHUNK == 0:
+            levels[level + 1] += levels[level]
+            levels[level] = zero(like)
+            full //= CHUNK
+            level += 1
+    return chunks
+
+
+@kernel
+def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, output, accumulate, scratch, like):
+    """The gradients of the weights ``first`` to ``last``: sums over columns, in their order.
+
+    ``weight`` and ``dout`` are (address, kind, step from row to row, step from column to column), ``output``
+    is (address, kind, table of its loops).
+    """
+    weight_at, weight_kind, weight_row, weight_step = weight
+    dout_at, dout_kind, dout_row, dout_step = dout
+    out_at, out_kind, table = output
+    kept, bags = pointer(kept_at, np.int32), pointer(bags_at, np.int32)
+    raw, row_at, other_at = scratch + _RAW * _RUN, scratch + _ROW * _RUN, scratch + _OTHER * _RUN
+    levels = pointer(scratch + _BEST * _RUN, like)
+    for n in range(first, last):
+        counts = kept[n] >= 0 and bags[n] >= 0
+        if accumulate and not counts:
+            continue
+        for level in range(LEVELS):
+            levels[level] = zero(like)
+        chunks = 0
+        if counts:
+            row = weight_at + np.int64(kept[n]) * weight_row * (weight_kind & ITEM_SIZE)
+            other = dout_at + np.int64(bags[n]) * dout_row * (dout_kind & ITEM_SIZE)
+            for column in range(0, columns, COLUMNS):
+                count = min(COLUMNS, columns - column)
+                at = row + column * weight_step * (weight_kind & ITEM_SIZE)
+                a = load_run(at, weight_kind, weight_step, count, raw, row_at, like)
+                at = other + column * dout_step * (dout_kind & ITEM_SIZE)
+                b = load_run(at, dout_kind, dout_step, count, raw, other_at, like)
+                chunks = _sum_products(a, b, count, chunks, levels, like)
+            for level in range(LEVELS - 1):
+                levels[level + 1] += levels[level]
+        total = pointer(row_at, like)
+        total[0] = levels[LEVELS - 1]
+        target = out_at + offset_of(n, table) * (out_kind & ITEM_SIZE)
+        if accumulate:
+            old = pointer(load_run(target, out_kind, 1, 1, raw, other_at, like), like)
+            total[0] = old[0] + total[0]
+        store_run(row_at, 1, target, out_kind, 1, raw, like)
+
+
+_local = threading.local()
+
+
+def _scratch() -> int:
+    """The address of the calling thread's scratch, which is kept."""
+    if not hasattr(_local, "memory"):
+        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8)
+    return int(_local.memory.data_ptr())
+
+
+@cache
+def _compile(entry: Any, compute: Float) -> None:
+    """Compile a kernel for a compute type, by a launch of nothing."""
+    like, table, scratch = number(compute), table_of((1,), (1,)), _scratch()
+    memory = np.zeros(4, np.int32)
+    starts, rows = memory.ctypes.data, (0, like.itemsize, 1, 1)
+    nothing: dict[Any, tuple[Any, ...]] = {
+        max_bags: (0, 0, starts, starts, rows, 1, rows, 0, scratch, like),
+        divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, scratch, like),
+        weight_gradients: (
+            0, 0, starts, starts, rows, rows, 1, (0, like.itemsize, table), False, scratch, like,
+        ),
+    }  # fmt: skip
+    compile_kernel(entry, *nothing[entry])
+
+
+@cache
+def _compile_finding() -> None:
+    memory, table = np.zeros(4, np.int32), table_of((1,), (1,))
+    starts = memory.ctypes.data
+    compile_kernel(first_wrong_offset, (0, 8, 1, 0), 0)
+    compile_kernel(find_bags, (0, 8, 0), table, (0, 8, 1, 0), 0, 0, 0, -1, starts, starts, starts, starts)
+
+
+def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
+    """A matrix as kernels take it: address, kind, steps."""
+    return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
+
+
+class Found(NamedTuple):
+    """What ``find_bags`` leaves, by address; and the longest bag."""
+
+    starts: int
+    kept: int
+    bags: int
+    counts: int
+    longest: int
+
+
+class Bags:
+    """The pieces of the workspace that ``find_bags`` fills."""
+
+    def __init__(self, pieces: Pieces, desc: BagDescriptor) -> None:
+        self.desc = desc
+        self.starts = pieces.take(desc.bags + 1, torch.int32)
+        self.kept = pieces.take(desc.count, torch.int32)
+        self.bags = pieces.take(desc.count, torch.int32)
+        self.counts = pieces.take(desc.bags, torch.int32)
+
+    def find(
+        self,
+        first: int,
+        indices: torch.Tensor,
+        table: np.ndarray[Any, Any],
+        offsets: torch.Tensor | None,
+        raises: bool,
+    ) -> Found:
+        """Check offsets, with ``raises`` indices too, and find the bags; ``first`` is where pieces begin."""
+        desc = self.desc
+        given = (0, 8, 1, 0)
+        if offsets is not None:
+            given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
+            wrong = first_wrong_offset(given, desc.count)
+            if wrong >= 0:
+                raise BadOffset(desc.count).error(wrong, str(offsets[wrong].item()))
+        if raises:
+            raise_outside(indices, table, desc.rows)
+        places = [first + piece.offset for piece in (self.starts, self.kept, self.bags, self.counts)]
+        longest = find_bags(
+            (indices.data_ptr(), indices.element_size(), desc.count), table, given, desc.bags, desc.length,
+            desc.rows, desc.padding, *places,
+        )  # fmt: skip
+        return Found(places[0], places[1], places[2], places[3], longest)
+
+
+def _factor(
+    piece: Piece | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
+) -> tuple[int, int, int]:
+    """What terms are multiplied by: weights in the compute type, side by side."""
+    if piece is None or weights is None:
+        return PLAIN, 0, 0
+    wide = piece.tensor(workspace)
+    wide.view(shape).copy_(weights.detach())
+    return TIMES, wide.data_ptr(), 0
+
+
+class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
+    """``find_bags``, then the sum or the maximum of each bag."""
+
+    def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces = Pieces()
+        self.bags = Bags(pieces, desc)
+        self.weights = pieces.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        _compile_finding()
+        if self.desc.mode == "max":
+            _compile(max_bags, self.desc.compute)
+        else:
+            compile_for(self.desc.compute)
+
+    def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+        desc, compute = self.desc, self.desc.compute
+        self.compile()
+        walk = loops(desc.shape, args.indices.stride())
+        table = table_of(walk.sizes, walk.strides[0])
+        weight_table = table_of((desc.rows,), (args.weight.stride(0),))
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
+        ) -> None:
+            first = first_address(workspace)
+            found = self.bags.find(first, args.indices, table, args.offsets, desc.bad_index == "raise")
+            weight, out = _rows(args.weight, compute), _rows(args.out, compute)
+            if desc.mode == "max":
+
+                def part(first: int, last: int) -> None:
+                    max_bags(
+                        first, last, found.starts, found.kept, weight, desc.columns, out, 0, _scratch(),
+                        number(compute),
+                    )  # fmt: skip
+
+                parallel(part, desc.bags, desc.count * desc.columns)
+            else:
+                add_up(
+                    args.out,
+                    Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
+                    (weight[0], weight[1], weight[3], weight_table, found.kept),
+                    compute,
+                    factor=_factor(self.weights, workspace, args.per_sample_weights, desc.shape),
+                    by_count=found.counts if desc.mode == "mean" else 0,
+                )
+
+        return launch
+
+
+class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
+    """``find_bags``, then the segment sum for the table, then the gradients of the weights."""
+
+    def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces = Pieces()
+        self.bags = Bags(pieces, desc)
+        wide, elements = desc.compute.torch, desc.bags * desc.columns
+        self.starts = self.places = self.weights = self.divided = self.chosen = None
+        if desc.sums:
+            self.starts = pieces.take(desc.rows + 2, torch.int32)
+            self.places = pieces.take(desc.count, torch.int32)
+            self.weights = pieces.take(desc.count, wide) if desc.per_sample_weights else None
+            self.divided = pieces.take(elements, wide) if desc.mode == "mean" else None
+            self.chosen = pieces.take(elements, torch.int32) if desc.mode == "max" else None
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        compute = self.desc.compute
+        _compile_finding()
+        if self.desc.sums:
+            compile_for(compute)
+        if self.chosen is not None:
+            _compile(max_bags, compute)
+        if self.divided is not None:
+            _compile(divide_rows, compute)
+        if self.desc.dper_sample_weights:
+            _compile(weight_gradients, compute)
+
+    def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
+        desc = self.desc
+        self.compile()
+        walk = loops(desc.shape, args.indices.stride())
+        table = table_of(walk.sizes, walk.strides[0])
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: EmbeddingBagBackwardArgs, addresses: Sequence[int]
+        ) -> None:
+            first = first_address(workspace)
+            found = self.bags.find(first, args.indices, table, args.offsets, False)
+            if desc.sums:
+                assert args.dweight is not None and self.starts is not None and self.places is not None
+                source, factor = self.terms(args, workspace, first, found)
+                starts, places = first + self.starts.offset, first + self.places.offset
+                add_up(
+                    args.dweight,
+                    ordered(args.indices, walk, desc.rows, starts, places, desc.padding),
+                    source,
+                    desc.compute,
+                    factor=factor,
+                    accumulate=args.accumulate,
+                    by_count=int(desc.by_count),
+                )
+            if desc.dper_sample_weights:
+                self.differentiate_weights(args, found)
+
+        return launch
+
+    def terms(
+        self, args: EmbeddingBagBackwardArgs, workspace: Workspace, first: int, found: Found
+    ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
+        """What each place passes on to its row: a row of something, by bag, and what it is multiplied by."""
+        desc, compute, columns = self.desc, self.desc.compute, self.desc.columns
+        dout, like = _rows(args.dout, compute), number(compute)
+        elements = desc.count * columns if desc.bags else 0
+        table = table_of((max(desc.bags, 1),), (dout[2],))
+        source = (dout[0], dout[1], dout[3], table, found.bags)
+        if self.divided is not None:
+            divided, item = first + self.divided.offset, compute.torch.itemsize
+
+            def divide(first: int, last: int) -> None:
+                divide_rows(first, last, found.counts, dout, columns, divided, item, _scratch(), like)
+
+            parallel(divide, desc.bags, desc.bags * columns)
+            table = table_of((max(desc.bags, 1),), (columns,))
+            source = (divided, kind(compute.torch, compute.torch), 1, table, found.bags)
+        if self.chosen is not None:
+            assert args.weight is not None
+            chosen, weight = first + self.chosen.offset, _rows(args.weight, compute)
+
+            def choose(first: int, last: int) -> None:
+                max_bags(
+                    first, last, found.starts, found.kept, weight, columns, weight, chosen, _scratch(), like
+                )
+
+            parallel(choose, desc.bags, elements)
+            return source, (CHOSEN, chosen, columns)
+        return source, _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
+
+    def differentiate_weights(self, args: EmbeddingBagBackwardArgs, found: Found) -> None:
+        desc, compute = self.desc, self.desc.compute
+        out = args.dper_sample_weights
+        assert out is not None and args.weight is not None
+        walk = loops(desc.shape, out.stride())
+        table = table_of(walk.sizes, walk.strides[0])
+        weight, dout = _rows(args.weight, compute), _rows(args.dout, compute)
+        output = (out.data_ptr(), kind(out.dtype, compute.torch), table)
+
+        def part(first: int, last: int) -> None:
+            weight_gradients(
+                first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
+                _scratch(), number(compute),
+            )  # fmt: skip
+
+        parallel(part, desc.count, desc.count * desc.columns)

@@ -1,0 +1,576 @@
+"""embedding_bag, in Triton.
+
+First one kernel reads indices and offsets: it reports what is wrong with them, and notes where bags begin and
+which bag each place is in. Bags are then summed as segments are, with the rows of the table for terms; the
+gradient of the table is a segment sum whose terms are rows of ``dout``, looked up by bag. The mean's gradient
+is divided once for each bag, before it is spread. Offsets are kept within bounds wherever they are used, so
+that wrong ones harm nothing; what the bags between them hold until the error is raised is not defined.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import StepOperand, Steps, report
+from holdfast.core import deferred
+from holdfast.core.pieces import Piece, Pieces
+from holdfast.core.plan import Launch
+from holdfast.core.strided import Space
+from holdfast.numerics.gpu import narrow, quotient, widen
+from holdfast.ops.affine.gpu import row_offsets
+from holdfast.ops.embedding_bag.plan import (
+    BadOffset,
+    BagDescriptor,
+    EmbeddingBagArgs,
+    EmbeddingBagBackwardArgs,
+    EmbeddingBagBackwardDescriptor,
+    EmbeddingBagDescriptor,
+)
+from holdfast.ops.segment_sum.gpu import (
+    CHUNK,
+    EVEN,
+    STARTS,
+    TILE_BYTES,
+    UNROLL,
+    WARPS,
+    Bounds,
+    Summing,
+    places_of,
+    tile_of,
+)
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+from holdfast.ops.segment_sum.order.gpu import Order, power_below
+
+#: Lanes of a program that finds bags, and of one that differentiates weights. To the interpreter a program
+#: costs the same however much it does.
+LANES, WEIGHT_LANES = (65536, 4096) if interpreted() else (1024, 128)
+
+
+@triton.jit
+def bag_of(offsets, offset_step, place, entries, step):
+    """The bag that ``place`` is in: the last that begins no later; -1 for none."""
+    found = tl.zeros(place.shape, tl.int32)
+    while step > 0:
+        probe = found + step
+        exists = probe <= entries
+        there = tl.load(offsets + (probe - 1).to(tl.int64) * offset_step, mask=exists, other=0)
+        found = tl.where(exists & (there <= place), probe, found)
+        step = step // 2
+    return found - 1
+
+
+@triton.jit
+def load_kept(indices, place, here, rows, padding, sizes, strides):
+    """The row that each index names, and whether it is kept."""
+    index = tl.load(indices + row_offsets(place, sizes, strides), mask=here, other=-1)
+    return index, (index >= 0) & (index < rows) & (index != padding)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count",
+        "rows",
+        "padding",
+        "bags",
+        "entries",
+        "length",
+        "step",
+        "bad_index",
+        "bad_offset",
+    ]
+)
+def find_bags(
+    starts, keys, bags_of, left_out, indices, offsets, box,
+    count, rows, padding, bags, entries, length, step, bad_index, bad_offset,
+    offset_step, sizes, strides,
+    OFFSETS: tl.constexpr, KEYS: tl.constexpr, BAGS: tl.constexpr, COUNT: tl.constexpr, RAISE: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """What is to be known of TILE indices, offsets and windows of 32 places, as far as it is asked for."""
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = number < count
+    if OFFSETS:
+        exists = number < entries
+        at = offsets + number.to(tl.int64) * offset_step
+        offset = tl.load(at, mask=exists, other=0)
+        before = tl.load(at - offset_step, mask=exists & (number > 0), other=0)
+        wrong = (offset < before) | (offset > count) | ((number == 0) & (offset != 0))
+        report(box, bad_offset, number, offset, exists & wrong)
+        begin = tl.minimum(tl.maximum(offset, 0), count).to(tl.int32)
+        tl.store(starts + number, tl.where(exists, begin, count), mask=number <= bags)
+    if KEYS:
+        window = bag_of(offsets, offset_step, number * CHUNK, entries, step)
+        tl.store(
+            keys + number, tl.where(window < 0, bags, window), mask=inside & (number <= (count - 1) // CHUNK)
+        )
+    if BAGS:
+        if OFFSETS:
+            bag = bag_of(offsets, offset_step, number, entries, step)
+            bag = tl.where(bag < bags, bag, -1)
+        else:
+            bag = number // length
+        tl.store(bags_of + number, bag, mask=inside)
+    if RAISE or COUNT:
+        index, kept = load_kept(indices, number, inside, rows, padding, sizes, strides)
+        if RAISE:
+            report(box, bad_index, number, index, inside & ((index < 0) | (index >= rows)))
+        if COUNT:
+            one = tl.full([TILE], 1, tl.int32)
+            tl.atomic_add(left_out + bag, one, mask=inside & ~kept & (bag >= 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["count"])
+def clear(counts, count, TILE: tl.constexpr):
+    """Zeros."""
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
+
+
+@triton.jit
+def table_term(
+    weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Term ``number`` is the row of the table that index ``number`` names, if it is kept."""
+    rows, padding, index_sizes, index_strides = settings[0], settings[1], settings[2], settings[3]
+    index, kept = load_kept(indices, number, here, rows, padding, index_sizes, index_strides)
+    at = weight + (index.to(tl.int64) * strides[0])[:, None] + column * strides[1]
+    value = tl.load(at, mask=kept[:, None] & inside, other=0.0)
+    return widen(value, COMPUTE), kept.to(tl.int32)
+
+
+@triton.jit
+def weighted_table_term(
+    weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The same times its weight. What is left out is 0 * 0."""
+    value, kept = table_term(
+        weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings, COMPUTE
+    )
+    at = factors + row_offsets(number, settings[2], settings[4])
+    factor = widen(tl.load(at, mask=kept > 0, other=0.0), COMPUTE)
+    return value * factor[:, None], kept
+
+
+@triton.jit
+def load_bag(places, bags_of, number, here):
+    """Where term ``number`` in order stands among the indices, and its bag; -1 for none."""
+    place = tl.load(places + number, mask=here, other=0).to(tl.int32)
+    return place, tl.load(bags_of + place, mask=here, other=-1)
+
+
+@triton.jit
+def load_bag_row(rows, bag, column, inside, strides, COMPUTE: tl.constexpr):
+    at = rows + (bag.to(tl.int64) * strides[0])[:, None] + column * strides[1]
+    return widen(tl.load(at, mask=(bag >= 0)[:, None] & inside, other=0.0), COMPUTE)
+
+
+@triton.jit
+def bag_term(
+    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, settings,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Term ``number`` in order is the gradient of its place's bag."""
+    _, bag = load_bag(places, bags_of, number, here)
+    return load_bag_row(dout, bag, column, inside, strides, COMPUTE), here.to(tl.int32)
+
+
+@triton.jit
+def weighted_bag_term(
+    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, settings,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The same times the place's weight."""
+    factor_sizes, factor_strides = settings
+    place, bag = load_bag(places, bags_of, number, here)
+    value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
+    at = factors + row_offsets(place, factor_sizes, factor_strides)
+    factor = widen(tl.load(at, mask=bag >= 0, other=0.0), COMPUTE)
+    return value * factor[:, None], here.to(tl.int32)
+
+
+@triton.jit
+def chosen_bag_term(
+    dout, places, bags_of, chosen, number, here, column, inside, sizes, strides, settings,
+    COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The same where the bag's maximum came from this place."""
+    place, bag = load_bag(places, bags_of, number, here)
+    value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
+    at = chosen + (bag.to(tl.int64) * settings[0])[:, None] + column
+    mine = tl.load(at, mask=(bag >= 0)[:, None] & inside, other=-1) == place[:, None]
+    return tl.where(mine, value, 0.0), here.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding", "bags", "length"])
+def max_bags(
+    out, weight, indices, starts,
+    count, rows, padding, bags, length,
+    columns, tiles, sizes, strides, weight_strides, out_strides,
+    BOUNDS: tl.constexpr, PLACES: tl.constexpr, COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The largest of each column in ROWS bags, the first of equals and the first NaN; or its PLACES."""
+    tile = tl.program_id(0) % tiles
+    bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    inside = column < columns
+    first, amount = places_of(starts, bag, bag < bags, bags, bags + 1, count, length, BOUNDS)
+    best = tl.zeros([ROWS, COLUMNS], COMPUTE)
+    found = tl.full([ROWS, COLUMNS], -1, tl.int32)
+    for begin in range(0, tl.max(amount, 0), UNROLL):
+        for u in tl.static_range(UNROLL):
+            place = first + (begin + u)
+            index, kept = load_kept(indices, place, begin + u < amount, rows, padding, sizes, strides)
+            at = weight + (index.to(tl.int64) * weight_strides[0])[:, None] + column * weight_strides[1]
+            value = widen(tl.load(at, mask=kept[:, None] & inside, other=0.0), COMPUTE)
+            better = (found < 0) | (value > best) | ((value != value) & (best == best))
+            better = better & kept[:, None]
+            best = tl.where(better, value, best)
+            found = tl.where(better, place[:, None], found)
+    to = out + (bag.to(tl.int64) * out_strides[0])[:, None] + column * out_strides[1]
+    mask = (bag < bags)[:, None] & inside
+    if PLACES:
+        tl.store(to, found, mask=mask)
+    else:
+        tl.store(to, narrow(best, out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["count", "bags", "length"])
+def divide_rows(
+    divided, dout, starts, left_out, count, bags, length, columns, tiles, dout_strides,
+    BOUNDS: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The gradients of ROWS bags, each over the number of its rows."""
+    tile = tl.program_id(0) % tiles
+    bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    mask = (bag < bags)[:, None] & (column < columns)
+    _, amount = places_of(starts, bag, bag < bags, bags, bags + 1, count, length, BOUNDS)
+    amount -= tl.load(left_out + bag, mask=bag < bags, other=0)
+    at = dout + (bag.to(tl.int64) * dout_strides[0])[:, None] + column * dout_strides[1]
+    value = widen(tl.load(at, mask=mask, other=0.0), COMPUTE)
+    value = quotient(value, tl.maximum(amount, 1).to(COMPUTE)[:, None])
+    tl.store(divided + bag.to(tl.int64)[:, None] * columns + column, value, mask=mask)
+
+
+@triton.jit
+def carried(lower, upper, full):
+    """A level of chunk sums after the one below it: where that is full, it is added and begins anew."""
+    return tl.where(full, 0.0, lower), upper + tl.where(full, lower, 0.0)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding"])
+def weight_gradients(
+    out, dout, weight, indices, bags_of,
+    count, rows, padding, columns,
+    sizes, strides, out_strides, dout_strides, weight_strides,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """TILE weights' gradients: sums over the columns, in their order, four columns at a time.
+
+    A lane walks along its own row, so that neighbouring lanes are a row apart; the cache holds their lines.
+    """
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = place < count
+    index, kept = load_kept(indices, place, inside, rows, padding, sizes, strides)
+    bag = tl.load(bags_of + place, mask=inside, other=-1)
+    kept = kept & (bag >= 0)
+    row = weight + (index.to(tl.int64) * weight_strides[0])[:, None]
+    other = dout + (bag.to(tl.int64) * dout_strides[0])[:, None]
+    one = tl.zeros([TILE], COMPUTE)
+    two = tl.zeros([TILE], COMPUTE)
+    three = tl.zeros([TILE], COMPUTE)
+    four = tl.zeros([TILE], COMPUTE)
+    five = tl.zeros([TILE], COMPUTE)
+    six = tl.zeros([TILE], COMPUTE)
+    chunks = (columns + CHUNK - 1) // CHUNK
+    for chunk in range(0, chunks):
+        total = tl.zeros([TILE], COMPUTE)
+        for begin in range(0, CHUNK, 4):
+            column = (tl.arange(0, 4) + (chunk * CHUNK + begin))[None, :].to(tl.int64)
+            mask = kept[:, None] & (column < columns)
+            a = widen(tl.load(row + column * weight_strides[1], mask=mask, other=0.0), COMPUTE)
+            b = widen(tl.load(other + column * dout_strides[1], mask=mask, other=0.0), COMPUTE)
+            even, odd = tl.split(tl.reshape(a * b, [TILE, 2, 2]))
+            first, third = tl.split(even)
+            second, fourth = tl.split(odd)
+            total = (((total + first) + second) + third) + fourth
+        one += total
+        done = chunk + 1
+        one, two = carried(one, two, done % CHUNK == 0)
+        two, three = carried(two, three, done % (CHUNK * CHUNK) == 0)
+        three, four = carried(three, four, done % (CHUNK * CHUNK * CHUNK) == 0)
+        four, five = carried(four, five, done % (CHUNK * CHUNK * CHUNK * CHUNK) == 0)
+        five, six = carried(five, six, done % (CHUNK * CHUNK * CHUNK * CHUNK * CHUNK) == 0)
+    # All that is left is added upwards, full or not: a sum is never -0.0, so that +0.0 more changes no bit.
+    total = six + (five + (four + (three + (two + one))))
+    to = out + row_offsets(place, sizes, out_strides)
+    if ACCUMULATE:
+        total = widen(tl.load(to, mask=kept, other=0.0), COMPUTE) + total
+        inside = kept
+    tl.store(to, narrow(total, out.dtype.element_ty), mask=inside)
+
+
+def _compute(desc: BagDescriptor) -> Any:
+    return tl.float64 if desc.dtype == torch.float64 else tl.float32
+
+
+class Walks:
+    """The loops over the indices and what goes with them, as kernels take them."""
+
+    def __init__(self, desc: BagDescriptor, indices: torch.Tensor, *others: torch.Tensor | None) -> None:
+        strides = [indices.stride() if t is None else t.stride() for t in (indices, *others)]
+        self.space: Space = loops(desc.shape, *strides)
+        self.sizes = (*self.space.sizes, 1)
+        self.strides = [(*own, 0) for own in self.space.strides]
+
+
+class Bags:
+    """What it takes to know the bags: pieces of the workspace, and steps.
+
+    ``keys`` are the bags of every 32nd place; ``bags`` those of all places; ``counted`` says that the
+    indices that are left out are counted.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        desc: BagDescriptor,
+        device: torch.device,
+        *,
+        keys: bool,
+        bags: bool,
+        counted: bool,
+    ) -> None:
+        self.desc, self.device = desc, device
+        self.even = desc.offsets is None
+        # Never nothing: every workspace has an address.
+        self.starts = pieces.take(1 if self.even else desc.bags + 1, torch.int32)
+        self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
+        self.keys = pieces.take(self.windows, torch.int32)
+        self.bags = pieces.take(desc.count if bags else 0, torch.int32)
+        self.left_out = pieces.take(desc.bags if counted else 0, torch.int32)
+
+    def add_steps(
+        self,
+        steps: Steps,
+        walks: Walks,
+        indices: int,
+        offsets: torch.Tensor | None,
+        at: int,
+        raises: bool,
+        filler: int,
+    ) -> None:
+        """Add the steps. ``indices`` and ``at`` say which operands the indices and the offsets are."""
+        desc = self.desc
+        listed = self.bags.count > 0
+        counted = listed and self.left_out.count > 0
+        if self.left_out.count:
+            steps.add(clear, -(-desc.bags // LANES), (self.left_out,), (desc.bags,), {"TILE": LANES}, WARPS)
+        entries = desc.offsets or 0
+        work = max(desc.count if raises or listed else 0, 0 if self.even else desc.bags + 1, self.windows)
+        if not work:
+            return
+        box = deferred.box(self.device) if raises or not self.even else None
+        steps.add(
+            find_bags,
+            -(-work // LANES),
+            (
+                self.starts, self.keys, self.bags, self.left_out, indices, indices if self.even else at,
+                box.words if box else filler,
+            ),
+            (
+                desc.count, desc.rows, desc.padding, desc.bags, entries, max(desc.length, 1),
+                power_below(entries),
+                box.place(BadIndex(desc.rows)) if box and raises else 0,
+                box.place(BadOffset(desc.count)) if box and not self.even else 0,
+                1 if offsets is None else offsets.stride(0), walks.sizes, walks.strides[0],
+            ),
+            {
+                "OFFSETS": not self.even, "KEYS": self.windows > 0, "BAGS": listed, "COUNT": counted,
+                "RAISE": raises, "TILE": LANES,
+            },
+            WARPS,
+        )  # fmt: skip
+
+    @property
+    def bounds(self) -> Bounds:
+        """How the places of a bag are found."""
+        if self.even:
+            return Bounds(EVEN, 0, 0, self.desc.length)
+        return Bounds(STARTS, self.starts, self.desc.bags + 1, keys=self.keys)
+
+
+def _add_max(
+    steps: Steps,
+    bags: Bags,
+    walks: Walks,
+    out: StepOperand,
+    weight: int,
+    indices: int,
+    weight_strides: tuple[int, ...],
+    out_strides: tuple[int, ...],
+) -> None:
+    """The step for a maximum, or where ``out`` is a piece for its places."""
+    desc = bags.desc
+    rows, columns = tile_of(desc.columns, desc.compute.torch.itemsize, TILE_BYTES)
+    tiles = -(-desc.columns // columns)
+    steps.add(
+        max_bags,
+        -(-desc.bags // rows) * tiles,
+        (out, weight, indices, indices if bags.even else bags.starts),
+        (
+            desc.count, desc.rows, desc.padding, desc.bags, desc.length, desc.columns, tiles,
+            walks.sizes, walks.strides[0], weight_strides, out_strides,
+        ),
+        {
+            "BOUNDS": bags.bounds.kind, "PLACES": isinstance(out, Piece), "COMPUTE": _compute(desc),
+            "ROWS": rows, "COLUMNS": columns, "UNROLL": UNROLL,
+        },
+        WARPS,
+    )  # fmt: skip
+
+
+class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
+    """Find the bags, then sum each, or take its maximum."""
+
+    def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces = Pieces()
+        sums = desc.mode != "max"
+        self.bags = Bags(
+            pieces, desc, device, keys=sums and desc.longest > CHUNK.value, bags=False, counted=False
+        )
+        self.summing = None
+        if sums:
+            self.summing = Summing(
+                pieces, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest, desc.mode == "mean"
+            )
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        self.prepare(EmbeddingBagArgs(**described_operands(self.desc)))
+
+    def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+        desc = self.desc
+        weights = args.per_sample_weights
+        walks = Walks(desc, args.indices, weights)
+        steps = Steps(self.device, args)
+        self.bags.add_steps(steps, walks, 2, args.offsets, 3, desc.bad_index == "raise", 2)
+        strides = tuple(args.weight.stride())
+        if self.summing is None:
+            _add_max(steps, self.bags, walks, 0, 1, 2, strides, tuple(args.out.stride()))
+        else:
+            self.summing.add_steps(
+                steps,
+                args.out,
+                (1, 2, 2, 2 if weights is None else 4),
+                self.bags.bounds,
+                ((desc.rows, desc.columns), strides),
+                term=table_term if weights is None else weighted_table_term,
+                settings=(desc.rows, desc.padding, walks.sizes, *walks.strides),
+            )
+        return steps.launch
+
+
+class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
+    """Find the bags; order and sum what goes to each row; then the gradients of the weights."""
+
+    def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces = Pieces()
+        mean = desc.sums and desc.mode == "mean"
+        self.bags = Bags(pieces, desc, device, keys=False, bags=True, counted=mean)
+        elements = desc.bags * desc.columns
+        self.divided = pieces.take(elements, desc.compute.torch) if mean else None
+        self.chosen = pieces.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
+        self.order = self.summing = None
+        if desc.sums:
+            self.order = Order(pieces, desc.count, desc.rows)
+            self.summing = Summing(
+                pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+            )
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        described: dict[str, Any] = {**described_operands(self.desc)}
+        self.prepare(EmbeddingBagBackwardArgs(**described))
+
+    def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
+        desc = self.desc
+        walks = Walks(desc, args.indices, args.per_sample_weights, args.dper_sample_weights)
+        steps = Steps(self.device, args)
+        self.bags.add_steps(steps, walks, 3, args.offsets, 4, False, 3)
+        if self.order is not None and self.summing is not None:
+            assert args.dweight is not None
+            terms, walk, term, settings = self.terms(steps, args, walks)
+            self.order.add_steps(steps, 3, walks.space, desc.padding)
+            self.summing.add_steps(
+                steps,
+                args.dweight,
+                terms,
+                Bounds(STARTS, self.order.starts, desc.rows + 1, keys=self.order.keys, key_step=CHUNK.value),
+                walk,
+                term=term,
+                settings=settings,
+                accumulate=args.accumulate,
+            )
+        if desc.dper_sample_weights and desc.count:
+            self.differentiate_weights(steps, args, walks)
+        return steps.launch
+
+    def terms(
+        self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks
+    ) -> tuple[tuple[StepOperand, ...], tuple[tuple[int, ...], tuple[int, ...]], Any, tuple[Any, ...]]:
+        """What each place passes on to its row: four operands, the walk over the first, a term, settings."""
+        desc = self.desc
+        assert self.order is not None
+        places, bags = self.order.places, self.bags.bags
+        strides = tuple(args.dout.stride())
+        walk = ((desc.bags, desc.columns), strides)
+        if self.divided is not None and desc.bags:
+            rows, columns = tile_of(desc.columns, desc.compute.torch.itemsize, TILE_BYTES)
+            tiles = -(-desc.columns // columns)
+            steps.add(
+                divide_rows,
+                -(-desc.bags // rows) * tiles,
+                (self.divided, 2, 3 if self.bags.even else self.bags.starts, self.bags.left_out),
+                (desc.count, desc.bags, desc.length, desc.columns, tiles, strides),
+                {
+                    "BOUNDS": self.bags.bounds.kind, "COMPUTE": _compute(desc), "ROWS": rows,
+                    "COLUMNS": columns,
+                },
+                WARPS,
+            )  # fmt: skip
+            walk = ((desc.bags, desc.columns), (desc.columns, 1))
+            return (self.divided, places, bags, 3), walk, bag_term, (0,)
+        if self.chosen is not None and desc.bags:
+            assert args.weight is not None
+            of_weight, of_chosen = tuple(args.weight.stride()), (desc.columns, 1)
+            _add_max(steps, self.bags, walks, self.chosen, 6, 3, of_weight, of_chosen)
+            return (2, places, bags, self.chosen), walk, chosen_bag_term, (desc.columns,)
+        if args.per_sample_weights is not None:
+            return (2, places, bags, 5), walk, weighted_bag_term, (walks.sizes, walks.strides[1])
+        return (2, places, bags, 3), walk, bag_term, (0,)
+
+    def differentiate_weights(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> None:
+        desc = self.desc
+        assert args.weight is not None
+        steps.add(
+            weight_gradients,
+            -(-desc.count // WEIGHT_LANES),
+            (1, 2, 6, 3, self.bags.bags),
+            (
+                desc.count, desc.rows, desc.padding, desc.columns, walks.sizes, walks.strides[0],
+                walks.strides[2], tuple(args.dout.stride()), tuple(args.weight.stride()),
+            ),
+            {"ACCUMULATE": args.accumulate, "COMPUTE": _compute(desc), "TILE": WEIGHT_LANES},
+            WARPS,
+        )  # fmt: skip

@@ -1,0 +1,319 @@
+"""Embedding bag: rows of a table gathered into bags and reduced, and the gradients of that.
+
+A bag is a row of two-dimensional indices, or what lies between two offsets of one-dimensional ones. An index
+that is ``padding_idx``, or that names no row, is left out: it adds nothing, and does not count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.errors import InvalidDescriptor, InvalidIndex
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.segment_sum.indexed import (
+    INDEX_DTYPES,
+    LIMIT,
+    IndexedDescriptor,
+    IndexedPlan,
+    summing_ulp,
+    validate_bad_index,
+    validate_padding,
+)
+
+MODES = ("sum", "mean", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BagDescriptor(IndexedDescriptor):
+    """``shape`` is that of the indices: bags of one size, or with ``offsets`` a list of all indices.
+
+    ``offsets`` is how many of them there are, each where a bag begins; with ``include_last_offset`` the last
+    is where the last bag ends, and no bag begins there. Indices after that are in no bag.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    mode: str = "mean"
+    offsets: int | None = None
+    offsets_dtype: torch.dtype = torch.int64
+    include_last_offset: bool = False
+    padding_idx: int | None = None
+    per_sample_weights: bool = False
+
+    sizes = ("num_embeddings", "embedding_dim")
+
+    @property
+    def bags(self) -> int:
+        return self.shape[0] if self.offsets is None else self.offsets - self.include_last_offset
+
+    @property
+    def length(self) -> int:
+        """How many indices every bag has; 0 where offsets say."""
+        return self.shape[1] if self.offsets is None else 0
+
+    @property
+    def longest(self) -> int:
+        """The most indices that a bag can have."""
+        return self.length if self.offsets is None else self.count
+
+    @property
+    def padding(self) -> int:
+        return -1 if self.padding_idx is None else self.padding_idx
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        if name == "indices":
+            return self.shape, self.index_dtype
+        if name == "offsets":
+            return None if self.offsets is None else ((self.offsets,), self.offsets_dtype)
+        if name == "per_sample_weights":
+            return (self.shape, self.dtype) if self.per_sample_weights else None
+        rows = self.num_embeddings if name in ("weight", "dweight") else self.bags
+        return (rows, self.embedding_dim), self.dtype
+
+    def validate(self) -> None:
+        super().validate()
+        validate_padding(self.padding_idx, self.num_embeddings)
+        if self.mode not in MODES:
+            raise InvalidDescriptor(f'mode is {self.mode!r}; accepted are "sum", "mean" and "max".')
+        if len(self.shape) != (2 if self.offsets is None else 1):
+            raise InvalidDescriptor(
+                f"shape is {self.shape} and offsets is {self.offsets}; accepted are indices of two axes, "
+                "whose rows are the bags, without offsets, or of one axis with offsets."
+            )
+        least = int(self.include_last_offset)
+        if self.offsets is not None and not (type(self.offsets) is int and least <= self.offsets < LIMIT):
+            raise InvalidDescriptor(
+                f"offsets is {self.offsets!r}; it is how many there are, from {least} to {LIMIT - 1}."
+            )
+        if self.offsets is None and self.include_last_offset:
+            raise InvalidDescriptor(
+                "include_last_offset is True, but indices of two axes have no offsets; leave it out."
+            )
+        if self.offsets_dtype not in INDEX_DTYPES:
+            raise InvalidDescriptor(
+                f"offsets_dtype is {self.offsets_dtype}; accepted are torch.int32 and torch.int64."
+            )
+        if self.per_sample_weights and self.mode != "sum":
+            raise InvalidDescriptor(
+                f'per_sample_weights are given with mode {self.mode!r}; they go with mode "sum" alone.'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBagDescriptor(BagDescriptor):
+    """With ``bad_index`` "raise", an index that names no row is an error: before anything is written on the
+    CPU; on CUDA at the next run of any plan, or at ``check_errors``. Wrong offsets are one in any case."""
+
+    bad_index: str = "raise"
+
+    operands = ("out", "weight", "indices", "offsets", "per_sample_weights")
+
+    @property
+    def empty(self) -> bool:
+        return self.bags == 0 or self.embedding_dim == 0
+
+    def validate(self) -> None:
+        super().validate()
+        validate_bad_index(self.bad_index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBagBackwardDescriptor(BagDescriptor):
+    """Which gradients are wanted: ``dweight``, ``dper_sample_weights``, or both.
+
+    With ``scale_grad_by_freq`` the sum of a row is divided by how often its index was given.
+    """
+
+    scale_grad_by_freq: bool = False
+    dweight: bool = True
+    dper_sample_weights: bool = False
+
+    operands = (
+        "dweight",
+        "dper_sample_weights",
+        "dout",
+        "indices",
+        "offsets",
+        "per_sample_weights",
+        "weight",
+    )
+
+    @property
+    def sums(self) -> bool:
+        """Whether there is a gradient of the table to be summed."""
+        return self.dweight and self.num_embeddings > 0 and self.embedding_dim > 0
+
+    @property
+    def empty(self) -> bool:
+        return not self.sums and not (self.dper_sample_weights and self.count)
+
+    @property
+    def by_count(self) -> bool:
+        return self.scale_grad_by_freq
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        if name == "dper_sample_weights":
+            return (self.shape, self.dtype) if self.dper_sample_weights else None
+        # What was chosen from a bag is found again, which costs reading the table and no memory to keep it.
+        read_again = self.dper_sample_weights or (self.mode == "max" and self.dweight)
+        if (name == "dweight" and not self.dweight) or (name == "weight" and not read_again):
+            return None
+        if name == "per_sample_weights" and not self.dweight:
+            return None
+        return super().expected(name)
+
+    def validate(self) -> None:
+        super().validate()
+        for name in ("scale_grad_by_freq", "dweight", "dper_sample_weights"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidDescriptor(f"{name} is {getattr(self, name)!r}; it is True or False.")
+        if self.scale_grad_by_freq and self.mode == "max":
+            raise InvalidDescriptor(
+                'scale_grad_by_freq is True with mode "max", which has no sum to be scaled; leave it out.'
+            )
+        if self.dper_sample_weights and not self.per_sample_weights:
+            raise InvalidDescriptor(
+                "dper_sample_weights is True without per_sample_weights; there is nothing to derive by."
+            )
+
+
+@dataclass(frozen=True)
+class BadOffset:
+    """The complaint that an offset is not where a bag can begin."""
+
+    count: int
+
+    def error(self, position: int, value: str) -> InvalidIndex:
+        return InvalidIndex(
+            f"offsets[{position}] is {value}; offsets must begin with 0, never descend, and not pass "
+            f"the end of the {self.count} indices. Correct it."
+        )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class EmbeddingBagArgs(Args):
+    """``out`` is written, one row for each bag; all else is read."""
+
+    weight: torch.Tensor
+    indices: torch.Tensor
+    offsets: torch.Tensor | None = None
+    per_sample_weights: torch.Tensor | None = None
+    out: torch.Tensor
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.out, self.weight, self.indices, self.offsets, self.per_sample_weights
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class EmbeddingBagBackwardArgs(Args):
+    """``dweight`` and ``dper_sample_weights`` are written, or with ``accumulate`` added to.
+
+    ``per_sample_weights`` are read for the gradient of the table. ``weight`` is read for that of the weights,
+    and for mode "max". A row that no index names is zeros, and so is the gradient of a weight whose index is
+    left out; with ``accumulate`` they are left as they are.
+    """
+
+    dout: torch.Tensor
+    indices: torch.Tensor
+    offsets: torch.Tensor | None = None
+    per_sample_weights: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    dweight: torch.Tensor | None = None
+    dper_sample_weights: torch.Tensor | None = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return (
+            self.dweight,
+            self.dper_sample_weights,
+            self.dout,
+            self.indices,
+            self.offsets,
+            self.per_sample_weights,
+            self.weight,
+        )
+
+    def options(self) -> tuple[bool]:
+        return (self.accumulate,)
+
+
+class EmbeddingBagPlan(IndexedPlan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
+    """out[b] = the sum, the mean or the maximum of the rows that the indices of bag b name."""
+
+    op = "embedding_bag"
+    direction = "forward"
+    outputs = ("out",)
+    Descriptor = EmbeddingBagDescriptor
+    Args = EmbeddingBagArgs
+    kernels = {
+        "cpu": "holdfast.ops.embedding_bag.cpu:EmbeddingBag",
+        "gpu": "holdfast.ops.embedding_bag.gpu:EmbeddingBag",
+        "reference": "holdfast.ops.embedding_bag.reference:EmbeddingBag",
+    }
+    cases = "holdfast.ops.embedding_bag.cases"
+
+    def mode(self) -> str:
+        desc = self.descriptor
+        return f"{'weighted_' * desc.per_sample_weights}{desc.mode}_{desc.bad_index}"
+
+    def _ulp(self) -> dict[str, float]:
+        desc = self.descriptor
+        rounded = (desc.mode == "mean") + desc.per_sample_weights
+        return {"out": 0.0 if desc.mode == "max" else summing_ulp(desc.real, desc.longest, float(rounded))}
+
+    def bytes_moved(self) -> int:
+        desc = self.descriptor
+        rows = (desc.count + desc.bags) * desc.embedding_dim * desc.dtype.itemsize
+        return rows + _bytes_read(desc)
+
+
+class EmbeddingBagBackwardPlan(IndexedPlan[EmbeddingBagBackwardDescriptor, EmbeddingBagBackwardArgs]):
+    """dweight[i] = the ordered sum, over all places of index i, of what its bag's gradient gives it.
+
+    dper_sample_weights[n] = the ordered sum over the columns of the row's elements times the bag's gradient.
+    """
+
+    op = "embedding_bag"
+    direction = "backward"
+    outputs = ("dweight", "dper_sample_weights")
+    Descriptor = EmbeddingBagBackwardDescriptor
+    Args = EmbeddingBagBackwardArgs
+    kernels = {
+        "cpu": "holdfast.ops.embedding_bag.cpu:EmbeddingBagBackward",
+        "gpu": "holdfast.ops.embedding_bag.gpu:EmbeddingBagBackward",
+        "reference": "holdfast.ops.embedding_bag.reference:EmbeddingBagBackward",
+    }
+    cases = "holdfast.ops.embedding_bag.cases"
+
+    def mode(self) -> str:
+        desc = self.descriptor
+        return (
+            f"{'weighted_' * desc.per_sample_weights}{desc.mode}{'_by_frequency' * desc.scale_grad_by_freq}"
+            f"{'_dweight' * desc.dweight}{'_dper_sample_weights' * desc.dper_sample_weights}"
+        )
+
+    def _ulp(self) -> dict[str, float]:
+        desc = self.descriptor
+        rounded = (desc.mode == "mean") + desc.per_sample_weights + desc.scale_grad_by_freq
+        found = {}
+        if desc.dweight:
+            found["dweight"] = summing_ulp(desc.real, desc.count, float(rounded))
+        if desc.dper_sample_weights:
+            found["dper_sample_weights"] = summing_ulp(desc.real, desc.embedding_dim, 1.0)
+        return found
+
+    def bytes_moved(self) -> int:
+        desc = self.descriptor
+        rows = desc.bags + desc.num_embeddings * desc.dweight
+        rows += desc.count * (desc.expected("weight") is not None)
+        weights = desc.count * desc.dper_sample_weights
+        return (rows * desc.embedding_dim + weights) * desc.dtype.itemsize + _bytes_read(desc)
+
+
+def _bytes_read(desc: BagDescriptor) -> int:
+    """What says which rows go where, and with which weight."""
+    offsets = 0 if desc.offsets is None else desc.offsets * desc.offsets_dtype.itemsize
+    weights = desc.per_sample_weights * desc.dtype.itemsize
+    return offsets + desc.count * (desc.index_dtype.itemsize + weights)

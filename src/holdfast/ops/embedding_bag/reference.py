@@ -1,0 +1,173 @@
+"""What embedding_bag means, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
+from holdfast.ops.embedding_bag.plan import (
+    BadOffset,
+    BagDescriptor,
+    EmbeddingBagArgs,
+    EmbeddingBagBackwardArgs,
+    EmbeddingBagBackwardDescriptor,
+    EmbeddingBagDescriptor,
+)
+from holdfast.ops.segment_sum.indexed import IndexedKernel
+from holdfast.ops.segment_sum.reference import ordered_sum, raise_outside, sources_of, store_rows
+
+
+def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
+    """Where each bag begins, and where the last one ends."""
+    if offsets is None:
+        return np.arange(desc.bags + 1) * desc.length
+    begins = offsets.numpy().astype(np.int64)
+    before = np.concatenate([begins[:1] * 0, begins[:-1]])
+    wrong = np.flatnonzero(
+        (begins < before) | (begins > desc.count) | ((np.arange(len(begins)) == 0) & (begins != 0))
+    )
+    if len(wrong):
+        raise BadOffset(desc.count).error(int(wrong[0]), str(begins[wrong[0]]))
+    return begins if desc.include_last_offset else np.append(begins, desc.count)
+
+
+def kept_indices(indices: torch.Tensor, rows: int, padding: int) -> Array:
+    """The row that each index names; -1 if it is left out."""
+    flat = indices.numpy().reshape(-1).astype(np.int64)
+    return np.where((flat >= 0) & (flat < rows) & (flat != padding), flat, -1)
+
+
+def gathered(weight: Array, kept: Array) -> Array:
+    """The rows that are kept, in order; a row that is left out is +0.0, which adds nothing to a sum."""
+    rows = weight[kept] if len(weight) else np.zeros((len(kept), weight.shape[1]), weight.dtype)
+    return np.where(kept[:, None] >= 0, rows, weight.dtype.type(0))
+
+
+def weighted(terms: Array, weights: Array, kept: Array) -> Array:
+    """Each term times its weight; one that is left out stays +0.0 whatever its weight."""
+    with np.errstate(all="ignore"):
+        return np.where(kept[:, None] >= 0, terms * weights[:, None], terms.dtype.type(0))
+
+
+def number_of(kept: Array) -> int:
+    """How many indices of a bag its mean is taken over."""
+    return int((kept >= 0).sum())
+
+
+def over(terms: Array, amount: int) -> Array:
+    """One division, correctly rounded; what there is nothing of stays as it is."""
+    with np.errstate(all="ignore"):
+        divided: Array = terms / terms.dtype.type(max(amount, 1))
+        return divided
+
+
+def chosen_places(rows: Array, kept: Array) -> Array:
+    """Where in a bag each column's maximum comes from: the first of equals, the first NaN; -1 for nowhere."""
+    chosen = np.full(rows.shape[1], -1)
+    best = np.zeros(rows.shape[1], rows.dtype)
+    with np.errstate(all="ignore"):
+        for place in np.flatnonzero(kept >= 0):
+            row = rows[place]
+            better = (chosen < 0) | (row > best) | (np.isnan(row) & ~np.isnan(best))
+            chosen, best = np.where(better, place, chosen), np.where(better, row, best)
+    return chosen
+
+
+class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
+    """One bag after another."""
+
+    def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+        desc = self.desc
+
+        def launch(stream: object, workspace: object, args: EmbeddingBagArgs, addresses: object) -> None:
+            begins = begins_of(desc, args.offsets)
+            if desc.bad_index == "raise":
+                raise_outside(args.indices, desc.rows)
+            kept = kept_indices(args.indices, desc.rows, desc.padding)
+            rows = gathered(widen(args.weight, desc.compute), kept)
+            if args.per_sample_weights is not None:
+                rows = weighted(rows, widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
+            for bag in range(desc.bags):
+                places = slice(begins[bag], begins[bag + 1])
+                store(args.out[bag], self.reduced(rows[places], kept[places]))
+
+        return launch
+
+    def reduced(self, rows: Array, kept: Array) -> Array:
+        """The rows of one bag as one. Those left out keep their place among the 32 of a chunk."""
+        if self.desc.mode == "max":
+            chosen = chosen_places(rows, kept)
+            columns = np.arange(len(chosen))
+            return np.where(chosen >= 0, rows[chosen, columns], 0) if len(rows) else 0.0 * columns
+        total = ordered_sum(rows)
+        return over(total, number_of(kept)) if self.desc.mode == "mean" else total
+
+
+class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
+    """``ordered_sum`` of what goes to each row, and to each weight."""
+
+    def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
+        desc = self.desc
+
+        def launch(
+            stream: object, workspace: object, args: EmbeddingBagBackwardArgs, addresses: object
+        ) -> None:
+            begins = begins_of(desc, args.offsets)
+            if args.dweight is not None:
+                self.run_rows(args, args.dweight, begins)
+            if args.dper_sample_weights is not None:
+                self.run_weights(args, args.dper_sample_weights, begins)
+
+        return launch
+
+    def run_rows(self, args: EmbeddingBagBackwardArgs, dweight: torch.Tensor, begins: Array) -> None:
+        desc = self.desc
+        kept = kept_indices(args.indices, desc.rows, desc.padding)
+        terms = self.terms(args, kept, begins)
+        sums = {}
+        for row, places in sources_of(kept, desc.rows).items():
+            sums[row] = ordered_sum(terms[places])
+            if desc.scale_grad_by_freq:
+                sums[row] = over(sums[row], len(places))
+        store_rows(dweight, sums, args.accumulate, desc.compute)
+
+    def terms(self, args: EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
+        """What each place passes on to its row; nothing if it is in no bag."""
+        desc = self.desc
+        dout = widen(args.dout, desc.compute)
+        terms = np.zeros((desc.count, desc.columns), compute_type(desc.compute))
+        for bag in range(desc.bags):
+            places = slice(begins[bag], begins[bag + 1])
+            if desc.mode == "mean":
+                terms[places] = over(dout[bag], number_of(kept[places]))
+            elif desc.mode == "max":
+                assert args.weight is not None
+                rows = gathered(widen(args.weight, desc.compute), kept[places])
+                mine = chosen_places(rows, kept[places]) == np.arange(len(rows))[:, None]
+                terms[places] = np.where(mine, dout[bag], 0)
+            else:
+                terms[places] = dout[bag]
+        if args.per_sample_weights is None:
+            return terms
+        return weighted(terms, widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
+
+    def run_weights(self, args: EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
+        """Sums over the columns, in their order."""
+        desc = self.desc
+        assert args.weight is not None
+        kept = kept_indices(args.indices, desc.rows, desc.padding)
+        rows, dout = gathered(widen(args.weight, desc.compute), kept), widen(args.dout, desc.compute)
+        sums = np.zeros(desc.count, compute_type(desc.compute))
+        counts = np.zeros(desc.count, bool)
+        for bag in range(desc.bags):
+            places = slice(begins[bag], begins[bag + 1])
+            with np.errstate(all="ignore"):
+                products = rows[places] * dout[bag]
+            counts[places] = kept[places] >= 0
+            sums[places] = np.where(counts[places], ordered_sum(products.T), 0)
+        if args.accumulate:
+            old = accumulated(out, sums.reshape(desc.shape), desc.compute).reshape(-1)
+            sums = np.where(counts, old, widen(out, desc.compute).reshape(-1))
+        store(out, sums.reshape(desc.shape))

@@ -1,0 +1,302 @@
+"""embedding_bag for torch: operators, tracing, autograd, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.stream import Workspace
+from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.embedding.torch_op import checked_padding, refuse_max_norm, require_table
+from holdfast.ops.embedding_bag.plan import (
+    MODES,
+    EmbeddingBagArgs,
+    EmbeddingBagBackwardArgs,
+    EmbeddingBagBackwardPlan,
+    EmbeddingBagPlan,
+)
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(device, bad_index, **fields):
+    return select_plan(EmbeddingBagPlan, device, bad_index=bad_index, **fields)
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(device, scale_grad_by_freq, dweight, dper_sample_weights, **fields):
+    return select_plan(
+        EmbeddingBagBackwardPlan, device, scale_grad_by_freq=scale_grad_by_freq, dweight=dweight,
+        dper_sample_weights=dper_sample_weights, **fields,
+    )  # fmt: skip
+
+
+def _fields(input, rows, columns, dtype, offsets, weights, mode, include_last_offset, padding_idx):
+    """What a descriptor says of these arguments."""
+    return {
+        "shape": input.shape,
+        "num_embeddings": rows,
+        "embedding_dim": columns,
+        "dtype": dtype,
+        "index_dtype": input.dtype,
+        "mode": mode,
+        "offsets": None if offsets is None else len(offsets),
+        "offsets_dtype": input.dtype if offsets is None else offsets.dtype,
+        "include_last_offset": include_last_offset,
+        "padding_idx": None if padding_idx < 0 else padding_idx,
+        "per_sample_weights": weights is not None,
+    }
+
+
+def _bags(input, offsets, include_last_offset):
+    return input.shape[0] if offsets is None else offsets.shape[0] - int(include_last_offset)
+
+
+def _embedding_bag(
+    input, weight, offsets, per_sample_weights, mode, include_last_offset, padding_idx, bad_index,
+    scale_grad_by_freq, sparse,
+):  # fmt: skip
+    rows, columns = weight.shape
+    plan = _forward_plan(
+        weight.device,
+        bad_index,
+        **_fields(
+            input, rows, columns, weight.dtype, offsets, per_sample_weights, mode, include_last_offset,
+            padding_idx,
+        ),
+    )  # fmt: skip
+    out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    args = EmbeddingBagArgs(
+        weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
+    )
+    workspace = Workspace.allocate(plan.workspace_size(), weight.device)
+    plan.run(current_stream(weight.device), workspace, args)
+    return out
+
+
+def _embedding_bag_fake(
+    input, weight, offsets, per_sample_weights, mode, include_last_offset, padding_idx, bad_index,
+    scale_grad_by_freq, sparse,
+):  # fmt: skip
+    return weight.new_empty((_bags(input, offsets, include_last_offset), weight.shape[1]))
+
+
+def _embedding_bag_backward(
+    dout, input, weight, num_embeddings, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
+    scale_grad_by_freq, of_table, of_weights,
+):  # fmt: skip
+    """The gradients that are asked for; in place of the other, nothing."""
+    device, columns = dout.device, dout.shape[1]
+    plan = _backward_plan(
+        device,
+        scale_grad_by_freq,
+        of_table,
+        of_weights,
+        **_fields(
+            input, num_embeddings, columns, dout.dtype, offsets, per_sample_weights, mode,
+            include_last_offset, padding_idx,
+        ),
+    )  # fmt: skip
+    expected = plan.descriptor.expected
+    dweight = dout.new_empty((num_embeddings, columns)) if of_table else None
+    dweights = dout.new_empty(input.shape) if of_weights else None
+    args = EmbeddingBagBackwardArgs(
+        dout=dout,
+        indices=input,
+        offsets=offsets,
+        per_sample_weights=per_sample_weights if expected("per_sample_weights") else None,
+        weight=weight if expected("weight") else None,
+        dweight=dweight,
+        dper_sample_weights=dweights,
+    )
+    plan.run(current_stream(device), Workspace.allocate(plan.workspace_size(), device), args)
+    nothing = dout.new_empty(0)
+    return nothing if dweight is None else dweight, nothing.clone() if dweights is None else dweights
+
+
+def _embedding_bag_backward_fake(
+    dout, input, weight, num_embeddings, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
+    scale_grad_by_freq, of_table, of_weights,
+):  # fmt: skip
+    return (
+        dout.new_empty((num_embeddings, dout.shape[1]) if of_table else 0),
+        dout.new_empty(input.shape if of_weights else 0),
+    )
+
+
+def _touched_rows_backward(
+    dout, input, num_embeddings, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
+    scale_grad_by_freq,
+):  # fmt: skip
+    """The rows that were named, ascending, and their gradients. Their number is read from the device."""
+    kept = (input >= 0) & (input < num_embeddings) & (input != padding_idx)
+    rows = torch.unique(input[kept])
+    numbers = torch.where(kept, torch.searchsorted(rows, input), -1)
+    values, _ = _embedding_bag_backward(
+        dout, numbers, None, len(rows), offsets, per_sample_weights, mode, include_last_offset, -1,
+        scale_grad_by_freq, True, False,
+    )  # fmt: skip
+    return rows.to(torch.int64), values
+
+
+def _touched_rows_backward_fake(dout, input, *rest):
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[1]))
+
+
+_BAGS = "Tensor? offsets, Tensor? per_sample_weights, str mode, bool include_last_offset, int padding_idx"
+
+_forward = define(
+    "embedding_bag",
+    f"(Tensor input, Tensor weight, {_BAGS}, str bad_index, bool scale_grad_by_freq, bool sparse) -> Tensor",
+    _embedding_bag,
+    _embedding_bag_fake,
+)
+_backward = define(
+    "embedding_bag_backward",
+    f"(Tensor dout, Tensor input, Tensor? weight, SymInt num_embeddings, {_BAGS}, bool scale_grad_by_freq, "
+    "bool of_table, bool of_weights) -> (Tensor, Tensor)",
+    _embedding_bag_backward,
+    _embedding_bag_backward_fake,
+)
+_touched_rows = define(
+    "embedding_bag_touched_rows_backward",
+    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_BAGS}, bool scale_grad_by_freq) "
+    "-> (Tensor, Tensor)",
+    _touched_rows_backward,
+    _touched_rows_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, weight, offsets, weights, *settled, _, scale_grad_by_freq, sparse = inputs
+    # The table is read again for a maximum, and for the gradient of the weights; not for anything else.
+    read_again = settled[0] == "max" or ctx.needs_input_grad[3]
+    ctx.save_for_backward(input, weight if read_again else None, offsets, weights)
+    ctx.rows, ctx.settled, ctx.scale_grad_by_freq, ctx.sparse = (
+        weight.shape[0],
+        settled,
+        scale_grad_by_freq,
+        sparse,
+    )
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+    input, weight, offsets, weights = ctx.saved_tensors
+    of_table, of_weights = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+    bags = (offsets, weights, *ctx.settled, ctx.scale_grad_by_freq)
+    dweight = dweights = None
+    if of_table and ctx.sparse:
+        rows, values = _touched_rows(dout, input, ctx.rows, *bags)
+        dweight = torch.sparse_coo_tensor(
+            rows[None], values, (ctx.rows, dout.shape[1]), check_invariants=False, is_coalesced=True
+        )
+        of_table = False
+    if of_table or of_weights:
+        table, of_each = _backward(dout, input, weight, ctx.rows, *bags, of_table, of_weights)
+        dweight = table if of_table else dweight
+        dweights = of_each if of_weights else None
+    return None, dweight, None, dweights, *[None] * 6
+
+
+def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    raise Unsupported(
+        "the gradient of embedding_bag was asked for its own gradient, which is not there; leave "
+        "create_graph out, or detach the gradient."
+    )
+
+
+torch.library.register_autograd(
+    "holdfast::embedding_bag", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+torch.library.register_autograd("holdfast::embedding_bag_backward", _refuse_to_differentiate, lib=LIBRARY)
+
+
+def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse):
+    """Raise unless these arguments go together."""
+    require_table(input, weight)
+    if mode not in MODES:
+        raise InvalidArgs(f'mode is {mode!r}; accepted are "sum", "mean" and "max".')
+    if offsets is None and input.dim() != 2:
+        raise InvalidArgs(
+            f"input has shape {tuple(input.shape)} and there are no offsets; accepted are two axes, whose "
+            "rows are the bags, or one axis with offsets that say where each bag begins."
+        )
+    if offsets is not None:
+        require_tensor("offsets", offsets)
+        if input.dim() != 1 or offsets.dim() != 1:
+            raise InvalidArgs(
+                f"input has shape {tuple(input.shape)} and offsets has shape {tuple(offsets.shape)}; where "
+                "there are offsets, both have one axis. Leave offsets out if the rows of input are the bags."
+            )
+        if offsets.dtype not in INDEX_DTYPES:
+            raise InvalidArgs(f"offsets has dtype {offsets.dtype}; accepted are torch.int32 and torch.int64.")
+    if mode == "max" and (scale_grad_by_freq or sparse):
+        given = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
+        raise InvalidArgs(f'{given} is True with mode "max"; it goes with "sum" and "mean". Leave it out.')
+    if per_sample_weights is not None:
+        require_tensor("per_sample_weights", per_sample_weights)
+        if mode != "sum":
+            raise InvalidArgs(
+                f'per_sample_weights are given with mode {mode!r}; they go with mode "sum" alone.'
+            )
+        if per_sample_weights.shape != input.shape or per_sample_weights.dtype != weight.dtype:
+            raise InvalidArgs(
+                f"per_sample_weights has shape {tuple(per_sample_weights.shape)} and dtype "
+                f"{per_sample_weights.dtype}; it must have the shape of input, {tuple(input.shape)}, and the "
+                f"dtype of weight, {weight.dtype}."
+            )
+
+
+def embedding_bag(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+    *,
+    bad_index: str = "raise",
+) -> torch.Tensor:
+    """The sum, mean or maximum of the rows that each bag of indices names, as
+    ``torch.nn.functional.embedding_bag`` gives them.
+
+    Rows are added in the order of the bag, and gradients in the order of their places in ``input``, in
+    float32 for the half precisions, and rounded once: the same bits on every run and every device. Of equal
+    maxima the first one gets the gradient; NaN is larger than anything. A bag of nothing is zeros. With
+    ``scale_grad_by_freq`` the gradient of a row is divided by how often ``input`` names it. Nothing is kept
+    for backward but the arguments: for "max" it reads the table again. With ``sparse`` the gradient of the
+    table is a coalesced ``torch.sparse_coo`` tensor of the rows that were named; how many they are must be
+    known to the host, so that on CUDA this one waits for the device. ``max_norm`` is refused.
+
+    An index that names no row is an IndexError, and so are offsets that do not begin with 0, descend, or pass
+    the end. On CUDA nothing waits to find out: the error is raised by the next call into this library or by
+    ``holdfast.check_errors()``, and until then such an index is left out, as ``padding_idx`` is. With
+    ``bad_index="skip"`` it is left out without an error.
+
+    >>> import torch, holdfast as hf
+    >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()
+    >>> out = hf.embedding_bag(torch.tensor([2, 0, 2]), weight, torch.tensor([0, 2]), mode="sum")
+    >>> out.sum().backward()
+    >>> out.detach(), weight.grad
+    (tensor([[4., 6.],
+            [4., 5.]]), tensor([[1., 1.],
+            [0., 0.],
+            [2., 2.]]))
+    """
+    _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
+    refuse_max_norm(max_norm)
+    padding = checked_padding(padding_idx, weight.shape[0])
+    last = include_last_offset and offsets is not None
+    return _forward(  # type: ignore[no-any-return]
+        input, weight, offsets, per_sample_weights, mode, last, padding, bad_index, scale_grad_by_freq, sparse
+    )

@@ -1,0 +1,197 @@
+"""The named inputs of fake_quantize and of its backward.
+
+Lists that cover, instead of products: every dtype, granularity, estimator, layout and kind of scale occurs,
+and those that meet in a kernel meet here. A floating dtype of codes stands for a range without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.dtypes import CODES, FLOATS, dtype_name
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, real_values, shapes_of
+from holdfast.ops.fake_quantize.plan import (
+    FakeQuantizeArgs,
+    FakeQuantizeBackwardArgs,
+    FakeQuantizeBackwardDescriptor,
+    FakeQuantizeDescriptor,
+    SteKind,
+)
+
+_GRANULARITIES: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
+_REALS = [record.torch for record in FLOATS.values()]
+_CODES = [record.torch for record in CODES.values()]
+_INT4 = CODES["int4"].torch
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    if plan.direction == "forward":
+        return [_forward(problem) for problem in _forward_problems()]
+    return [_backward(problem, ste) for problem, ste in _backward_problems()]
+
+
+def plain(kind: type[Granularity], **fields: Any) -> Problem:
+    """An ordinary problem of this granularity."""
+    shape, granularity = shapes_of(kind).plain
+    return replace(Problem("plain", granularity, shape), **fields)
+
+
+def image(kind: type[Granularity], **fields: Any) -> Problem:
+    """A problem of rank 4."""
+    shape, granularity = shapes_of(kind).image
+    return replace(Problem("image", granularity, shape), **fields)
+
+
+def odd(kind: type[Granularity], name: str, **fields: Any) -> Problem:
+    """A problem of one of the odd shapes of this granularity."""
+    shape, granularity = shapes_of(kind).odd[name]
+    return replace(Problem(f"{granularity.name}, {name}", granularity, shape), **fields)
+
+
+def many(kind: type[Granularity], **fields: Any) -> Problem:
+    """A problem with elements for every thread."""
+    shape, granularity = shapes_of(kind).many
+    return replace(Problem(f"{granularity.name}, many elements", granularity, shape), **fields)
+
+
+def _forward_problems() -> Iterator[Problem]:
+    for i, kind in enumerate(_GRANULARITIES):
+        for j, real in enumerate(_REALS):
+            codes, values = _CODES[(2 * i + 3 * j) % len(_CODES)], ("special", "ties")[(i + j) % 2]
+            problem = plain(kind, real=real, codes=codes, values=values)
+            name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {dtype_name(codes)}"
+            yield replace(problem, name=name)
+    yield plain(PerTensor, name="host scale", scale="host", zero_point="none")
+    yield plain(PerTensor, name="host scale in float64", scale="host", zero_point="host", real=torch.float64)
+    yield plain(PerTensor, name="scale in bfloat16", scale="own", zero_point="none", real=torch.bfloat16)
+    yield plain(PerChannel, name="unusual scales", values="special", scale="unusual mixed")
+    yield plain(PerGroup, name="unusual scales, 0 out of range", values="special", scale="unusual mixed",
+                limits=(3, 60), zero_point="none")  # fmt: skip
+    yield plain(PerChannel, name="zero points far out", values="ties", zero_point="far mixed")
+    yield plain(PerTensor, name="ties, odd zero point", values="ties", scale="dyadic", zero_point="odd")
+    yield plain(PerTensor, name="floating zero point", values="ties", zero_point="floating")
+    yield plain(PerChannel, name="floating zero points", values="ties", zero_point="floating")
+    yield plain(PerToken, name="zero points in bfloat16", real=torch.bfloat16, zero_point="floating own")
+    yield plain(PerChannel, name="zero points in float64", real=torch.float64, zero_point="floating own")
+    yield plain(PerTensor, name="one code", limits=(4, 4), values="ties")
+    yield plain(PerToken, name="a range without a dtype", codes=torch.float32, limits=(-65536, 65536))
+    yield plain(PerTensor, name="no more than zero", limits=(-7, 0), zero_point="none", values="ties")
+    yield image(PerChannel, name="transposed input", layouts=("transposed", "contiguous"))
+    yield image(
+        PerTensor, name="transposed output", layouts=("contiguous", "transposed"), real=torch.bfloat16
+    )
+    yield image(PerChannel, name="channels last", layouts=("channels last", "channels last"))
+    yield plain(PerToken, name="sliced to padded rows", layouts=("sliced", "padded rows"), real=torch.float16)
+    yield plain(PerGroup, name="broadcast, unaligned", layouts=("broadcast", "unaligned"), scale="strided",
+                zero_point="strided")  # fmt: skip
+    yield odd(PerTensor, "rank 0")
+    yield odd(PerTensor, "empty")
+    yield odd(PerChannel, "last axis, wide", real=torch.bfloat16)
+    yield odd(PerChannel, "no channels")
+    yield odd(PerToken, "tokens of one")
+    yield odd(PerGroup, "first axis")
+    yield odd(PerGroup, "rank 8")
+    yield many(PerTensor)
+    yield many(PerChannel, real=torch.bfloat16)
+
+
+def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
+    narrow = [CODES[name].torch for name in ("int4", "uint4", "int2", "uint2")]  # much of x is in their range
+    for i, ste in enumerate(SteKind):
+        for j, kind in enumerate(_GRANULARITIES):
+            real, values = _REALS[(i + j) % 4], ("special", "bounds", "ties", "spread")[(i + 2 * j) % 4]
+            codes = narrow[(i + 3 * j) % 4] if ste is SteKind.TANH else _CODES[(i + 3 * j) % len(_CODES)]
+            problem = plain(kind, real=real, codes=codes, values=values)
+            name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {dtype_name(codes)}"
+            yield _named(problem, ste, name), ste
+    for ste in (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.TANH, SteKind.HARD_TANH):
+        unusual = plain(PerChannel, codes=_INT4, values="special", scale="unusual mixed")
+        yield _named(unusual, ste, "unusual scales"), ste
+        yield (
+            _named(plain(PerToken, values="bounds", zero_point="far mixed"), ste, "zero points far out"),
+            ste,
+        )
+        bounds = plain(PerTensor, values="bounds", scale="host", zero_point="none", codes=_INT4)
+        yield _named(bounds, ste, "bounds, host scale"), ste
+    for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
+        yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste
+    for problem, ste in (
+        (plain(PerChannel, name="floating zero points", values="bounds", zero_point="floating"),
+         SteKind.TANH),
+        (plain(PerGroup, name="zero points in float16", real=torch.float16, zero_point="floating own"),
+         SteKind.IN_RANGE),
+        (plain(PerTensor, name="accumulate", accumulate=True), SteKind.IN_RANGE),
+        (plain(PerToken, name="accumulate in bfloat16", real=torch.bfloat16, accumulate=True), SteKind.TANH),
+        (image(PerTensor, name="transposed input", layouts=("transposed", "contiguous"), accumulate=True),
+         SteKind.IDENTITY),
+        (image(PerChannel, name="channels last", layouts=("channels last", "transposed"), codes=_INT4),
+         SteKind.HARD_TANH),
+        (plain(PerGroup, name="broadcast to sliced", layouts=("broadcast", "sliced")),
+         SteKind.CLIPPED_IDENTITY),
+        (odd(PerTensor, "rank 0"), SteKind.TANH),
+        (odd(PerToken, "empty tokens"), SteKind.IN_RANGE),
+        (odd(PerChannel, "last axis, wide", real=torch.bfloat16), SteKind.IN_RANGE),
+        (many(PerGroup, codes=_INT4), SteKind.TANH),
+    ):  # fmt: skip
+        yield _named(problem, ste, problem.name), ste
+
+
+def _named(problem: Problem, ste: SteKind, name: str) -> Problem:
+    return replace(problem, name=f"{ste}: {name}")
+
+
+def _fields(problem: Problem) -> dict[str, Any]:
+    q_min, q_max = problem.limits or (None, None)
+    return {
+        "shape": problem.shape,
+        "input_dtype": problem.real,
+        "granularity": problem.granularity,
+        "dtype": None if problem.codes.is_floating_point else problem.codes,
+        "q_min": q_min,
+        "q_max": q_max,
+    }
+
+
+def _forward(problem: Problem) -> Case:
+    return Case(problem.name, FakeQuantizeDescriptor(**_fields(problem)), partial(_forward_args, problem))
+
+
+def _forward_args(problem: Problem) -> FakeQuantizeArgs:
+    of_input, of_output = problem.layouts
+    return FakeQuantizeArgs(
+        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
+        scale=make_scale(problem),
+        zero_point=make_zero_point(problem),
+        y=poisoned_output(problem.shape, problem.real, of_output),
+    )
+
+
+def _backward(problem: Problem, ste: SteKind) -> Case:
+    descriptor = FakeQuantizeBackwardDescriptor(**_fields(problem), ste=ste)
+    return Case(problem.name, descriptor, partial(_backward_args, problem))
+
+
+def _backward_args(problem: Problem) -> FakeQuantizeBackwardArgs:
+    of_input, of_output = problem.layouts
+    dx = poisoned_output(problem.shape, problem.real, of_output)
+    if problem.accumulate:
+        dx.copy_(real_values(problem, f"dx/{problem.name}"))
+    # Special gradients meet ordinary values, and the other way round.
+    dy = real_values(problem, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
+    return FakeQuantizeBackwardArgs(
+        dy=laid_out(dy, of_input),
+        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
+        scale=make_scale(problem),
+        zero_point=make_zero_point(problem),
+        dx=dx,
+        accumulate=problem.accumulate,
+    )

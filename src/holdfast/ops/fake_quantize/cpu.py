@@ -1,0 +1,258 @@
+"""fake_quantize on the CPU. A code less its zero point is a whole float: it never becomes an integer.
+
+Each estimator is a function of one element, and one walk over the tiles is compiled around each of them.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba.extending import overload
+
+from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import rint, tanh_slope, zero
+from holdfast.ops.affine import cpu as affine
+from holdfast.ops.affine.cpu import flush, load, store, streamed_item
+from holdfast.ops.affine.plan import AffineKernel, affine_space
+from holdfast.ops.fake_quantize.plan import (
+    FakeQuantizeArgs,
+    FakeQuantizeBackwardArgs,
+    FakeQuantizeBackwardDescriptor,
+    FakeQuantizeDescriptor,
+    SteKind,
+)
+
+
+@jit
+def rounded_to_code(x, s, z, q_min, q_max):
+    """clamp(rint(x / s), lo, hi) * s, where a zero is +0 as that of an integer is; NaN stays NaN."""
+    lo, hi = q_min - z, q_max - z
+    t = x / s
+    t = zero(t) if np.isnan(t) else t
+    y = (rint(min(hi, max(lo, t))) + zero(t)) * s
+    return x if np.isnan(x) else y
+
+
+@kernel
+def _fake_quantize(first, last, walk, shared, q_min, q_max):
+    item = streamed_item(walk)
+    for tile in range(first, last):
+        count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
+        x, scale, zero_point = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
+        s, z = scale[0], zero_point[0]
+        for begin in range(0, count, BLOCK):
+            end = min(begin + BLOCK, count)
+            y = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+            prefetch(x, begin)
+            if shared:
+                for i in range(begin, end):
+                    y[i] = rounded_to_code(x[i], s, z, q_min, q_max)
+            else:
+                for i in range(begin, end):
+                    y[i] = rounded_to_code(x[i], scale[i], zero_point[i], q_min, q_max)
+            flush(walk, runs, begin, end)
+        store(walk, tile, q_min)
+
+
+@jit
+def identity(dy, x, s, z, q_min, q_max):
+    """dy itself."""
+    return dy
+
+
+@jit
+def in_range(dy, x, s, z, q_min, q_max):
+    """dy where lo <= rint(x / s) <= hi."""
+    r = rint(x / s)
+    return dy if (r >= q_min - z) & (r <= q_max - z) else zero(dy)
+
+
+@jit
+def clipped_identity(dy, x, s, z, q_min, q_max):
+    """dy where lo * s <= x <= hi * s."""
+    return dy if (x >= (q_min - z) * s) & (x <= (q_max - z) * s) else zero(dy)
+
+
+@jit
+def tanh(dy, x, s, z, q_min, q_max):
+    """dy * (1 - tanh((x - mid) / s)**2), and 0 where that argument is NaN."""
+    mid = ((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)
+    t = (x - mid) / s
+    return zero(dy) if np.isnan(t) else dy * tanh_slope(t)
+
+
+@jit
+def hard_tanh(dy, x, s, z, q_min, q_max):
+    """dy * (1 - |x - mid| / half) where that is positive."""
+    lo_x, hi_x = (q_min - z) * s, (q_max - z) * s
+    mid, half = (lo_x + hi_x) * np.float32(0.5), (hi_x - lo_x) * np.float32(0.5)
+    t = abs((x - mid) / half)
+    return dy * (np.float32(1) - t) if t < np.float32(1) else zero(dy)
+
+
+#: The estimators by the names that ``SteKind`` gives them.
+ESTIMATORS = {
+    "identity": identity,
+    "clipped_identity": clipped_identity,
+    "tanh": tanh,
+    "hard_tanh": hard_tanh,
+    "in_range": in_range,
+}
+
+
+def _walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
+    """The gradient by the estimator ``ste``, a literal, over some tiles."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(_walk_back, prefer_literal=True)
+def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
+    estimated = ESTIMATORS[ste.literal_value]
+
+    def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        item = streamed_item(walk)
+        for tile in range(first, last):
+            count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
+            dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
+            scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
+            s, z = scale[0], zero_point[0]
+            for begin in range(0, count, BLOCK):
+                end = min(begin + BLOCK, count)
+                dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+                prefetch(x, begin)
+                prefetch(dy, begin)
+                if accumulate:
+                    if shared:
+                        for i in range(begin, end):
+                            dx[i] += estimated(dy[i], x[i], s, z, q_min, q_max)
+                    else:
+                        for i in range(begin, end):
+                            dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                elif shared:
+                    for i in range(begin, end):
+                        dx[i] = estimated(dy[i], x[i], s, z, q_min, q_max)
+                else:
+                    for i in range(begin, end):
+                        dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                flush(walk, runs, begin, end)
+            store(walk, tile, q_min)
+
+    return walk_back
+
+
+@kernel
+def _identity(first, last, walk, shared, q_min, q_max, accumulate):
+    """Neither x nor a scale is looked at."""
+    item = streamed_item(walk)
+    for tile in range(first, last):
+        count, runs = load(walk, tile, tile == first, shared, 1, accumulate, q_min)
+        dy = pointer(runs[1], q_min)
+        for begin in range(0, count, BLOCK):
+            end = min(begin + BLOCK, count)
+            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+            prefetch(dy, begin)
+            if accumulate:
+                for i in range(begin, end):
+                    dx[i] += dy[i]
+            else:
+                for i in range(begin, end):
+                    dx[i] = dy[i]
+            flush(walk, runs, begin, end)
+        store(walk, tile, q_min)
+
+
+@kernel
+def _clipped_identity(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+@kernel
+def _tanh(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("tanh", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+@kernel
+def _hard_tanh(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+@kernel
+def _in_range(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("in_range", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+_BACKWARD = {
+    SteKind.IDENTITY: _identity,
+    SteKind.CLIPPED_IDENTITY: _clipped_identity,
+    SteKind.TANH: _tanh,
+    SteKind.HARD_TANH: _hard_tanh,
+    SteKind.IN_RANGE: _in_range,
+}
+
+
+class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
+    """``_fake_quantize`` as a kernel."""
+
+    def compile(self) -> None:
+        affine.compile_for(_fake_quantize, self.desc.real.compute)
+
+    def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+        self.compile()
+        space = affine_space(desc, (args.y, args.x), (args.scale, args.zero_point))
+        bounds = affine.numbers(compute, *desc.code_range)
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: FakeQuantizeArgs, addresses: Sequence[int]
+        ) -> None:
+            affine.launch(
+                _fake_quantize,
+                (args.y, args.x, *affine.shared_tensors(args, compute)),
+                *bounds,
+                space=space,
+                inputs=1,
+                compute=compute,
+                streamed=True,
+            )
+
+        return launch
+
+
+class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+    """The walk around the estimator of the descriptor, as a kernel."""
+
+    def compile(self) -> None:
+        affine.compile_for(_BACKWARD[self.desc.ste], self.desc.real.compute, False)
+
+    def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+        self.compile()
+        entry, bounds = _BACKWARD[desc.ste], affine.numbers(compute, *desc.code_range)
+        if desc.ste is SteKind.IDENTITY:
+            space = affine_space(desc, (args.dx, args.dy), ())
+        else:
+            space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: FakeQuantizeBackwardArgs, addresses: Sequence[int]
+        ) -> None:
+            operands: tuple[torch.Tensor, ...] = (args.dx, args.dy)
+            if desc.ste is not SteKind.IDENTITY:
+                operands = (*operands, args.x, *affine.shared_tensors(args, compute))
+            affine.launch(
+                entry,
+                operands,
+                *bounds,
+                args.accumulate,
+                space=space,
+                inputs=len(operands[1:3]),
+                compute=compute,
+                streamed=not args.accumulate,
+            )
+
+        return launch

@@ -1,0 +1,240 @@
+"""Fake quantization: what is left of real numbers once they have been codes, and a gradient past that.
+
+``y = dequantize(quantize(x))`` in one pass. Rounding has no useful derivative; an estimator stands in for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.core.contract import KernelSku
+from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.affine.plan import (
+    AffinePlan,
+    Scale,
+    ScaledDescriptor,
+    ZeroPoint,
+    rounded_once,
+    validate_range,
+)
+
+
+class SteKind(StrEnum):
+    """The straight-through estimators: what stands in for the derivative of rounding and clamping.
+
+    With lo and hi the bounds of the codes less the zero point, lo_x = lo * scale, hi_x = hi * scale, and mid
+    and half the middle and half the width of lo_x to hi_x:
+    """
+
+    #: dx = dy
+    IDENTITY = "identity"
+    #: dx = dy where lo_x <= x <= hi_x, else 0
+    CLIPPED_IDENTITY = "clipped_identity"
+    #: dx = dy * (1 - tanh((x - mid) / scale)**2)
+    TANH = "tanh"
+    #: dx = dy * max(0, 1 - |x - mid| / half)
+    HARD_TANH = "hard_tanh"
+    #: dx = dy where lo <= rint(x / scale) <= hi, else 0
+    IN_RANGE = "in_range"
+
+
+ONE_SCALE = PerTensor()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeCodesDescriptor(ScaledDescriptor):
+    """Real numbers that are rounded to codes which nobody stores: those of ``dtype``, or q_min to q_max."""
+
+    granularity: Granularity = ONE_SCALE
+    dtype: torch.dtype | None = None
+    q_min: int | None = None
+    q_max: int | None = None
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        return self.input_dtype
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """q_min and q_max, where not given those of ``dtype``."""
+        least, most = self._limits
+        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        return (-LARGEST_CODE, LARGEST_CODE) if self.dtype is None else self._codes(self.dtype).code_range
+
+    def _codes(self, dtype: torch.dtype) -> Code:
+        record = code_dtype(dtype, "dtype")
+        if not isinstance(record, Code):
+            raise InvalidDescriptor(
+                f"dtype is {dtype}; it names the integer codes that are faked, such as torch.int8. For other "
+                "ranges leave it out and give q_min and q_max; the result has the dtype of the input."
+            )
+        return record
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return self.shape, self.input_dtype
+
+    def validate(self) -> None:
+        if not isinstance(self.granularity, Granularity):
+            raise InvalidDescriptor(
+                f"granularity is {self.granularity!r}; accepted are PerTensor(), PerChannel(axis), "
+                "PerToken() and PerGroup(size, axis)."
+            )
+        super().validate()
+        float_dtype(self.input_dtype, "input_dtype")
+        if self.dtype is None and (self.q_min is None or self.q_max is None):
+            raise InvalidDescriptor("there is no range of codes; give dtype, or both q_min and q_max.")
+        holder = "codes of 16 bits may be" if self.dtype is None else f"{self.dtype} holds"
+        validate_range(*self.code_range, self._limits, holder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizeDescriptor(FakeCodesDescriptor):
+    """Fake quantization of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizeBackwardDescriptor(FakeCodesDescriptor):
+    """Its gradient with respect to that tensor, by the estimator ``ste``."""
+
+    ste: SteKind = SteKind.IN_RANGE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "ste", estimator(self.ste))
+
+
+def estimator(ste: str) -> SteKind:
+    """The estimator of this name, which may be a ``SteKind`` already."""
+    try:
+        return SteKind(ste)
+    except ValueError:
+        named = ", ".join(repr(kind.value) for kind in SteKind)
+        raise InvalidDescriptor(f"ste is {ste!r}; accepted are a SteKind or its name: {named}.") from None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class FakeQuantizeArgs(Args):
+    """``x`` is read, ``y`` is written. A floating ``zero_point`` is rounded where it is used."""
+
+    x: torch.Tensor
+    scale: Scale
+    y: torch.Tensor
+    zero_point: ZeroPoint = None
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.y, self.x, self.scale, self.zero_point
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class FakeQuantizeBackwardArgs(Args):
+    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
+
+    dy: torch.Tensor
+    x: torch.Tensor
+    scale: Scale
+    dx: torch.Tensor
+    zero_point: ZeroPoint = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dx, self.dy, self.x, self.scale, self.zero_point
+
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
+
+
+D = TypeVar("D", bound=FakeCodesDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class FakeCodesPlan(AffinePlan[D, A]):
+    """What the plans here have in common: a zero point may be learned, and is then a float."""
+
+    def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
+        return tuple(dict.fromkeys((torch.int32, torch.float32, self.descriptor.input_dtype)))
+
+
+class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
+    """y = dequantize(quantize(x)) in every bit; NaN stays NaN."""
+
+    op = "fake_quantize"
+    direction = "forward"
+    outputs = ("y",)
+    tensors = ("y", "x")
+    Descriptor = FakeQuantizeDescriptor
+    Args = FakeQuantizeArgs
+    kernels = {
+        "cpu": "holdfast.ops.fake_quantize.cpu:FakeQuantize",
+        "gpu": "holdfast.ops.fake_quantize.gpu:FakeQuantize",
+        "reference": "holdfast.ops.fake_quantize.reference:FakeQuantize",
+    }
+    cases = "holdfast.ops.fake_quantize.cases"
+
+    def _ulp(self) -> dict[str, float]:
+        # Counted from the code that quantize gives, times the scale.
+        real = self.descriptor.real
+        return {"y": rounded_once(real, real.compute)}
+
+
+class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, FakeQuantizeBackwardArgs]):
+    """dx = dy, as far as the estimator lets it through."""
+
+    op = "fake_quantize"
+    direction = "backward"
+    outputs = ("dx",)
+    tensors = ("dx", "dy", "x")
+    Descriptor = FakeQuantizeBackwardDescriptor
+    Args = FakeQuantizeBackwardArgs
+    kernels = {
+        "cpu": "holdfast.ops.fake_quantize.cpu:FakeQuantizeBackward",
+        "gpu": "holdfast.ops.fake_quantize.gpu:FakeQuantizeBackward",
+        "reference": "holdfast.ops.fake_quantize.reference:FakeQuantizeBackward",
+    }
+    cases = "holdfast.ops.fake_quantize.cases"
+
+    def sku(self) -> KernelSku:
+        sku = super().sku()
+        return replace(sku, mode=f"{sku.mode}, {self.descriptor.ste}")
+
+    def bytes_moved(self) -> int:
+        if self.descriptor.ste is not SteKind.IDENTITY:
+            return super().bytes_moved()
+        return 2 * math.prod(self.descriptor.shape) * self.descriptor.input_dtype.itemsize
+
+    def _ulp(self) -> dict[str, float]:
+        return {"dx": estimator_ulp(self.descriptor.ste, self.descriptor.real)}
+
+
+def estimator_ulp(ste: SteKind, real: Float) -> float:
+    """The error of a gradient, counted from the estimator at its rounded argument.
+
+    That is (x - mid) / scale, or |x - mid| / half.
+    """
+    steps = _ULP[ste]
+    return steps if real is real.compute else 0.5 + steps * 2.0 ** (real.precision - 24)
+
+
+#: The error of each estimator in ULP of the compute type. 1 - tanh^2 is off by less than 4 * 2^-24 of itself
+#: in float32, by trial of every argument; 1 - t is rounded once. Then the product with dy is rounded.
+_ULP = {
+    SteKind.IDENTITY: 0.0,
+    SteKind.CLIPPED_IDENTITY: 0.0,
+    SteKind.IN_RANGE: 0.0,
+    SteKind.HARD_TANH: 1.5,
+    SteKind.TANH: 4.5,
+}

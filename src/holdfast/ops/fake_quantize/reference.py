@@ -1,0 +1,99 @@
+"""What fake quantization and its estimators mean, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import (
+    Array,
+    accumulated,
+    bounds,
+    compute_type,
+    rounded_quotient,
+    store,
+    tanh_slope,
+    widen,
+)
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.affine.reference import scale_array, zero_point_array
+from holdfast.ops.dequantize.reference import dequantize
+from holdfast.ops.fake_quantize.plan import (
+    FakeQuantizeArgs,
+    FakeQuantizeBackwardArgs,
+    FakeQuantizeBackwardDescriptor,
+    FakeQuantizeDescriptor,
+    SteKind,
+)
+from holdfast.ops.quantize.reference import quantize
+
+
+def fake_quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
+    """What the codes of ``x`` stand for; but NaN stays NaN."""
+    codes = quantize(x, scale, zero_point, q_min, q_max, compute)
+    return np.where(np.isnan(x), x, dequantize(codes, scale, zero_point))
+
+
+def fake_quantize_backward(
+    dy: Array,
+    x: Array,
+    scale: Array,
+    zero_point: Array,
+    q_min: int,
+    q_max: int,
+    ste: SteKind,
+    compute: Float,
+) -> Array:
+    """The gradient that the estimator ``ste`` lets through. Where it lets none through, that is +0.0."""
+    if ste is SteKind.IDENTITY:
+        return dy
+    kind = compute_type(compute)
+    none, one, two = kind(0), kind(1), kind(2)
+    _, lo, hi = bounds(zero_point, q_min, q_max, compute)
+    with np.errstate(all="ignore"):
+        if ste is SteKind.IN_RANGE:
+            r = rounded_quotient(x, scale)
+            return np.where((lo <= r) & (r <= hi), dy, none)
+        lo_x, hi_x = lo * scale, hi * scale
+        if ste is SteKind.CLIPPED_IDENTITY:
+            return np.where((lo_x <= x) & (x <= hi_x), dy, none)
+        mid = (lo_x + hi_x) / two
+        if ste is SteKind.TANH:
+            t = (x - mid) / scale
+            return np.where(np.isnan(t), none, dy * tanh_slope(t, compute))
+        half = (hi_x - lo_x) / two
+        t = np.abs((x - mid) / half)
+        return np.where(t < one, dy * (one - t), none)
+
+
+class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
+    """``fake_quantize`` as a kernel."""
+
+    def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+
+        def launch(stream: object, workspace: object, args: FakeQuantizeArgs, addresses: object) -> None:
+            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
+            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
+            store(args.y, fake_quantize(widen(args.x, compute), scale, zero_point, *desc.code_range, compute))
+
+        return launch
+
+
+class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+    """``fake_quantize_backward`` as a kernel."""
+
+    def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+
+        def launch(
+            stream: object, workspace: object, args: FakeQuantizeBackwardArgs, addresses: object
+        ) -> None:
+            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
+            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
+            dy, x = widen(args.dy, compute), widen(args.x, compute)
+            dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
+            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
+
+        return launch

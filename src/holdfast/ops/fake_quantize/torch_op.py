@@ -1,0 +1,219 @@
+"""fake_quantize for torch: operators, tracing, autograd, vmap, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    SHARED_SCHEMA,
+    current_stream,
+    define,
+    require_tensor,
+    select_plan,
+    shared_arguments,
+)
+from holdfast.ops.fake_quantize.batched import batched
+from holdfast.ops.fake_quantize.plan import (
+    ONE_SCALE,
+    FakeQuantizeArgs,
+    FakeQuantizeBackwardArgs,
+    FakeQuantizeBackwardPlan,
+    FakeQuantizeDescriptor,
+    FakeQuantizePlan,
+    SteKind,
+    estimator,
+)
+
+_RANGE_SCHEMA = "ScalarType? dtype, int? q_min, int? q_max, str ste"
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
+    estimator(ste)
+    return select_plan(
+        FakeQuantizePlan, device, shape=shape, input_dtype=input_dtype,
+        granularity=granularity_named(granularity), dtype=dtype, q_min=q_min, q_max=q_max,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
+    return select_plan(
+        FakeQuantizeBackwardPlan, device, shape=shape, input_dtype=input_dtype,
+        granularity=granularity_named(granularity), dtype=dtype, q_min=q_min, q_max=q_max, ste=ste,
+    )  # fmt: skip
+
+
+def _fake_quantize(
+    x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste, grad_factor
+):
+    plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
+    y = torch.empty_like(x)
+    args = FakeQuantizeArgs(
+        x=x,
+        scale=scale_value if scale is None else scale,
+        zero_point=zero_value if zero_point is None else zero_point,
+        y=y,
+    )
+    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    return y
+
+
+def _fake_quantize_fake(x, *rest):
+    return torch.empty_like(x)
+
+
+def _fake_quantize_backward(
+    dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
+):
+    plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
+    dx = torch.empty_like(x)
+    args = FakeQuantizeBackwardArgs(
+        dy=dy,
+        x=x,
+        scale=scale_value if scale is None else scale,
+        zero_point=zero_value if zero_point is None else zero_point,
+        dx=dx,
+    )
+    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    return dx
+
+
+def _fake_quantize_backward_fake(dy, x, *rest):
+    return torch.empty_like(x)
+
+
+# A grad_factor of None stands for that of LSQ, which depends on the shape.
+_forward = define(
+    "fake_quantize",
+    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, float? grad_factor) -> Tensor",
+    _fake_quantize,
+    _fake_quantize_fake,
+)
+_backward = define(
+    "fake_quantize_backward",
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    _fake_quantize_backward,
+    _fake_quantize_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, scale, scale_value, zero_point, zero_value, *rest = inputs
+    ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
+    ctx.values = scale_value, zero_value, rest
+    if ctx.learned or rest[-2] != SteKind.IDENTITY:
+        ctx.save_for_backward(x, scale, zero_point)
+
+
+def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    scale_value, zero_value, (granularity, dtype, q_min, q_max, ste, grad_factor) = ctx.values
+    dx, dscale, dzero_point = dy, None, None
+    if ctx.learned:
+        x, scale, zero_point = ctx.saved_tensors
+        learns_zero_point = ctx.needs_input_grad[3]
+        q_min, q_max = _code_range(dtype, q_min, q_max)
+        if grad_factor is None:
+            grad_factor = lsq_factor(x.shape, granularity, q_max)
+        dx, dscale, dzero_point = torch.ops.holdfast.fake_quantize_learned_backward.default(
+            dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
+            learns_zero_point,
+        )  # fmt: skip
+        dscale = dscale.reshape(scale.shape) if ctx.needs_input_grad[1] else None
+        dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
+    elif ste != SteKind.IDENTITY:
+        x, scale, zero_point = ctx.saved_tensors
+        # Gradients in batches (is_grads_batched) look like any tensor, but only torch can take them apart.
+        apart = torch._C._functorch.is_legacy_batchedtensor(dy)
+        call = torch.ops.holdfast.fake_quantize_backward.default if apart else _backward
+        dx = call(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste)
+    return dx, dscale, None, dzero_point, *[None] * 7
+
+
+def _code_range(dtype: torch.dtype | None, q_min: int | None, q_max: int | None) -> tuple[int, int]:
+    return FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max).code_range
+
+
+def lsq_factor(shape: torch.Size, granularity: str, q_max: int) -> float:
+    """What LSQ multiplies the gradient of a scale by: 1 / sqrt(n * q_max), n elements sharing the scale.
+
+    Where a compiler traces, sizes are symbols, and so is this.
+    """
+    view = granularity_named(granularity)._view(tuple(shape))
+    elements = math.prod(size for size, varies in zip(view.shape, view.varies, strict=True) if not varies)
+    return 1.0 / torch.sym_sqrt(torch.sym_max(elements, 1) * max(q_max, 1))  # type: ignore[no-any-return]
+
+
+def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "the gradient of fake_quantize was asked for its own gradient, which is not defined here: an "
+        "estimator stands in for a derivative once. Leave create_graph out, or detach the gradient."
+    )
+
+
+torch.library.register_autograd(
+    "holdfast::fake_quantize", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+torch.library.register_autograd("holdfast::fake_quantize_backward", _refuse_to_differentiate, lib=LIBRARY)
+
+
+def _fake_quantize_batched(info, in_dims, x, *rest):
+    *shared, granularity, dtype, q_min, q_max, ste, grad_factor = rest
+    if grad_factor is None:  # of one sample, before the batch becomes part of its shape
+        sample = x if in_dims[0] is None else x.select(in_dims[0], 0)
+        grad_factor = lsq_factor(sample.shape, granularity, _code_range(dtype, q_min, q_max)[1])
+    settled = (dtype, q_min, q_max, ste, grad_factor)
+    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, settled)
+
+
+def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
+    *shared, granularity, dtype, q_min, q_max, ste = rest
+    settled = (dtype, q_min, q_max, ste)
+    return batched(_backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+
+
+torch.library.register_vmap("holdfast::fake_quantize", _fake_quantize_batched, lib=LIBRARY)
+torch.library.register_vmap("holdfast::fake_quantize_backward", _fake_quantize_backward_batched, lib=LIBRARY)
+
+
+def fake_quantize(
+    x: torch.Tensor,
+    scale: torch.Tensor | float,
+    zero_point: torch.Tensor | int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    granularity: Granularity = ONE_SCALE,
+    ste: SteKind | str = SteKind.IN_RANGE,
+    grad_factor: float | Literal["lsq"] = 1.0,
+) -> torch.Tensor:
+    """``dequantize(quantize(x))`` in every bit, but that NaN stays NaN; differentiable by an estimator.
+
+    ``dtype`` names the codes, or ``q_min`` and ``q_max`` give their range; the result has the dtype of ``x``.
+    The gradient with respect to ``x`` is that of ``ste``. ``scale`` and a floating ``zero_point``, which is
+    rounded where it is used, can be learned: their gradients are multiplied by ``grad_factor``, where "lsq"
+    is 1 / sqrt(n * q_max) with n elements that share a scale. Nothing is kept for backward but the inputs.
+
+    >>> import torch, holdfast as hf
+    >>> x = torch.tensor([0.26, -0.3, 99.0], requires_grad=True)
+    >>> y = hf.fake_quantize(x, 0.5, dtype=torch.int4)
+    >>> y.sum().backward()
+    >>> y.detach(), x.grad
+    (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
+    """
+    require_tensor("x", x)
+    shared = shared_arguments(scale, zero_point)
+    if isinstance(grad_factor, str) and grad_factor != "lsq":
+        raise InvalidArgs(f"grad_factor is {grad_factor!r}; it must be a number, or 'lsq'.")
+    factor = None if isinstance(grad_factor, str) else float(grad_factor)
+    return _forward(x, *shared, granularity.name, dtype, q_min, q_max, str(ste), factor)  # type: ignore[no-any-return]

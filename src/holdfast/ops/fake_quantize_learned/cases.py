@@ -1,0 +1,260 @@
+"""The named inputs of fake_quantize's gradients with a learned scale and zero point.
+
+A list that covers, instead of a product. What is of its own here is the sum: over segments that are shorter
+than a row of lanes, than a block, or longer, and that lie in rows, side by side, or neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.dtypes import CODES, dtype_name, float_dtype
+from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import (
+    Problem,
+    make_scale,
+    make_zero_point,
+    real_values,
+    rounded,
+    special_values,
+    spread,
+)
+from holdfast.ops.fake_quantize.cases import image, odd, plain
+from holdfast.ops.fake_quantize.plan import SteKind
+from holdfast.ops.fake_quantize_learned.plan import (
+    FakeQuantizeLearnedBackwardArgs,
+    FakeQuantizeLearnedBackwardDescriptor,
+)
+
+_INT4, _UINT4, _INT2 = (CODES[name].torch for name in ("int4", "uint4", "int2"))
+_F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
+#: Every so many elements of dy are special where x is: sums that are not NaN are left.
+_SPECIAL_STEP = 61
+
+
+class _Learned(NamedTuple):
+    """A problem with its estimator; a floating zero point is learned."""
+
+    problem: Problem
+    ste: SteKind = SteKind.IN_RANGE
+    factor: float = 0.3
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    found = [*_of_estimators(), *_of_lengths(), *_of_layouts(), *_of_scales()]
+    return [Case(of.problem.name, _descriptor(of), partial(_args, of)) for of in found]
+
+
+def _sized(
+    granularity: Any, shape: tuple[int, ...], real: torch.dtype = torch.float32, **more: Any
+) -> Problem:
+    name = f"{granularity.name} of {'x'.join(map(str, shape))}, {dtype_name(real)}"
+    fields = {"name": name, "zero_point": "none", "codes": _INT4, **more}
+    return Problem(granularity=granularity, shape=shape, real=real, **fields)
+
+
+def _of_estimators() -> Iterator[_Learned]:
+    yield _Learned(
+        plain(PerChannel, name="in range, ties", codes=_INT4, values="ties", zero_point="floating")
+    )
+    yield _Learned(
+        plain(
+            PerGroup, name="in range, special values", real=_F16, values="special", zero_point="floating own"
+        )
+    )
+    yield _Learned(
+        plain(
+            PerTensor,
+            name="clipped, bounds",
+            real=_F64,
+            codes=_UINT4,
+            values="bounds",
+            zero_point="floating own",
+        ),
+        SteKind.CLIPPED_IDENTITY,
+    )
+    yield _Learned(plain(PerGroup, name="tanh", real=_BF16, codes=_INT2), SteKind.TANH)
+    yield _Learned(plain(PerToken, name="tanh in float64", real=_F64, codes=_INT2), SteKind.TANH)
+    yield _Learned(
+        plain(
+            PerToken,
+            name="hard tanh, bounds",
+            real=_F16,
+            codes=_INT4,
+            values="bounds",
+            zero_point="floating own",
+        ),
+        SteKind.HARD_TANH,
+    )
+    yield _Learned(
+        plain(PerChannel, name="identity", real=_BF16, codes=_INT4, values="special"), SteKind.IDENTITY, 1.0
+    )
+
+
+def _of_lengths() -> Iterator[_Learned]:
+    yield _Learned(_sized(PerTensor(), (255,)))
+    yield _Learned(_sized(PerTensor(), (256,), _BF16))
+    yield _Learned(_sized(PerTensor(), (4095,), _F16, codes=torch.int8))
+    yield _Learned(_sized(PerTensor(), (4096,), values="ties"))
+    yield _Learned(_sized(PerTensor(), (17, 241), zero_point="floating"))
+    yield _Learned(_sized(PerTensor(), (4, 8192), _BF16))
+    yield _Learned(_sized(PerTensor(), (70000,), zero_point="host", codes=torch.int8))
+    yield _Learned(_sized(PerChannel(0), (2, 35000), _BF16, zero_point="floating"))
+    yield _Learned(_sized(PerChannel(0), (3, 8191), _F64))
+    yield _Learned(_sized(PerToken(), (8, 4096), _BF16))
+    yield _Learned(_sized(PerToken(), (21, 300), zero_point="floating"))
+    yield _Learned(_sized(PerChannel(1), (4099, 40), zero_point="floating"))
+    yield _Learned(_sized(PerChannel(1), (512, 32), _BF16))
+    yield _Learned(_sized(PerChannel(1), (700, 3), _F16))
+    yield _Learned(_sized(PerChannel(1), (3, 5, 1700)))
+    yield _Learned(_sized(PerChannel(1), (4, 8, 1024), _BF16, zero_point="floating"))
+    yield _Learned(_sized(PerGroup(32), (9, 256), _BF16))
+    yield _Learned(_sized(PerGroup(128), (16, 256), zero_point="tensor"))
+    yield _Learned(_sized(PerGroup(32, axis=0), (64, 37)))
+    yield _Learned(odd(PerTensor, "rank 0"))
+    yield _Learned(odd(PerGroup, "groups of one", codes=_INT2))
+    yield _Learned(odd(PerGroup, "rank 8", real=_BF16))
+    yield _Learned(odd(PerTensor, "empty", zero_point="floating"))
+    yield _Learned(odd(PerToken, "empty tokens", accumulate=True))
+    yield _Learned(odd(PerToken, "no tokens"))
+
+
+def _of_layouts() -> Iterator[_Learned]:
+    yield _Learned(
+        image(PerTensor, name="transposed output", layouts=("contiguous", "transposed"), real=_BF16)
+    )
+    yield _Learned(
+        image(
+            PerChannel, name="channels last, accumulate", layouts=("channels last", "channels last"),
+            zero_point="floating", accumulate=True,
+        )
+    )  # fmt: skip
+    yield _Learned(
+        plain(PerToken, name="sliced to padded rows", layouts=("sliced", "padded rows"), real=_F16),
+        SteKind.HARD_TANH,
+    )
+    yield _Learned(
+        plain(
+            PerGroup, name="broadcast to sliced, accumulate", layouts=("broadcast", "sliced"), accumulate=True
+        )
+    )
+    yield _Learned(
+        _sized(PerChannel(1), (40, 130), name="rows to columns", layouts=("transposed", "contiguous"))
+    )
+    yield _Learned(
+        _sized(
+            PerChannel(0),
+            (40, 130),
+            name="columns to rows",
+            layouts=("contiguous", "transposed"),
+            accumulate=True,
+        )
+    )
+    yield _Learned(
+        plain(PerChannel, name="unaligned", layouts=("unaligned", "unaligned"), zero_point="floating")
+    )
+
+
+def _of_scales() -> Iterator[_Learned]:
+    yield _Learned(plain(PerTensor, name="host scale and zero point", scale="host", zero_point="host"))
+    yield _Learned(plain(PerGroup, name="host scale", scale="host", zero_point="floating own", real=_F64))
+    yield _Learned(
+        plain(PerToken, name="scales in bfloat16, accumulate", scale="own", real=_BF16, accumulate=True)
+    )
+    yield _Learned(
+        plain(PerChannel, name="strided scales", scale="strided", zero_point="strided", codes=_INT4)
+    )
+    yield _Learned(plain(PerToken, name="scales with keepdim", scale="keepdim", zero_point="none"))
+    yield _Learned(
+        plain(
+            PerChannel, name="unusual scales", values="special", scale="unusual mixed", zero_point="floating",
+            codes=_INT4,
+        )
+    )  # fmt: skip
+    yield _Learned(
+        plain(
+            PerGroup,
+            name="unusual scales, 0 out of range",
+            values="special",
+            scale="unusual mixed",
+            limits=(3, 60),
+        )
+    )
+    yield _Learned(plain(PerChannel, name="zero points far out", values="ties", zero_point="far mixed"))
+
+
+def _descriptor(of: _Learned) -> FakeQuantizeLearnedBackwardDescriptor:
+    problem = of.problem
+    q_min, q_max = problem.limits or (None, None)
+    scale, zero_point = make_scale(problem), make_zero_point(problem)
+    return FakeQuantizeLearnedBackwardDescriptor(
+        shape=problem.shape,
+        input_dtype=problem.real,
+        granularity=problem.granularity,
+        dtype=problem.codes,
+        q_min=q_min,
+        q_max=q_max,
+        ste=of.ste,
+        scale_dtype=_floating(scale) or torch.float32,
+        zero_point_dtype=_floating(zero_point),
+        grad_factor=of.factor,
+    )
+
+
+def _floating(learned: Any) -> torch.dtype | None:
+    """The dtype of a floating tensor."""
+    return learned.dtype if isinstance(learned, torch.Tensor) and learned.is_floating_point() else None
+
+
+def _args(of: _Learned) -> FakeQuantizeLearnedBackwardArgs:
+    problem, descriptor = of.problem, _descriptor(of)
+    of_input, of_output = problem.layouts
+    scale, zero_point = make_scale(problem), make_zero_point(problem)
+    dx = poisoned_output(problem.shape, problem.real, of_output)
+    if problem.accumulate:
+        dx.copy_(real_values(problem, f"dx/{problem.name}"))
+    return FakeQuantizeLearnedBackwardArgs(
+        dy=laid_out(_upstream(problem), of_input),
+        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
+        scale=scale,
+        zero_point=zero_point,
+        dx=dx,
+        dscale=_gradient_of(scale, "dscale", descriptor, problem),
+        dzero_point=None
+        if descriptor.zero_point_dtype is None
+        else _gradient_of(zero_point, "dzero_point", descriptor, problem),
+        accumulate=problem.accumulate,
+    )
+
+
+def _upstream(problem: Problem) -> torch.Tensor:
+    record = float_dtype(problem.real, "real")
+    count = torch.Size(problem.shape).numel()
+    dy = rounded(spread(f"dy/{problem.name}", count, record.precision, -9, 5), problem.real)
+    if problem.values == "special":
+        chosen = special_values(record)
+        found = dy[::_SPECIAL_STEP]
+        found.copy_(chosen.repeat(len(found) // len(chosen) + 1)[: len(found)])
+    return dy.reshape(problem.shape)
+
+
+def _gradient_of(
+    learned: Any, name: str, descriptor: FakeQuantizeLearnedBackwardDescriptor, problem: Problem
+) -> torch.Tensor:
+    """Room for a gradient, in the shape of what is learned, and as far apart."""
+    shape, dtype = descriptor.expected(name)
+    shape = learned.shape if isinstance(learned, torch.Tensor) else shape
+    layout = "sliced" if shape and problem.scale == "strided" else "contiguous"
+    made = poisoned_output(shape, dtype, layout)
+    if problem.accumulate:
+        record = float_dtype(dtype, name)
+        values = spread(f"{name}/{problem.name}", made.numel(), record.precision, -3, 3)
+        made.copy_(rounded(values, dtype).reshape(shape))
+    return made

@@ -1,0 +1,263 @@
+"""The gradients of fake quantization with respect to x, scale and zero point, on the CPU: one pass."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
+from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import kind, rint, zero, zero_point_kind
+from holdfast.ops.affine.cpu import numbers, shared_tensors
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.fake_quantize import cpu as estimators
+from holdfast.ops.fake_quantize.plan import SteKind
+from holdfast.ops.fake_quantize_learned.plan import (
+    FakeQuantizeLearnedBackwardArgs,
+    FakeQuantizeLearnedBackwardDescriptor,
+)
+from holdfast.ops.tree_sum import cpu as trees
+from holdfast.ops.tree_sum.cpu import (
+    TREE,
+    cleared,
+    halve_lane,
+    load,
+    load_row,
+    load_shared,
+    new_lane,
+    place_of,
+    put_lanes,
+    put_sums,
+    results,
+    row_results,
+    spare,
+    spread,
+    store,
+    store_row,
+    width_of,
+)
+from holdfast.ops.tree_sum.segments import LANES, segment_length, segments
+
+# The operands of the walk.
+_DX, _DY, _X, _DSCALE, _DZERO, _SCALE, _ZERO = range(7)
+
+
+@jit
+def scale_term(dy, x, s, lo, hi):
+    """dy * (r - t) where r = rint(t) is in range, dy * lo below, dy * hi above; 0 where t = x / s is NaN."""
+    t = x / s
+    r = rint(t)
+    step = lo if r < lo else (hi if r > hi else r - t)
+    return zero(dy) if np.isnan(t) else dy * step
+
+
+@jit
+def zero_point_term(dy, x, s, lo, hi):
+    """-(dy * s) where rint(x / s) is out of range, else 0."""
+    r = rint(x / s)
+    return -(dy * s) if (r < lo) | (r > hi) else zero(dy)
+
+
+@jit
+def _row(estimate, dx, dy, x, begin, count, s, z, limits, lanes, zero_lanes, lane, learns_zero):
+    """One row of lanes, of one segment."""
+    outlined()
+    q_min, q_max = limits
+    lo, hi = q_min - z, q_max - z
+    if learns_zero:
+        for i in range(count):
+            u, v = dy[begin + i], x[begin + i]
+            lanes[lane + i] += scale_term(u, v, s, lo, hi)
+            zero_lanes[lane + i] += zero_point_term(u, v, s, lo, hi)
+            dx[begin + i] = estimate(u, v, s, z, q_min, q_max)
+    else:
+        for i in range(count):
+            u, v = dy[begin + i], x[begin + i]
+            lanes[lane + i] += scale_term(u, v, s, lo, hi)
+            dx[begin + i] = estimate(u, v, s, z, q_min, q_max)
+
+
+@jit
+def _across(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_lanes, learns_zero):
+    """Elements that have a scale, a zero point and a lane each."""
+    outlined()
+    q_min, q_max = limits
+    if learns_zero:
+        for c in range(count):
+            u, v, s, z = dy[c], x[c], scale[c], zero_point[c]
+            lanes[c] += scale_term(u, v, s, q_min - z, q_max - z)
+            zero_lanes[c] += zero_point_term(u, v, s, q_min - z, q_max - z)
+            dx[c] = estimate(u, v, s, z, q_min, q_max)
+    else:
+        for c in range(count):
+            u, v, s, z = dy[c], x[c], scale[c], zero_point[c]
+            lanes[c] += scale_term(u, v, s, q_min - z, q_max - z)
+            dx[c] = estimate(u, v, s, z, q_min, q_max)
+
+
+@jit
+def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
+    """A job of one segment after another."""
+    outlined()
+    like = limits[0]
+    segment, taken, begin, count = place
+    width = width_of(count)
+    lanes = cleared(spare(walk, 0), width * taken, like)
+    zero_lanes = cleared(spare(walk, TREE), width * taken if learns_zero else 0, like)
+    dy = pointer(load(walk, _DY, segment, taken, begin, count, like), like)
+    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
+    run = results(walk, _DX, segment, taken, begin, count, accumulate)
+    dx = pointer(run, like)
+    if taken > 1 and count == width:
+        s, z = spread(walk, 0, scale, taken, count, like), spread(walk, 1, zero_point, taken, count, like)
+        _across(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
+    else:
+        for k in range(taken):
+            for row in range(0, count, LANES):
+                here, there = k * count + row, min(LANES, count - row)
+                prefetch(x, here)
+                prefetch(dy, here)
+                _row(
+                    estimate, dx, dy, x, here, there, scale[k], zero_point[k], limits, lanes, zero_lanes,
+                    k * width, learns_zero,
+                )  # fmt: skip
+    store(walk, _DX, segment, taken, begin, count, run, accumulate, like)
+    put_sums(walk, 0, width, segment, taken, begin, sums[0], like)
+    if learns_zero:
+        put_sums(walk, 1, width, segment, taken, begin, sums[1], like)
+
+
+@jit
+def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
+    """A job of segments that are side by side: a lane of all of them at a time."""
+    outlined()
+    like = limits[0]
+    segment, taken, begin, count = place
+    for lane in range(min(count, LANES)):
+        lanes = new_lane(walk, 0, taken, like)
+        zero_lanes = new_lane(walk, 1, taken if learns_zero else 0, like)
+        for i in range(begin + lane, begin + count, LANES):
+            dy = pointer(load_row(walk, _DY, segment, taken, i, like), like)
+            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
+            run = row_results(walk, _DX, segment, i, accumulate)
+            dx = pointer(run, like)
+            _across(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
+            store_row(walk, _DX, segment, taken, i, run, accumulate, like)
+        halve_lane(walk, 0, lane, taken, like)
+        if learns_zero:
+            halve_lane(walk, 1, lane, taken, like)
+    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
+    if learns_zero:
+        put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
+
+
+@jit
+def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
+    like = limits[0]
+    for job in range(first, last):
+        place = place_of(walk, job)
+        scale = pointer(load_shared(walk, _SCALE, place[0], place[1], like), like)
+        zero_point = pointer(load_shared(walk, _ZERO, place[0], place[1], like), like)
+        if walk[0][4]:
+            _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
+        else:
+            _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
+
+
+@kernel
+def _identity(first, last, walk, sums, learns_zero, limits, accumulate):
+    _walk_back(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
+
+
+@kernel
+def _clipped_identity(first, last, walk, sums, learns_zero, limits, accumulate):
+    _walk_back(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
+
+
+@kernel
+def _tanh(first, last, walk, sums, learns_zero, limits, accumulate):
+    _walk_back(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+
+
+@kernel
+def _hard_tanh(first, last, walk, sums, learns_zero, limits, accumulate):
+    _walk_back(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+
+
+@kernel
+def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
+    _walk_back(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
+
+
+_BACKWARD: dict[SteKind, Any] = {
+    SteKind.IDENTITY: _identity,
+    SteKind.CLIPPED_IDENTITY: _clipped_identity,
+    SteKind.TANH: _tanh,
+    SteKind.HARD_TANH: _hard_tanh,
+    SteKind.IN_RANGE: _in_range,
+}
+
+
+@cache
+def _compile(ste: SteKind, compute: Float) -> None:
+    compile_kernel(_BACKWARD[ste], 0, 0, trees.no_jobs(), (0, 0), False, numbers(compute, 0, 0), False)
+    trees.compile_for(compute)
+
+
+class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
+    """The walk around the estimator of the descriptor, as a kernel."""
+
+    def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        count, length = desc.view.scale_count, segment_length(desc.view)
+        learned = 1 if desc.zero_point_dtype is None else 2
+        self.workspace_size = trees.sums_of(count, length, desc.real.compute, learned)[1]
+
+    def compile(self) -> None:
+        _compile(self.desc.ste, self.desc.real.compute)
+
+    def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+        self.compile()
+        entry, limits = _BACKWARD[desc.ste], numbers(compute, *desc.code_range)
+        learns_zero = desc.zero_point_dtype is not None
+        tensors, shared = (
+            (args.dx, args.dy, args.x),
+            (args.dscale, args.dzero_point, args.scale, args.zero_point),
+        )
+        found = segments(desc.view, tensors, shared)
+
+        def launch(
+            stream: Stream,
+            workspace: Workspace,
+            args: FakeQuantizeLearnedBackwardArgs,
+            addresses: Sequence[int],
+        ) -> None:
+            scale, zero_point = shared_tensors(args, compute)
+            dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
+            operands = args.dx, args.dy, args.x, args.dscale, dzero_point, scale, zero_point
+            kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
+
+            def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
+                entry(first, last, walk, (sums[0], sums[-1]), learns_zero, limits, args.accumulate)
+
+            trees.launch(
+                first_level,
+                found,
+                operands,
+                [*kinds, zero_point_kind(zero_point.dtype)],
+                (_DSCALE, _DZERO) if learns_zero else (_DSCALE,),
+                compute,
+                workspace,
+                factor=desc.grad_factor,
+                accumulate=args.accumulate,
+            )
+
+        return launch

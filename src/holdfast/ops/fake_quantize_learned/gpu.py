@@ -1,0 +1,257 @@
+"""The gradients of fake quantization with respect to x, scale and zero point, in Triton: one pass."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import (
+    INTERPRETED,
+    MAGIC,
+    WHOLE_64,
+    ZERO_POINT_LIMIT,
+    least_rounding_up_to,
+    narrow,
+    whole_zero_point,
+    widen,
+)
+from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
+from holdfast.ops.fake_quantize.gpu import estimated
+from holdfast.ops.fake_quantize_learned.plan import (
+    FakeQuantizeLearnedBackwardArgs,
+    FakeQuantizeLearnedBackwardDescriptor,
+)
+from holdfast.ops.tree_sum.gpu import (
+    BLOCK,
+    LANES,
+    add_further,
+    double_bits,
+    further_levels,
+    index_type,
+    loop_offsets,
+    number,
+    pieces_of,
+    put_sums,
+    rows_inside,
+    sums_of,
+    tile_of,
+    tile_place,
+    workspace_size,
+)
+from holdfast.ops.tree_sum.segments import blocks_of, segments
+
+
+@triton.jit
+def reciprocal(s):
+    """1 / s as the sum of two float64 of the same sign, for ``exact_quotient``.
+
+    The first is an approximation, made less than 1 / s by about 2^-18 of it; what is missing follows from the
+    remainder, to 2^-70 of the whole. For a scale of zero both are infinite, for an infinite one both are
+    zero.
+    """
+    if s.dtype == tl.float64 or INTERPRETED:
+        return s, s
+    else:
+        tiny = tl.abs(s) < 2.0**-100
+        near = 1.0 / tl.where(tiny, s * 2.0**60, s)
+        most = near.to(tl.float64) * tl.where(tiny, 2.0**60 - 2.0**42, 1 - 2.0**-18).to(tl.float64)
+        missing = tl.fma(-s.to(tl.float64), most, 1.0)
+        rest = most * tl.fma(missing, tl.fma(missing, missing, missing), missing)
+        return most, tl.where(missing > 0, rest, most)
+
+
+@triton.jit
+def exact_quotient(x, s, most, rest):
+    """x / s, correctly rounded, whatever x and s are.
+
+    In float32 through float64, with most + rest = 1 / s: before it is rounded, the sum is off by 2^-70 of
+    itself. A quotient of float32 numbers that is a float32 or lies half-way between two has 25 bits, and
+    float64 rounds to it; any other is further than 2^-49 of itself from these, which is more than float64's
+    error. Both products have the sign of x / s, so that infinities and zeros come out as they should.
+    """
+    if x.dtype == tl.float64:
+        return x / s
+    elif INTERPRETED:
+        return tl.div_rn(x, s)
+    else:
+        wide = x.to(tl.float64)
+        return tl.fma(wide, most, wide * rest).to(tl.float32)
+
+
+@triton.jit
+def rounding_center(lo, z, DTYPE: tl.constexpr):
+    """What to add to a quotient in range, and take away again, to round it to an integer, half to even.
+
+    In float32 1.5 * 2^23, less an even number near the bounds if those are far out, which moves no tie.
+    """
+    base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)
+    if DTYPE == tl.float64:
+        return tl.full(base.shape, 1.5 * WHOLE_64, tl.float64)
+    else:
+        return (tl.full(base.shape, MAGIC, tl.int32) - base).to(tl.float32)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "scale_bits", "zero_value", "q_min", "q_max", "factor_bits", "segments", "blocks", "tiles"
+    ]
+)  # fmt: skip
+def fake_quantize_learned_backward(
+    dx, dscale, dzero_point, dy, x, scale, zero_point,
+    scale_bits, zero_value, q_min, q_max, factor_bits,
+    segments, blocks, tiles, extent, over, within,
+    dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over,
+    dx_within, dy_within, x_within,
+    COMPUTE: tl.constexpr, STE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
+    LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, ALIKE: tl.constexpr,
+    EVEN: tl.constexpr, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """dx, and what dscale and dzero_point are the sums of, for the blocks of one program."""
+    COUNT: tl.constexpr = SEGMENTS * BLOCKS
+    segment, block, piece = tile_place(tiles, SEGMENTS, BLOCKS, PIECES, INDEX)
+    exists = segment < segments
+    if SCALE_ON_HOST:
+        s = number(scale_bits, COMPUTE)
+    else:
+        s = widen(tl.load(scale + loop_offsets(segment, over, scale_over), mask=exists, other=1.0), COMPUTE)
+    if ZERO == "none":
+        z = tl.zeros([1], tl.int32)
+    elif ZERO == "host":
+        z = tl.zeros([1], tl.int32) + zero_value
+    else:
+        z = tl.load(zero_point + loop_offsets(segment, over, zero_over), mask=exists, other=0)
+        if z.dtype.is_floating():
+            z = whole_zero_point(z)
+        else:
+            z = tl.minimum(tl.maximum(z, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
+    most, rest = reciprocal(s)
+    s, most, rest, z = s[:, None], most[:, None], rest[:, None], z[:, None]
+    lo, hi = q_min - z, q_max - z
+    low, high = least_rounding_up_to(lo, COMPUTE), -least_rounding_up_to(-hi, COMPUTE)
+    center = rounding_center(lo, z, COMPUTE)
+    lo, hi = lo.to(COMPUTE), hi.to(COMPUTE)
+
+    start = (block * BLOCK + piece * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    dx_start = loop_offsets(segment, over, dx_over)[:, None]
+    dy_start = dx_start if ALIKE else loop_offsets(segment, over, dy_over)[:, None]
+    x_start = dx_start if ALIKE else loop_offsets(segment, over, x_over)[:, None]
+    sums = tl.zeros([COUNT, WIDTH], COMPUTE)
+    zero_sums = tl.zeros([COUNT, WIDTH], COMPUTE)
+    for row in range(ROWS if EVEN else rows_inside(block, extent[0], ROWS)):
+        element = start + row * LANES
+        to_dx = dx_start + loop_offsets(element, within, dx_within)
+        to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)
+        to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, x_within)
+        inside = tl.full([1, 1], True, tl.int1) if EVEN else exists[:, None] & (element < extent[0])
+        upstream = widen(tl.load(dy + to_dy, mask=inside, other=0.0), COMPUTE)
+        value = widen(tl.load(x + to_x, mask=inside, other=float("nan")), COMPUTE)
+        t = exact_quotient(value, s, most, rest)
+        kept = (low <= t) & (t <= high)
+        step = tl.where(kept, ((t + center) - center) - t, tl.minimum(tl.maximum(t, lo), hi))
+        term = tl.where(t == t, upstream * step, 0.0)
+        sums = term if ROWS == 1 else sums + term
+        if LEARNS_ZERO:
+            term = tl.where(kept | (t != t), 0.0, -(upstream * s))
+            zero_sums = term if ROWS == 1 else zero_sums + term
+        if STE == "identity":
+            gradient = upstream
+        elif STE == "in_range":
+            gradient = tl.where(kept, upstream, 0.0)
+        else:
+            gradient = estimated(upstream, value, s, q_min, q_max, z, STE)
+        if ACCUMULATE:
+            gradient = widen(tl.load(dx + to_dx, mask=inside), COMPUTE) + gradient
+        tl.store(dx + to_dx, narrow(gradient, dx.dtype.element_ty), mask=inside)
+
+    put_sums(
+        dscale, sums, segment, block, piece, segments, blocks, factor_bits, factor_bits, over, dscale_over,
+        FINAL, ACCUMULATE, False, COUNT, WIDTH, PIECES,
+    )  # fmt: skip
+    if LEARNS_ZERO:
+        put_sums(
+            dzero_point, zero_sums, segment, block, piece, segments, blocks, factor_bits, factor_bits, over,
+            dzero_over, FINAL, ACCUMULATE, False, COUNT, WIDTH, PIECES,
+        )  # fmt: skip
+
+
+# The positions of operands in the args.
+_DX, _DSCALE, _DZERO, _DY, _X, _SCALE, _ZERO = range(7)
+
+
+def _scale_bits(args: FakeQuantizeLearnedBackwardArgs) -> tuple[int]:
+    return (0 if isinstance(args.scale, torch.Tensor) else double_bits(args.scale),)
+
+
+class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
+    """``fake_quantize_learned_backward``, and what adds up its sums, as a kernel."""
+
+    def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.trees = 1 if desc.zero_point_dtype is None else 2
+        self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.workspace_size = workspace_size(desc.view, self.pieces, desc.real.compute, self.trees)
+
+    def compile(self) -> None:
+        desc = self.desc
+
+        def without_memory(name: str) -> torch.Tensor:
+            shape, dtype = desc.expected(name)
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        learns_zero = desc.zero_point_dtype is not None
+        self.prepare(
+            FakeQuantizeLearnedBackwardArgs(
+                dy=without_memory("dy"),
+                x=without_memory("x"),
+                scale=without_memory("dscale"),
+                dx=without_memory("dx"),
+                dscale=without_memory("dscale"),
+                zero_point=without_memory("dzero_point") if learns_zero else None,
+                dzero_point=without_memory("dzero_point") if learns_zero else None,
+            )
+        )
+
+    def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
+        desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
+        tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
+        found = segments(desc.view, tensors, shared)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
+        further = further_levels(found.length, tile.pieces)
+        sums, _ = sums_of(found.count, further, compute, self.trees)
+        first_sums: tuple[StepOperand, ...] = (sums[0][0], sums[0][-1]) if further else (_DSCALE, _DZERO)
+        zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
+        over, within = found.outer.strides, found.inner.strides
+        steps = Steps(self.device, args)
+        steps.add(
+            fake_quantize_learned_backward,
+            tile.programs,
+            (_DX, *first_sums, _DY, _X, _SCALE, _ZERO),
+            (
+                zero_value, *desc.code_range, double_bits(desc.grad_factor),
+                found.count, blocks_of(found.length), tile.tiles,
+                (found.length,), found.outer.sizes, found.inner.sizes, *over, *within,
+            ),
+            {
+                "COMPUTE": tl.float64 if compute.bits == 64 else tl.float32,
+                "STE": desc.ste.value,
+                "SCALE_ON_HOST": not isinstance(args.scale, torch.Tensor),
+                "ZERO": "tensor" if isinstance(z, torch.Tensor) else "host" if zero_value else "none",
+                "LEARNS_ZERO": self.trees > 1,
+                "ACCUMULATE": args.accumulate,
+                "FINAL": not further,
+                "ALIKE": over[0] == over[1] == over[2] and within[0] == within[1] == within[2],
+                **tile.constants,
+                "INDEX": index_type(found),
+            },
+            tile.warps,
+            scalars=_scale_bits,
+        )  # fmt: skip
+        add_further(
+            steps, found, further, sums, (_DSCALE, _DZERO)[: self.trees], over[3:5],
+            factor=desc.grad_factor, accumulate=args.accumulate,
+        )  # fmt: skip
+        return steps.launch

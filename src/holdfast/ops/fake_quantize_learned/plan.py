@@ -1,0 +1,186 @@
+"""Fake quantization with a learned scale and zero point: all of its gradients in one pass over dy and x.
+
+The scale and the zero point are learned as LSQ and LSQ+ do it: rounding passes the gradient through, clamping
+does not. With t = x / scale and r = rint(t), and lo and hi the bounds of the codes less the zero point::
+
+    dscale      = factor * sum of dy * (r - t) where lo <= r <= hi, dy * lo below, dy * hi above
+    dzero_point = factor * sum of -(dy * scale) where r is below lo or above hi
+
+over the elements that share the scale. An element whose t is NaN adds nothing. These are the sums whatever
+the estimator for x is: how far the clamping moves with the scale does not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from holdfast.core.contract import KernelSku
+from holdfast.core.dtypes import Float, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.affine.plan import Scale, ZeroPoint
+from holdfast.ops.fake_quantize.plan import (
+    FakeCodesDescriptor,
+    FakeCodesPlan,
+    SteKind,
+    estimator,
+    estimator_ulp,
+)
+from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
+    """The gradients with respect to x, by the estimator ``ste``, to the scale and, if it is learned, the zero
+    point.
+
+    ``scale_dtype`` is that of the scale and its gradient. ``zero_point_dtype`` is that of the zero point and
+    its gradient, and None where there is no gradient of it. ``grad_factor`` multiplies the gradients of both.
+    """
+
+    ste: SteKind = SteKind.IN_RANGE
+    scale_dtype: torch.dtype = torch.float32
+    zero_point_dtype: torch.dtype | None = None
+    grad_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "ste", estimator(self.ste))
+
+    @property
+    def empty(self) -> bool:
+        """A tensor without elements may have scales all the same, and their gradients are zero."""
+        return super().empty and not self.view.scale_count
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name == "dscale":
+            return self.view.scale_shape, self.scale_dtype
+        if name == "dzero_point":
+            return self.view.scale_shape, self.zero_point_dtype or torch.float32
+        return self.shape, self.input_dtype
+
+    def validate(self) -> None:
+        super().validate()
+        accepted = dict.fromkeys((torch.float32, self.input_dtype))
+        for name, dtype in (("scale_dtype", self.scale_dtype), ("zero_point_dtype", self.zero_point_dtype)):
+            if dtype not in accepted and not (dtype is None and name == "zero_point_dtype"):
+                named = " or ".join(map(str, accepted))
+                raise InvalidDescriptor(f"{name} is {dtype}; a learned one is {named}.")
+        if not isinstance(self.grad_factor, (int, float)) or not math.isfinite(self.grad_factor):
+            raise InvalidDescriptor(f"grad_factor is {self.grad_factor!r}; it must be a finite number.")
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class FakeQuantizeLearnedBackwardArgs(Args):
+    """``dy`` and the forward's ``x``, ``scale`` and ``zero_point`` are read; the gradients are written.
+
+    With ``accumulate`` all of these are added to instead. There is a ``dzero_point`` if the descriptor has a
+    dtype for it, and then a floating zero point of that dtype.
+    """
+
+    dy: torch.Tensor
+    x: torch.Tensor
+    scale: Scale
+    dx: torch.Tensor
+    dscale: torch.Tensor
+    dzero_point: torch.Tensor | None = None
+    zero_point: ZeroPoint = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dx, self.dscale, self.dzero_point, self.dy, self.x, self.scale, self.zero_point
+
+    def options(self) -> tuple[bool]:
+        return (self.accumulate,)
+
+
+class FakeQuantizeLearnedBackwardPlan(
+    FakeCodesPlan[FakeQuantizeLearnedBackwardDescriptor, FakeQuantizeLearnedBackwardArgs]
+):
+    """dx, dscale and dzero_point of fake quantization with a learned scale and zero point."""
+
+    op = "fake_quantize_learned"
+    direction = "backward"
+    outputs = ("dx", "dscale", "dzero_point")
+    tensors = ("dx", "dy", "x")
+    Descriptor = FakeQuantizeLearnedBackwardDescriptor
+    Args = FakeQuantizeLearnedBackwardArgs
+    kernels = {
+        "cpu": "holdfast.ops.fake_quantize_learned.cpu:FakeQuantizeLearnedBackward",
+        "gpu": "holdfast.ops.fake_quantize_learned.gpu:FakeQuantizeLearnedBackward",
+        "reference": "holdfast.ops.fake_quantize_learned.reference:FakeQuantizeLearnedBackward",
+    }
+    cases = "holdfast.ops.fake_quantize_learned.cases"
+
+    def sku(self) -> KernelSku:
+        sku, desc = super().sku(), self.descriptor
+        learned = "scale" if desc.zero_point_dtype is None else "scale and zero point"
+        return replace(sku, mode=f"{sku.mode}, {desc.ste}, {learned}")
+
+    def bytes_moved(self) -> int:
+        desc = self.descriptor
+        per_scale = 2 * desc.scale_dtype.itemsize
+        per_scale += 2 * desc.zero_point_dtype.itemsize if desc.zero_point_dtype else 0
+        return 3 * math.prod(desc.shape) * desc.input_dtype.itemsize + desc.view.scale_count * per_scale
+
+    def _ulp(self) -> dict[str, float]:
+        """For the sums the unit is that of the sum of magnitudes, since what is left of a sum may be
+        anything.
+
+        That is the factor times the sum of |dy| * (|code - zero_point| + 1) for dscale, of |dy * scale| over
+        the elements out of range for dzero_point, counted from the codes and quotients of the forward. A term
+        has one rounding, or a quotient's error and one; then come those of the sum, of the factor, and of the
+        product.
+        """
+        desc = self.descriptor
+        errors = rounding_errors(segment_length(desc.view)) + 3
+        return {
+            "dx": estimator_ulp(desc.ste, desc.real),
+            "dscale": _of_sum(errors, float_dtype(desc.scale_dtype, "scale_dtype"), desc.real.compute),
+            "dzero_point": _of_sum(
+                errors,
+                float_dtype(desc.zero_point_dtype or torch.float32, "zero_point_dtype"),
+                desc.real.compute,
+            ),
+        }
+
+    def _refused_layout(self, args: FakeQuantizeLearnedBackwardArgs) -> str:
+        return (
+            super()._refused_layout(args)
+            or self._refused_gradient("dscale", args.dscale)
+            or self._refused_learned(args)
+        )
+
+    def _refused_learned(self, args: FakeQuantizeLearnedBackwardArgs) -> str:
+        """Why the scale, or the zero point and its gradient, are not as the descriptor says, or nothing."""
+        desc = self.descriptor
+        if isinstance(args.scale, torch.Tensor) and args.scale.dtype != desc.scale_dtype:
+            return f"scale has dtype {args.scale.dtype}; the descriptor asks for {desc.scale_dtype}."
+        if desc.zero_point_dtype is None:
+            if args.dzero_point is None:
+                return ""
+            return (
+                "dzero_point is given, but the descriptor has no zero_point_dtype, so that there is no such "
+                "gradient; leave it out, or give the descriptor the dtype of the zero point."
+            )
+        if not isinstance(args.zero_point, torch.Tensor) or args.zero_point.dtype != desc.zero_point_dtype:
+            given = getattr(args.zero_point, "dtype", type(args.zero_point).__name__)
+            return f"zero_point is {given}; to be learned it must be a tensor of {desc.zero_point_dtype}."
+        return self._refused_gradient("dzero_point", args.dzero_point)
+
+    def _refused_gradient(self, name: str, gradient: Any) -> str:
+        _, dtype = self.expected(name)
+        if not isinstance(gradient, torch.Tensor):
+            return f"{name} is a {type(gradient).__name__}; it must be a torch tensor."
+        if gradient.dtype != dtype:
+            return f"{name} has dtype {gradient.dtype}; the descriptor asks for {dtype}."
+        return self._refused_per_scale(name, gradient)
+
+
+def _of_sum(errors: int, out: Float, compute: Float) -> float:
+    """``errors`` roundings in ``compute`` and one to ``out``, in ULP of that."""
+    return 0.5 + errors * 2.0 ** (out.precision - compute.precision)

@@ -1,0 +1,119 @@
+"""The scale that LSQ begins with, on the CPU: the tree sum of magnitudes."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
+from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import kind
+from holdfast.ops.affine.cpu import numbers
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
+from holdfast.ops.tree_sum import cpu as trees
+from holdfast.ops.tree_sum.cpu import (
+    cleared,
+    halve_lane,
+    load,
+    load_row,
+    new_lane,
+    place_of,
+    put_lanes,
+    put_sums,
+    spare,
+    width_of,
+)
+from holdfast.ops.tree_sum.segments import LANES, segment_length, segments
+
+# The operands of the walk.
+_X, _SCALE = range(2)
+
+
+@jit
+def _one_by_one(walk, place, sums, like):
+    """A job of one segment after another."""
+    outlined()
+    segment, taken, begin, count = place
+    width = width_of(count)
+    lanes = cleared(spare(walk, 0), width * taken, like)
+    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
+    for k in range(taken):
+        for row in range(0, count, LANES):
+            here = k * count + row
+            prefetch(x, here)
+            for i in range(min(LANES, count - row)):
+                lanes[k * width + i] += abs(x[here + i])
+    put_sums(walk, 0, width, segment, taken, begin, sums, like)
+
+
+@jit
+def _side_by_side(walk, place, sums, like):
+    """A job of segments that are side by side: a lane of all of them at a time."""
+    outlined()
+    segment, taken, begin, count = place
+    for lane in range(min(count, LANES)):
+        lanes = new_lane(walk, 0, taken, like)
+        for i in range(begin + lane, begin + count, LANES):
+            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
+            for c in range(taken):
+                lanes[c] += abs(x[c])
+        halve_lane(walk, 0, lane, taken, like)
+    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
+
+
+@kernel
+def _magnitudes(first, last, walk, sums, like):
+    for job in range(first, last):
+        if walk[0][4]:
+            _side_by_side(walk, place_of(walk, job), sums, like)
+        else:
+            _one_by_one(walk, place_of(walk, job), sums, like)
+
+
+@cache
+def _compile(compute: Float) -> None:
+    compile_kernel(_magnitudes, 0, 0, trees.no_jobs(), 0, *numbers(compute, 0))
+    trees.compile_for(compute)
+
+
+class LsqInit(AffineKernel[LsqInitDescriptor]):
+    """``_magnitudes``, and what adds up its sums, as a kernel."""
+
+    def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        count, length = desc.view.scale_count, segment_length(desc.view)
+        self.workspace_size = trees.sums_of(count, length, desc.real.compute, 1)[1]
+
+    def compile(self) -> None:
+        _compile(self.desc.real.compute)
+
+    def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+        self.compile()
+        found = segments(desc.view, (args.x,), (args.scale,))
+        (like,) = numbers(compute, 0)
+
+        def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
+            _magnitudes(first, last, walk, sums[0], like)
+
+        def launch(stream: Stream, workspace: Workspace, args: LsqInitArgs, addresses: Sequence[int]) -> None:
+            trees.launch(
+                first_level,
+                found,
+                (args.x, args.scale),
+                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
+                (_SCALE,),
+                compute,
+                workspace,
+                factor=desc.factor,
+                floor=desc.floor,
+            )
+
+        return launch

@@ -1,0 +1,106 @@
+"""The scale that LSQ begins with, in Triton: the tree sum of magnitudes."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import widen
+from holdfast.ops.affine.gpu import compile_contiguous
+from holdfast.ops.affine.plan import AffineKernel
+from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
+from holdfast.ops.tree_sum.gpu import (
+    BLOCK,
+    LANES,
+    add_further,
+    double_bits,
+    further_levels,
+    index_type,
+    loop_offsets,
+    pieces_of,
+    put_sums,
+    rows_inside,
+    sums_of,
+    tile_of,
+    tile_place,
+    workspace_size,
+)
+from holdfast.ops.tree_sum.segments import blocks_of, segments
+
+
+@triton.jit(do_not_specialize=["factor_bits", "floor_bits", "segments", "blocks", "tiles"])
+def sum_of_magnitudes(
+    scale, x,
+    factor_bits, floor_bits,
+    segments, blocks, tiles, extent, over, within, x_over, scale_over, x_within,
+    COMPUTE: tl.constexpr, FINAL: tl.constexpr, EVEN: tl.constexpr, PIECES: tl.constexpr,
+    SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    INDEX: tl.constexpr,
+):  # fmt: skip
+    """What the scales are the sums of, for the blocks of one program."""
+    COUNT: tl.constexpr = SEGMENTS * BLOCKS
+    segment, block, piece = tile_place(tiles, SEGMENTS, BLOCKS, PIECES, INDEX)
+    first = (block * BLOCK + piece * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    start = loop_offsets(segment, over, x_over)[:, None]
+    sums = tl.zeros([COUNT, WIDTH], COMPUTE)
+    for row in range(ROWS if EVEN else rows_inside(block, extent[0], ROWS)):
+        element = first + row * LANES
+        inside = tl.full([1, 1], True, tl.int1)
+        if not EVEN:
+            inside = (segment < segments)[:, None] & (element < extent[0])
+        value = tl.load(x + start + loop_offsets(element, within, x_within), mask=inside, other=0.0)
+        sums += tl.abs(widen(value, COMPUTE))
+    put_sums(
+        scale, sums, segment, block, piece, segments, blocks, factor_bits, floor_bits, over, scale_over,
+        FINAL, False, True, COUNT, WIDTH, PIECES,
+    )  # fmt: skip
+
+
+# The positions of operands in the args.
+_SCALE, _X = range(2)
+
+
+class LsqInit(AffineKernel[LsqInitDescriptor]):
+    """``sum_of_magnitudes``, and what adds up its sums, as a kernel."""
+
+    def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.workspace_size = workspace_size(desc.view, self.pieces, desc.real.compute, 1)
+
+    def compile(self) -> None:
+        compile_contiguous(self, LsqInitArgs)
+
+    def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
+        desc, compute = self.desc, self.desc.real.compute
+        found = segments(desc.view, (args.x,), (args.scale,))
+        tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
+        further = further_levels(found.length, tile.pieces)
+        sums, _ = sums_of(found.count, further, compute, 1)
+        written: StepOperand = sums[0][0] if further else _SCALE
+        over, within = found.outer, found.inner
+        steps = Steps(self.device, args)
+        steps.add(
+            sum_of_magnitudes,
+            tile.programs,
+            (written, _X),
+            (
+                double_bits(desc.factor), double_bits(desc.floor),
+                found.count, blocks_of(found.length), tile.tiles, (found.length,),
+                over.sizes, within.sizes, *over.strides, *within.strides,
+            ),
+            {
+                "COMPUTE": tl.float64 if compute.bits == 64 else tl.float32,
+                "FINAL": not further,
+                **tile.constants,
+                "INDEX": index_type(found),
+            },
+            tile.warps,
+        )  # fmt: skip
+        add_further(
+            steps, found, further, sums, (_SCALE,), over.strides[1:], factor=desc.factor, floor=desc.floor
+        )
+        return steps.launch

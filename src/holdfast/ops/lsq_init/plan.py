@@ -1,0 +1,102 @@
+"""A scale to begin to learn with: ``2 * mean(|x|) / sqrt(q_max)`` over the elements that share it, as LSQ has
+it.
+
+It is the tree sum of the magnitudes times ``2 / (n * sqrt(q_max))``, which is found in float64 and rounded to
+the compute type once. No scale is below the floor of ``choose_scale``; a NaN makes the scale NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from holdfast.core.dtypes import LARGEST_CODE, Float, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.granularity import Granularity
+from holdfast.core.plan import Args, Operand
+from holdfast.ops.affine.plan import ScaledDescriptor
+from holdfast.ops.choose_scale.plan import ONE_SCALE, SCALE_FLOOR, FromDataPlan, validate_granularity
+from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class LsqInitDescriptor(ScaledDescriptor):
+    """The first scales of a tensor whose codes go up to ``q_max``."""
+
+    granularity: Granularity = ONE_SCALE
+    q_max: int
+
+    @property
+    def output_dtype(self) -> torch.dtype:
+        return self.real.compute.torch
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def factor(self) -> float:
+        """What the sum of the magnitudes is multiplied by."""
+        return 2.0 / (max(segment_length(self.view), 1) * math.sqrt(self.q_max))
+
+    @property
+    def floor(self) -> float:
+        return SCALE_FLOOR
+
+    @property
+    def empty(self) -> bool:
+        return self.view.scale_count == 0
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        if name == "x":
+            return self.shape, self.input_dtype
+        return self.view.scale_shape, self.output_dtype
+
+    def validate(self) -> None:
+        validate_granularity(self.granularity)
+        super().validate()
+        float_dtype(self.input_dtype, "input_dtype")
+        if not isinstance(self.q_max, int) or isinstance(self.q_max, bool):
+            raise InvalidDescriptor(f"q_max is {self.q_max!r}; it must be a whole number.")
+        if not 1 <= self.q_max <= LARGEST_CODE:
+            raise InvalidDescriptor(
+                f"q_max is {self.q_max}; the scale that LSQ begins with is for codes that reach from 1 to "
+                f"{LARGEST_CODE} above zero. Choose another range, or take a scale from choose_scale."
+            )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class LsqInitArgs(Args):
+    """``x`` is read, ``scale`` is written."""
+
+    x: torch.Tensor
+    scale: torch.Tensor
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.scale, self.x
+
+
+class LsqInitPlan(FromDataPlan[LsqInitDescriptor, LsqInitArgs]):
+    """scale = max(2 * mean(|x|) / sqrt(q_max), 1e-12) over the elements of each scale; NaN if one is."""
+
+    op = "lsq_init"
+    direction = "forward"
+    outputs = ("scale",)
+    tensors = ("x",)
+    Descriptor = LsqInitDescriptor
+    Args = LsqInitArgs
+    kernels = {
+        "cpu": "holdfast.ops.lsq_init.cpu:LsqInit",
+        "gpu": "holdfast.ops.lsq_init.gpu:LsqInit",
+        "reference": "holdfast.ops.lsq_init.reference:LsqInit",
+    }
+    cases = "holdfast.ops.lsq_init.cases"
+
+    def _ulp(self) -> dict[str, float]:
+        """The roundings of the sum, of the factor, and of their product."""
+        return {"scale": float(rounding_errors(segment_length(self.descriptor.view)) + 2)}
+
+    def _refused_layout(self, args: LsqInitArgs) -> str:
+        return self._refused_tensor("x", args.x) or self.refused_result("scale", args.scale)

@@ -1,0 +1,73 @@
+"""lsq_init for torch: the operator, tracing, vmap, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.choose_scale.plan import validate_granularity
+from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
+from holdfast.ops.fake_quantize.plan import ONE_SCALE, FakeQuantizeDescriptor
+from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
+
+
+@lru_cache(maxsize=4096)
+def _plan(shape, input_dtype, device, granularity, q_max):
+    return select_plan(
+        LsqInitPlan, device, shape=shape, input_dtype=input_dtype,
+        granularity=granularity_named(granularity), q_max=q_max,
+    )  # fmt: skip
+
+
+def _lsq_init(x, granularity, q_max):
+    plan = _plan(x.shape, x.dtype, x.device, granularity, q_max)
+    scale = empty_scale(x, granularity)
+    plan.run(current_stream(x.device), workspace_of(plan, x), LsqInitArgs(x=x, scale=scale))
+    return scale
+
+
+def _lsq_init_fake(x, granularity, q_max):
+    return empty_scale(x, granularity)
+
+
+_call = define("lsq_init", "(Tensor x, str granularity, int q_max) -> Tensor", _lsq_init, _lsq_init_fake)
+
+
+def _lsq_init_batched(info, in_dims, x, granularity, q_max):
+    """One call for each sample: each has scales of its own."""
+    return torch.stack(
+        [_call(x.select(in_dims[0], i), granularity, q_max) for i in range(info.batch_size)]
+    ), 0
+
+
+torch.library.register_vmap("holdfast::lsq_init", _lsq_init_batched, lib=LIBRARY)
+
+
+def lsq_init(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    q_min: int | None = None,
+    q_max: int | None = None,
+    granularity: Granularity = ONE_SCALE,
+) -> torch.Tensor:
+    """A scale to begin to learn with, as LSQ has it: ``2 * mean(|x|) / sqrt(q_max)``.
+
+    ``dtype`` names the codes, or ``q_min`` and ``q_max`` give their range, as for ``fake_quantize``. The
+    scale is a float32, or a float64 if ``x`` is; it is 1e-12 at least, so that a row of zeros is safe, and
+    NaN where ``x`` has a NaN. No gradient flows through it.
+
+    >>> import torch, holdfast as hf
+    >>> weight = torch.tensor([[1.0, -3.0, 2.0], [0.0, 0.0, 0.0]])
+    >>> hf.lsq_init(weight, q_min=-4, q_max=4, granularity=hf.PerChannel(0))
+    tensor([2.0000e+00, 1.0000e-12])
+    """
+    require_tensor("x", x)
+    validate_granularity(granularity)
+    codes = FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max)
+    codes.validate()
+    return _call(x.detach(), granularity.name, codes.code_range[1])  # type: ignore[no-any-return]

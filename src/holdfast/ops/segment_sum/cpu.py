@@ -1,0 +1,474 @@
+"""The ordered sum on the CPU.
+
+A stable counting sort brings the places of each segment's terms together: ``starts[row]`` to
+``starts[row + 1]`` in ``places``. Then each row is summed by one thread, four terms at a time, into runs of
+the compute type. Rows are dealt out so that every thread has as much to read and write as any other; a row
+that is more than a thread's share is cut by its columns. Neither changes the order of an addition.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, parallel, pointer
+from holdfast.core.dtypes import Float
+from holdfast.core.pieces import Pieces, first_address
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import Space
+from holdfast.numerics.cpu import ITEM_SIZE, kind, narrow, widen, zero
+from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
+
+CHUNK = indexed.CHUNK
+#: Columns that are worked on at a time, so that the runs of a row stay near the core.
+COLUMNS = 2048
+#: Into how many parts of equal work the rows are cut, to be dealt out to threads.
+UNITS = 1024
+#: Levels of chunk sums: enough for as many terms as there can be.
+LEVELS = 7
+#: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
+_RUN = COLUMNS * 8 + 192
+# Scratch runs: four terms in the compute type, elements as they are stored, the sum, the addresses of terms
+# that wait to be added, the levels.
+_RAW, _SUM, _HELD, _LEVEL = 4, 5, 6, 7
+_RUNS = _LEVEL + LEVELS
+
+# What a term is multiplied or divided by.
+PLAIN, TIMES, OVER, CHOSEN = 0, 1, 2, 3
+
+
+@jit
+def offset_of(number, table):
+    """Where element ``number`` of a walk lies. ``table`` has the sizes of the loops, then the strides."""
+    inner = table.shape[1] - 1
+    if inner == 0:
+        return number * table[1, 0]
+    offset = 0
+    for d in range(inner, 0, -1):
+        outer = number // table[0, d]
+        offset += (number - outer * table[0, d]) * table[1, d]
+        number = outer
+    return offset + number * table[1, 0]
+
+
+@jit
+def load_index(address, item, number, table):
+    """Index ``number``, in 64 bits."""
+    offset = offset_of(number, table)
+    if item == 4:
+        return np.int64(pointer(address, np.int32)[offset])
+    return pointer(address, np.int64)[offset]
+
+
+@kernel
+def first_outside(address, item, table, count, rows):
+    """Which index is the first that names no row; -1 if none is."""
+    for n in range(count):
+        index = load_index(address, item, n, table)
+        if index < 0 or index >= rows:
+            return n
+    return -1
+
+
+@kernel
+def order(address, item, table, count, rows, padding, starts_at, places_at):
+    """The places of the indices by row, in ascending order within each; and the most that a row has."""
+    starts, places = pointer(starts_at, np.int32), pointer(places_at, np.int32)
+    for row in range(rows + 2):
+        starts[row] = 0
+    for n in range(count):
+        index = load_index(address, item, n, table)
+        if index >= 0 and index < rows and index != padding:
+            starts[index + 2] += 1
+    most = 0
+    for row in range(2, rows + 2):
+        most = max(most, starts[row])
+        starts[row] += starts[row - 1]
+    # Now starts[row + 1] is where the row begins; filling it makes it where the next one does.
+    for n in range(count):
+        index = load_index(address, item, n, table)
+        if index >= 0 and index < rows and index != padding:
+            places[starts[index + 1]] = n
+            starts[index + 1] += 1
+    return most
+
+
+@jit
+def move(source, step, count, target, target_step, item):
+    """Carry elements that are ``step`` apart to where they are ``target_step`` apart."""
+    outlined()
+    if item == 2:
+        for i in range(count):
+            pointer(target, np.uint16)[i * target_step] = pointer(source, np.uint16)[i * step]
+    elif item == 4:
+        for i in range(count):
+            pointer(target, np.uint32)[i * target_step] = pointer(source, np.uint32)[i * step]
+    else:
+        for i in range(count):
+            pointer(target, np.uint64)[i * target_step] = pointer(source, np.uint64)[i * step]
+
+
+@jit
+def load_run(address, kind, step, count, raw, wide, like):
+    """The address of ``count`` elements in the compute type, side by side: in place, or in a scratch run."""
+    outlined()
+    item = kind & ITEM_SIZE
+    if step != 1:
+        move(address, step, count, raw, 1, item)
+        address = raw
+    if kind != item:
+        widen(address, kind, 0, count, wide, like)
+        address = wide
+    elif step != 1:
+        copy(wide, raw, count * item)
+        address = wide
+    return address
+
+
+@jit
+def store_run(values, count, address, kind, step, raw, like):
+    """Write ``count`` values of the compute type to where they belong, narrowed."""
+    outlined()
+    item = kind & ITEM_SIZE
+    if kind != item:
+        target = address if step == 1 else raw
+        narrow(values, count, kind, target, like)
+        values = target
+    if step != 1:
+        move(values, 1, count, address, step, item)
+    elif values != address:
+        copy(address, values, count * item)
+
+
+@jit
+def _scaled(run, factor, number, row, column, count, result, like):
+    """A term times its weight, over its count, or kept only where it was chosen."""
+    outlined()
+    how, address, columns = factor
+    values, scaled = pointer(run, like), pointer(result, like)
+    if how == CHOSEN:
+        chosen = pointer(address + (row * columns + column) * 4, np.int32)
+        for i in range(count):
+            scaled[i] = values[i] if chosen[i] == number else zero(like)
+    elif how == OVER:
+        amount = pointer(address, np.int32)[row] + zero(like)
+        for i in range(count):
+            scaled[i] = values[i] / amount
+    else:
+        weight = pointer(address, like)[number]
+        for i in range(count):
+            scaled[i] = values[i] * weight
+
+
+@jit
+def _load_term(number, slot, source, factor, column, count, scratch, like):
+    """The address of a term's elements in the compute type; 0 if the term is left out."""
+    outlined()
+    address, kind, step, table, rows_at = source
+    row = np.int64(number)
+    if rows_at != 0:
+        row = np.int64(pointer(rows_at, np.int32)[number])
+        if row < 0:
+            return 0
+    begin = address + (offset_of(row, table) + column * step) * (kind & ITEM_SIZE)
+    wide = scratch + slot * _RUN
+    run = load_run(begin, kind, step, count, scratch + _RAW * _RUN, wide, like)
+    if factor[0] != PLAIN:
+        _scaled(run, factor, number, row, column, count, wide, like)
+        run = wide
+    return run
+
+
+@jit
+def _add(total, term, count, fresh, like):
+    """Add a term to a sum; to +0 if it is ``fresh``."""
+    outlined()
+    sums, a = pointer(total, like), pointer(term, like)
+    if fresh:
+        for i in range(count):
+            sums[i] = zero(like) + a[i]
+    else:
+        for i in range(count):
+            sums[i] += a[i]
+
+
+@jit
+def _add_four(total, terms, count, fresh, like):
+    """Add four terms one after another; the sum is loaded and stored once for all of them."""
+    outlined()
+    sums = pointer(total, like)
+    a, b = pointer(terms[0], like), pointer(terms[1], like)
+    c, d = pointer(terms[2], like), pointer(terms[3], like)
+    if fresh:
+        for i in range(count):
+            sums[i] = (((zero(like) + a[i]) + b[i]) + c[i]) + d[i]
+    else:
+        for i in range(count):
+            sums[i] = (((sums[i] + a[i]) + b[i]) + c[i]) + d[i]
+
+
+@jit
+def _clear(total, count, like):
+    outlined()
+    sums = pointer(total, like)
+    for i in range(count):
+        sums[i] = zero(like)
+
+
+@jit
+def _sum_chunk(first, last, places_at, source, factor, column, count, total, scratch, like):
+    """The sum of the terms ``first`` to ``last``, one after another."""
+    outlined()
+    held = pointer(scratch + _HELD * _RUN, np.int64)
+    waiting, fresh = 0, True
+    for at in range(first, last):
+        number = np.int64(at)
+        if places_at != 0:
+            number = np.int64(pointer(places_at, np.int32)[at])
+        run = _load_term(number, waiting, source, factor, column, count, scratch, like)
+        if run != 0:
+            held[waiting] = run
+            waiting += 1
+        if waiting == 4:
+            _add_four(total, held, count, fresh, like)
+            waiting, fresh = 0, False
+    for k in range(waiting):
+        _add(total, held[k], count, fresh and k == 0, like)
+    if fresh and waiting == 0:
+        _clear(total, count, like)
+
+
+@jit
+def sum_row(first, last, places_at, source, factor, column, count, total, scratch, like):
+    """The ordered sum of the terms ``first`` to ``last``.
+
+    A level that is full is added to the one above it. At the end all that is left is added upwards, full or
+    not: a sum is never -0.0, so that +0.0 more changes no bit.
+    """
+    if last - first <= CHUNK:
+        _sum_chunk(first, last, places_at, source, factor, column, count, total, scratch, like)
+        return
+    levels = scratch + _LEVEL * _RUN
+    for level in range(LEVELS):
+        _clear(levels + level * _RUN, count, like)
+    for begin in range(first, last, CHUNK):
+        end = min(begin + CHUNK, last)
+        _sum_chunk(begin, end, places_at, source, factor, column, count, total, scratch, like)
+        _add(levels, total, count, False, like)
+        full, level = (begin - first) // CHUNK + 1, 0
+        while full % CHUNK == 0:
+            _add(levels + (level + 1) * _RUN, levels + level * _RUN, count, False, like)
+            _clear(levels + level * _RUN, count, like)
+            full //= CHUNK
+            level += 1
+    for level in range(LEVELS - 1):
+        _add(levels + (level + 1) * _RUN, levels + level * _RUN, count, False, like)
+    _add(total, levels + (LEVELS - 1) * _RUN, count, True, like)
+
+
+@jit
+def _row_at(share, starts, rows):
+    """The first row by which ``share`` rows and terms, counted together, have gone by."""
+    low, high = 0, rows
+    while low < high:
+        middle = (low + high) // 2
+        if middle + starts[middle] < share:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def sum_segments(first, last, ordering, dealing, source, factor, output, accumulate, by_count, scratch, like):
+    """Sum the rows in the units ``first`` to ``last``.
+
+    ``ordering`` is (address of the starts, address of the places or 0 where terms lie in order, rows,
+    columns). ``dealing`` is (units for each part of the columns, columns of a part, the fewest and the most
+    terms that a row of these units has). ``source`` is (address, kind, step from column to column, table of
+    loops, address of each term's row or 0 where it is the term's own number). ``output`` is (address, kind,
+    step from row to row, step from column to column). A sum is divided by the number of its terms if
+    ``by_count`` is 1; or it is the address of what each is divided by, and 0 for nothing.
+    """
+    starts_at, places_at, rows, columns = ordering
+    units, part, fewest, most = dealing
+    out_at, out_kind, row_step, step = output
+    starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
+    in_place = out_kind == item and step == 1 and not accumulate
+    work = rows + starts[rows]
+    for unit in range(first, last):
+        column = unit // units * part
+        count = min(part, columns - column)
+        share = unit % units
+        begin = _row_at(work * share // units, starts, rows)
+        end = rows if share == units - 1 else _row_at(work * (share + 1) // units, starts, rows)
+        for row in range(begin, end):
+            low, high = np.int64(starts[row]), np.int64(starts[row + 1])
+            if high - low < fewest or high - low > most:
+                continue
+            target = out_at + (row * row_step + column * step) * item
+            total = target if in_place else scratch + _SUM * _RUN
+            sum_row(low, high, places_at, source, factor, column, count, total, scratch, like)
+            sums = pointer(total, like)
+            terms = np.int32(high - low)
+            if by_count > 1:
+                terms = pointer(by_count, np.int32)[row]
+            if by_count != 0 and terms > 0:
+                amount = terms + zero(like)
+                for i in range(count):
+                    sums[i] = sums[i] / amount
+            if accumulate:
+                raw, wide = scratch + _RAW * _RUN, scratch
+                old = pointer(load_run(target, out_kind, step, count, raw, wide, like), like)
+                for i in range(count):
+                    sums[i] = old[i] + sums[i]
+            store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
+
+
+_local = threading.local()
+
+
+def scratch() -> int:
+    """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
+    if not hasattr(_local, "memory"):
+        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8)
+    return int(_local.memory.data_ptr())
+
+
+def table_of(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The loops over rows as kernels take them."""
+    return np.array([sizes, strides], np.int64)
+
+
+def number(compute: Float) -> np.floating[Any]:
+    """Any number of the compute type."""
+    return np.float64(0) if compute.name == "float64" else np.float32(0)
+
+
+class Ordering(NamedTuple):
+    """Where the terms of each row are. ``heaviest`` is the most that a row has."""
+
+    starts: int
+    places: int
+    rows: int
+    terms: int
+    heaviest: int
+
+
+def add_up(
+    out: torch.Tensor,
+    ordering: Ordering,
+    source: tuple[Any, ...],
+    compute: Float,
+    *,
+    factor: tuple[int, int, int] = (PLAIN, 0, 0),
+    accumulate: bool = False,
+    by_count: int = 0,
+) -> None:
+    """Sum every row of ``out``, on as many threads as torch; ``by_count`` is that of ``sum_segments``."""
+    rows, columns = out.shape
+    order_of = (ordering.starts, ordering.places, rows, columns)
+    output = (out.data_ptr(), kind(out.dtype, compute.torch), *out.stride())
+    like = number(compute)
+
+    def deal(units: int, parts: int, fewest: int, most: int, terms: int) -> None:
+        part = -(-columns // (parts * 16)) * 16  # whole lines of the cache
+        dealing = (units, part, fewest, most)
+
+        def work(first: int, last: int) -> None:
+            sum_segments(
+                first, last, order_of, dealing, source, factor, output, accumulate, int(by_count),
+                scratch(), like,
+            )  # fmt: skip
+
+        parallel(work, units * -(-columns // part), terms * columns)
+
+    threads, parts = torch.get_num_threads(), -(-columns // COLUMNS)
+    share = (rows + ordering.terms) // threads
+    deal(UNITS, parts, int(accumulate), share, rows + ordering.terms)
+    if ordering.heaviest > share:
+        deal(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
+
+
+@cache
+def compile_for(compute: Float) -> None:
+    """Compile the kernels for a compute type, by launches of nothing."""
+    table, like = table_of((1,), (1,)), number(compute)
+    compile_kernel(order, 0, 8, table, 0, -2, -1, 0, 0)
+    source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, 1, 1)
+    compile_kernel(
+        sum_segments,
+        0,
+        0,
+        (0, 0, 0, 1),
+        (1, 1, 0, 0),
+        source,
+        (PLAIN, 0, 0),
+        output,
+        False,
+        0,
+        scratch(),
+        like,
+    )
+
+
+class SegmentSum(IndexedKernel[IndexedDescriptor]):
+    """``order``, then ``sum_segments``; for every plan that sums its terms by row."""
+
+    def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces = Pieces()
+        self.starts = pieces.take(desc.rows + 2, torch.int32)
+        self.places = pieces.take(desc.count, torch.int32)
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        compile_for(self.desc.compute)
+
+    def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
+        desc = self.desc
+        self.compile()
+        _, terms, indices = args.operands()
+        walk = loops(desc.shape, indices.stride(), terms.stride())
+
+        def launch(stream: Stream, workspace: Workspace, args: SummingArgs, addresses: Sequence[int]) -> None:
+            out, terms, indices = args.operands()
+            first = first_address(workspace)
+            starts, places = first + self.starts.offset, first + self.places.offset
+            ordering = ordered(indices, walk, desc.rows, starts, places, desc.padding)
+            source = term_rows(terms, walk, desc.compute)
+            add_up(out, ordering, source, desc.compute, accumulate=args.accumulate, by_count=desc.by_count)
+
+        return launch
+
+
+def raise_outside(indices: torch.Tensor, table: np.ndarray[Any, Any], rows: int) -> None:
+    """Raise if an index names no row; ``table`` has the loops over the indices."""
+    at, item = indices.data_ptr(), indices.element_size()
+    place = first_outside(at, item, table, indices.numel(), rows)
+    if place >= 0:
+        raise BadIndex(rows).error(place, str(indices.reshape(-1)[place].item()))
+
+
+def ordered(
+    indices: torch.Tensor, walk: Space, rows: int, starts: int, places: int, padding: int = -1
+) -> Ordering:
+    """The places of ``indices`` by row; ``walk`` has their strides first."""
+    table = table_of(walk.sizes, walk.strides[0])
+    count, item = indices.numel(), indices.element_size()
+    heaviest = order(indices.data_ptr(), item, table, count, rows, padding, starts, places)
+    return Ordering(starts, places, rows, count, heaviest)
+
+
+def term_rows(terms: torch.Tensor, walk: Space, compute: Float, rows_at: int = 0) -> tuple[Any, ...]:
+    """The rows of ``terms`` as ``sum_segments`` takes them; ``walk`` has their strides second."""
+    table = table_of(walk.sizes, walk.strides[1])
+    return terms.data_ptr(), kind(terms.dtype, compute.torch), terms.stride(-1), table, rows_at

@@ -1,0 +1,252 @@
+"""What the ops over indices share: descriptors, checks, and what they say of themselves.
+
+segment_sum, embedding and embedding_bag each have a matrix whose rows are named by indices. ``shape`` of a
+descriptor is that of the indices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+import torch
+
+from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.dtypes import Float, dtype_name, float_dtype
+from holdfast.core.errors import InvalidDescriptor, InvalidIndex
+from holdfast.core.plan import Args, Plan
+from holdfast.core.registry import backends
+from holdfast.core.strided import Space, coalesce
+
+#: Terms that are added one after another; their sums are terms again.
+CHUNK = 32
+#: Indices are counted, and rows named, in 31 bits.
+LIMIT = 2**31 - 1
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedDescriptor(Descriptor):
+    """``dtype`` is that of the rows, ``index_dtype`` that of what names them."""
+
+    dtype: torch.dtype = torch.float32
+    index_dtype: torch.dtype = torch.int64
+
+    #: The fields that hold the sizes of the matrix: its rows, and its columns.
+    sizes: ClassVar[tuple[str, str]]
+    #: The operands by name, the outputs first.
+    operands: ClassVar[tuple[str, ...]]
+
+    @property
+    def rows(self) -> int:
+        return cast(int, getattr(self, self.sizes[0]))
+
+    @property
+    def columns(self) -> int:
+        return cast(int, getattr(self, self.sizes[1]))
+
+    @property
+    def count(self) -> int:
+        """How many indices there are."""
+        return math.prod(self.shape)
+
+    @property
+    def padding(self) -> int:
+        """The row that is skipped where rows are summed; -1 for none."""
+        return -1
+
+    @property
+    def by_count(self) -> bool:
+        """Whether a sum is divided by the number of its terms."""
+        return False
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.dtype, "dtype")
+
+    @property
+    def compute(self) -> Float:
+        return self.real.compute
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        super().validate()
+        float_dtype(self.dtype, "dtype")
+        if self.index_dtype not in INDEX_DTYPES:
+            raise InvalidDescriptor(
+                f"index_dtype is {self.index_dtype}; accepted are torch.int32 and torch.int64."
+            )
+        for name in self.sizes:
+            size = getattr(self, name)
+            if type(size) is not int or not 0 <= size < LIMIT:
+                raise InvalidDescriptor(
+                    f"{name} is {size!r}; it must be a whole number from 0 to {LIMIT - 1}."
+                )
+        if self.count >= LIMIT:
+            raise InvalidDescriptor(
+                f"shape {self.shape} has {self.count} indices; at most {LIMIT - 1} are accepted. "
+                "Split them into several calls."
+            )
+
+
+def validate_padding(padding_idx: int | None, rows: int) -> None:
+    """Raise unless ``padding_idx`` names a row, or is None."""
+    if padding_idx is not None and (type(padding_idx) is not int or not 0 <= padding_idx < rows):
+        raise InvalidDescriptor(
+            f"padding_idx is {padding_idx!r}; it must be None or name one of the {rows} rows, counted from 0."
+        )
+
+
+def validate_bad_index(bad_index: str) -> None:
+    """Raise unless ``bad_index`` says what to do."""
+    if bad_index not in ("raise", "skip"):
+        raise InvalidDescriptor(f'bad_index is {bad_index!r}; accepted are "raise" and "skip".')
+
+
+class SummingArgs(Args):
+    """What is summed by row: the operands are the sums, the terms and the row of each."""
+
+    __slots__ = ()
+
+    accumulate: bool
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BadIndex:
+    """The complaint that an index names no row."""
+
+    rows: int
+
+    def error(self, position: int, value: str) -> InvalidIndex:
+        accepted = f"0 to {self.rows - 1}" if self.rows else "none"
+        return InvalidIndex(
+            f"the index at position {position} of the flattened indices is {value}; the table has "
+            f"{self.rows} rows, so that accepted are {accepted}. Correct it, or pass "
+            'bad_index="skip" to read it as zeros.'
+        )
+
+
+D = TypeVar("D", bound=IndexedDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class IndexedKernel(Generic[D]):
+    """A kernel over indices, on any backend."""
+
+    workspace_size = 0
+    #: What of the framework sorts the indices, with scratch memory of its own; nothing, for most kernels.
+    sorted_by = ""
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Nothing, where there is no compiler."""
+
+
+class IndexedPlan(Plan[D, A]):
+    """The checks and statements that every plan over indices makes."""
+
+    def mode(self) -> str:
+        """What the SKU calls the variant."""
+        raise NotImplementedError
+
+    def sku(self) -> KernelSku:
+        desc = self.descriptor
+        return KernelSku(
+            op=self.op,
+            direction=self.direction,
+            mode=", ".join(filter(None, (self.mode(), getattr(self.kernel, "sorted_by", "")))),
+            input_dtype=dtype_name(desc.dtype),
+            output_dtype=dtype_name(desc.dtype),
+            backend=self.backend,
+            architecture=backends()[self.backend].architecture(self.device),
+            index_dtype=dtype_name(desc.index_dtype),
+        )
+
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """For a sum the unit is the last place of the sum of its terms' magnitudes."""
+        compute = self.descriptor.compute.name
+        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
+
+    def _ulp(self) -> dict[str, float]:
+        raise NotImplementedError
+
+    def _refused_layout(self, args: A) -> str:
+        for name in self.descriptor.operands:
+            reason = self._refused_tensor(name, getattr(args, name))
+            if reason:
+                return reason
+        return ""
+
+    def _refused_tensor(self, name: str, tensor: Any) -> str:
+        expected = self.descriptor.expected(name)
+        if expected is None:
+            return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        if tensor.layout != torch.strided:
+            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+        if tensor.is_neg():
+            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
+        if tensor.device != self.device:
+            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
+        shape, dtype = expected
+        if tensor.dtype != dtype:
+            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
+        if tuple(tensor.shape) != shape:
+            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
+        return ""
+
+
+def summing_ulp(real: Float, terms: int, more: float = 0.0) -> float:
+    """The error of an ordered sum of that many terms, in ULP of ``real``, of the sum of their magnitudes.
+
+    On its way to the total a term takes part in at most 31 rounded additions for each level of chunks; each
+    rounds by at most half an ULP of the compute type. ``more`` operations are rounded beside them.
+    """
+    additions = more
+    while terms > 1:
+        additions += min(terms, CHUNK) - 1
+        terms = -(-terms // CHUNK)
+    compute = real.compute
+    return additions * 2.0 ** (real.precision - compute.precision) + (0.5 if real is not compute else 0.0)
+
+
+def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
+    """The loops over the indices in row-major order, as few as the operands allow; strides for each operand.
+
+    ``strides`` are those of tensors of this shape, or with more axes after it, which are left out.
+    """
+    return coalesce(shape, [tuple(own[: len(shape)]) for own in strides], keep_order=True)
+
+
+def described_operands(desc: IndexedDescriptor) -> dict[str, torch.Tensor]:
+    """Contiguous tensors without memory for all operands, to prepare a kernel for what they are like."""
+    expected = {name: desc.expected(name) for name in desc.operands}
+    return {
+        name: torch.empty(found[0], dtype=found[1], device="meta")
+        for name, found in expected.items()
+        if found is not None
+    }
+
+
+@dataclass(eq=False)
+class DescribedSum(SummingArgs):
+    """Args of any plan that sums by row, described."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    accumulate: bool = False
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.tensors

@@ -1,0 +1,69 @@
+"""What the ordered sum means, in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import Array, accumulated, store, widen
+from holdfast.ops.segment_sum.indexed import CHUNK, BadIndex, IndexedKernel
+from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
+
+
+def ordered_sum(terms: Array) -> Array:
+    """The sum over the first axis: chunks of 32 from first to last, then the chunk sums in the same way.
+
+    A sum starts from +0.0, so it is never -0.0; no terms at all are +0.0.
+    """
+    with np.errstate(all="ignore"):
+        while True:
+            sums = []
+            for begin in range(0, max(len(terms), 1), CHUNK):
+                total = np.zeros(terms.shape[1:], terms.dtype)
+                for term in terms[begin : begin + CHUNK]:
+                    total = total + term
+                sums.append(total)
+            if len(sums) == 1:
+                return sums[0]
+            terms = np.stack(sums)
+
+
+def sources_of(destinations: Array, segments: int) -> dict[int, Array]:
+    """For each segment that has terms, in ascending order, where they come from, in ascending order."""
+    kept = np.flatnonzero((destinations >= 0) & (destinations < segments))
+    kept = kept[np.argsort(destinations[kept], kind="stable")]
+    rows, begins = np.unique(destinations[kept], return_index=True)
+    return dict(zip(rows.tolist(), np.split(kept, begins[1:]), strict=True)) if len(rows) else {}
+
+
+def raise_outside(indices: torch.Tensor, rows: int) -> None:
+    """Raise if an index names no row."""
+    flat = indices.numpy().reshape(-1)
+    outside = np.flatnonzero((flat < 0) | (flat >= rows))
+    if len(outside):
+        raise BadIndex(rows).error(int(outside[0]), str(flat[outside[0]]))
+
+
+def store_rows(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, compute: Float) -> None:
+    """Write or add to the rows that have a sum; without ``accumulate`` all others are zeros."""
+    if not accumulate:
+        out.zero_()
+    for row, total in sums.items():
+        store(out[row], accumulated(out[row], total, compute) if accumulate else total)
+
+
+class SegmentSum(IndexedKernel[SegmentSumDescriptor]):
+    """``ordered_sum`` of each segment."""
+
+    def prepare(self, args: SegmentSumArgs) -> Launch[SegmentSumArgs]:
+        desc = self.desc
+
+        def launch(stream: object, workspace: object, args: SegmentSumArgs, addresses: object) -> None:
+            terms = widen(args.terms, desc.compute).reshape(desc.count, desc.width)
+            sources = sources_of(args.destinations.numpy().reshape(-1), desc.segments)
+            sums = {row: ordered_sum(terms[places]) for row, places in sources.items()}
+            store_rows(args.out, sums, args.accumulate, desc.compute)
+
+        return launch
