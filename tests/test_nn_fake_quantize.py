@@ -524,7 +524,7 @@ def test_two_processes_have_the_state_of_one(tmp_path: Path) -> None:
 
 def main(rank: int, folder: Path) -> None:
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+        "gloo", init_method=(folder.resolve() / "rendezvous").as_uri(), rank=rank, world_size=2
     )
     warnings.simplefilter("ignore", RuntimeWarning)
     torch.save(trained(slice(4 * rank, 4 * rank + 4)), folder / f"{rank}.pt")

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -240,3 +241,17 @@ def test_packing_there_and_back(code: Code, length: int, seed: int) -> None:
     packed = hf.pack(codes, code.torch)
     assert packed.shape == (3, -(-length // code.per_byte))
     assert torch.equal(hf.unpack(packed, code.torch, length), codes)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_an_output_with_gaps_that_fits_in_one_tile(backend: str) -> None:
+    """Nothing of it is where the next element would be if there were no gaps."""
+    desc = hf.DequantizePerGroupBackwardDescriptor(
+        shape=(2,), input_dtype=torch.float32, output_dtype=torch.float32, group_size=1, axis=0
+    )
+    stream = hf.Stream.current("cpu")
+    plan = hf.DequantizePerGroupBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+    memory = torch.full((4,), 9.0)
+    dy, scale = torch.tensor([3.0, 5.0]), torch.tensor([0.5, 2.0])
+    plan.run(stream, None, hf.DequantizePerGroupBackwardArgs(dy=dy, scale=scale, dq=memory[::2]))
+    assert memory.tolist() == [1.5, 9.0, 10.0, 9.0]

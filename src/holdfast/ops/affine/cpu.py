@@ -333,7 +333,8 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
         row, column, rows, columns = here
         if operand == 0 and not accumulate:
             runs[0] = scratch if _computed_as_stored(kind) else scratch + _RUN
-            if _computed_as_stored(kind) and layout != _APART and table[0, _HALVINGS] == 0:
+            in_place = layout == _IN_PLACE or layout == _STREAMED
+            if _computed_as_stored(kind) and in_place and table[0, _HALVINGS] == 0:
                 offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
                 runs[0] = table[0, _ADDRESS] + offset * (kind & ITEM_SIZE)
             continue
