@@ -298,9 +298,9 @@ def test_a_third_level() -> None:
 
 
 def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
-    gpu = pytest.importorskip("holdfast.ops.tree_sum.gpu")
     from holdfast.backends.gpu import Steps
     from holdfast.core.dtypes import FLOATS
+    from holdfast.ops.tree_sum import gpu
     from holdfast.ops.tree_sum.segments import segments
 
     shape, compute = (2, 4096 * 4096 + 1), FLOATS["float32"]
