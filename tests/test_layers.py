@@ -92,6 +92,7 @@ MADE_OF = {
     "embedding": {"affine", "segment_sum"},
     "embedding_bag": {"affine", "segment_sum", "embedding"},
     "grid_sample": {"affine", "segment_sum"},
+    "affine_grid": {"affine", "segment_sum", "tree_sum", "grid_sample"},
 }
 
 

@@ -100,21 +100,49 @@ def test_threads_change_nothing(kind: str) -> None:
     assert found == {digest({"out": summed("reference", terms, destinations, 500)})}
 
 
-@pytest.mark.parametrize("way", ["many passes", "torch.sort"])
-@pytest.mark.parametrize("kind", ["zipf", "bad"])
-def test_every_way_to_sort_gives_the_same(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+WAYS = {
+    "lists that are compared": {"TILE": 64, "BLOCK": 64},
+    "long rows": {"LONG": 7, "STRIDE": 128, "STRETCHES": 5, "PROGRAMS": 3},
+    "torch.sort": {"DENSE": 1},
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("kind", ["zipf", "bad", "equal"])
+def test_every_way_to_order_gives_the_same(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.ops.segment_sum.order import gpu as order
 
     destinations = index_values(kind, "sorting", (3000,), 90, torch.int64)
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
-    if way == "torch.sort":
-        monkeypatch.setattr(order, "MERGED", 100)
-    else:
-        for name, value in {"BLOCK": 64, "TILE": 64, "SIDE": 64, "MOST_WAYS": 2}.items():
-            monkeypatch.setattr(order, name, value)
-        assert len(order.Order(order.Pieces(), 3000, 90)._ways()) == 3
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(order, name, value)
+    assert order.Order(order.Pieces(), 3000, 90).sorts == (way == "torch.sort")
     assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+def test_skipped_places_come_last_if_they_are_wanted(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.backends.gpu import Steps
+    from holdfast.core.strided import Space
+    from holdfast.ops.segment_sum.order import gpu as order
+
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(order, name, value)
+    indices = index_values("bad", "rest", (3000,), 90, torch.int64)
+    pieces = order.Pieces()
+    found = order.Order(pieces, 3000, 90, whole=True)
+    args = hf.SegmentSumArgs(terms=indices, destinations=indices, out=indices)
+    steps = Steps(torch.device("cpu"), args)
+    found.add_steps(steps, 0, Space((3000,), ((1,),)))
+    workspace = hf.Workspace.allocate(pieces.size, "cpu")
+    steps.launch(hf.Stream.current("cpu"), workspace, args, ())
+    rows = torch.where((indices >= 0) & (indices < 90), indices, 90)
+    kept = int((rows < 90).sum())
+    places = found.places.tensor(workspace).long()
+    assert torch.equal(places[:kept], rows.sort(stable=True).indices[:kept])
+    assert torch.equal(places.sort().values, torch.arange(3000)) and 0 < kept < 3000
+    assert torch.equal(found.ranks.tensor(workspace)[places].long(), torch.arange(3000))
 
 
 def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,16 +151,14 @@ def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) 
     desc = hf.SegmentSumDescriptor(shape=(3000,), segments=90, width=3)
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
-    for limit in (3000, 2999):
-        monkeypatch.setattr(order, "MERGED", limit)
+    for dense in (34, 33):
+        monkeypatch.setattr(order, "DENSE", dense)
         found.append(hf.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
 
-def test_words_of_64_bits_sort_as_those_of_32() -> None:
-    """With enough rows, a row and a place no longer fit into 31 bits."""
+def test_rows_are_counted_through_in_many_blocks() -> None:
     count, segments = 4100, 2**18 + 5
-    assert segments << (count - 1).bit_length() > 2**31
     destinations = index_values("zipf", "wide", (count,), segments, torch.int64)
     terms = row_values("wide", (count, 1), torch.float32)
     wanted = summed("cpu", terms, destinations, segments)

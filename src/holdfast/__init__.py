@@ -29,6 +29,15 @@ from holdfast.core.plan import Args, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
 from holdfast.ops.affine.packing import pack, unpack
+from holdfast.ops.affine_grid.plan import (
+    AffineGridArgs,
+    AffineGridBackwardArgs,
+    AffineGridBackwardDescriptor,
+    AffineGridBackwardPlan,
+    AffineGridDescriptor,
+    AffineGridPlan,
+)
+from holdfast.ops.affine_grid.torch_op import affine_grid
 from holdfast.ops.choose_scale.plan import (
     ChooseScaleArgs,
     ChooseScaleDescriptor,
@@ -105,6 +114,15 @@ from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardDescriptor,
     FakeQuantizeLearnedBackwardPlan,
 )
+from holdfast.ops.grid_sample.plan import (
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleBackwardPlan,
+    GridSampleDescriptor,
+    GridSamplePlan,
+)
+from holdfast.ops.grid_sample.torch_op import grid_sample
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor, LsqInitPlan
 from holdfast.ops.lsq_init.torch_op import lsq_init
 from holdfast.ops.quantize.plan import (
@@ -139,6 +157,12 @@ from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor, 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AffineGridArgs",
+    "AffineGridBackwardArgs",
+    "AffineGridBackwardDescriptor",
+    "AffineGridBackwardPlan",
+    "AffineGridDescriptor",
+    "AffineGridPlan",
     "Args",
     "ChooseScaleArgs",
     "ChooseScaleDescriptor",
@@ -193,6 +217,12 @@ __all__ = [
     "FakeQuantizeLearnedBackwardPlan",
     "FakeQuantizePlan",
     "Granularity",
+    "GridSampleArgs",
+    "GridSampleBackwardArgs",
+    "GridSampleBackwardDescriptor",
+    "GridSampleBackwardPlan",
+    "GridSampleDescriptor",
+    "GridSamplePlan",
     "HoldfastError",
     "InvalidArgs",
     "InvalidDescriptor",
@@ -246,12 +276,14 @@ __all__ = [
     "Workspace",
     "WorkspaceTooSmall",
     "__version__",
+    "affine_grid",
     "check_errors",
     "choose_scale",
     "dequantize",
     "embedding",
     "embedding_bag",
     "fake_quantize",
+    "grid_sample",
     "lsq_init",
     "nn",
     "observe_range",

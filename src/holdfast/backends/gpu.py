@@ -7,6 +7,7 @@ compiled handle is kept: launching it skips the work that Triton's own dispatch 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,8 +119,22 @@ def report(box, place, position, value, bad):
         tl.atomic_max(box, 1)
 
 
-#: What a step works on: an operand of the args by its position, a piece of the workspace, or a kept tensor.
-StepOperand = int | Piece | torch.Tensor
+@dataclass(frozen=True)
+class Part:
+    """Of an operand of the args, ``size`` indices of its first axis from ``first`` on.
+
+    ``offset`` is where they begin, in bytes; the steps fill it in.
+    """
+
+    operand: int
+    first: int
+    size: int
+    offset: int = 0
+
+
+#: What a step works on: an operand of the args by its position, or a part of it; a piece of the workspace; or
+#: a kept tensor.
+StepOperand = int | Part | Piece | torch.Tensor
 #: What a step takes from the args of a launch besides operands.
 Scalars = Callable[[Any], tuple[int, ...]]
 #: Stands for such a scalar while a kernel is compiled: it needs 64 bits.
@@ -168,7 +183,7 @@ class Steps:
             constants=constants,
             num_warps=num_warps,
         )
-        self._steps.append((run, tuple(operands), scalars))
+        self._steps.append((run, tuple(map(self._settled, operands)), scalars))
 
     def call(self, function: Callable[..., None], *pieces: Piece) -> None:
         """Call ``function`` on pieces of the workspace as tensors, with the stream made torch's own."""
@@ -184,10 +199,14 @@ class Steps:
 
         self._steps.append((_OnTensors(run), pieces, no_scalars))
 
+    def _settled(self, operand: StepOperand) -> StepOperand:
+        if isinstance(operand, Part):
+            whole = self._like[operand.operand]
+            return replace(operand, offset=operand.first * whole.stride(0) * whole.itemsize)
+        return operand
+
     def _described(self, operand: StepOperand) -> torch.Tensor:
-        if isinstance(operand, Piece):
-            return operand.like()
-        return operand if isinstance(operand, torch.Tensor) else self._like[operand]
+        return operand.like() if isinstance(operand, Piece) else _tensor(operand, None, self._like)
 
     @property
     def launch(self) -> Launch[Any]:
@@ -226,13 +245,20 @@ def _present(args: Args) -> list[torch.Tensor]:
     return [operand if isinstance(operand, torch.Tensor) else operands[0] for operand in operands]  # type: ignore[misc]
 
 
-def _tensor(operand: StepOperand, workspace: Workspace, present: Sequence[torch.Tensor]) -> torch.Tensor:
+def _tensor(
+    operand: StepOperand, workspace: Workspace | None, present: Sequence[torch.Tensor]
+) -> torch.Tensor:
     if isinstance(operand, Piece):
+        assert workspace is not None
         return operand.tensor(workspace)
+    if isinstance(operand, Part):
+        return present[operand.operand][operand.first : operand.first + operand.size]
     return operand if isinstance(operand, torch.Tensor) else present[operand]
 
 
 def _address(operand: StepOperand, base: int, addresses: Sequence[int]) -> int:
     if isinstance(operand, Piece):
         return base + operand.offset
+    if isinstance(operand, Part):
+        return addresses[operand.operand] + operand.offset
     return operand.data_ptr() if isinstance(operand, torch.Tensor) else addresses[operand] or addresses[0]

@@ -40,6 +40,8 @@ from holdfast.ops.segment_sum.gpu import (
     WARPS,
     Bounds,
     Summing,
+    Target,
+    Walk,
     places_of,
     tile_of,
 )
@@ -133,12 +135,11 @@ def clear(counts, count, TILE: tl.constexpr):
 
 @triton.jit
 def table_term(
-    weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Term ``number`` is the row of the table that index ``number`` names, if it is kept."""
-    rows, padding, index_sizes, index_strides = settings[0], settings[1], settings[2], settings[3]
-    index, kept = load_kept(indices, number, here, rows, padding, index_sizes, index_strides)
+    index, kept = load_kept(indices, number, here, numbers[0], numbers[1], sizes, place_strides)
     at = weight + (index.to(tl.int64) * strides[0])[:, None] + column * strides[1]
     value = tl.load(at, mask=kept[:, None] & inside, other=0.0)
     return widen(value, COMPUTE), kept.to(tl.int32)
@@ -146,14 +147,15 @@ def table_term(
 
 @triton.jit
 def weighted_table_term(
-    weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """The same times its weight. What is left out is 0 * 0."""
     value, kept = table_term(
-        weight, indices, unused, factors, number, here, column, inside, sizes, strides, settings, COMPUTE
-    )
-    at = factors + row_offsets(number, settings[2], settings[4])
+        weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
+        factor_strides, numbers, COMPUTE,
+    )  # fmt: skip
+    at = factors + row_offsets(number, sizes, factor_strides)
     factor = widen(tl.load(at, mask=kept > 0, other=0.0), COMPUTE)
     return value * factor[:, None], kept
 
@@ -173,8 +175,8 @@ def load_bag_row(rows, bag, column, inside, strides, COMPUTE: tl.constexpr):
 
 @triton.jit
 def bag_term(
-    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Term ``number`` in order is the gradient of its place's bag."""
     _, bag = load_bag(places, bags_of, number, here)
@@ -183,27 +185,26 @@ def bag_term(
 
 @triton.jit
 def weighted_bag_term(
-    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    dout, places, bags_of, factors, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """The same times the place's weight."""
-    factor_sizes, factor_strides = settings
     place, bag = load_bag(places, bags_of, number, here)
     value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
-    at = factors + row_offsets(place, factor_sizes, factor_strides)
+    at = factors + row_offsets(place, sizes, factor_strides)
     factor = widen(tl.load(at, mask=bag >= 0, other=0.0), COMPUTE)
     return value * factor[:, None], here.to(tl.int32)
 
 
 @triton.jit
 def chosen_bag_term(
-    dout, places, bags_of, chosen, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    dout, places, bags_of, chosen, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """The same where the bag's maximum came from this place."""
     place, bag = load_bag(places, bags_of, number, here)
     value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
-    at = chosen + (bag.to(tl.int64) * settings[0])[:, None] + column
+    at = chosen + (bag.to(tl.int64) * numbers[0])[:, None] + column
     mine = tl.load(at, mask=(bag >= 0)[:, None] & inside, other=-1) == place[:, None]
     return tl.where(mine, value, 0.0), here.to(tl.int32)
 
@@ -470,12 +471,11 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         else:
             self.summing.add_steps(
                 steps,
-                args.out,
+                Target.matrix(0, args.out),
                 (1, 2, 2, 2 if weights is None else 4),
                 self.bags.bounds,
-                ((desc.rows, desc.columns), strides),
+                Walk(walks.sizes, strides, walks.strides[0], walks.strides[1], (desc.rows, desc.padding)),
                 term=table_term if weights is None else weighted_table_term,
-                settings=(desc.rows, desc.padding, walks.sizes, *walks.strides),
             )
         return steps.launch
 
@@ -510,16 +510,21 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.bags.add_steps(steps, walks, 3, args.offsets, 4, False, 3)
         if self.order is not None and self.summing is not None:
             assert args.dweight is not None
-            terms, walk, term, settings = self.terms(steps, args, walks)
+            terms, walk, term = self.terms(steps, args, walks)
             self.order.add_steps(steps, 3, walks.space, desc.padding)
             self.summing.add_steps(
                 steps,
-                args.dweight,
+                Target.matrix(0, args.dweight),
                 terms,
-                Bounds(STARTS, self.order.starts, desc.rows + 1, keys=self.order.keys, key_step=CHUNK.value),
+                Bounds(
+                    STARTS,
+                    self.order.starts,
+                    desc.rows + 1,
+                    keys=self.order.keys,
+                    key_step=self.order.key_step,
+                ),
                 walk,
                 term=term,
-                settings=settings,
                 accumulate=args.accumulate,
             )
         if desc.dper_sample_weights and desc.count:
@@ -528,13 +533,13 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
     def terms(
         self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks
-    ) -> tuple[tuple[StepOperand, ...], tuple[tuple[int, ...], tuple[int, ...]], Any, tuple[Any, ...]]:
-        """What each place passes on to its row: four operands, the walk over the first, a term, settings."""
+    ) -> tuple[tuple[StepOperand, ...], Walk, Any]:
+        """What each place passes on to its row: four operands, the walk through them, a term."""
         desc = self.desc
         assert self.order is not None
         places, bags = self.order.places, self.bags.bags
         strides = tuple(args.dout.stride())
-        walk = ((desc.bags, desc.columns), strides)
+        walk = Walk(walks.sizes, strides)
         if self.divided is not None and desc.bags:
             rows, columns = tile_of(desc.columns, desc.compute.torch.itemsize, TILE_BYTES)
             tiles = -(-desc.columns // columns)
@@ -549,16 +554,18 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 },
                 WARPS,
             )  # fmt: skip
-            walk = ((desc.bags, desc.columns), (desc.columns, 1))
-            return (self.divided, places, bags, 3), walk, bag_term, (0,)
+            walk = Walk(walks.sizes, (desc.columns, 1))
+            return (self.divided, places, bags, 3), walk, bag_term
         if self.chosen is not None and desc.bags:
             assert args.weight is not None
             of_weight, of_chosen = tuple(args.weight.stride()), (desc.columns, 1)
             _add_max(steps, self.bags, walks, self.chosen, 6, 3, of_weight, of_chosen)
-            return (2, places, bags, self.chosen), walk, chosen_bag_term, (desc.columns,)
+            walk = walk._replace(numbers=(desc.columns,))
+            return (2, places, bags, self.chosen), walk, chosen_bag_term
         if args.per_sample_weights is not None:
-            return (2, places, bags, 5), walk, weighted_bag_term, (walks.sizes, walks.strides[1])
-        return (2, places, bags, 3), walk, bag_term, (0,)
+            walk = walk._replace(factor_strides=walks.strides[1])
+            return (2, places, bags, 5), walk, weighted_bag_term
+        return (2, places, bags, 3), walk, bag_term
 
     def differentiate_weights(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> None:
         desc = self.desc

@@ -23,6 +23,7 @@ from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
+from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
@@ -84,8 +85,8 @@ def row_of(keys, mark, exists, rows, length, BOUNDS: tl.constexpr, KEY_STEP: tl.
 
 @triton.jit
 def plain_term(
-    terms, places, rows_of, factors, number, here, column, inside, sizes, strides, settings,
-    COMPUTE: tl.constexpr,
+    terms, places, rows_of, factors, number, here, column, inside, sizes, strides, place_strides,
+    factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Term ``number`` in order is row ``places[number]`` of the terms. All of them count."""
     place = tl.load(places + number, mask=here, other=0)
@@ -96,13 +97,13 @@ def plain_term(
 
 @triton.jit
 def finish(
-    out, row, wanted, total, count, column, inside, strides,
+    out, row, wanted, total, count, column, inside, sizes, strides,
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Write the rows that are ``wanted``, divided by the number of their terms, or added to what is there."""
     if BY_COUNT:
         total = quotient(total, tl.maximum(count, 1).to(COMPUTE)[:, None])
-    at = out + (row.to(tl.int64) * strides[0])[:, None] + column * strides[1]
+    at = out + row_offsets(row, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
     mask = wanted[:, None] & inside
     if ACCUMULATE:
         total = widen(tl.load(at, mask=mask, other=0.0), COMPUTE) + total
@@ -111,7 +112,8 @@ def finish(
 
 @triton.jit
 def add_terms(
-    terms, places, rows_of, factors, begin, size, column, inside, sizes, strides, settings,
+    terms, places, rows_of, factors, begin, size, column, inside,
+    sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -122,7 +124,7 @@ def add_terms(
         for u in tl.static_range(UNROLL):
             value, counts_too = TERM(
                 terms, places, rows_of, factors, begin + (at + u), at + u < size, column, inside,
-                sizes, strides, settings, COMPUTE,
+                sizes, strides, place_strides, factor_strides, numbers, COMPUTE,
             )  # fmt: skip
             total += value
             if BY_COUNT:
@@ -134,9 +136,9 @@ def add_terms(
 def sum_segments(
     out, terms, places, rows_of, factors, keys, bounds, partials, counts, owners,
     rows, entries, count, length, windows, window_blocks,
-    columns, tiles, sizes, term_strides, out_strides, settings,
+    columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr,
-    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Chunks of up to 32 terms: first those of long rows, ROWS slots at a time, then the short rows."""
@@ -161,7 +163,8 @@ def sum_segments(
             tl.store(owners + slot, tl.where(mine, row, -1), mask=slot < 2 * windows)
         total, counted = add_terms(
             terms, places, rows_of, factors, first + chunk * CHUNK, size, column, inside,
-            sizes, term_strides, settings, TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+            sizes, strides, place_strides, factor_strides, numbers,
+            TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
         )  # fmt: skip
         kept = partials + slot.to(tl.int64)[:, None] * columns + column
         tl.store(kept, total, mask=mine[:, None] & inside)
@@ -171,20 +174,24 @@ def sum_segments(
         row = (block - window_blocks) * ROWS + tl.arange(0, ROWS)
         first, amount = places_of(bounds, row, row < rows, rows, entries, count, length, BOUNDS)
         mine = (row < rows) & (amount <= CHUNK)
-        if ACCUMULATE:
+        if ACCUMULATE and not EVERY_ROW:
             mine = mine & (amount > 0)
         total, counted = add_terms(
             terms, places, rows_of, factors, first, tl.where(mine, amount, 0), column, inside,
-            sizes, term_strides, settings, TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+            sizes, strides, place_strides, factor_strides, numbers,
+            TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
         )  # fmt: skip
-        finish(out, row, mine, total, counted, column, inside, out_strides, ACCUMULATE, BY_COUNT, COMPUTE)
+        finish(
+            out, row, mine, total, counted, column, inside, out_sizes, out_strides,
+            ACCUMULATE, BY_COUNT, COMPUTE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "entries", "count", "length", "windows", "reach"])
 def sum_partials(
     out, bounds, partials, counts, owners,
     rows, entries, count, length, windows, reach,
-    columns, tiles, out_strides,
+    columns, tiles, out_sizes, out_strides,
     BOUNDS: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr,
     COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -224,7 +231,7 @@ def sum_partials(
         if BY_COUNT:
             tl.store(counts + tile * (2 * windows) + slot, counted, mask=mine & ~done)
         finish(
-            out, row, mine & done, total, counted, column, inside, out_strides,
+            out, row, mine & done, total, counted, column, inside, out_sizes, out_strides,
             ACCUMULATE, BY_COUNT, COMPUTE,
         )  # fmt: skip
 
@@ -250,6 +257,31 @@ class Bounds(NamedTuple):
     length: int = 0
     keys: StepOperand = 0
     key_step: int = 1
+
+
+class Target(NamedTuple):
+    """What is written: an operand, and the sizes and strides of the loops over its rows, columns last."""
+
+    at: StepOperand
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def matrix(cls, at: StepOperand, out: torch.Tensor) -> Target:
+        return cls(at, tuple(out.shape), tuple(out.stride()))
+
+
+class Walk(NamedTuple):
+    """The loops over places, and the strides of terms, places and factors in them, as a term needs them.
+
+    ``numbers`` is what else it needs. (Tuples within tuples Triton 3.6 does not compile.)
+    """
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    place_strides: tuple[int, ...] = (0,)
+    factor_strides: tuple[int, ...] = (0,)
+    numbers: tuple[int, ...] = (0,)
 
 
 class Summing:
@@ -288,19 +320,19 @@ class Summing:
     def add_steps(
         self,
         steps: Steps,
-        out: torch.Tensor,
+        out: Target,
         terms: Sequence[StepOperand],
         bounds: Bounds,
-        walk: tuple[tuple[int, ...], tuple[int, ...]],
+        walk: Walk,
         *,
         term: Any = plain_term,
-        settings: tuple[Any, ...] = (0,),
         accumulate: bool = False,
+        every_row: bool = False,
     ) -> None:
-        """Add the steps. Operand 0 of the args is the output.
+        """Add the steps.
 
-        ``terms`` are the four operands of ``term``, ``walk`` the sizes and strides of the first, ``settings``
-        what else it needs.
+        ``terms`` are the four operands of ``term``, and ``walk`` is how it finds its way through them. Rows
+        without a term are not accumulated to, unless it is to be ``every_row``.
         """
         rows, columns = self.tile
         compute = tl.float64 if self.compute == torch.float64 else tl.float32
@@ -317,12 +349,12 @@ class Summing:
         steps.add(
             sum_segments,
             (slot_blocks + -(-self.rows // rows)) * self.tiles,
-            (0, *terms, bounds.keys, bounds.at, self.partials, self.counts, self.owners),
+            (out.at, *terms, bounds.keys, bounds.at, self.partials, self.counts, self.owners),
             (
                 self.rows, bounds.entries, self.terms, bounds.length, self.windows, slot_blocks,
-                self.columns, self.tiles, *walk, tuple(out.stride()), settings,
+                self.columns, self.tiles, out.sizes, out.strides, *walk,
             ),
-            {"TERM": term, "KEY_STEP": bounds.key_step, **constants},
+            {"TERM": term, "KEY_STEP": bounds.key_step, "EVERY_ROW": every_row, **constants},
             WARPS,
         )  # fmt: skip
         reach = CHUNK.value
@@ -330,10 +362,10 @@ class Summing:
             steps.add(
                 sum_partials,
                 slot_blocks * self.tiles,
-                (0, bounds.at, self.partials, self.counts, self.owners),
+                (out.at, bounds.at, self.partials, self.counts, self.owners),
                 (
                     self.rows, bounds.entries, self.terms, bounds.length, self.windows, reach,
-                    self.columns, self.tiles, tuple(out.stride()),
+                    self.columns, self.tiles, out.sizes, out.strides,
                 ),
                 {**constants, "UNROLL": SUMS_UNROLL},
                 WARPS,
@@ -366,15 +398,15 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         order.add_steps(steps, 2, walk, desc.padding)
         self.summing.add_steps(
             steps,
-            out,
+            Target.matrix(0, out),
             (1, order.places, 0, 0),
-            Bounds(STARTS, order.starts, desc.rows + 1, keys=order.keys, key_step=CHUNK.value),
+            Bounds(STARTS, order.starts, desc.rows + 1, keys=order.keys, key_step=order.key_step),
             term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
         )
         return steps.launch
 
 
-def term_walk(walk: Any, terms: torch.Tensor, columns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def term_walk(walk: Space, terms: torch.Tensor, columns: int) -> Walk:
     """The sizes and strides of the terms, columns last; ``walk`` has their strides second."""
-    return (*walk.sizes, columns), (*walk.strides[1], terms.stride(-1))
+    return Walk((*walk.sizes, columns), (*walk.strides[1], terms.stride(-1)))

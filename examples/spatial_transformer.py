@@ -1,0 +1,116 @@
+"""A spatial transformer: a classifier that first turns its image the right way round, and learns how.
+
+It is trained twice from the same seed, and every weight must come out the same in every bit: on the CPU,
+and on a GPU if there is one (or ``--device cpu``). The sampling, its gradients and the affine grids are
+this library's. They also have the same bits on both devices, which is checked on the trained model's own
+tensors.
+
+A training run as a whole does not: torch's convolutions and matrix products, its sums for biases and
+losses, and its exponentials add and round in an order of their own on each device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import holdfast as hf
+
+CLASSES, SIZE = 5, 16
+
+
+class SpatialTransformer(nn.Module):
+    """Finds an affine map in the image, samples the image by it, and classifies what it sees then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.localize = nn.Sequential(
+            nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(128, 6)
+        )
+        self.classify = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(512, CLASSES)
+        )
+        last = self.localize[-1]
+        nn.init.zeros_(last.weight)
+        last.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))  # at first, nothing is moved
+
+    def straighten(self, image: torch.Tensor) -> torch.Tensor:
+        theta = self.localize(image).view(-1, 2, 3)
+        return hf.grid_sample(image, hf.affine_grid(theta, image.shape))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.classify(self.straighten(image))
+
+
+def turned_glyphs(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random glyphs, one for each class, turned and moved at random; and their classes."""
+    glyphs = torch.rand((CLASSES, 1, 4, 4), generator=torch.Generator().manual_seed(1)).round()
+    glyphs = F.pad(F.interpolate(glyphs, scale_factor=2.0), (4, 4, 4, 4))
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    angle = (torch.rand(count, generator=generator) - 0.5) * 1.6
+    shift = (torch.rand((count, 2), generator=generator) - 0.5) * 0.4
+    turn = torch.stack([angle.cos(), -angle.sin(), shift[:, 0], angle.sin(), angle.cos(), shift[:, 1]], dim=1)
+    grid = hf.affine_grid(turn.view(-1, 2, 3), (count, 1, SIZE, SIZE))
+    return hf.grid_sample(glyphs[labels], grid), labels
+
+
+def train(device: str, steps: int) -> tuple[SpatialTransformer, float]:
+    """A model trained from a fixed seed, and the share of new images that it gets right."""
+    torch.manual_seed(0)
+    model = SpatialTransformer().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        image, label = (tensor.to(device) for tensor in turned_glyphs(64, generator))
+        optimizer.zero_grad()
+        F.cross_entropy(model(image), label).backward()
+        optimizer.step()
+    image, label = (tensor.to(device) for tensor in turned_glyphs(512, generator))
+    with torch.no_grad():
+        right = (model(image).argmax(1) == label).float().mean().item()
+    return model, right
+
+
+def digest(model: nn.Module) -> str:
+    """All weights in 16 hexadecimal digits."""
+    total = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        total.update(name.encode() + weight.cpu().numpy().tobytes())
+    return total.hexdigest()[:16]
+
+
+def check_across_devices(model: SpatialTransformer) -> None:
+    """The kernels of this library, on the same tensors, give the CPU's bits on the GPU."""
+    image, _ = turned_glyphs(64, torch.Generator().manual_seed(3))
+    theta = model.to("cpu").localize(image).view(-1, 2, 3).detach()
+    found = []
+    for device in ("cpu", "cuda"):
+        x, t = (tensor.to(device).requires_grad_() for tensor in (image, theta))
+        grid = hf.affine_grid(t, image.shape)
+        out = hf.grid_sample(x, grid)
+        found.append([out, *torch.autograd.grad(out, (x, t), out.detach())])
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(*found, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to train; everywhere by default")
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    torch.use_deterministic_algorithms(True)
+    here = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    for device in [given.device] if given.device else here:
+        (model, right), (again, _) = train(device, given.steps), train(device, given.steps)
+        assert digest(model) == digest(again), f"two trainings on {device} differ"
+        print(f"{device}: {right:.1%} right; weights {digest(model)}, twice")
+        if device == "cuda":
+            check_across_devices(model)
+            print("the sampling and its gradients: the same bits on cpu and cuda")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""The named inputs of affine_grid: both ranks and alignments, every dtype, sizes and layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.dtypes import FLOATS, float_dtype
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.affine_grid.plan import (
+    AffineGridArgs,
+    AffineGridBackwardArgs,
+    AffineGridBackwardDescriptor,
+    AffineGridDescriptor,
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about."""
+
+    name: str
+    size: tuple[int, ...] = (7, 11)
+    batch: int = 2
+    aligned: bool = False
+    dtype: torch.dtype = torch.float32
+    values: str = "spread"
+    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    accumulate: bool = False
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        axes = len(self.size)
+        return {
+            "shape": (self.batch, axes, axes + 1),
+            "output_size": self.size,
+            "align_corners": self.aligned,
+            "dtype": self.dtype,
+        }
+
+
+def problems() -> list[Problem]:
+    """What the cases are about."""
+    found = []
+    for (name, record), size, aligned in product(FLOATS.items(), ((7, 11), (3, 5, 6)), (False, True)):
+        title = f"{len(size)}-d, {'corners' if aligned else 'edges'} aligned, {name}"
+        found.append(Problem(title, size, 2, aligned, record.torch))
+    padded = Problem("sliced to padded rows", layouts=("sliced", "padded rows"), dtype=torch.bfloat16)
+    return [
+        *found,
+        Problem("one place, corners aligned", (1, 1), aligned=True),
+        Problem("one place", (1, 1, 1), batch=3),
+        Problem("one row", (1, 300), aligned=True),
+        Problem("one column", (300, 1)),
+        Problem("more than a block", (67, 131)),
+        Problem("no places", (4, 0), accumulate=True),
+        Problem("no images", batch=0),
+        Problem("special values", values="special"),
+        Problem("transposed", layouts=("transposed", "transposed"), accumulate=True),
+        replace(padded, accumulate=True),
+        Problem("one for all", (3, 5, 6), layouts=("broadcast", "contiguous"), batch=3),
+        Problem("unaligned", layouts=("unaligned", "unaligned"), dtype=torch.float16),
+    ]
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    return [_case(plan, problem) for problem in problems()]
+
+
+def _case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    if plan.direction == "forward":
+        return Case(problem.name, AffineGridDescriptor(**problem.fields), partial(_forward, problem))
+    return Case(problem.name, AffineGridBackwardDescriptor(**problem.fields), partial(_backward, problem))
+
+
+def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    record = float_dtype(problem.dtype, "dtype")
+    values = rounded(spread(f"{name}/{problem.name}", prod(shape), record.precision, -9, 5), problem.dtype)
+    if problem.values == "special":
+        wanted, found = special_values(record), values[::2]
+        found.copy_(wanted.repeat(-(-len(found) // len(wanted)))[: len(found)])
+    return values.reshape(shape)
+
+
+def _forward(problem: Problem) -> AffineGridArgs:
+    descriptor = AffineGridDescriptor(**problem.fields)
+    of_input, of_output = problem.layouts
+    return AffineGridArgs(
+        theta=laid_out(_values(problem, "theta", descriptor.shape), of_input),
+        grid=poisoned_output(descriptor.grid_shape, problem.dtype, of_output),
+    )
+
+
+def _backward(problem: Problem) -> AffineGridBackwardArgs:
+    descriptor = AffineGridBackwardDescriptor(**problem.fields)
+    of_input, of_output = problem.layouts
+    dtheta = poisoned_output(descriptor.shape, problem.dtype, of_output)
+    if problem.accumulate:
+        dtheta.copy_(_values(problem, "dtheta", descriptor.shape))
+    return AffineGridBackwardArgs(
+        dgrid=laid_out(_values(problem, "dgrid", descriptor.grid_shape), of_input),
+        dtheta=dtheta,
+        accumulate=problem.accumulate,
+    )

@@ -1,0 +1,212 @@
+"""affine_grid in Triton: a tile of places at a time; for the gradient, a block of the tree sum.
+
+A program of the gradient sums one block of places for one row of dtheta, lane by lane; a second kernel adds
+the sums of blocks, level by level.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import Steps
+from holdfast.core.pieces import Pieces
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import narrow, quotient, widen
+from holdfast.ops.affine_grid.plan import (
+    AffineGridArgs,
+    AffineGridBackwardArgs,
+    AffineGridBackwardDescriptor,
+    AffineGridDescriptor,
+    MapDescriptor,
+    MapKernel,
+)
+from holdfast.ops.grid_sample.taps.gpu import offset_of, split
+from holdfast.ops.tree_sum import segments as cut
+from holdfast.ops.tree_sum.gpu import halved
+from holdfast.ops.tree_sum.segments import blocks_of
+
+LANES = tl.constexpr(cut.LANES)
+ROWS = tl.constexpr(cut.ROWS)
+BLOCK = tl.constexpr(cut.BLOCK)
+#: Places of a tile, and the warps that share it, or the lanes of a block.
+TILE, WARPS = 512, 4
+
+
+@triton.jit
+def coordinate(index, size, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr):
+    """Where the places of an axis are, from -1 to 1."""
+    steps = tl.zeros(index.shape, tl.int32) + (tl.maximum(size - 1, 1) if ALIGNED else size)
+    return quotient((2 * index.to(tl.int32) - (size - 1)).to(COMPUTE), steps.to(COMPUTE))
+
+
+@triton.jit
+def affine_grid(
+    grid, theta, places, tiles, sizes, strides, axis_step, theta_strides,
+    AXES: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """A tile of one image's places."""
+    program = tl.program_id(0)
+    n = (program // tiles).to(tl.int64)
+    place = (program % tiles).to(INDEX) * TILE + tl.arange(0, TILE)
+    inside = place < places
+    x, y, z = split(place, sizes, AXES)
+    out = grid + offset_of(n, x, y, z, strides)
+    along_x = coordinate(x, sizes[0], ALIGNED, COMPUTE)
+    along_y = coordinate(y, sizes[1], ALIGNED, COMPUTE)
+    along_z = coordinate(z, sizes[2], ALIGNED, COMPUTE)
+    for j in tl.static_range(AXES):
+        row = theta + n * theta_strides[0] + j * theta_strides[1]
+        step = theta_strides[2]
+        total = widen(tl.load(row), COMPUTE) * along_x + widen(tl.load(row + step), COMPUTE) * along_y
+        if AXES == 3:
+            total += widen(tl.load(row + 2 * step), COMPUTE) * along_z
+        total += widen(tl.load(row + AXES * step), COMPUTE)
+        tl.store(out + j * axis_step, narrow(total, grid.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_places(
+    sums, dgrid, places, blocks, sizes, strides, axis_step,
+    AXES: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """The sums of a row of dtheta over one block of places."""
+    program = tl.program_id(0)
+    block = program % blocks
+    row_of_all = program // blocks
+    n, j = (row_of_all // AXES).to(tl.int64), row_of_all % AXES
+    source = dgrid + j * axis_step
+    of_x, of_y = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
+    of_z, of_one = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
+    for row in range(ROWS):
+        place = block.to(INDEX) * BLOCK + row * LANES + tl.arange(0, LANES)
+        x, y, z = split(place, sizes, AXES)
+        change = tl.load(source + offset_of(n, x, y, z, strides), mask=place < places, other=0.0)
+        change = widen(change, COMPUTE)
+        of_x += change * coordinate(x, sizes[0], ALIGNED, COMPUTE)
+        of_y += change * coordinate(y, sizes[1], ALIGNED, COMPUTE)
+        if AXES == 3:
+            of_z += change * coordinate(z, sizes[2], ALIGNED, COMPUTE)
+        of_one += change
+    first = sums + row_of_all.to(tl.int64) * (AXES + 1) * blocks + block + tl.arange(0, 1)
+    tl.store(first, halved(tl.reshape(of_x, (1, LANES)), 1, LANES))
+    tl.store(first + blocks, halved(tl.reshape(of_y, (1, LANES)), 1, LANES))
+    if AXES == 3:
+        tl.store(first + 2 * blocks, halved(tl.reshape(of_z, (1, LANES)), 1, LANES))
+    tl.store(first + AXES * blocks, halved(tl.reshape(of_one, (1, LANES)), 1, LANES))
+
+
+@triton.jit
+def sum_blocks(
+    out, sums, length, blocks, theta_strides,
+    AXES: tl.constexpr, FINAL: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """A further level: each element of dtheta has ``length`` sums, which make ``blocks``."""
+    program = tl.program_id(0)
+    block = program % blocks
+    element = (program // blocks).to(tl.int64)
+    lanes = tl.zeros([LANES], COMPUTE)
+    for row in range(ROWS):
+        place = block * BLOCK + row * LANES + tl.arange(0, LANES)
+        lanes += tl.load(sums + element * length + place, mask=place < length, other=0.0)
+    total = halved(tl.reshape(lanes, (1, LANES)), 1, LANES)
+    if FINAL:
+        n, j, k = element // (AXES * (AXES + 1)), element // (AXES + 1) % AXES, element % (AXES + 1)
+        offset = n * theta_strides[0] + j * theta_strides[1] + k * theta_strides[2]
+        target = out + offset + tl.arange(0, 1)
+        if ACCUMULATE:
+            total = widen(tl.load(target), COMPUTE) + total
+        tl.store(target, narrow(total, out.dtype.element_ty))
+    else:
+        tl.store(out + element * blocks + block + tl.arange(0, 1), total)
+
+
+def _walk(desc: MapDescriptor, grid: torch.Tensor) -> tuple[Any, ...]:
+    """The sizes along x, y and z, the steps between images, and along x, y and z, and from axis to axis."""
+    sizes = tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3])
+    steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
+    return sizes, (grid.stride(0), *steps), grid.stride(-1)
+
+
+def _constants(desc: MapDescriptor) -> dict[str, Any]:
+    return {
+        "AXES": desc.axes,
+        "ALIGNED": desc.align_corners,
+        "COMPUTE": tl.float64 if desc.compute.bits == 64 else tl.float32,
+        "INDEX": tl.int32 if desc.places < 2**31 - 2 * cut.BLOCK else tl.int64,
+    }
+
+
+def _like(desc: MapDescriptor, name: str) -> torch.Tensor:
+    """A contiguous tensor like the operand called ``name``, without memory."""
+    return torch.empty(desc.expected(name), dtype=desc.dtype, device="meta")
+
+
+class AffineGrid(MapKernel[AffineGridDescriptor]):
+    """``affine_grid``."""
+
+    def compile(self) -> None:
+        self.prepare(AffineGridArgs(theta=_like(self.desc, "theta"), grid=_like(self.desc, "grid")))
+
+    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
+        desc = self.desc
+        tiles = -(-desc.places // TILE)
+        steps = Steps(self.device, args)
+        steps.add(
+            affine_grid,
+            desc.batch * tiles,
+            (0, 1),
+            (desc.places, tiles, *_walk(desc, args.grid), tuple(args.theta.stride())),
+            {**_constants(desc), "TILE": TILE},
+            WARPS,
+        )
+        return steps.launch
+
+
+class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
+    """``sum_places``, then ``sum_blocks`` until one sum is left."""
+
+    def __init__(self, desc: AffineGridBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        pieces, self.elements = Pieces(), desc.batch * desc.axes * (desc.axes + 1)
+        self.lengths = [blocks_of(desc.places)]
+        while self.lengths[-1] > cut.BLOCK:
+            self.lengths.append(blocks_of(self.lengths[-1]))
+        self.sums = [pieces.take(self.elements * length, desc.compute.torch) for length in self.lengths]
+        self.workspace_size = pieces.size
+
+    def compile(self) -> None:
+        dtheta, dgrid = _like(self.desc, "dtheta"), _like(self.desc, "dgrid")
+        self.prepare(AffineGridBackwardArgs(dtheta=dtheta, dgrid=dgrid))
+
+    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
+        desc, constants = self.desc, _constants(self.desc)
+        steps = Steps(self.device, args)
+        steps.add(
+            sum_places,
+            desc.batch * desc.axes * self.lengths[0],
+            (self.sums[0], 1),
+            (desc.places, self.lengths[0], *_walk(desc, args.dgrid)),
+            constants,
+            WARPS,
+        )
+        for level, length in enumerate(self.lengths):
+            final = level + 1 == len(self.lengths)
+            blocks = 1 if final else self.lengths[level + 1]
+            steps.add(
+                sum_blocks,
+                self.elements * blocks,
+                (0 if final else self.sums[level + 1], self.sums[level]),
+                (length, blocks, tuple(args.dtheta.stride())),
+                {
+                    "AXES": desc.axes,
+                    "FINAL": final,
+                    "ACCUMULATE": args.accumulate,
+                    "COMPUTE": constants["COMPUTE"],
+                },
+                WARPS,
+            )
+        return steps.launch

@@ -1,0 +1,251 @@
+"""affine_grid: the grid by which grid_sample turns, scales and moves an image, and the gradient of that.
+
+``grid[n, place] = theta[n] @ (place's coordinates, 1)``, in the meaning of
+``torch.nn.functional.affine_grid``. A place's coordinates count each axis from -1 to 1, x first: from the
+centres of the outermost pixels, or from edge to edge.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+
+from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.dtypes import Float, dtype_name, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import Args, Operand, Plan
+from holdfast.core.registry import backends
+from holdfast.ops.tree_sum.segments import rounding_errors
+
+#: The longest axis of a grid: float32 counts twice its places without a gap.
+LONGEST_AXIS = 2**24
+#: The places of one grid are counted in 31 bits.
+LIMIT = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapDescriptor(Descriptor):
+    """``shape`` is that of theta, (N, 2, 3) or (N, 3, 4); ``output_size`` is (H, W) or (D, H, W)."""
+
+    output_size: tuple[int, ...]
+    align_corners: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            size = tuple(int(size) for size in self.output_size)
+        except (TypeError, ValueError):
+            raise InvalidDescriptor(
+                f"output_size is {self.output_size!r}; it must be whole numbers, such as (64, 64)."
+            ) from None
+        object.__setattr__(self, "output_size", size)
+
+    @property
+    def batch(self) -> int:
+        return self.shape[0]
+
+    @property
+    def axes(self) -> int:
+        """2 or 3."""
+        return len(self.output_size)
+
+    @property
+    def places(self) -> int:
+        """The places of one grid."""
+        return math.prod(self.output_size)
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        return (self.batch, *self.output_size, self.axes)
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.dtype, "dtype")
+
+    @property
+    def compute(self) -> Float:
+        return self.real.compute
+
+    def expected(self, name: str) -> tuple[int, ...]:
+        """The shape that the operand called ``name`` must have."""
+        return self.shape if name.endswith("theta") else self.grid_shape
+
+    def validate(self) -> None:
+        super().validate()
+        float_dtype(self.dtype, "dtype")
+        if len(self.output_size) not in (2, 3):
+            raise InvalidDescriptor(f"output_size is {self.output_size}; it must be (H, W) or (D, H, W).")
+        if self.shape[1:] != (self.axes, self.axes + 1) or len(self.shape) != 3:
+            raise InvalidDescriptor(
+                f"shape is {self.shape}; for an output_size of {self.axes} numbers theta must have shape "
+                f"(N, {self.axes}, {self.axes + 1})."
+            )
+        if not all(0 <= size <= LONGEST_AXIS for size in self.output_size) or self.places > LIMIT:
+            raise InvalidDescriptor(
+                f"output_size is {self.output_size}; its numbers must be from 0 to {LONGEST_AXIS}, and their "
+                f"product at most {LIMIT}."
+            )
+        if not isinstance(self.align_corners, bool):
+            raise InvalidDescriptor(f"align_corners is {self.align_corners!r}; it must be True or False.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineGridDescriptor(MapDescriptor):
+    """A grid of every theta."""
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.grid_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class AffineGridBackwardDescriptor(MapDescriptor):
+    """The gradient with respect to theta."""
+
+    @property
+    def empty(self) -> bool:
+        return self.batch == 0  # without places it is zeros
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class AffineGridArgs(Args):
+    """``theta`` is read, ``grid`` is written."""
+
+    theta: torch.Tensor
+    grid: torch.Tensor
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.grid, self.theta
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class AffineGridBackwardArgs(Args):
+    """``dgrid`` is read, ``dtheta`` is written, or with ``accumulate`` added to."""
+
+    dgrid: torch.Tensor
+    dtheta: torch.Tensor
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dtheta, self.dgrid
+
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
+
+
+D = TypeVar("D", bound=MapDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class MapKernel(Generic[D]):
+    """A kernel of affine_grid, on any backend."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Nothing, where there is no compiler."""
+
+
+class MapPlan(Plan[D, A]):
+    """The checks and statements that both directions make."""
+
+    #: The operands by name, the outputs first.
+    tensors: ClassVar[tuple[str, ...]]
+    cases = "holdfast.ops.affine_grid.cases"
+
+    def sku(self) -> KernelSku:
+        desc = self.descriptor
+        return KernelSku(
+            op=self.op,
+            direction=self.direction,
+            mode=f"{desc.axes}-d, {'corners' if desc.align_corners else 'edges'} aligned",
+            input_dtype=dtype_name(desc.dtype),
+            output_dtype=dtype_name(desc.dtype),
+            backend=self.backend,
+            architecture=backends()[self.backend].architecture(self.device),
+        )
+
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """The unit is the last place of the sum of the magnitudes of what is added up."""
+        real, compute = self.descriptor.real, self.descriptor.compute
+        narrowed = 0.5 if real is not compute else 0.0
+        ulp = self._roundings() * 2.0 ** (real.precision - compute.precision) + narrowed
+        return PrecisionGuarantee(compute.name, compute.name, ulp={self.outputs[0]: ulp})
+
+    def _roundings(self) -> int:
+        """How often a term is rounded on its way to the result."""
+        raise NotImplementedError
+
+    def bytes_moved(self) -> int:
+        desc = self.descriptor
+        return (math.prod(desc.shape) + math.prod(desc.grid_shape)) * desc.dtype.itemsize
+
+    def _refused_layout(self, args: A) -> str:
+        for name in self.tensors:
+            reason = self._refused_tensor(name, getattr(args, name))
+            if reason:
+                return reason
+        return ""
+
+    def _refused_tensor(self, name: str, tensor: Any) -> str:
+        desc = self.descriptor
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        if tensor.layout != torch.strided:
+            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+        if tensor.is_neg():
+            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
+        if tensor.device != self.device:
+            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
+        if tensor.dtype != desc.dtype:
+            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {desc.dtype}."
+        if tuple(tensor.shape) != desc.expected(name):
+            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {desc.expected(name)}."
+        return ""
+
+
+class AffineGridPlan(MapPlan[AffineGridDescriptor, AffineGridArgs]):
+    """grid = theta times every place's coordinates and 1."""
+
+    op = "affine_grid"
+    direction = "forward"
+    outputs = ("grid",)
+    tensors = ("grid", "theta")
+    Descriptor = AffineGridDescriptor
+    Args = AffineGridArgs
+    kernels = {
+        "cpu": "holdfast.ops.affine_grid.cpu:AffineGrid",
+        "gpu": "holdfast.ops.affine_grid.gpu:AffineGrid",
+        "reference": "holdfast.ops.affine_grid.reference:AffineGrid",
+    }
+
+    def _roundings(self) -> int:
+        return 2 + self.descriptor.axes  # the coordinate, its product with theta, and the sum
+
+
+class AffineGridBackwardPlan(MapPlan[AffineGridBackwardDescriptor, AffineGridBackwardArgs]):
+    """dtheta = dgrid times every place's coordinates and 1, summed over places."""
+
+    op = "affine_grid"
+    direction = "backward"
+    outputs = ("dtheta",)
+    tensors = ("dtheta", "dgrid")
+    Descriptor = AffineGridBackwardDescriptor
+    Args = AffineGridBackwardArgs
+    kernels = {
+        "cpu": "holdfast.ops.affine_grid.cpu:AffineGridBackward",
+        "gpu": "holdfast.ops.affine_grid.gpu:AffineGridBackward",
+        "reference": "holdfast.ops.affine_grid.reference:AffineGridBackward",
+    }
+
+    def _roundings(self) -> int:
+        return 2 + rounding_errors(self.descriptor.places)

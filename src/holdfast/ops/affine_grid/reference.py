@@ -1,0 +1,87 @@
+"""What affine_grid and its gradient mean, in NumPy. Every operation is rounded on its own.
+
+    grid[n, place, j]  = ((theta[n, j, 0] * x + theta[n, j, 1] * y) + theta[n, j, 2] * z) + theta[n, j, 3]
+    dtheta[n, j, k]    = tree sum over places, row by row: dgrid[n, place, j] * (x, y, z or 1)
+
+In two dimensions there is no z. The coordinates x, y and z are correctly rounded quotients of whole numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
+from holdfast.ops.affine_grid.plan import (
+    AffineGridArgs,
+    AffineGridBackwardArgs,
+    AffineGridBackwardDescriptor,
+    AffineGridDescriptor,
+    MapDescriptor,
+    MapKernel,
+)
+from holdfast.ops.tree_sum.reference import tree_sum
+
+
+def coordinates(size: int, desc: MapDescriptor) -> Array:
+    """Where the ``size`` places along an axis are, from -1 to 1; a single one is at 0."""
+    kind = compute_type(desc.compute)
+    steps = size - 1 if desc.align_corners else size
+    twice: Array = (2 * np.arange(size) - (size - 1)).astype(kind)
+    found: Array = twice / np.array(max(steps, 1), kind)
+    return found
+
+
+def places(desc: MapDescriptor) -> list[Array]:
+    """x, y and z of every place, row by row."""
+    along = [coordinates(size, desc) for size in desc.output_size]
+    return [axis.reshape(-1) for axis in reversed(np.meshgrid(*along, indexing="ij"))]
+
+
+def affine_grid(theta: Array, desc: MapDescriptor) -> Array:
+    """(N, places, axes)."""
+    found = []
+    with np.errstate(all="ignore"):
+        for j in range(desc.axes):
+            total = None
+            for k, along in enumerate(places(desc)):
+                term = theta[:, j, k, None] * along
+                total = term if total is None else total + term
+            found.append(total + theta[:, j, desc.axes, None])
+    return np.stack(found, axis=-1)
+
+
+def gradient_of_theta(dgrid: Array, desc: MapDescriptor) -> Array:
+    """(N, axes, axes + 1)."""
+    ones = np.ones(desc.places, dgrid.dtype)
+    with np.errstate(all="ignore"):
+        columns = [tree_sum(dgrid.transpose(0, 2, 1) * along) for along in [*places(desc), ones]]
+    return np.stack(columns, axis=-1)
+
+
+class AffineGrid(MapKernel[AffineGridDescriptor]):
+    """``affine_grid``."""
+
+    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
+        desc = self.desc
+
+        def launch(stream: object, workspace: object, args: AffineGridArgs, addresses: object) -> None:
+            store(args.grid, affine_grid(widen(args.theta, desc.compute), desc))
+
+        return launch
+
+
+class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
+    """``gradient_of_theta``."""
+
+    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
+        desc, compute = self.desc, self.desc.compute
+
+        def launch(
+            stream: object, workspace: object, args: AffineGridBackwardArgs, addresses: object
+        ) -> None:
+            dgrid = widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)
+            dtheta = gradient_of_theta(dgrid, desc)
+            store(args.dtheta, accumulated(args.dtheta, dtheta, compute) if args.accumulate else dtheta)
+
+        return launch

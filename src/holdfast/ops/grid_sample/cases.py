@@ -1,0 +1,272 @@
+"""The named inputs of grid_sample: every mode, padding and alignment in 2-D and 3-D, and grids of every kind.
+
+Dtypes and kinds of grids go round among these: each mode meets every dtype, and so does each padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, product
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
+from holdfast.core.dtypes import dtype_name, float_dtype
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.grid_sample.plan import (
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleDescriptor,
+    Mode,
+    Padding,
+)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a case is about. ``image`` is (C, H, W) or (C, D, H, W); ``size`` is that of the output."""
+
+    name: str
+    image: tuple[int, ...]
+    size: tuple[int, ...]
+    mode: Mode = Mode.BILINEAR
+    padding: Padding = Padding.ZEROS
+    aligned: bool = False
+    dtype: torch.dtype = torch.float32
+    grid_dtype: torch.dtype | None = None
+    grid: str = "random"
+    values: str = "spread"
+    batch: int = 2
+    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    grid_layout: str = "contiguous"
+    needs: tuple[bool, bool] = (True, True)  # dinput, dgrid
+    accumulate: bool = False
+    of_sums: bool = False  # about sums that only gradients have
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of both descriptors."""
+        return {
+            "shape": (self.batch, *self.image),
+            "output_size": self.size,
+            "mode": self.mode,
+            "padding_mode": self.padding,
+            "align_corners": self.aligned,
+            "input_dtype": self.dtype,
+            "grid_dtype": self.grid_dtype or self.dtype,
+        }
+
+
+#: An image in 16 bits may have a grid in its own dtype, or in float32.
+_DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
+    (torch.float32, None),
+    (torch.bfloat16, torch.float32),
+    (torch.float64, None),
+    (torch.float16, None),
+    (torch.bfloat16, None),
+    (torch.float16, torch.float32),
+)
+_GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on one pixel", "identity")
+
+
+def problems() -> list[Problem]:
+    """What the cases are about."""
+    return [*_every_kind(), *_sizes(), *_layouts()]
+
+
+def _every_kind() -> Iterator[Problem]:
+    number = count()
+    for axes in (2, 3):
+        modes = [mode for mode in Mode if axes == 2 or mode != Mode.BICUBIC]
+        for mode, padding, aligned in product(modes, Padding, (False, True)):
+            n = next(number)
+            dtype, grid_dtype = _DTYPES[(n + n // 6 + axes) % len(_DTYPES)]
+            grid = _GRIDS[n % len(_GRIDS)]
+            exact = grid == "on centres and borders"  # sizes by which coordinates come out even
+            image = (3, 4, 8, 16) if exact else (3, 4, 5, 9)
+            yield Problem(
+                f"{axes}-d {mode}, {padding}, {'corners' if aligned else 'edges'} aligned, "
+                f"{dtype_name(dtype)}{' with a float32 grid' if grid_dtype else ''}, {grid}",
+                (3, *image[-axes:]), (2, 7, 11)[-axes:], mode, padding, aligned, dtype, grid_dtype, grid,
+            )  # fmt: skip
+
+
+def _sizes() -> Iterator[Problem]:
+    yield Problem("one pixel, one sample", (1, 1, 1), (1, 1), aligned=True, padding=Padding.REFLECTION)
+    yield Problem("one pixel, many samples", (3, 1, 1), (6, 5), padding=Padding.BORDER, grid="far")
+    yield Problem("one row of pixels, bicubic", (2, 1, 13), (5, 7), Mode.BICUBIC, Padding.REFLECTION, True)
+    yield Problem("64 channels", (64, 13, 11), (9, 17), grid="smooth", dtype=torch.bfloat16)
+    yield Problem("257 channels", (257, 5, 7), (4, 6), batch=1)
+    yield Problem("1025 channels of three dimensions", (1025, 2, 3, 3), (2, 2, 3), batch=1, of_sums=True)
+    crowd = Problem(
+        "1100 samples on one pixel", (2, 6, 5), (25, 44), grid="on one pixel", batch=1, of_sums=True
+    )
+    yield crowd
+    yield replace(crowd, name="1100 samples on one pixel, nearest", mode=Mode.NEAREST)
+    yield Problem("images as large as several tiles", (3, 67, 71), (65, 130), grid="smooth")
+    yield Problem("no channels", (0, 3, 4), (5, 2))
+    yield Problem("no samples", (3, 4, 5), (0, 7))
+    yield Problem("no images", (3, 4, 5), (6, 7), batch=0)
+    yield Problem("special values", (3, 7, 9), (11, 8), values="special", grid="smooth")
+
+
+def _layouts() -> Iterator[Problem]:
+    image = Problem("", (5, 7, 9), (8, 6))
+    last, sliced = ("channels last", "channels last"), ("sliced", "padded rows")
+    yield replace(image, name="channels last", layouts=last, accumulate=True, image=(33, 7, 9))
+    yield replace(
+        image,
+        name="volumes with channels last",
+        layouts=last,
+        image=(5, 3, 4, 6),
+        size=(2, 5, 3),
+        dtype=torch.float16,
+    )
+    yield replace(
+        image, name="transposed to contiguous", layouts=("transposed", "contiguous"), needs=(False, True)
+    )
+    yield replace(
+        image,
+        name="channels last to contiguous, bicubic",
+        layouts=("channels last", "contiguous"),
+        mode=Mode.BICUBIC,
+    )
+    yield replace(
+        image,
+        name="sliced to padded rows",
+        layouts=sliced,
+        grid_layout="sliced",
+        dtype=torch.bfloat16,
+        accumulate=True,
+    )
+    yield replace(
+        image,
+        name="one grid for all",
+        grid_layout="broadcast",
+        layouts=("broadcast", "transposed"),
+        needs=(True, False),
+    )
+    yield replace(
+        image,
+        name="unaligned, nearest",
+        mode=Mode.NEAREST,
+        layouts=("unaligned", "unaligned"),
+        accumulate=True,
+    )
+
+
+def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+    """Every case of ``plan``."""
+    if plan.direction == "backward":
+        return [_backward(problem) for problem in problems()]
+    return [_forward(problem) for problem in problems() if not problem.of_sums]
+
+
+def _forward(problem: Problem) -> Case:
+    return Case(problem.name, GridSampleDescriptor(**problem.fields), partial(_forward_args, problem))
+
+
+def _backward(problem: Problem) -> Case:
+    needs_dinput, needs_dgrid = problem.needs
+    descriptor = GridSampleBackwardDescriptor(
+        **problem.fields, needs_dinput=needs_dinput, needs_dgrid=needs_dgrid
+    )
+    return Case(problem.name, descriptor, partial(_backward_args, problem, descriptor))
+
+
+def _forward_args(problem: Problem) -> GridSampleArgs:
+    descriptor = GridSampleDescriptor(**problem.fields)
+    of_input, of_output = problem.layouts
+    return GridSampleArgs(
+        input=laid_out(_values(problem, "input", descriptor.shape), of_input),
+        grid=laid_out(grid_values(problem), problem.grid_layout),
+        out=poisoned_output(descriptor.output_shape, problem.dtype, of_output),
+    )
+
+
+def _backward_args(problem: Problem, descriptor: GridSampleBackwardDescriptor) -> GridSampleBackwardArgs:
+    of_input, of_output = problem.layouts
+    needs_dinput, needs_dgrid = problem.needs
+    made = {
+        "dinput": poisoned_output(descriptor.shape, problem.dtype, of_output) if needs_dinput else None,
+        "dgrid": poisoned_output(descriptor.grid_shape, descriptor.grid_dtype) if needs_dgrid else None,
+    }
+    for name, out in made.items():
+        if out is not None and problem.accumulate:
+            out.copy_(_values(problem, name, tuple(out.shape)))
+    image = laid_out(_values(problem, "input", descriptor.shape), of_input) if needs_dgrid else None
+    # Special gradients meet ordinary pixels, and the other way round.
+    dout = _values(problem, "dout", descriptor.output_shape).flatten().roll(7)
+    return GridSampleBackwardArgs(
+        dout=laid_out(dout.reshape(descriptor.output_shape), of_input),
+        grid=laid_out(grid_values(problem), problem.grid_layout),
+        input=image,
+        **made,
+        accumulate=problem.accumulate,
+    )
+
+
+def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    record, size = float_dtype(problem.dtype, "dtype"), prod(shape)
+    values = rounded(spread(f"{name}/{problem.name}", size, record.precision, -9, 5), problem.dtype)
+    if problem.values == "special":
+        wanted, found = special_values(record), values[::5]
+        found.copy_(wanted.repeat(-(-len(found) // len(wanted)))[: len(found)])
+    return values.reshape(shape)
+
+
+def _uniform(label: str, count: int, least: float, most: float) -> Array:
+    numbers = (random_bits(label, count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
+    return least + numbers * (most - least)
+
+
+def grid_values(problem: Problem) -> torch.Tensor:
+    """A grid of the kind that the problem names."""
+    axes, shape = len(problem.size), (problem.batch, *problem.size, len(problem.size))
+    label, size = f"grid/{problem.name}", prod(shape)
+    values = np.stack([_along(problem, a, label).reshape(shape[:-1]) for a in range(axes)], axis=-1)
+    if problem.grid == "not finite":
+        flat = values.reshape(-1)
+        wanted = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e10, -1e10, 40000.0, -0.0, 1.0, -1.0]
+        found = flat[:: 1 + size // 60]
+        found[:] = np.resize(wanted, len(found))
+    return rounded(np.ascontiguousarray(values), problem.grid_dtype or problem.dtype)
+
+
+def _along(problem: Problem, axis: int, label: str) -> Array:
+    """The grid's coordinates along one axis, x first: (N, *size), flat or not."""
+    pixels, size = problem.image[-1 - axis], problem.size[-1 - axis]
+    shape = (problem.batch, *problem.size)
+    noise = partial(_uniform, f"{label}/{axis}", prod(shape))
+    steps = [np.arange(n, dtype=np.float64) for n in problem.size]
+    own = np.broadcast_to(
+        steps[-1 - axis].reshape([-1 if d == len(steps) - 1 - axis else 1 for d in range(len(steps))]), shape
+    )
+    straight = 2 * own / max(size - 1, 1) - 1 if problem.aligned else (2 * own + 1) / max(size, 1) - 1
+    if problem.grid == "identity":
+        return straight
+    if problem.grid == "smooth":
+        slanted = np.broadcast_to(steps[0].reshape([-1] + [1] * (len(steps) - 1)), shape) / max(
+            problem.size[0], 1
+        )
+        return straight + 0.2 * slanted + noise(-0.01, 0.01).reshape(shape)
+    if problem.grid == "far":
+        near = noise(-6, 6)
+        near[::5] *= 1e5
+        return near
+    if problem.grid == "on centres and borders":
+        halves = np.floor(noise(-6, 2 * pixels + 5)) / 2
+        return 2 * halves / max(pixels - 1, 1) - 1 if problem.aligned else (2 * halves + 1) / pixels - 1
+    if problem.grid == "on one pixel":
+        return noise(0, 0.4) / pixels
+    return noise(-1.2, 1.2)

@@ -1,0 +1,393 @@
+"""dinput of bilinear samples of pictures, in Triton: samples are ordered by the cell that they fall in.
+
+A cell is the square between four pixels, or with the edge of the picture, between fewer. The corner nw of all
+samples in a cell is one pixel, and so are the other three: a pixel's terms are the samples of the four cells
+around it, one cell after another. So there is only one sample to order where there are four terms to sum.
+
+A pixel with no more than 32 terms is finished by the program that owns it. Of one that has more, a crowd,
+every chunk of 32 gets a slot; slots are given out by counting, and whoever gets which, the sums are the same.
+Each further level is one more launch, which adds up to 32 slots and leaves the sum in the first.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.core.pieces import Pieces
+from holdfast.core.strided import Space
+from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
+from holdfast.ops.grid_sample.rows.gpu import add_copy, add_gather
+from holdfast.ops.grid_sample.taps.gpu import (
+    grid_strides_of,
+    kind_of,
+    locate,
+    offset_of,
+    sizes_of,
+    split,
+    strides_of,
+)
+from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.order.gpu import Order, count_row
+
+CHUNK = tl.constexpr(indexed.CHUNK)
+#: Which of the order's tallies counts the slots that are taken.
+SLOTS = tl.constexpr(2)
+#: So many channels are not few.
+FEW = 8
+#: Samples of a program that locates them, and pixels of one that looks for crowds.
+TILE, CROWD_TILE = (16384, 16384) if interpreted() else (1024, 512)
+WARPS = 4
+#: Pixels of a tile that is summed, and its warps; how many of the pixels are side by side; the threads that
+#: share one; and the terms that are under way together.
+PIXELS, SUM_WARPS, WIDE, LANES, UNROLL = (4096, 4, 64, 16, 1) if interpreted() else (32, 4, 16, 4, 2)
+#: The same for few channels: a warp goes on until the last of its pixels is done.
+FEW_PIXELS, FEW_WARPS = (4096, 4) if interpreted() else (32, 1)
+#: Programs that crowds are given to, however many there are.
+CROWD_PROGRAMS = 4 if interpreted() else 1056
+
+
+@triton.jit(do_not_specialize=["count", "samples", "cells", "rows"])
+def locate_cells(
+    keys, counts, arrivals, tallies, grid,
+    count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
+    COUNT: tl.constexpr, REST: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
+    ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The cell of each sample, counted: ``rows`` if there is no pixel around it."""
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = number < count
+    n = number // samples
+    x, y, z = split(number - n * samples, out_sizes, AXES)
+    first, _t, _scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    column, row = first[0] + 1, first[1] + 1
+    there = (column >= 0) & (column <= sizes[0]) & (row >= 0) & (row <= sizes[1]) & inside
+    cell = tl.where(there, n * cells + row * (sizes[0] + 1) + column, rows)
+    tl.store(keys + number, cell, mask=inside)
+    if COUNT:
+        count_row(counts, arrivals, tallies, number, cell, inside, rows, REST)
+
+
+@triton.jit
+def terms_around(starts, pixel, exists, pixels, cells, width):
+    """Where the terms of each pixel are: first those as a corner nw, then as ne, as sw and as se.
+
+    Returned are the number of them; what to add to a term's number to find its sample in order, for each
+    corner; and which are the first terms of ne, sw and se.
+    """
+    n, place = pixel // pixels, pixel % pixels
+    above = starts + n * cells + place // width * (width + 1) + place % width
+    below = above + (width + 1)
+    a0 = tl.load(above, mask=exists, other=0)
+    a1 = tl.load(above + 1, mask=exists, other=0)
+    a2 = tl.load(above + 2, mask=exists, other=0)
+    b0 = tl.load(below, mask=exists, other=0)
+    b1 = tl.load(below + 1, mask=exists, other=0)
+    b2 = tl.load(below + 2, mask=exists, other=0)
+    ne = b2 - b1
+    sw = b2 - b0
+    se = sw + (a2 - a1)
+    return se + (a1 - a0), b1, b0 - ne, a1 - sw, a0 - se, ne, sw, se
+
+
+@triton.jit
+def load_block(
+    rows, at, here, first, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The channels of one block, for some rows; 0 where there are none."""
+    channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    value = tl.load(rows + at[:, None] + channel, mask=here[:, None] & (channel < channels), other=0.0)
+    return widen(value, COMPUTE)
+
+
+@triton.jit
+def add_terms(
+    rows, fractions, around, begin, size, first, channels,
+    COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The sums of ``size`` terms from ``begin`` on, one after another, in BLOCKS of channels."""
+    nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
+    ne, sw, se = around[5], around[6], around[7]
+    nought = tl.zeros([PIXELS, CHANNELS], COMPUTE)
+    sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
+    for at in range(0, tl.max(size, 0), UNROLL):
+        for u in tl.static_range(UNROLL):
+            here = at + u < size
+            term = begin + (at + u)
+            above = tl.where(term < se, sw_base, se_base)
+            number = term + tl.where(term < sw, tl.where(term < ne, nw_base, ne_base), above)
+            east = ((term >= ne) & (term < sw)) | (term >= se)
+            tx = tl.load(fractions + 2 * number, mask=here, other=0.0)
+            ty = tl.load(fractions + 2 * number + 1, mask=here, other=0.0)
+            weight = tl.where(east, tx, 1.0 - tx) * tl.where(term >= sw, ty, 1.0 - ty)
+            weight = tl.where(here, weight, 0.0)[:, None]
+            row = number.to(tl.int64) * channels
+            sum_0 += weight * load_block(rows, row, here, first, channels, 0, CHANNELS, COMPUTE)
+            if BLOCKS > 1:
+                sum_1 += weight * load_block(rows, row, here, first, channels, 1, CHANNELS, COMPUTE)
+            if BLOCKS > 2:
+                sum_2 += weight * load_block(rows, row, here, first, channels, 2, CHANNELS, COMPUTE)
+                sum_3 += weight * load_block(rows, row, here, first, channels, 3, CHANNELS, COMPUTE)
+    return sum_0, sum_1, sum_2, sum_3
+
+
+@triton.jit
+def put(
+    dinput, pixel, wanted, sums, first, channels, pixels, sizes, strides, step,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write the pixels that are ``wanted``, or add to what is there."""
+    x, y, z = split(pixel % pixels, sizes, 2)
+    at = dinput + offset_of(pixel // pixels, x, y, z, strides)[:, None]
+    for b in tl.static_range(BLOCKS):
+        channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+        mask = wanted[:, None] & (channel < channels)
+        total = sums[b]
+        if ACCUMULATE:
+            total = widen(tl.load(at + channel.to(tl.int64) * step, mask=mask, other=0.0), COMPUTE) + total
+        tl.store(at + channel.to(tl.int64) * step, narrow(total, dinput.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WIDE: tl.constexpr):
+    """The pixels of a tile that is WIDE pixels wide, and whether they exist; all pictures are stacked."""
+    lane = tl.arange(0, PIXELS)
+    x = number % across * WIDE + lane % WIDE
+    y = number // across * (PIXELS // WIDE) + lane // WIDE
+    return y * width + x, (x < width) & (y < images_rows)
+
+
+@triton.jit(do_not_specialize=["total", "pixels", "cells", "width"])
+def list_crowds(tallies, owners, chunks, starts, total, pixels, cells, width, TILE: tl.constexpr):
+    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is."""
+    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
+    wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
+    most = tl.max(wanted, 0)
+    if most > 0:
+        first = tl.atomic_add(tallies + SLOTS + tl.zeros_like(pixel), wanted, mask=wanted > 0)
+        for begin in range(0, most, 8):
+            chunk = begin + tl.arange(0, 8)[None, :]
+            slot = first[:, None] + chunk
+            tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=chunk < wanted[:, None])
+            tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=chunk < wanted[:, None])
+
+
+@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked"])
+def sum_pixels(
+    dinput, rows, fractions, starts,
+    pixels, cells, tiles, across, stacked, channels, sizes, dinput_strides, dinput_step,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels, in some channels; crowds are left alone."""
+    first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
+    pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
+    around = terms_around(starts, pixel, exists, pixels, cells, sizes[0])
+    amount = around[0]
+    mine = exists & (amount <= CHUNK)
+    sums = add_terms(
+        rows, fractions, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
+        COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
+    )  # fmt: skip
+    put(
+        dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
+        ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
+    )  # fmt: skip
+
+
+@triton.jit
+def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
+    """Whether slots are taken, their pixels, which of the chunks they are, and the terms around."""
+    exists = slot < taken
+    pixel = tl.load(owners + slot, mask=exists, other=0)
+    chunk = tl.load(chunks + slot, mask=exists, other=0)
+    return exists, pixel, chunk, terms_around(starts, pixel, exists, pixels, cells, width)
+
+
+@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "programs"])
+def sum_chunks(
+    partials, tallies, owners, chunks, rows, fractions, starts,
+    pixels, cells, tiles, programs, channels, sizes,
+    COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Chunks of crowds, PIXELS slots at a time, in some channels."""
+    taken = tl.load(tallies + SLOTS)
+    for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
+        first = task % tiles * (BLOCKS * CHANNELS)
+        slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
+        exists, _pixel, chunk, around = load_slots(
+            owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
+        )
+        size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
+        sums = add_terms(
+            rows,
+            fractions,
+            around,
+            chunk * CHUNK,
+            size,
+            first,
+            channels,
+            COMPUTE,
+            PIXELS,
+            CHANNELS,
+            BLOCKS,
+            UNROLL,
+        )
+        for b in tl.static_range(BLOCKS):
+            channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+            at = partials + slot.to(tl.int64)[:, None] * channels + channel
+            tl.store(at, sums[b], mask=exists[:, None] & (channel < channels))
+
+
+@triton.jit(do_not_specialize=["reach", "pixels", "cells", "tiles", "programs"])
+def sum_slots(
+    dinput, partials, tallies, owners, chunks, starts,
+    reach, pixels, cells, tiles, programs, channels, sizes, dinput_strides, dinput_step,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The next level: sums of up to 32 slots, each of which holds the sum of ``reach`` chunks."""
+    taken = tl.load(tallies + SLOTS)
+    for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
+        begin = task % tiles * CHANNELS
+        slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
+        exists, pixel, chunk, around = load_slots(
+            owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
+        )
+        held = (around[0] + CHUNK - 1) // CHUNK
+        mine = exists & (chunk % (reach * CHUNK) == 0) & (held > reach)
+        size = tl.where(mine, tl.minimum((held - chunk + reach - 1) // reach, CHUNK), 0)
+        channel = (begin + tl.arange(0, CHANNELS))[None, :]
+        first = partials + slot.to(tl.int64)[:, None] * channels + channel
+        total = tl.zeros([PIXELS, CHANNELS], COMPUTE)
+        for at in range(0, tl.max(size, 0), UNROLL):
+            for u in tl.static_range(UNROLL):
+                mask = (at + u < size)[:, None] & (channel < channels)
+                total += tl.load(
+                    first + tl.full([1, 1], at + u, tl.int64) * reach * channels, mask=mask, other=0.0
+                )
+        done = held <= reach * CHUNK
+        tl.store(first, total, mask=(mine & ~done)[:, None] & (channel < channels))
+        put(
+            dinput, pixel, mine & done, (total,), begin, channels, pixels, sizes, dinput_strides, dinput_step,
+            ACCUMULATE, COMPUTE, CHANNELS, 1,
+        )  # fmt: skip
+
+
+class CellSums:
+    """What it takes to sum the samples of some pictures: pieces of the workspace, and steps."""
+
+    def __init__(self, pieces: Pieces, desc: GridSampleBackwardDescriptor, images: int) -> None:
+        self.desc, self.images = desc, images
+        height, width = desc.image_size
+        self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
+        self.keys = pieces.take(self.count, torch.int32)
+        self.order = Order(pieces, self.count, images * self.cells, whole=desc.channels >= FEW)
+        self.fractions = pieces.take(2 * self.count, desc.compute.torch)
+        self.rows = pieces.take(self.count * desc.channels, desc.input_dtype)
+        # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
+        crowded = desc.samples > CHUNK.value
+        self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
+        self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
+        self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+
+    def add_steps(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        dinput: StepOperand,
+        dout: StepOperand,
+        grid: StepOperand,
+    ) -> None:
+        desc, count, order = self.desc, self.count, self.order
+        counts = not order.sorts
+        order.add_clear(steps)
+        if count:
+            steps.add(
+                locate_cells,
+                -(-count // TILE),
+                (self.keys, order.starts, order.arrivals if counts else self.keys, order.tallies, grid),
+                (
+                    count, desc.samples, self.cells, order.rows,
+                    sizes_of(desc.image_size), sizes_of(desc.output_size),
+                    grid_strides_of(args.grid), args.grid.stride(-1),
+                ),
+                {"COUNT": counts, "REST": order.whole, **kind_of(desc), "TILE": TILE},
+                WARPS,
+            )  # fmt: skip
+        order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=counts)
+        if count and order.whole:
+            add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
+        elif count and desc.channels:
+            operands = (self.rows, self.fractions, dout, order.places, order.starts, grid)
+            add_gather(steps, desc, args, count, operands, order.rows)
+        if desc.channels:
+            self.add_sums(steps, args, dinput)
+
+    def add_sums(self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand) -> None:
+        desc, starts = self.desc, self.order.starts
+        sizes, compute = sizes_of(desc.image_size), {"COMPUTE": kind_of(desc)["COMPUTE"]}
+        assert args.dinput is not None
+        of_dinput = (strides_of(args.dinput), args.dinput.stride(1))
+        if desc.channels > 4:
+            # Four threads share a row of channels, each with up to 16 bytes of up to four blocks.
+            channels = min(triton.next_power_of_2(desc.channels), LANES * 16 // desc.input_dtype.itemsize)
+            blocks = min(triton.next_power_of_2(-(-desc.channels // channels)), 4)
+            pixels, warps = PIXELS, SUM_WARPS
+        else:
+            channels, blocks = 1, triton.next_power_of_2(desc.channels)
+            pixels, warps = FEW_PIXELS, FEW_WARPS
+        tiles = -(-desc.channels // (channels * blocks))
+        tile = {"PIXELS": pixels, "CHANNELS": channels, "BLOCKS": blocks, "UNROLL": UNROLL}
+        across, stacked = -(-sizes[0] // WIDE), self.images * sizes[1]
+        slots = (self.order.tallies, self.owners, self.chunks)
+        steps.add(
+            sum_pixels,
+            across * -(-stacked // (pixels // WIDE)) * tiles,
+            (dinput, self.rows, self.fractions, starts),
+            (desc.pixels, self.cells, tiles, across, stacked, desc.channels, sizes, *of_dinput),
+            {"ACCUMULATE": args.accumulate, **compute, "WIDE": WIDE, **tile},
+            warps,
+        )
+        if not self.slots:
+            return
+        total = self.images * desc.pixels
+        steps.add(
+            list_crowds,
+            -(-total // CROWD_TILE),
+            (*slots, starts),
+            (total, desc.pixels, self.cells, sizes[0]),
+            {"TILE": CROWD_TILE},
+            WARPS,
+        )
+        programs = min(-(-self.slots // pixels) * tiles, CROWD_PROGRAMS)
+        steps.add(
+            sum_chunks,
+            programs,
+            (self.partials, *slots, self.rows, self.fractions, starts),
+            (desc.pixels, self.cells, tiles, programs, desc.channels, sizes),
+            {**compute, **tile},
+            warps,
+        )
+        tile = {"PIXELS": pixels, "CHANNELS": channels, "UNROLL": UNROLL}
+        tiles, reach = -(-desc.channels // channels), 1
+        while reach * CHUNK.value < desc.samples:
+            steps.add(
+                sum_slots,
+                programs,
+                (dinput, self.partials, *slots, starts),
+                (reach, desc.pixels, self.cells, tiles, programs, desc.channels, sizes, *of_dinput),
+                {"ACCUMULATE": args.accumulate, **compute, **tile},
+                warps,
+            )
+            reach *= CHUNK.value

@@ -1,0 +1,597 @@
+"""grid_sample on the CPU: the samples of an image are located once, then its channels are taken in bundles.
+
+A task is a part of one image: of its channels and, for dgrid, of its samples. Whoever works on it first
+finds the pixel and the weight of every corner of every sample, all samples of a corner side by side. Then
+bundles of channels are sampled, or receive their gradient, in loops that only multiply and add.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import (
+    PARALLEL_ELEMENTS,
+    compile_kernel,
+    jit,
+    kernel,
+    outlined,
+    parallel,
+    pointer,
+)
+from holdfast.core.dtypes import Float
+from holdfast.core.pieces import Pieces, first_address
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.ops.grid_sample.bundles.cpu import (
+    RUN,
+    add_weighed_rows,
+    clear_row,
+    copy_row,
+    load_bundle,
+    size_of,
+    store_bundle,
+    store_span,
+    weigh_rows,
+)
+from holdfast.ops.grid_sample.plan import (
+    BESIDE,
+    TAPS,
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleDescriptor,
+    Mode,
+    SampleDescriptor,
+    SampleKernel,
+)
+from holdfast.ops.grid_sample.sums.cpu import (
+    CHUNK,
+    add_levels,
+    add_products,
+    clear,
+    count_terms,
+    list_crowds,
+    scatter_rows,
+    sum_crowds,
+)
+from holdfast.ops.grid_sample.taps.cpu import (
+    AXIS_ROWS,
+    BLOCK,
+    MODES,
+    PADDINGS,
+    ROW,
+    find_taps,
+    pixel_of,
+    product_of,
+    scale_row,
+)
+from holdfast.ops.segment_sum.cpu import number, table_of
+from holdfast.ops.segment_sum.indexed import loops
+
+_NEAREST = MODES[Mode.NEAREST]
+#: Rows of scratch: those of three axes, and a few beside them.
+_ROWS = 3 * AXIS_ROWS + 3
+#: How many channels a bundle can have.
+LANES = (1, 4)
+
+D = TypeVar("D", bound=SampleDescriptor)
+
+
+@jit
+def _locate(grid, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, raw, like):
+    """The pixel and the weight of every corner of every sample, all samples of a corner side by side."""
+    axes, taps = form[0], form[1]
+    corners = taps * taps * (taps if axes == 3 else 1)
+    for begin in range(0, samples, BLOCK):
+        count = min(BLOCK, samples - begin)
+        find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like)
+        for corner in range(corners):
+            at = corner * samples + begin
+            pixel_of(rows_at, corner, axes, taps, sizes, count, pixel_at + at * 4)
+            product_of(rows_at, corner, axes, taps, -1, count, weight_at + at * size_of(like), like)
+
+
+@jit
+def _first_channel(operand, n, channel):
+    """The address of the first pixel of a channel of an image."""
+    address, kind, image_step, channel_step = operand
+    return address + (n * image_step + channel * channel_step) * (kind & ITEM_SIZE)
+
+
+@jit
+def _load(operand, table, n, channel, width, count, rows_at, scratch, like, lanes):
+    """Some channels of an image to rows."""
+    address = _first_channel(operand, n, channel)
+    load_bundle(address, operand[1], operand[3], table, width, count, rows_at, scratch, like, lanes)
+
+
+@jit
+def _store(rows_at, operand, table, n, channel, width, count, accumulate, scratch, like, lanes):
+    address = _first_channel(operand, n, channel)
+    kind, step = operand[1], operand[3]
+    store_bundle(rows_at, address, kind, step, table, width, count, accumulate, scratch, like, lanes)
+
+
+@jit
+def _four(addresses_at, index, samples, first, rows, row):
+    """The rows of the pixels of four corners of a sample."""
+    pixel = pointer(addresses_at, np.int32)
+    at = first * samples + index
+    return (
+        rows + np.int64(pixel[at]) * row,
+        rows + np.int64(pixel[at + samples]) * row,
+        rows + np.int64(pixel[at + 2 * samples]) * row,
+        rows + np.int64(pixel[at + 3 * samples]) * row,
+    )
+
+
+@jit
+def _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, lanes):
+    """Sum up the corners of every sample, four at a time. Before the first pixel there is one of zeros."""
+    outlined()
+    row, weight = len(lanes) * size_of(like), pointer(weight_at, like)
+    for first in range(0, corners, 4):
+        at = first * samples
+        for i in range(samples):
+            sources = _four(pixel_at, i, samples, first, image_at, row)
+            weights = (
+                weight[at + i],
+                weight[at + samples + i],
+                weight[at + 2 * samples + i],
+                weight[at + 3 * samples + i],
+            )
+            if first == 0:
+                weigh_rows(out_at + i * row, sources, weights, lanes)
+            else:
+                add_weighed_rows(out_at + i * row, sources, weights, lanes)
+
+
+@jit
+def _pick_rows(image_at, pixel_at, samples, out_at, like, lanes):
+    """The pixel that each sample is, for the mode that looks at one."""
+    outlined()
+    row, pixel = len(lanes) * size_of(like), pointer(pixel_at, np.int32)
+    for i in range(samples):
+        copy_row(out_at + i * row, image_at + np.int64(pixel[i]) * row, like, lanes)
+
+
+@kernel
+def _sample(first, last, parts, extent, form, sizes, numbers, grid, image, out, tables, scratch, like, lanes):
+    """The tasks ``first`` to ``last``; each image has ``parts`` of them.
+
+    ``extent`` is (channels, pixels, samples, corners). ``grid`` is (address, kind, step from image to
+    image, step from axis to axis), ``image`` and ``out`` the same with channels for axes; ``tables`` are
+    their loops.
+    """
+    channels, pixels, samples, corners = extent
+    grid_table, image_table, out_table = tables
+    pixel_at, weight_at, rows_at, lines_at, image_at, out_at = scratch
+    located, row = -1, len(lanes) * size_of(like)
+    for task in range(first, last):
+        n, part = task // parts, task % parts
+        begin, end = part_of(channels, part, parts, len(lanes))
+        if begin < end and n != located:
+            source = (_first_channel(grid, n, 0), grid[1], grid_table, grid[3])
+            _locate(source, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, lines_at, like)
+            located = n
+        for channel in range(begin, end, len(lanes)):
+            width = min(len(lanes), end - channel)
+            _load(image, image_table, n, channel, width, pixels, image_at, lines_at, like, lanes)
+            clear_row(image_at - row, like, lanes)
+            if form[2] == _NEAREST:
+                _pick_rows(image_at, pixel_at, samples, out_at, like, lanes)
+            else:
+                _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, lanes)
+            _store(out_at, out, out_table, n, channel, width, samples, False, lines_at, like, lanes)
+
+
+@jit
+def part_of(count, part, parts, whole):
+    """The range of a part, cut between multiples of ``whole``."""
+    pieces = (count + whole - 1) // whole
+    return min(pieces * part // parts * whole, count), min(pieces * (part + 1) // parts * whole, count)
+
+
+@jit
+def _store_dgrid(
+    dgrid, table, source, form, sizes, numbers, begin, end, samples, pixel_at, sums_at, accumulate, rows_at,
+    lines_at, like,
+):  # fmt: skip
+    """The gradient of samples ``begin`` to ``end`` by every axis, from their corners' sums over channels."""
+    outlined()
+    axes, taps = form[0], form[1]
+    corners = taps * taps * (taps if axes == 3 else 1)
+    address, kind, step = dgrid
+    slope_at = rows_at + 3 * AXIS_ROWS * ROW
+    change_at, old = slope_at + ROW, slope_at + 2 * ROW
+    slope, change = pointer(slope_at, like), pointer(change_at, like)
+    for at in range(begin, end, BLOCK):
+        count = min(BLOCK, end - at)
+        find_taps(source, form, sizes, numbers, at, count, rows_at, lines_at, like)
+        for a in range(axes):
+            clear(change_at, count, like)
+            if form[2] != _NEAREST:
+                for corner in range(corners):
+                    product_of(rows_at, corner, axes, taps, a, count, slope_at, like)
+                    pixel = pointer(pixel_at + (corner * samples + at) * 4, np.int32)
+                    sums = pointer(sums_at + ((at - begin) * corners + corner) * size_of(like), like)
+                    for i in range(count):
+                        more = change[i] + slope[i] * sums[i * corners]
+                        change[i] = more if pixel[i] != -1 else change[i]
+            scale = pointer(scale_row(rows_at, a), like)
+            for i in range(count):
+                change[i] = change[i] * scale[i] if scale[i] != zero(like) else zero(like)
+            target = address + a * step * (kind & ITEM_SIZE)
+            store_span(change_at, target, kind, table, at, at + count, accumulate, lines_at, old, like)
+
+
+@kernel
+def _differentiate(
+    first, last, parts, needs, extent, form, sizes, numbers, grid, image, dout, dinput, dgrid, tables, levels,
+    accumulate, scratch, like, lanes,
+):  # fmt: skip
+    """The tasks ``first`` to ``last``; each image has ``parts`` of them: of its channels, and of its samples.
+
+    ``needs`` is (whether dinput is needed, whether dgrid is). The operands are as those of ``_sample``.
+    """
+    channels, pixels, samples, corners = extent
+    grid_table, image_table, dout_table, dinput_table, dgrid_table = tables
+    (
+        pixel_at,
+        weight_at,
+        rows_at,
+        lines_at,
+        dout_at,
+        image_at,
+        dinput_at,
+        terms_at,
+        crowds_at,
+        counts_at,
+        sums_at,
+    ) = scratch
+    located, crowded = -1, 0
+    for task in range(first, last):
+        n, part = task // parts, task % parts
+        source = (_first_channel(grid, n, 0), grid[1], grid_table, grid[3])
+        if n != located:
+            _locate(source, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, lines_at, like)
+            located, crowded = n, 0
+            if needs[0] and count_terms(pixel_at, corners * samples, counts_at, pixels) > CHUNK:
+                crowded = list_crowds(pixel_at, corners * samples, counts_at, pixels, terms_at, crowds_at)
+        begin, end = part_of(channels, part, parts, len(lanes))
+        from_sample, to_sample = part_of(samples, part, parts, 1)
+        count = to_sample - from_sample
+        sums = needs[1] and form[2] != _NEAREST
+        for level in range(levels if sums else 0):
+            clear(sums_at + level * count * corners * size_of(like), count * corners, like)
+        for channel in range(0, channels, len(lanes)):
+            width, own = min(len(lanes), channels - channel), needs[0] and channel >= begin and channel < end
+            if own or sums:
+                _load(dout, dout_table, n, channel, width, samples, dout_at, lines_at, like, lanes)
+            if own:
+                scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixels, like, lanes)
+                if crowded > 0:
+                    sum_crowds(
+                        crowded,
+                        terms_at,
+                        crowds_at,
+                        dout_at,
+                        weight_at,
+                        samples,
+                        dinput_at,
+                        rows_at,
+                        like,
+                        lanes,
+                    )
+                _store(
+                    dinput_at,
+                    dinput,
+                    dinput_table,
+                    n,
+                    channel,
+                    width,
+                    pixels,
+                    accumulate,
+                    lines_at,
+                    like,
+                    lanes,
+                )
+            if sums:
+                _load(image, image_table, n, channel, width, pixels, image_at, lines_at, like, lanes)
+                add_products(
+                    dout_at, image_at, pixel_at, corners, samples, from_sample, count, channel % CHUNK == 0,
+                    sums_at, like, lanes,
+                )  # fmt: skip
+                add_levels(sums_at, count * corners, levels, channel + width, channels, like)
+        if needs[1]:
+            total_at = sums_at + (levels - 1) * count * corners * size_of(like)
+            target = (_first_channel(dgrid, n, 0), dgrid[1], dgrid[3])
+            _store_dgrid(
+                target, dgrid_table, source, form, sizes, numbers, from_sample, to_sample, samples, pixel_at,
+                total_at, accumulate, rows_at, lines_at, like,
+            )  # fmt: skip
+
+
+def _axis_numbers(size: int, desc: SampleDescriptor) -> tuple[Any, ...]:
+    """What coordinates along an axis are reckoned with, in the compute type.
+
+    The size, the last pixel, a place beyond the image, pixels per unit of the grid, and the first mirror
+    and twice the distance to the other.
+    """
+    size_or_steps = size - 1 if desc.align_corners else size
+    first_mirror = 0 if desc.align_corners else -0.5
+    values = (size, size - 1, size + BESIDE - 1, size_or_steps / 2, first_mirror, 2 * size_or_steps)
+    make = type(number(desc.compute))
+    return tuple(make(value) for value in values)
+
+
+class _Problem(NamedTuple):
+    """A descriptor as kernels take it."""
+
+    extent: tuple[int, int, int, int]
+    form: tuple[int, int, int, int, int]
+    sizes: tuple[int, ...]
+    numbers: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, desc: SampleDescriptor) -> _Problem:
+        sizes = (*reversed(desc.image_size), 1)[:3]
+        return cls(
+            (desc.channels, desc.pixels, desc.samples, desc.corners),
+            (
+                desc.axes,
+                TAPS[desc.mode],
+                MODES[desc.mode],
+                PADDINGS[desc.padding_mode],
+                int(desc.align_corners),
+            ),
+            sizes,
+            tuple(_axis_numbers(size, desc) for size in sizes),
+        )
+
+
+def _table(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The loops over the pixels or samples of a plane, row by row."""
+    space = loops(sizes, strides)
+    return table_of(space.sizes, space.strides[0])
+
+
+def _operand(tensor: torch.Tensor | None, axis: int, compute: Float) -> tuple[int, int, int, int]:
+    """A tensor as kernels take it: its address, kind, and steps from image to image and along ``axis``."""
+    if tensor is None:
+        return 0, compute.bits // 8, 0, 0
+    return tensor.data_ptr(), kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(axis)
+
+
+_NO_TABLE = table_of((1,), (1,))
+
+
+class _SampleKernel(SampleKernel[D]):
+    """A kernel that deals tasks out to threads, each with scratch of its own in the workspace."""
+
+    #: Bytes of bundles that a thread may have; channels are bundled as far as that allows.
+    bundle_bytes = 2**26
+    #: The most threads that work.
+    most_threads = 2**16
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.problem = _Problem.of(desc)
+        self.work = desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
+        threads = min(torch.get_num_threads(), self.most_threads) if self.work >= PARALLEL_ELEMENTS else 1
+        self.parts = _parts(desc.batch, threads)
+        self.tasks = desc.batch * self.parts
+        self.slots = max(min(threads, self.tasks), 1)
+        self.lanes = (0,) * self._lanes(threads)
+        self.pieces = Pieces()
+        self.take_pieces()
+        self.workspace_size = self.slots * self.pieces.size
+
+    def rows_of_bundles(self) -> tuple[int, ...]:
+        """How many rows each bundle has."""
+        raise NotImplementedError
+
+    def _lanes(self, threads: int) -> int:
+        """The most channels to a bundle for which there are bundles enough, and memory."""
+        desc, row = self.desc, sum(self.rows_of_bundles()) * self.desc.compute.bits // 8
+        fitting = [
+            lanes
+            for lanes in LANES
+            if desc.batch * (desc.channels // lanes) >= threads and lanes * row <= self.bundle_bytes
+        ]
+        return max(fitting, default=1)
+
+    def take_pieces(self) -> None:
+        """Take the scratch of one thread."""
+        compute, entries = self.desc.compute.torch, self.desc.samples * self.desc.corners
+        lines = (len(self.lanes) + 2) * RUN
+        self.located = [
+            self.pieces.take(entries, torch.int32),
+            self.pieces.take(entries, compute),
+            self.pieces.take(_ROWS * ROW, torch.uint8),
+            self.pieces.take(lines, compute),
+        ]
+        # Each with a row before the first.
+        self.bundles = [
+            self.pieces.take((rows + 1) * len(self.lanes) if rows else 0, compute)
+            for rows in self.rows_of_bundles()
+        ]
+
+    def scratch(self, base: int) -> tuple[int, ...]:
+        """The addresses of these pieces, and of the first row of each bundle."""
+        row = len(self.lanes) * self.desc.compute.bits // 8
+        located = (base + piece.offset for piece in self.located)
+        return (*located, *(base + piece.offset + row for piece in self.bundles))
+
+    def deal(self, work: Callable[[int, int, int], None], workspace: Workspace) -> None:
+        """Call ``work`` with ranges of tasks and the address of some scratch, on as many threads as torch."""
+        base = first_address(workspace)
+
+        def part(first: int, last: int) -> None:
+            begin, end = (self.tasks * slot // self.slots for slot in (first, last))
+            work(begin, end, base + first * self.pieces.size)
+
+        parallel(part, self.slots, self.work)
+
+
+def _parts(images: int, threads: int) -> int:
+    """As many parts of an image as make every thread busy, unless there are images enough for that."""
+    parts = 1
+    while images * parts < 4 * threads and images * parts % threads:
+        parts += 1
+    return parts
+
+
+class GridSample(_SampleKernel[GridSampleDescriptor]):
+    """``_sample``."""
+
+    def rows_of_bundles(self) -> tuple[int, ...]:
+        return self.desc.pixels, self.desc.samples
+
+    def compile(self) -> None:
+        _compile(self.desc.compute, self.lanes)
+
+    def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
+        desc, compute = self.desc, self.desc.compute
+        self.compile()
+        like = number(compute)
+        tables = (
+            _table(desc.output_size, args.grid.stride()[1:-1]),
+            _table(desc.image_size, args.input.stride()[2:]),
+            _table(desc.output_size, args.out.stride()[2:]),
+        )
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: GridSampleArgs, addresses: Sequence[int]
+        ) -> None:
+            operands = (
+                _operand(args.grid, -1, compute),
+                _operand(args.input, 1, compute),
+                _operand(args.out, 1, compute),
+            )
+
+            def work(first: int, last: int, base: int) -> None:
+                _sample(
+                    first,
+                    last,
+                    self.parts,
+                    *self.problem,
+                    *operands,
+                    tables,
+                    self.scratch(base),
+                    like,
+                    self.lanes,
+                )
+
+            self.deal(work, workspace)
+
+        return launch
+
+
+class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
+    """``_differentiate``."""
+
+    def rows_of_bundles(self) -> tuple[int, ...]:
+        desc = self.desc
+        return desc.samples, desc.pixels * desc.needs_dgrid, desc.pixels * desc.needs_dinput
+
+    def take_pieces(self) -> None:
+        super().take_pieces()
+        desc, take = self.desc, self.pieces.take
+        listed = desc.samples * desc.corners if desc.needs_dinput else 0
+        self.terms, self.crowds = (take(count, torch.int32) for count in (listed, 3 * (listed // CHUNK + 1)))
+        self.counts = take(desc.pixels + 1 if desc.needs_dinput else 0, torch.int32)
+        self.levels = 1
+        while CHUNK**self.levels < desc.channels:
+            self.levels += 1
+        summed = self.levels * desc.corners * -(-desc.samples // self.parts)
+        needed = desc.needs_dgrid and desc.mode != Mode.NEAREST
+        self.sums = take(summed if needed else 0, desc.compute.torch)
+
+    def scratch(self, base: int) -> tuple[int, ...]:
+        terms, crowds, sums = (base + piece.offset for piece in (self.terms, self.crowds, self.sums))
+        # Terms of no pixel are counted before the first.
+        return (*super().scratch(base), terms, crowds, base + self.counts.offset + 4, sums)
+
+    def compile(self) -> None:
+        _compile_backward(self.desc.compute, self.lanes)
+
+    def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
+        desc, compute = self.desc, self.desc.compute
+        self.compile()
+        like = number(compute)
+        tables = (
+            _table(desc.output_size, args.grid.stride()[1:-1]),
+            _NO_TABLE if args.input is None else _table(desc.image_size, args.input.stride()[2:]),
+            _table(desc.output_size, args.dout.stride()[2:]),
+            _NO_TABLE if args.dinput is None else _table(desc.image_size, args.dinput.stride()[2:]),
+            _NO_TABLE if args.dgrid is None else _table(desc.output_size, args.dgrid.stride()[1:-1]),
+        )
+        accumulate, needs = args.accumulate, (desc.needs_dinput, desc.needs_dgrid)
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: GridSampleBackwardArgs, addresses: Sequence[int]
+        ) -> None:
+            operands = (
+                _operand(args.grid, -1, compute),
+                _operand(args.input, 1, compute),
+                _operand(args.dout, 1, compute),
+                _operand(args.dinput, 1, compute),
+                _operand(args.dgrid, -1, compute),
+            )
+
+            def work(first: int, last: int, base: int) -> None:
+                _differentiate(
+                    first, last, self.parts, needs, *self.problem, *operands, tables, self.levels, accumulate,
+                    self.scratch(base), like, self.lanes,
+                )  # fmt: skip
+
+            self.deal(work, workspace)
+
+        return launch
+
+
+class LeanGridSample(GridSample):
+    """The same on one thread, one channel at a time."""
+
+    bundle_bytes = 0
+    most_threads = 1
+
+
+class LeanGridSampleBackward(GridSampleBackward):
+    """The same on one thread, one channel at a time."""
+
+    bundle_bytes = 0
+    most_threads = 1
+
+
+def _nothing(compute: Float) -> tuple[Any, ...]:
+    """A problem without samples, to compile kernels with."""
+    desc = GridSampleDescriptor(
+        shape=(0, 0, 1, 1), output_size=(0, 0), input_dtype=compute.torch, grid_dtype=compute.torch
+    )
+    return tuple(_Problem.of(desc))
+
+
+@cache
+def _compile(compute: Float, lanes: tuple[int, ...]) -> None:
+    operands = (_operand(None, 0, compute),) * 3
+    compile_kernel(
+        _sample, 0, 0, 1, *_nothing(compute), *operands, (_NO_TABLE,) * 3, (0,) * 6, number(compute), lanes
+    )
+
+
+@cache
+def _compile_backward(compute: Float, lanes: tuple[int, ...]) -> None:
+    operands = (_operand(None, 0, compute),) * 5
+    compile_kernel(
+        _differentiate, 0, 0, 1, (False, False), *_nothing(compute), *operands, (_NO_TABLE,) * 5, 1, False,
+        (0,) * 11, number(compute), lanes,
+    )  # fmt: skip

@@ -1,0 +1,442 @@
+"""grid_sample in Triton.
+
+Forward, a program takes some samples and goes through the channels: it finds their corners once. Backward,
+dinput is summed by pixel: ``cells`` where a pixel's samples are those of the cells around it, ``corners``
+everywhere else. dgrid is summed by sample, a thread for each, channel after channel.
+
+For the cells dout is copied, channels side by side and samples in the order of the cells: then samples that
+share pixels are neighbours, whatever the grid.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import Part, StepOperand, Steps
+from holdfast.core.pieces import Pieces
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.grid_sample.cells.gpu import FEW, CellSums
+from holdfast.ops.grid_sample.corners.gpu import CornerSums
+from holdfast.ops.grid_sample.plan import (
+    LIMIT,
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleDescriptor,
+    Mode,
+    SampleDescriptor,
+    SampleKernel,
+)
+from holdfast.ops.grid_sample.taps.gpu import (
+    NEAREST,
+    corner_pixel,
+    corner_slope,
+    corner_weight,
+    grid_strides_of,
+    kind_of,
+    locate,
+    offset_of,
+    offset_type,
+    sizes_of,
+    split,
+    strides_of,
+)
+
+#: Samples of a program: one for each thread.
+SAMPLES = 16384 if interpreted() else 128
+WARPS = 4
+#: The same for dgrid.
+GRID_SAMPLES, GRID_WARPS = (16384, 4) if interpreted() else (256, 8)
+#: The same forward with many channels: neighbours share what is in the cache.
+MANY_SAMPLES, MANY_WARPS = (16384, 4) if interpreted() else (512, 16)
+#: Programs there should be forward, and the fewest channels that one is given to have more of them.
+ENOUGH, LEAST_SHARE = 4096, 16
+#: What the workspace of a batch may have: beyond that, fewer images are worked on at a time.
+MOST_WORKSPACE = 2**31
+CHUNK, BLOCK = tl.constexpr(32), tl.constexpr(1024)
+
+
+@triton.jit
+def pixel_offset(n, x, y, z, strides):
+    """Where a corner's pixel is; of one beside the image, where another is that may be loaded instead."""
+    return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides)
+
+
+@triton.jit
+def load_four(
+    base, at, first, channels, step, ROWS: tl.constexpr, FOURS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """Four channels from ``first`` on, side by side in ROWS; 0 past the last, which all FOURS have."""
+    if ROWS:
+        channel = first + tl.arange(0, 4)[None, :]
+        if FOURS:
+            value = tl.load(base + at[:, None] + channel)
+        else:
+            value = tl.load(base + at[:, None] + channel, mask=channel < channels, other=0.0)
+        even, odd = tl.split(tl.reshape(widen(value, COMPUTE), (value.shape[0], 2, 2)))
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
+    else:
+        at = at + tl.full([1], first, at.dtype) * step
+        a = widen(tl.load(base + at), COMPUTE)
+        if FOURS:
+            b = widen(tl.load(base + (at + step)), COMPUTE)
+            c = widen(tl.load(base + (at + 2 * step)), COMPUTE)
+            d = widen(tl.load(base + (at + 3 * step)), COMPUTE)
+        else:
+            b = widen(tl.load(base + (at + step), mask=first + 1 < channels, other=0.0), COMPUTE)
+            c = widen(tl.load(base + (at + 2 * step), mask=first + 2 < channels, other=0.0), COMPUTE)
+            d = widen(tl.load(base + (at + 3 * step), mask=first + 3 < channels, other=0.0), COMPUTE)
+    return a, b, c, d
+
+
+@triton.jit
+def store_four(at, first, channels, step, mask, a, b, c, d, ROWS: tl.constexpr):
+    """What ``load_four`` loads."""
+    if ROWS:
+        channel = first + tl.arange(0, 4)[None, :]
+        value = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (a.shape[0], 4))
+        tl.store(
+            at[:, None] + channel,
+            narrow(value, at.dtype.element_ty),
+            mask=mask[:, None] & (channel < channels),
+        )
+    else:
+        wide = at + tl.full([1], first, tl.int64) * step
+        tl.store(wide, narrow(a, at.dtype.element_ty), mask=mask)
+        tl.store(wide + step, narrow(b, at.dtype.element_ty), mask=mask & (first + 1 < channels))
+        tl.store(wide + 2 * step, narrow(c, at.dtype.element_ty), mask=mask & (first + 2 < channels))
+        tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & (first + 3 < channels))
+
+
+@triton.jit(do_not_specialize=["samples", "tiles", "share", "shares"])
+def grid_sample(
+    out, image, grid,
+    samples, tiles, share, shares,
+    channels, sizes, out_sizes, image_strides, out_strides, grid_strides, grid_step, image_step, out_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, IMAGE_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
+    FOURS: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some samples of one image, one to a thread, in a share of its channels."""
+    program = tl.program_id(0)
+    begin = program // tiles % shares * share
+    n = program // tiles // shares
+    sample = program % tiles * TILE + tl.arange(0, TILE)
+    inside = sample < samples
+    x, y, z = split(sample, out_sizes, AXES)
+    first, t, _scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    target = out + offset_of(n, x, y, z, out_strides)
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    nought = tl.zeros([TILE], COMPUTE)
+    # What is beside the image adds 0: a sum that began with +0.0 stays as it is.
+    for at in range(begin, tl.minimum(begin + share, channels), 4 if IMAGE_ROWS else 1):
+        if IMAGE_ROWS:
+            a, b, c, d = nought, nought, nought, nought
+            for corner in tl.static_range(CORNERS):
+                px, py, pz, there = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+                source = pixel_offset(n, px, py, pz, image_strides).to(OFFSET)
+                e, f, g, h = load_four(image, source, at, channels, image_step, True, FOURS, COMPUTE)
+                if MODE == NEAREST:
+                    a, b = tl.where(there, e, 0.0), tl.where(there, f, 0.0)
+                    c, d = tl.where(there, g, 0.0), tl.where(there, h, 0.0)
+                else:
+                    weight = corner_weight(t, corner, AXES, TAPS, MODE)
+                    a, b = tl.where(there, a + weight * e, a), tl.where(there, b + weight * f, b)
+                    c, d = tl.where(there, c + weight * g, c), tl.where(there, d + weight * h, d)
+            store_four(target, at, channels, out_step, inside, a, b, c, d, OUT_ROWS)
+        else:
+            # One at a time: with more, the cache lets go of what corners share.
+            total = nought
+            channel = tl.full([1], at, OFFSET)
+            for corner in tl.static_range(CORNERS):
+                px, py, pz, there = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+                source = offset_of(n, px, py, pz, image_strides).to(OFFSET) + channel * image_step
+                value = widen(tl.load(image + source, mask=there & inside, other=0.0), COMPUTE)
+                if MODE == NEAREST:
+                    total = value
+                else:
+                    total += corner_weight(t, corner, AXES, TAPS, MODE) * value
+            value = narrow(total, out.dtype.element_ty)
+            tl.store(target + channel.to(tl.int64) * out_step, value, mask=inside)
+
+
+@triton.jit
+def add_four(
+    total, d, base, at, first, channels, step, ROWS: tl.constexpr, FOURS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """Add dout times pixel, channel after channel. What is not there adds 0 * 0."""
+    a, b, c, e = load_four(base, at, first, channels, step, ROWS, FOURS, COMPUTE)
+    return (((total + d[0] * a) + d[1] * b) + d[2] * c) + d[3] * e
+
+
+@triton.jit
+def sum_quad(
+    dout, dout_at, image, at_0, at_1, at_2, at_3, channels, dout_step, image_step,
+    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr,
+    COMPUTE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Over the channels, the ordered sums of dout times the pixel, for four corners."""
+    nought = tl.zeros([TILE], COMPUTE)
+    if DEPTH == 0:
+        d = load_four(dout, dout_at, 0, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
+        return (
+            add_four(nought, d, image, at_0, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(nought, d, image, at_1, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(nought, d, image, at_2, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(nought, d, image, at_3, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+        )
+    whole_0, whole_1, whole_2, whole_3 = nought, nought, nought, nought
+    total_0, total_1, total_2, total_3 = nought, nought, nought, nought
+    for block in range(0, channels, BLOCK):
+        block_0, block_1, block_2, block_3 = nought, nought, nought, nought
+        for chunk in range(block, tl.minimum(block + BLOCK, channels), CHUNK):
+            sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
+            for c in range(chunk, tl.minimum(chunk + CHUNK, channels), 4):
+                d = load_four(dout, dout_at, c, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
+                sum_0 = add_four(sum_0, d, image, at_0, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
+                sum_1 = add_four(sum_1, d, image, at_1, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
+                sum_2 = add_four(sum_2, d, image, at_2, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
+                sum_3 = add_four(sum_3, d, image, at_3, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
+            block_0 += sum_0
+            block_1 += sum_1
+            block_2 += sum_2
+            block_3 += sum_3
+        if DEPTH > 1:
+            total_0 += block_0
+            total_1 += block_1
+            total_2 += block_2
+            total_3 += block_3
+            if (block + BLOCK) % (BLOCK * CHUNK) == 0:
+                whole_0, total_0 = whole_0 + total_0, nought
+                whole_1, total_1 = whole_1 + total_1, nought
+                whole_2, total_2 = whole_2 + total_2, nought
+                whole_3, total_3 = whole_3 + total_3, nought
+        else:
+            whole_0, whole_1, whole_2, whole_3 = block_0, block_1, block_2, block_3
+    return whole_0 + total_0, whole_1 + total_1, whole_2 + total_2, whole_3 + total_3
+
+
+@triton.jit
+def add_slopes(
+    changes,
+    totals,
+    theres,
+    t,
+    CORNER: tl.constexpr,
+    AXES: tl.constexpr,
+    TAPS: tl.constexpr,
+    MODE: tl.constexpr,
+):
+    """What four corners add to the change along x, y and z."""
+    x, y, z = changes
+    for i in tl.static_range(4):
+        x = tl.where(theres[i], x + corner_slope(t, CORNER + i, 0, AXES, TAPS, MODE) * totals[i], x)
+        y = tl.where(theres[i], y + corner_slope(t, CORNER + i, 1, AXES, TAPS, MODE) * totals[i], y)
+        if AXES == 3:
+            z = tl.where(theres[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
+    return x, y, z
+
+
+@triton.jit
+def put_change(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr):
+    value = tl.where(scale != 0, change * scale, 0.0)
+    if ACCUMULATE:
+        value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value
+    tl.store(dgrid + at, narrow(value, dgrid.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "samples"])
+def grid_gradient(
+    dgrid, dout, image, grid, places,
+    count, samples, channels, sizes, out_sizes,
+    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, IN_ORDER: tl.constexpr, DOUT_ROWS: tl.constexpr,
+    IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr, OFFSET: tl.constexpr,
+    ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some samples, one to a thread, as they come; or IN_ORDER of the cells, where dout has its rows so."""
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = number < count
+    # Past the end the last sample is taken again, and not stored: then nothing needs a mask to be loaded.
+    number = tl.minimum(number, count - 1)
+    place = number
+    if IN_ORDER:
+        place = tl.load(places + number).to(tl.int32)
+    n = place // samples
+    x, y, z = split(place - n * samples, out_sizes, AXES)
+    target = offset_of(n, x, y, z, dgrid_strides)
+    nought = tl.zeros([TILE], COMPUTE)
+    if MODE == NEAREST:
+        for a in tl.static_range(AXES):
+            put_change(dgrid, target + a * dgrid_step, nought, nought, inside, ACCUMULATE, COMPUTE)
+    else:
+        first, t, scale = locate(
+            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+        )  # fmt: skip
+        dout_at = number.to(OFFSET) * channels
+        if not IN_ORDER:
+            dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
+        changes = (nought, nought, nought)
+        for corner in tl.static_range(0, (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS), 4):
+            x0, y0, z0, in_0 = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+            x1, y1, z1, in_1 = corner_pixel(first, corner + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+            x2, y2, z2, in_2 = corner_pixel(first, corner + 2, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+            x3, y3, z3, in_3 = corner_pixel(first, corner + 3, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+            totals = sum_quad(
+                dout, dout_at, image,
+                pixel_offset(n, x0, y0, z0, image_strides).to(OFFSET),
+                pixel_offset(n, x1, y1, z1, image_strides).to(OFFSET),
+                pixel_offset(n, x2, y2, z2, image_strides).to(OFFSET),
+                pixel_offset(n, x3, y3, z3, image_strides).to(OFFSET),
+                channels, dout_step, image_step, DOUT_ROWS, IMAGE_ROWS, FOURS, DEPTH, COMPUTE, TILE,
+            )  # fmt: skip
+            changes = add_slopes(changes, totals, (in_0, in_1, in_2, in_3), t, corner, AXES, TAPS, MODE)
+        put_change(dgrid, target, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
+        put_change(dgrid, target + dgrid_step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
+        if AXES == 3:
+            put_change(dgrid, target + 2 * dgrid_step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
+
+
+def _like(desc: SampleDescriptor, name: str) -> torch.Tensor | None:
+    """A contiguous tensor like the operand called ``name``, without memory; None if there must be none."""
+    expected = desc.expected(name)
+    return None if expected is None else torch.empty(expected[0], dtype=expected[1], device="meta")
+
+
+class GridSample(SampleKernel[GridSampleDescriptor]):
+    """``grid_sample``."""
+
+    def compile(self) -> None:
+        described: Any = {name: _like(self.desc, name) for name in ("out", "input", "grid")}
+        self.prepare(GridSampleArgs(**described))
+
+    def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
+        desc = self.desc
+        tile, warps = (SAMPLES, WARPS) if desc.channels < FEW else (MANY_SAMPLES, MANY_WARPS)
+        tiles = -(-desc.samples // tile)
+        # Channels are shared out among programs only if samples alone make too few of them.
+        shares = min(-(-ENOUGH // (desc.batch * tiles)), -(-desc.channels // LEAST_SHARE))
+        share = -(-desc.channels // (4 * shares)) * 4
+        shares = -(-desc.channels // share)
+        steps = Steps(self.device, args)
+        steps.add(
+            grid_sample,
+            desc.batch * shares * tiles,
+            (0, 1, 2),
+            (
+                desc.samples, tiles, share, shares,
+                desc.channels, sizes_of(desc.image_size), sizes_of(desc.output_size),
+                strides_of(args.input), strides_of(args.out), grid_strides_of(args.grid),
+                args.grid.stride(-1), args.input.stride(1), args.out.stride(1),
+            ),
+            {
+                **kind_of(desc), "IMAGE_ROWS": args.input.stride(1) == 1,
+                "OUT_ROWS": args.out.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
+                "OFFSET": offset_type(args.input), "TILE": tile,
+            },
+            warps,
+        )  # fmt: skip
+        return steps.launch
+
+
+class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
+    """Some images at a time: their dinput, then their dgrid."""
+
+    most_workspace = MOST_WORKSPACE
+    copies = True
+
+    def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        # What is counted in 31 bits, for each image.
+        counted = max(desc.samples * desc.corners, math.prod(size + 1 for size in desc.image_size))
+        self.images = max(min(desc.batch, LIMIT // counted), 1)
+        while self.images > 1 and self.size_for(self.images) > self.most_workspace:
+            self.images = -(-self.images // 2)
+        self.workspace_size = self.size_for(self.images)
+
+    def size_for(self, images: int) -> int:
+        """The workspace that so many images need."""
+        pieces = Pieces()
+        if self.desc.needs_dinput:
+            self.sums_for(pieces, images)
+        return pieces.size
+
+    def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
+        cells = math.prod(size + 1 for size in self.desc.image_size)
+        if self.desc.mode == Mode.BILINEAR and self.desc.axes == 2 and cells <= LIMIT:
+            return CellSums(pieces, self.desc, images)
+        return CornerSums(pieces, self.desc, images, self.copies)
+
+    def compile(self) -> None:
+        names = ("dout", "grid", "input", "dinput", "dgrid")
+        described: Any = {name: _like(self.desc, name) for name in names}
+        self.prepare(GridSampleBackwardArgs(**described))
+
+    def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
+        desc, steps = self.desc, Steps(self.device, args)
+        for first in range(0, desc.batch, self.images):
+            images = min(self.images, desc.batch - first)
+            dinput, dgrid, dout, image, grid = (Part(operand, first, images) for operand in range(5))
+            sums = self.sums_for(Pieces(), images) if desc.needs_dinput else None
+            if sums is not None and args.dinput is not None:
+                sums.add_steps(steps, args, dinput, dout, grid)
+            if args.dgrid is not None and desc.samples:
+                self.add_grid_gradient(steps, args, sums, images, (dgrid, dout, image, grid))
+        return steps.launch
+
+    def add_grid_gradient(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        sums: CellSums | CornerSums | None,
+        images: int,
+        operands: tuple[StepOperand, ...],
+    ) -> None:
+        desc = self.desc
+        dgrid, dout, image, grid = operands
+        assert args.dgrid is not None and args.input is not None
+        # Few channels are read faster as they come, whatever the grid.
+        ordered = sums if isinstance(sums, CellSums) and desc.channels >= FEW else None
+        rows, places = (dout, grid) if ordered is None else (ordered.rows, ordered.order.places)
+        wide = tl.int64 in (offset_type(args.input), offset_type(args.dout))
+        offset = tl.int64 if wide or images * desc.samples * desc.channels >= 2**31 else tl.int32
+        steps.add(
+            grid_gradient,
+            -(-images * desc.samples // GRID_SAMPLES),
+            (dgrid, rows, image, grid, places),
+            (
+                images * desc.samples, desc.samples, desc.channels,
+                sizes_of(desc.image_size), sizes_of(desc.output_size),
+                grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
+                grid_strides_of(args.grid),
+                args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
+            ),
+            {
+                **kind_of(desc), "IN_ORDER": ordered is not None,
+                "DOUT_ROWS": ordered is not None or args.dout.stride(1) == 1,
+                "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
+                "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
+                "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
+            },
+            GRID_WARPS,
+        )  # fmt: skip
+
+
+class LeanGridSampleBackward(GridSampleBackward):
+    """One image at a time, and no copy of dout."""
+
+    most_workspace = 0
+    copies = False

@@ -1,0 +1,451 @@
+"""grid_sample: an image read at places that lie between its pixels, and the gradients of that.
+
+``out[n, c, place] = image[n, c] at grid[n, place]``, in the meaning of ``torch.nn.functional.grid_sample``.
+The grid counts each axis from -1 to 1, x first; what there is beside the image is a matter of the padding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
+
+import torch
+
+from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee
+from holdfast.core.descriptor import Descriptor
+from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import Args, Kernel, Operand, Plan
+from holdfast.core.registry import backends
+from holdfast.core.stream import Stream
+from holdfast.ops.segment_sum.indexed import summing_ulp
+
+#: The longest axis of an image: float32 counts its pixels without a gap.
+LONGEST_AXIS = 2**24
+#: So many pixels beside the image no tap is in it, in any mode.
+BESIDE = 4
+#: The pixels and the corners of all samples of one image are counted in 31 bits.
+LIMIT = 2**31 - 1
+#: The most channels: sums over them have no more than four levels.
+MOST_CHANNELS = 2**20
+
+
+class Mode(StrEnum):
+    """How a value between pixels is made of those around it."""
+
+    BILINEAR = "bilinear"
+    NEAREST = "nearest"
+    BICUBIC = "bicubic"
+
+
+class Padding(StrEnum):
+    """What is beside the image."""
+
+    ZEROS = "zeros"
+    BORDER = "border"
+    REFLECTION = "reflection"
+
+
+#: How many pixels each mode looks at along an axis.
+TAPS = {Mode.BILINEAR: 2, Mode.NEAREST: 1, Mode.BICUBIC: 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDescriptor(Descriptor):
+    """``shape`` is that of the image: (N, C, H, W) or (N, C, D, H, W).
+
+    ``output_size`` is (H, W) or (D, H, W) of what is sampled. The grid has shape (N, *output_size, 2 or 3);
+    its dtype is the image's, or float32 for an image in 16 bits.
+    """
+
+    output_size: tuple[int, ...]
+    mode: Mode = Mode.BILINEAR
+    padding_mode: Padding = Padding.ZEROS
+    align_corners: bool = False
+    input_dtype: torch.dtype = torch.float32
+    grid_dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            size = tuple(int(size) for size in self.output_size)
+        except (TypeError, ValueError):
+            raise InvalidDescriptor(
+                f"output_size is {self.output_size!r}; it must be whole numbers, such as (64, 64)."
+            ) from None
+        object.__setattr__(self, "output_size", size)
+        object.__setattr__(self, "mode", _member(Mode, "mode", self.mode))
+        object.__setattr__(self, "padding_mode", _member(Padding, "padding_mode", self.padding_mode))
+
+    @property
+    def batch(self) -> int:
+        return self.shape[0]
+
+    @property
+    def channels(self) -> int:
+        return self.shape[1]
+
+    @property
+    def image_size(self) -> tuple[int, ...]:
+        """(H, W) or (D, H, W) of the image."""
+        return self.shape[2:]
+
+    @property
+    def axes(self) -> int:
+        """2 or 3."""
+        return len(self.output_size)
+
+    @property
+    def pixels(self) -> int:
+        """The pixels of one image, in one channel."""
+        return math.prod(self.image_size)
+
+    @property
+    def samples(self) -> int:
+        """The samples taken of one image."""
+        return math.prod(self.output_size)
+
+    @property
+    def corners(self) -> int:
+        """The pixels that a sample is made of."""
+        return math.prod((TAPS[self.mode],) * self.axes)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (*self.shape[:2], *self.output_size)
+
+    @property
+    def grid_shape(self) -> tuple[int, ...]:
+        return (self.batch, *self.output_size, self.axes)
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def compute(self) -> Float:
+        """What coordinates, weights and sums are computed in."""
+        grid = float_dtype(self.grid_dtype, "grid_dtype").compute
+        return max(self.real.compute, grid, key=lambda dtype: dtype.bits)
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
+        if name in ("grid", "dgrid"):
+            return self.grid_shape, self.grid_dtype
+        return self.shape if name in ("input", "dinput") else self.output_shape, self.input_dtype
+
+    def validate(self) -> None:
+        super().validate()
+        if len(self.shape) not in (4, 5):
+            raise InvalidDescriptor(
+                f"shape is {self.shape}; accepted are images of shape (N, C, H, W) or (N, C, D, H, W)."
+            )
+        if len(self.output_size) != len(self.image_size):
+            raise InvalidDescriptor(
+                f"output_size is {self.output_size} and the image has shape {self.shape}; it must have one "
+                f"size for each of the last {len(self.image_size)} axes."
+            )
+        if any(size < 0 for size in self.output_size):
+            raise InvalidDescriptor(
+                f"output_size {self.output_size} has a negative size; sizes count from 0."
+            )
+        if not all(0 < size <= LONGEST_AXIS for size in self.image_size):
+            raise InvalidDescriptor(
+                f"the image has shape {self.shape}; each of its last {len(self.image_size)} axes must have "
+                f"from 1 to {LONGEST_AXIS} pixels."
+            )
+        for what, count in (("pixels", self.pixels), ("corners of samples", self.samples * self.corners)):
+            if count > LIMIT:
+                raise InvalidDescriptor(
+                    f"there are {count} {what} to an image; at most {LIMIT} are accepted. Split them up."
+                )
+        if self.channels > MOST_CHANNELS:
+            raise InvalidDescriptor(
+                f"there are {self.channels} channels; at most {MOST_CHANNELS} are accepted. Split them up."
+            )
+        self._validate_kind()
+
+    def _validate_kind(self) -> None:
+        if self.mode == Mode.BICUBIC and self.axes == 3:
+            raise InvalidDescriptor(
+                "mode is 'bicubic' for an image with 3 axes; there it must be 'bilinear' or 'nearest'."
+            )
+        if not isinstance(self.align_corners, bool):
+            raise InvalidDescriptor(f"align_corners is {self.align_corners!r}; it must be True or False.")
+        float_dtype(self.grid_dtype, "grid_dtype")
+        accepted = (self.real.torch, torch.float32) if self.real.bits == 16 else (self.real.torch,)
+        if self.grid_dtype not in accepted:
+            raise InvalidDescriptor(
+                f"grid_dtype is {self.grid_dtype} and input_dtype is {self.input_dtype}; with such an image "
+                f"the grid must be {' or '.join(map(str, accepted))}."
+            )
+
+
+def _member(kind: type[StrEnum], name: str, value: Any) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        accepted = ", ".join(repr(member.value) for member in kind)
+        raise InvalidDescriptor(f"{name} is {value!r}; accepted are {accepted}.") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridSampleDescriptor(SampleDescriptor):
+    """Samples of an image."""
+
+    @property
+    def empty(self) -> bool:
+        return 0 in self.output_shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridSampleBackwardDescriptor(SampleDescriptor):
+    """The gradients with respect to the image and the grid, each only if it is needed."""
+
+    needs_dinput: bool = True
+    needs_dgrid: bool = True
+
+    @property
+    def empty(self) -> bool:
+        # Without samples dinput is zeros, and without channels dgrid is: they are written all the same.
+        written = (("dinput", self.shape), ("dgrid", self.grid_shape))
+        return all(0 in shape for name, shape in written if getattr(self, f"needs_{name}"))
+
+    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+        if name == "dinput" and not self.needs_dinput:
+            return None
+        if name in ("input", "dgrid") and not self.needs_dgrid:
+            return None
+        return super().expected(name)
+
+    def validate(self) -> None:
+        super().validate()
+        if not (self.needs_dinput or self.needs_dgrid):
+            raise InvalidDescriptor(
+                "needs_dinput and needs_dgrid are both False; there is nothing to compute."
+            )
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class GridSampleArgs(Args):
+    """``input`` and ``grid`` are read, ``out`` is written."""
+
+    input: torch.Tensor
+    grid: torch.Tensor
+    out: torch.Tensor
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.out, self.input, self.grid
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class GridSampleBackwardArgs(Args):
+    """``dout`` and the forward's ``grid`` are read, and its ``input`` if there is a ``dgrid`` to compute.
+
+    ``dinput`` and ``dgrid`` are written, or with ``accumulate`` added to; each is None if it is not needed.
+    """
+
+    dout: torch.Tensor
+    grid: torch.Tensor
+    input: torch.Tensor | None = None
+    dinput: torch.Tensor | None = None
+    dgrid: torch.Tensor | None = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dinput, self.dgrid, self.dout, self.input, self.grid
+
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
+
+
+D = TypeVar("D", bound=SampleDescriptor)
+A = TypeVar("A", bound=Args)
+
+
+class SampleKernel(Generic[D]):
+    """A kernel of grid_sample, on any backend."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Nothing, where there is no compiler."""
+
+
+class SamplePlan(Plan[D, A]):
+    """The checks and statements that both directions make."""
+
+    #: The operands by name, the outputs first.
+    tensors: ClassVar[tuple[str, ...]]
+    cases = "holdfast.ops.grid_sample.cases"
+    #: For a backend, a kernel with the same bits that needs less workspace, and more time.
+    lean_kernels: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
+        """As every plan does; with a limited workspace a leaner kernel is tried before another backend."""
+        limit = pref.max_workspace_bytes if pref else None
+        if pref is not None and limit is not None and type(desc) is cls.Descriptor:
+            desc.validate()
+            usual = cls.consider(stream, desc, replace(pref, max_workspace_bytes=None))
+            backend = next((candidate.backend for candidate in usual if not candidate.reason), "")
+            if (
+                backend in cls.lean_kernels
+                and cls._kernel(backend, desc, stream.device).workspace_size > limit
+            ):
+                module, _, name = cls.lean_kernels[backend].partition(":")
+                lean = cast(Kernel[A], getattr(importlib.import_module(module), name)(desc, stream.device))
+                if lean.workspace_size <= limit:
+                    if pref.precompile and not desc.empty:
+                        lean.compile()
+                    return cls(desc, stream.device, backend, lean)
+        return super().select(stream, desc, pref)
+
+    def sku(self) -> KernelSku:
+        desc = self.descriptor
+        where = f"{desc.padding_mode}, {'corners' if desc.align_corners else 'edges'} aligned"
+        return KernelSku(
+            op=self.op,
+            direction=self.direction,
+            mode=f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid",
+            input_dtype=dtype_name(desc.input_dtype),
+            output_dtype=dtype_name(desc.input_dtype),
+            backend=self.backend,
+            architecture=backends()[self.backend].architecture(self.device),
+        )
+
+    def precision_guarantee(self) -> PrecisionGuarantee:
+        """The error is counted from the place that a sample has once its coordinates are rounded.
+
+        The unit is the last place of a sum of magnitudes: of the pixels that a sample is made of (out), of
+        dout over all samples that a pixel is part of (dinput), and of dout times pixel over all pixels of a
+        sample and all channels, times what the coordinate moves by when the grid moves by 1 (dgrid).
+        """
+        compute = self.descriptor.compute.name
+        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
+
+    def _ulp(self) -> dict[str, float]:
+        raise NotImplementedError
+
+    def bytes_moved(self) -> int:
+        desc, moved = self.descriptor, 0
+        for name in self.tensors:
+            expected = desc.expected(name)
+            if expected is not None:
+                shape, dtype = expected
+                read = min(desc.pixels, desc.samples * desc.corners) if name == "input" else 0
+                count = desc.batch * desc.channels * read if name == "input" else math.prod(shape)
+                moved += count * dtype.itemsize
+        return moved
+
+    def _refused_layout(self, args: A) -> str:
+        for name in self.tensors:
+            reason = self._refused_tensor(name, getattr(args, name))
+            if reason:
+                return reason
+        return ""
+
+    def _refused_tensor(self, name: str, tensor: Any) -> str:
+        expected = self.descriptor.expected(name)
+        if expected is None:
+            return (
+                "" if tensor is None else f"{name} is given, and the descriptor says that it is not needed."
+            )
+        if not isinstance(tensor, torch.Tensor):
+            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        if tensor.layout != torch.strided:
+            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+        if tensor.is_neg():
+            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
+        if tensor.device != self.device:
+            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
+        shape, dtype = expected
+        if tensor.dtype != dtype:
+            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
+        if tuple(tensor.shape) != shape:
+            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
+        return ""
+
+
+def weight_error(desc: SampleDescriptor) -> float:
+    """The error of a corner's weight, in multiples of 2^-24 (float32): absolute, for weights are at most 1.
+
+    Linear weights are rounded once along each axis, and their products once each. A cubic weight is off by up
+    to 40 of these, for its polynomial adds and subtracts numbers up to 6.
+    """
+    if desc.mode == Mode.NEAREST:
+        return 0.0
+    return 81.0 if desc.mode == Mode.BICUBIC else 2.0 * desc.axes - 1
+
+
+class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
+    """out = the image at the places of the grid; each place is a weighted sum of the pixels around it."""
+
+    op = "grid_sample"
+    direction = "forward"
+    outputs = ("out",)
+    tensors = ("out", "input", "grid")
+    Descriptor = GridSampleDescriptor
+    Args = GridSampleArgs
+    kernels = {
+        "gpu": "holdfast.ops.grid_sample.gpu:GridSample",
+        "cpu": "holdfast.ops.grid_sample.cpu:GridSample",
+        "reference": "holdfast.ops.grid_sample.reference:GridSample",
+    }
+    lean_kernels = {"cpu": "holdfast.ops.grid_sample.cpu:LeanGridSample"}
+
+    def _ulp(self) -> dict[str, float]:
+        desc = self.descriptor
+        if desc.mode == Mode.NEAREST:
+            return {"out": 0.0}
+        # After the weights: a product with the pixel, and the sum of the products.
+        return {"out": _in_ulp(desc.real, desc.compute, weight_error(desc) + desc.corners)}
+
+
+class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSampleBackwardArgs]):
+    """dinput = each pixel's share of dout; dgrid = how dout changes as the places move."""
+
+    op = "grid_sample"
+    direction = "backward"
+    outputs = ("dinput", "dgrid")
+    tensors = ("dinput", "dgrid", "dout", "input", "grid")
+    Descriptor = GridSampleBackwardDescriptor
+    Args = GridSampleBackwardArgs
+    kernels = {
+        "gpu": "holdfast.ops.grid_sample.gpu:GridSampleBackward",
+        "cpu": "holdfast.ops.grid_sample.cpu:GridSampleBackward",
+        "reference": "holdfast.ops.grid_sample.reference:GridSampleBackward",
+    }
+    lean_kernels = {
+        "gpu": "holdfast.ops.grid_sample.gpu:LeanGridSampleBackward",
+        "cpu": "holdfast.ops.grid_sample.cpu:LeanGridSampleBackward",
+    }
+
+    def _ulp(self) -> dict[str, float]:
+        desc = self.descriptor
+        if desc.mode == Mode.NEAREST:
+            return {"dinput": summing_ulp(desc.real, desc.samples), "dgrid": 0.0}
+        # A slope is rounded as often as a weight; a cubic one is off by up to 92 units, and is up to 1.35.
+        # Then come the products with dout, the slope and the scale, and the sums over channels and corners.
+        terms = summing_ulp(desc.compute, desc.channels)
+        rounded = weight_error(desc) + desc.corners + 2 + terms
+        if desc.mode == Mode.BICUBIC:
+            rounded = 92 + 1.35 * (desc.corners + 2 + terms)
+        return {
+            "dinput": summing_ulp(desc.real, desc.samples * desc.corners, more=weight_error(desc) + 1),
+            "dgrid": _in_ulp(FLOATS[dtype_name(desc.grid_dtype)], desc.compute, rounded),
+        }
+
+
+def _in_ulp(real: Float, compute: Float, roundings: float) -> float:
+    """So many roundings in ``compute``, and one to ``real`` if that is another type, in ULP of ``real``."""
+    narrowed = 0.5 if real is not compute else 0.0
+    return roundings * 2.0 ** (real.precision - compute.precision) + narrowed

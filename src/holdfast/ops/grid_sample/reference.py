@@ -1,0 +1,322 @@
+"""What grid_sample and its gradients mean, in NumPy. Every operation is rounded on its own.
+
+A sample lies at coordinates (x, y, and z in 3-D) that are counted in pixels. Along each axis it has taps:
+the pixels that it is made of, each with a weight. A corner is one tap of every axis, and its weight is the
+product of theirs, x times y times z. Corners are counted with x fastest: nw, ne, sw, se.
+
+    out[n, c, sample]    = sum over corners: weight * pixel
+    dinput[n, c, pixel]  = ordered sum over corners, then samples: weight * dout
+    dgrid[n, sample, x]  = scale * sum over corners: slope * (ordered sum over channels: dout * pixel)
+
+The sums over corners start from +0.0 and go from the first corner to the last. A corner that lies beside the
+image takes no part in any sum: it is left out, not multiplied by 0. One in the image takes part whatever its
+weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from holdfast.core.plan import Launch
+from holdfast.numerics.reference import Array, accumulated, store, widen
+from holdfast.ops.grid_sample.plan import (
+    BESIDE,
+    LONGEST_AXIS,
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleDescriptor,
+    Mode,
+    Padding,
+    SampleDescriptor,
+    SampleKernel,
+)
+from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
+
+
+def pixel_coordinate(g: Array, size: int, align_corners: bool) -> Array:
+    """Where a grid coordinate lies, in pixels: the centre of the first is 0."""
+    kind = g.dtype.type
+    one, two = kind(1), kind(2)
+    x: Array = ((g + one) / two) * kind(size - 1) if align_corners else ((g + one) * kind(size) - one) / two
+    return x
+
+
+def pixels_per_unit(size: int, align_corners: bool) -> float:
+    """What the coordinate moves by when the grid moves by 1; exact."""
+    return ((size - 1) if align_corners else size) / 2
+
+
+def clipped(x: Array, size: int) -> tuple[Array, Array]:
+    """The coordinate held at the outermost centres, and whether it still moves; NaN is held at the first."""
+    kind = x.dtype.type
+    last = kind(size - 1)
+    moves = (x > 0) & (x < last)
+    return np.where(x > 0, np.where(x < last, x, last), kind(0)), moves
+
+
+def reflected(x: Array, size: int, align_corners: bool) -> tuple[Array, Array]:
+    """The coordinate mirrored into the image as often as need be, and which way it moves: 1, -1, or 0.
+
+    Mirrors stand at the outermost centres, or at the edges, half a pixel further; what is still beyond the
+    centres is clipped.
+    """
+    kind = x.dtype.type
+    low = kind(0 if align_corners else -0.5)
+    period = kind(2 * (size - 1) if align_corners else 2 * size)
+    if period == 0:
+        return np.zeros_like(x), np.zeros_like(x)
+    from_low = x - low
+    away = np.abs(from_low)
+    within = away - np.floor(away / period) * period
+    back = period - within
+    turned = within > back
+    mirrored, moves = clipped(np.where(turned, back, within) + low, size)
+    return mirrored, np.where(moves, np.where(turned ^ (from_low < 0), kind(-1), kind(1)), kind(0))
+
+
+def placed(g: Array, size: int, desc: SampleDescriptor) -> tuple[Array, Array]:
+    """The coordinate where a sample is taken, and what it moves by when the grid moves by 1.
+
+    It is always finite and within ``LONGEST_AXIS`` and a few pixels, so that its floor is an index.
+    """
+    kind = g.dtype.type
+    x = pixel_coordinate(g, size, desc.align_corners)
+    scale = kind(pixels_per_unit(size, desc.align_corners))
+    if desc.padding_mode == Padding.ZEROS:
+        near = (x >= -BESIDE) & (x <= size + (BESIDE - 1))
+        return np.where(near, x, kind(-BESIDE)), np.where(near, scale, kind(0))
+    if desc.mode == Mode.BICUBIC:  # its taps are clipped or mirrored, each by itself
+        if desc.padding_mode == Padding.BORDER:
+            near = (x >= -BESIDE) & (x <= size + (BESIDE - 1))
+            far = np.where(x > 0, kind(size + (BESIDE - 1)), np.where(x < 0, kind(-BESIDE), kind(0)))
+            return np.where(near, x, far), np.where(near, scale, kind(0))
+        countable = np.abs(x) <= LONGEST_AXIS
+        return np.where(countable, x, kind(0)), np.where(countable, scale, kind(0))
+    if desc.padding_mode == Padding.BORDER:
+        x, moves = clipped(x, size)
+        return x, np.where(moves, scale, kind(0))
+    x, way = reflected(x, size, desc.align_corners)
+    return x, way * scale
+
+
+def nearest_index(x: Array) -> Array:
+    """The pixel that a coordinate is nearest to; of two, the even one."""
+    return np.rint(x).astype(np.int64)
+
+
+def mirrored_index(index: Array, size: int, align_corners: bool) -> Array:
+    """The pixel that stands for one beside the image, among integers."""
+    period = 2 * (size - 1) if align_corners else 2 * size
+    if period == 0:
+        return np.zeros_like(index)
+    within = index % period
+    return np.where(within < size, within, period - (0 if align_corners else 1) - within)
+
+
+def near_weight(u: Array) -> Array:
+    """The cubic weight of a tap that is u away, u up to 1."""
+    kind = u.dtype.type
+    weight: Array = ((kind(1.25) * u - kind(2.25)) * u) * u + kind(1)
+    return weight
+
+
+def far_weight(u: Array) -> Array:
+    """The cubic weight of a tap that is u away, u from 1 to 2."""
+    kind = u.dtype.type
+    weight: Array = ((kind(3.75) - kind(0.75) * u) * u - kind(6)) * u + kind(3)
+    return weight
+
+
+def near_slope(u: Array) -> Array:
+    """The derivative of ``near_weight``."""
+    kind = u.dtype.type
+    slope: Array = (kind(3.75) * u - kind(4.5)) * u
+    return slope
+
+
+def far_slope(u: Array) -> Array:
+    """The derivative of ``far_weight``."""
+    kind = u.dtype.type
+    slope: Array = (kind(7.5) - kind(2.25) * u) * u - kind(6)
+    return slope
+
+
+def cubic(t: Array) -> tuple[list[Array], list[Array]]:
+    """The weights of the taps at -1, 0, 1 and 2, for a sample at t from 0 to 1, and their slopes in t."""
+    one = t.dtype.type(1)
+    rest = one - t
+    weights = [far_weight(t + one), near_weight(t), near_weight(rest), far_weight(rest + one)]
+    slopes = [far_slope(t + one), near_slope(t), -near_slope(rest), -far_slope(rest + one)]
+    return weights, slopes
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The taps of every sample along one axis: each with its pixel (-1 beside the image), weight and slope.
+
+    ``scale`` is what the coordinate moves by when the grid moves by 1: 0 if the sample stays where it is.
+    """
+
+    index: list[Array]
+    weight: list[Array]
+    slope: list[Array]
+    scale: Array
+
+
+def taps(g: Array, size: int, desc: SampleDescriptor) -> Axis:
+    """The taps along an axis of ``size`` pixels, for grid coordinates ``g``."""
+    kind = g.dtype.type
+    x, scale = placed(g, size, desc)
+    one = np.ones_like(x)
+    if desc.mode == Mode.NEAREST:
+        index, weight, slope = [nearest_index(x)], [one], [one]
+        scale = np.zeros_like(scale)
+    else:
+        first = np.floor(x)
+        t = x - first
+        base = first.astype(np.int64)
+        if desc.mode == Mode.BILINEAR:
+            index, weight, slope = [base, base + 1], [kind(1) - t, t], [-one, one]
+        else:
+            index = [base + offset for offset in (-1, 0, 1, 2)]
+            weight, slope = cubic(t)
+    if desc.mode == Mode.BICUBIC and desc.padding_mode == Padding.BORDER:
+        index = [np.clip(i, 0, size - 1) for i in index]
+    if desc.mode == Mode.BICUBIC and desc.padding_mode == Padding.REFLECTION:
+        index = [mirrored_index(i, size, desc.align_corners) for i in index]
+    return Axis([np.where((i >= 0) & (i < size), i, -1) for i in index], weight, slope, scale)
+
+
+def axes_of(grid: Array, desc: SampleDescriptor) -> list[Axis]:
+    """The taps along x, y and z for a grid of shape (N, samples, 2 or 3)."""
+    with np.errstate(all="ignore"):
+        return [taps(grid[..., a], size, desc) for a, size in enumerate(reversed(desc.image_size))]
+
+
+@dataclass(frozen=True)
+class Corner:
+    """One corner of every sample: its pixel (-1 beside the image), weight, and slope by each axis."""
+
+    pixel: Array
+    weight: Array
+    slopes: list[Array]
+
+
+def corners(axes: list[Axis], desc: SampleDescriptor) -> Iterator[Corner]:
+    """Every corner in order, x fastest."""
+    sizes = list(reversed(desc.image_size))
+    for chosen in product(*(range(len(axis.index)) for axis in reversed(axes))):
+        tap = list(reversed(chosen))
+        pixel: Array = np.zeros_like(axes[0].index[0])
+        inside: Array = np.ones_like(pixel, dtype=bool)
+        for a in reversed(range(len(axes))):
+            index = axes[a].index[tap[a]]
+            pixel = pixel * sizes[a] + index
+            inside = inside & (index >= 0)
+        yield Corner(
+            np.where(inside, pixel, -1),
+            _product([axis.weight[k] for axis, k in zip(axes, tap, strict=True)]),
+            [
+                _product([(axis.slope if a == b else axis.weight)[tap[b]] for b, axis in enumerate(axes)])
+                for a in range(len(axes))
+            ],
+        )
+
+
+def _product(factors: list[Array]) -> Array:
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total * factor
+    return total
+
+
+def at_pixels(image: Array, pixel: Array) -> Array:
+    """image[n, c, pixel[n, sample]]; any number for a pixel of -1."""
+    return np.take_along_axis(image, np.maximum(pixel, 0)[:, None, :], axis=2)
+
+
+def grid_sample(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
+    """(N, C, samples) of an image (N, C, pixels)."""
+    axes = axes_of(grid, desc)
+    out = np.zeros((desc.batch, desc.channels, desc.samples), image.dtype)
+    with np.errstate(all="ignore"):
+        for corner in corners(axes, desc):
+            values, inside = at_pixels(image, corner.pixel), (corner.pixel >= 0)[:, None]
+            if desc.mode == Mode.NEAREST:
+                return np.where(inside, values, out)
+            out = np.where(inside, out + corner.weight[:, None] * values, out)
+    return out
+
+
+def gradient_of_input(dout: Array, grid: Array, desc: SampleDescriptor) -> Array:
+    """(N, C, pixels): for every pixel, what the samples around it add up to."""
+    dinput = np.zeros((desc.batch, desc.channels, desc.pixels), dout.dtype)
+    every = list(corners(axes_of(grid, desc), desc))
+    with np.errstate(all="ignore"):
+        for n in range(desc.batch):
+            destinations = np.concatenate([corner.pixel[n] for corner in every])
+            terms = np.concatenate([corner.weight[n, :, None] * dout[n].T for corner in every])
+            for pixel, places in sources_of(destinations, desc.pixels).items():
+                dinput[n, :, pixel] = ordered_sum(terms[places])
+    return dinput
+
+
+def gradient_of_grid(dout: Array, image: Array, grid: Array, desc: SampleDescriptor) -> Array:
+    """(N, samples, 2 or 3): along every axis, how the sum of dout * out changes as the grid moves."""
+    axes = axes_of(grid, desc)
+    changes = [np.zeros((desc.batch, desc.samples), dout.dtype) for _ in axes]
+    with np.errstate(all="ignore"):
+        for corner in corners(axes, desc):
+            products = dout * at_pixels(image, corner.pixel)
+            total = ordered_sum(products.transpose(1, 0, 2))
+            for a, slope in enumerate(corner.slopes):
+                changes[a] = np.where(corner.pixel >= 0, changes[a] + slope * total, changes[a])
+        scaled = [
+            np.where(axis.scale != 0, change * axis.scale, dout.dtype.type(0))
+            for axis, change in zip(axes, changes, strict=True)
+        ]
+    return np.stack(scaled, axis=-1)
+
+
+class GridSample(SampleKernel[GridSampleDescriptor]):
+    """``grid_sample``."""
+
+    def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
+        desc = self.desc
+
+        def launch(stream: object, workspace: object, args: GridSampleArgs, addresses: object) -> None:
+            image = widen(args.input, desc.compute).reshape(*desc.shape[:2], desc.pixels)
+            grid = widen(args.grid, desc.compute).reshape(desc.batch, desc.samples, desc.axes)
+            store(args.out, grid_sample(image, grid, desc))
+
+        return launch
+
+
+class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
+    """``gradient_of_input`` and ``gradient_of_grid``, each if it is needed."""
+
+    def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
+        desc = self.desc
+
+        def launch(
+            stream: object, workspace: object, args: GridSampleBackwardArgs, addresses: object
+        ) -> None:
+            dout = widen(args.dout, desc.compute).reshape(*desc.shape[:2], desc.samples)
+            grid = widen(args.grid, desc.compute).reshape(desc.batch, desc.samples, desc.axes)
+            made = {}
+            if args.dinput is not None:
+                made["dinput"] = gradient_of_input(dout, grid, desc)
+            if args.dgrid is not None and args.input is not None:
+                image = widen(args.input, desc.compute).reshape(*desc.shape[:2], desc.pixels)
+                made["dgrid"] = gradient_of_grid(dout, image, grid, desc)
+            for name, gradient in made.items():
+                out = getattr(args, name)
+                gradient = gradient.reshape(out.shape)
+                store(out, accumulated(out, gradient, desc.compute) if args.accumulate else gradient)
+
+        return launch

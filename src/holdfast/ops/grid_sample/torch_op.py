@@ -1,0 +1,271 @@
+"""grid_sample for torch: operators, tracing, autograd, vmap, and the function that people call."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.stream import NO_WORKSPACE, Workspace
+from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.grid_sample.composed import composed_grid_sample
+from holdfast.ops.grid_sample.plan import (
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardPlan,
+    GridSamplePlan,
+    Mode,
+)
+
+_KIND_SCHEMA = "str mode, str padding_mode, bool align_corners"
+
+
+@lru_cache(maxsize=4096)
+def _forward_plan(shape, size, input_dtype, grid_dtype, device, mode, padding_mode, align_corners):
+    return select_plan(
+        GridSamplePlan, device, shape=shape, output_size=size, input_dtype=input_dtype, grid_dtype=grid_dtype,
+        mode=mode, padding_mode=padding_mode, align_corners=align_corners,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _backward_plan(
+    shape, size, input_dtype, grid_dtype, device, mode, padding_mode, align_corners, needs_dinput, needs_dgrid
+):
+    return select_plan(
+        GridSampleBackwardPlan, device, shape=shape, output_size=size, input_dtype=input_dtype,
+        grid_dtype=grid_dtype, mode=mode, padding_mode=padding_mode, align_corners=align_corners,
+        needs_dinput=needs_dinput, needs_dgrid=needs_dgrid,
+    )  # fmt: skip
+
+
+_kept = threading.local()
+#: Bytes of workspace on the CPU that a thread holds on to: fresh memory costs a fault for each page.
+_KEPT_BYTES = 2**26
+
+
+def _workspace(plan, device):
+    size = plan.workspace_size()
+    if device.type != "cpu" or size > _KEPT_BYTES:
+        return Workspace.allocate(size, device)
+    if getattr(_kept, "workspace", NO_WORKSPACE).size < size:
+        _kept.workspace = Workspace.allocate(size, device)
+    return _kept.workspace if size else NO_WORKSPACE
+
+
+def _in_channels_last(image: torch.Tensor) -> bool:
+    """Whether the channels of a pixel lie side by side; False where that cannot be told."""
+    last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
+    return not image.is_contiguous() and image.is_contiguous(memory_format=last)
+
+
+def _empty(like, shape, channels_last):
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    layout = last if channels_last else torch.contiguous_format
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=layout)
+
+
+def _output(image, grid):
+    return _empty(image, (*image.shape[:2], *grid.shape[1:-1]), _in_channels_last(image))
+
+
+def _grid_sample(image, grid, mode, padding_mode, align_corners):
+    plan = _forward_plan(
+        image.shape,
+        grid.shape[1:-1],
+        image.dtype,
+        grid.dtype,
+        image.device,
+        mode,
+        padding_mode,
+        align_corners,
+    )
+    out = _output(image, grid)
+    args = GridSampleArgs(input=image, grid=grid, out=out)
+    plan.run(current_stream(image.device), _workspace(plan, image.device), args)
+    return out
+
+
+def _grid_sample_fake(image, grid, mode, padding_mode, align_corners):
+    return _output(image, grid)
+
+
+def _gradients(dout, grid, input_size, channels_last, needs_dinput, needs_dgrid):
+    """Room for dinput and dgrid; one that is not needed has no element."""
+    dinput = _empty(dout, tuple(input_size), channels_last) if needs_dinput else dout.new_empty(0)
+    dgrid = (
+        torch.empty(grid.shape, dtype=grid.dtype, device=grid.device) if needs_dgrid else grid.new_empty(0)
+    )
+    return dinput, dgrid
+
+
+def _grid_sample_backward(
+    dout, image, grid, input_size, channels_last, mode, padding_mode, align_corners, needs_dinput, needs_dgrid
+):
+    plan = _backward_plan(
+        tuple(input_size), grid.shape[1:-1], dout.dtype, grid.dtype, dout.device, mode, padding_mode,
+        align_corners, needs_dinput, needs_dgrid,
+    )  # fmt: skip
+    dinput, dgrid = _gradients(dout, grid, input_size, channels_last, needs_dinput, needs_dgrid)
+    args = GridSampleBackwardArgs(
+        dout=dout,
+        grid=grid,
+        input=image if needs_dgrid else None,
+        dinput=dinput if needs_dinput else None,
+        dgrid=dgrid if needs_dgrid else None,
+    )
+    plan.run(current_stream(dout.device), _workspace(plan, dout.device), args)
+    return dinput, dgrid
+
+
+def _grid_sample_backward_fake(dout, image, grid, input_size, channels_last, *rest):
+    return _gradients(dout, grid, input_size, channels_last, *rest[-2:])
+
+
+_forward = define(
+    "grid_sample",
+    f"(Tensor input, Tensor grid, {_KIND_SCHEMA}) -> Tensor",
+    _grid_sample,
+    _grid_sample_fake,
+)
+# The image may be left out where dgrid is not needed; so its size and layout are said.
+_backward = define(
+    "grid_sample_backward",
+    f"(Tensor dout, Tensor? input, Tensor grid, SymInt[] input_size, bool channels_last, {_KIND_SCHEMA}, "
+    "bool needs_dinput, bool needs_dgrid) -> (Tensor, Tensor)",
+    _grid_sample_backward,
+    _grid_sample_backward_fake,
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    image, grid, *ctx.kind = inputs
+    ctx.image = image.shape, _in_channels_last(image)
+    ctx.save_for_backward(image if ctx.needs_input_grad[1] else None, grid)
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+    image, grid = ctx.saved_tensors
+    needs_dinput, needs_dgrid = ctx.needs_input_grad[:2]
+    dinput, dgrid = _backward(dout, image, grid, *ctx.image, *ctx.kind, needs_dinput, needs_dgrid)
+    return dinput if needs_dinput else None, dgrid if needs_dgrid else None, None, None, None
+
+
+def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    dout, image, grid, input_size, channels_last, *ctx.kind, ctx.needs_dinput, ctx.needs_dgrid = inputs
+    ctx.image = input_size, channels_last
+    ctx.save_for_backward(dout, image, grid)
+
+
+def _differentiate_again(ctx: Any, ddinput: torch.Tensor, ddgrid: torch.Tensor) -> tuple[Any, ...]:
+    """dinput is linear in dout, with grid_sample as the transpose; dgrid is differentiated by torch."""
+    dout, image, grid = ctx.saved_tensors
+    found: list[torch.Tensor | None] = [None, None, None]
+    if ctx.needs_dinput and ddinput is not None:
+        if ctx.needs_input_grad[0]:
+            found[0] = _forward(ddinput, grid, *ctx.kind)
+        if ctx.needs_input_grad[2]:
+            found[2] = _backward(dout, ddinput, grid, *ctx.image, *ctx.kind, False, True)[1]
+    if ctx.needs_dgrid and ddgrid is not None and ctx.kind[0] != Mode.NEAREST:
+        for i, more in enumerate(_second_by_grid(ctx, dout, image, grid, ddgrid)):
+            known = found[i]
+            if more is not None:
+                found[i] = more if known is None else known + more
+    return found[0], found[1], found[2], *[None] * 7
+
+
+def _second_by_grid(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of dgrid, times ``ddgrid``, with respect to dout, the image and the grid."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        dout, image, grid = (t if t.requires_grad else t.detach().requires_grad_() for t in tensors[:3])
+        out = composed_grid_sample(image, grid, *ctx.kind)
+        (dgrid,) = torch.autograd.grad(out, grid, dout.to(out.dtype), create_graph=True)
+        return torch.autograd.grad(
+            dgrid, (dout, image, grid), tensors[3], create_graph=keep, allow_unused=True
+        )
+
+
+torch.library.register_autograd(
+    "holdfast::grid_sample", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+)
+torch.library.register_autograd(
+    "holdfast::grid_sample_backward",
+    _differentiate_again,
+    setup_context=_save_for_second_backward,
+    lib=LIBRARY,
+)
+
+
+def _folded(info, dims, tensors):
+    """The tensors with the batch of vmap as part of their own; each sample's bits are its own anyway."""
+    for tensor, dim in zip(tensors, dims, strict=True):
+        if tensor is None:
+            yield None
+            continue
+        moved = tensor.movedim(dim, 0) if dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+        yield moved.flatten(0, 1)
+
+
+def _grid_sample_batched(info, in_dims, image, grid, *kind):
+    image, grid = _folded(info, in_dims[:2], (image, grid))
+    return _forward(image, grid, *kind).unflatten(0, (info.batch_size, -1)), 0
+
+
+def _grid_sample_backward_batched(info, in_dims, dout, image, grid, input_size, *rest):
+    dout, image, grid = _folded(info, in_dims[:3], (dout, image, grid))
+    input_size = [info.batch_size * input_size[0], *input_size[1:]]
+    made = _backward(dout, image, grid, input_size, *rest)
+    shaped = tuple(
+        gradient.unflatten(0, (info.batch_size, -1)) if needed else gradient
+        for gradient, needed in zip(made, rest[-2:], strict=True)
+    )
+    return shaped, tuple(0 if needed else None for needed in rest[-2:])
+
+
+torch.library.register_vmap("holdfast::grid_sample", _grid_sample_batched, lib=LIBRARY)
+torch.library.register_vmap("holdfast::grid_sample_backward", _grid_sample_backward_batched, lib=LIBRARY)
+
+
+def grid_sample(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = False,
+) -> torch.Tensor:
+    """``torch.nn.functional.grid_sample``, with gradients that have the same bits on every run and device.
+
+    ``input`` is (N, C, H, W) with a ``grid`` of (N, OH, OW, 2), or (N, C, D, H, W) with a grid of
+    (N, OD, OH, OW, 3). The grid may be in float32 where the input has 16 bits; one that is narrower than the
+    input is widened. An input with its channels last has an output, and a gradient, with its channels last.
+    Coordinates that are not finite, or far off, sample nothing if there are zeros beside the image, and else
+    a pixel of the image; they have no gradient.
+
+    >>> import torch, holdfast as hf
+    >>> image = torch.arange(4.0).reshape(1, 1, 2, 2).requires_grad_()
+    >>> hf.grid_sample(image, torch.zeros(1, 1, 1, 2)).sum().backward()
+    >>> image.grad
+    tensor([[[[0.2500, 0.2500],
+              [0.2500, 0.2500]]]])
+    """
+    require_tensor("input", input)
+    require_tensor("grid", grid)
+    axes = input.dim() - 2
+    if (
+        axes not in (2, 3)
+        or grid.dim() != axes + 2
+        or grid.shape[-1] != axes
+        or grid.shape[0] != input.shape[0]
+    ):
+        raise InvalidArgs(
+            f"input has shape {tuple(input.shape)} and grid {tuple(grid.shape)}; accepted are (N, C, H, W) "
+            "with (N, OH, OW, 2), and (N, C, D, H, W) with (N, OD, OH, OW, 3)."
+        )
+    if grid.dtype.is_floating_point and grid.dtype.itemsize < input.dtype.itemsize:
+        grid = grid.to(input.dtype)
+    return _forward(input, grid, str(mode), str(padding_mode), bool(align_corners))  # type: ignore[no-any-return]

@@ -1,0 +1,542 @@
+"""grid_sample: its arithmetic against torch in float64, its gradients, and what it does at every edge."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import holdfast as hf
+from holdfast.core.case import Case
+from holdfast.core.stream import CPU_STREAM
+from holdfast.ops.grid_sample import cases
+from holdfast.ops.grid_sample.plan import (
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleBackwardPlan,
+    GridSampleDescriptor,
+    GridSamplePlan,
+    Mode,
+    Padding,
+)
+from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
+from holdfast.ops.grid_sample.torch_op import grid_sample
+from holdfast.proof.conformance import AnyPlan, Way, check, expected, selected
+
+KINDS = [
+    (axes, mode, padding, aligned)
+    for axes, mode, padding, aligned in itertools.product((2, 3), Mode, Padding, (False, True))
+    if axes == 2 or mode != Mode.BICUBIC
+]
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.float64, torch.float64),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float32),
+]
+PLANS: list[AnyPlan] = [GridSamplePlan, GridSampleBackwardPlan]
+
+
+def named(kind: tuple[int, str, str, bool]) -> str:
+    axes, mode, padding, aligned = kind
+    return f"{axes}-d {mode} {padding} {'corners' if aligned else 'edges'}"
+
+
+def case_of(plan: AnyPlan, problem: cases.Problem) -> Case:
+    make: Callable[[cases.Problem], Case] = cases._forward if plan is GridSamplePlan else cases._backward
+    return make(problem)
+
+
+def differences(
+    plan: AnyPlan, problem: cases.Problem, threads: int | None = None, backend: str = "cpu"
+) -> list[Any]:
+    """How the kernel of a backend differs from the reference."""
+    case = case_of(plan, problem)
+    args, reference = expected(plan, case)
+    return check(plan, case, Way(backend, threads=threads, times=1), args, reference, selected(backend))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=named)
+def test_every_kind_and_dtype_is_equal_to_the_reference(kind: tuple[int, Mode, Padding, bool]) -> None:
+    axes, mode, padding, aligned = kind
+    for number, (dtype, grid_dtype) in enumerate(DTYPES):
+        grid = cases._GRIDS[(number + 3 * axes) % len(cases._GRIDS)]
+        problem = cases.Problem(
+            f"{named(kind)} {dtype} {grid_dtype}", (5, *(2, 3, 5)[-axes:]), (2, 3, 4)[-axes:], mode, padding,
+            aligned, dtype, grid_dtype, grid,
+        )  # fmt: skip
+        for plan in PLANS:
+            assert differences(plan, problem) == []
+
+
+@pytest.mark.parametrize("channels", [1, 2, 31, 32, 33, 63, 64, 1023, 1024, 1025, 1056])
+def test_sums_over_channels_at_the_edge_of_a_chunk(channels: int) -> None:
+    problem = cases.Problem(f"{channels} channels", (channels, 2, 3), (2, 2), batch=1, needs=(False, True))
+    assert differences(GridSampleBackwardPlan, problem) == []
+
+
+@pytest.mark.parametrize("samples", [7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025])
+@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.NEAREST])
+def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> None:
+    problem = cases.Problem(f"{samples} samples", (3, 3, 3), (1, samples), mode, grid="on one pixel", batch=1)
+    assert differences(GridSampleBackwardPlan, replace(problem, needs=(True, False))) == []
+
+
+#: Tiles so small that these problems have many of them, of every kind.
+SMALL_TILES = {
+    "cells": {"TILE": 64, "CROWD_TILE": 32, "PIXELS": 16, "FEW_PIXELS": 16, "WIDE": 8, "CROWD_PROGRAMS": 3},
+    "rows": {"TILE": 128, "CHANNELS": 16, "GATHERED": 64},
+    "corners": {"TILE": 64},
+    "": {"SAMPLES": 64, "GRID_SAMPLES": 64, "MANY_SAMPLES": 64, "ENOUGH": 8},
+}
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, tiles in SMALL_TILES.items():
+        name = ".".join(filter(None, ("holdfast.ops.grid_sample", module, "gpu")))
+        for constant, value in tiles.items():
+            monkeypatch.setattr(importlib.import_module(name), constant, value)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("channels", [3, 21])
+@pytest.mark.parametrize("grid", ["random", "on one pixel"])
+def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: str) -> None:
+    problem = cases.Problem("tiles", (channels, 11, 13), (9, 17), mode, grid=grid)
+    for plan in PLANS:
+        assert differences(plan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("channels", [5, 32, 33, 1025])
+def test_sums_over_channels_on_the_gpu(channels: int) -> None:
+    problem = cases.Problem(f"{channels} channels", (channels, 2, 3), (2, 2), batch=1, needs=(False, True))
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("samples", [32, 33, 1024, 1025])
+def test_crowds_on_the_gpu(samples: int) -> None:
+    problem = cases.Problem(f"{samples} samples", (3, 3, 3), (1, samples), grid="on one pixel", batch=2)
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.BICUBIC])
+def test_many_samples_to_a_pixel_are_sorted_by_the_framework(mode: Mode) -> None:
+    problem = cases.Problem("much larger", (9, 3, 3), (41, 41), mode, grid="random", batch=1)
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.NEAREST])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_some_images_at_a_time_on_the_gpu(
+    mode: Mode, accumulate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.grid_sample import gpu
+
+    problem = cases.Problem("images", (9, 4, 5), (6, 7), mode, batch=5, accumulate=accumulate)
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    whole = gpu.GridSampleBackward(desc, torch.device("cpu"))
+    monkeypatch.setattr(gpu.GridSampleBackward, "most_workspace", whole.workspace_size - 1)
+    parts = gpu.GridSampleBackward(desc, torch.device("cpu"))
+    assert (whole.images, parts.images) == (5, 3) and parts.workspace_size < whole.workspace_size
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_the_number_of_threads_changes_no_bit(plan: AnyPlan, threads: int) -> None:
+    for batch in (1, 5):
+        problem = cases.Problem("threads", (13, 17, 19), (29, 31), batch=batch)
+        assert differences(plan, problem, threads) == []
+
+
+def exact_problem(axes: int, dtype: torch.dtype, grid_dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """An image, a grid whose coordinates are exact, and gradients.
+
+    The grid has few bits and sizes are powers of two, so that float64 finds the samples at the same places;
+    none is at a kink.
+    """
+    generator = torch.Generator().manual_seed(7)
+    size, output = (4, 8, 16)[-axes:], (3, 7, 11)[-axes:]
+    bits = {torch.bfloat16: 64, torch.float16: 512}.get(grid_dtype, 4096)
+    odd = 2 * torch.randint(-bits // 2, bits // 2, (2, *output, axes), generator=generator) + 1
+    grid = (1.25 * odd / bits if bits > 64 else odd / bits).to(grid_dtype)
+    image = torch.randn((2, 37, *size), generator=generator).to(dtype)
+    dout = torch.randn((2, 37, *output), generator=generator).to(dtype)
+    return image, grid, dout
+
+
+def units(image: torch.Tensor, grid: torch.Tensor, dout: torch.Tensor, desc: Any) -> dict[str, torch.Tensor]:
+    """The sums of magnitudes that errors are counted in."""
+    v, d = (t.double().abs().reshape(*t.shape[:2], -1).numpy() for t in (image, dout))
+    axes = axes_of(grid.double().reshape(desc.batch, desc.samples, desc.axes).numpy(), desc)
+    out, dinput = np.zeros_like(d), np.zeros_like(v)
+    dgrid = np.zeros((desc.batch, desc.samples, desc.axes))
+    for corner in corners(axes, desc):
+        inside = (corner.pixel >= 0)[:, None]
+        pixels = np.where(inside, at_pixels(v, corner.pixel), 0)
+        out += pixels
+        for n in range(desc.batch):
+            np.add.at(dinput[n].T, np.maximum(corner.pixel[n], 0), np.where(inside[n], d[n], 0).T)
+        for a, axis in enumerate(axes):
+            dgrid[..., a] += (d * pixels).sum(1) * np.abs(axis.scale)
+    found = {"out": (out, dout), "dinput": (dinput, image), "dgrid": (dgrid, grid)}
+    return {name: torch.from_numpy(unit).reshape(like.shape) for name, (unit, like) in found.items()}
+
+
+def last_place(unit: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The last place of each number, in ``dtype``."""
+    precision = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}[dtype]
+    _, exponent = torch.frexp(unit.clamp(min=torch.finfo(dtype).tiny))
+    return torch.ldexp(torch.ones_like(unit), exponent - precision)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=named)
+@pytest.mark.parametrize(("dtype", "grid_dtype"), DTYPES)
+def test_within_the_bound_that_the_plan_states(
+    kind: tuple[int, Mode, Padding, bool], dtype: torch.dtype, grid_dtype: torch.dtype
+) -> None:
+    axes, mode, padding, aligned = kind
+    image, grid, dout = exact_problem(axes, dtype, grid_dtype)
+    wide_image, wide_grid = (t.to(torch.float64, copy=True).requires_grad_() for t in (image, grid))
+    options = {"mode": str(mode), "padding_mode": str(padding), "align_corners": aligned}
+    exact = F.grid_sample(wide_image, wide_grid, **options)  # type: ignore[arg-type]
+    exact_dinput, exact_dgrid = torch.autograd.grad(exact, (wide_image, wide_grid), dout.double())
+    own_image, own_grid = image.clone().requires_grad_(), grid.clone().requires_grad_()
+    out = grid_sample(own_image, own_grid, **options)  # type: ignore[arg-type]
+    dinput, dgrid = torch.autograd.grad(out, (own_image, own_grid), dout)
+    fields: dict[str, Any] = {
+        "shape": image.shape, "output_size": grid.shape[1:-1], "mode": mode, "padding_mode": padding,
+        "align_corners": aligned, "input_dtype": dtype, "grid_dtype": grid_dtype,
+    }  # fmt: skip
+    desc = GridSampleBackwardDescriptor(**fields)
+    bounds = {
+        **GridSamplePlan.select(CPU_STREAM, GridSampleDescriptor(**fields)).precision_guarantee().ulp,
+        **GridSampleBackwardPlan.select(CPU_STREAM, desc).precision_guarantee().ulp,
+    }
+    found = {
+        "out": (out.detach(), exact.detach()),
+        "dinput": (dinput, exact_dinput),
+        "dgrid": (dgrid, exact_dgrid),
+    }
+    of = units(image, grid, dout, desc)
+    for name, (ours, theirs) in found.items():
+        # In float64 torch has an error of its own, of the same size.
+        bound = bounds[name] * (2 if dtype == torch.float64 else 1)
+        error = (ours.double() - theirs).abs() / last_place(of[name], ours.dtype)
+        assert error.max() <= bound, f"{name}: {error.max()} ULP, {bound} are stated"
+        assert mode == Mode.NEAREST or dtype == torch.float64 or error.max() > 0, (
+            "a test that measures nothing"
+        )
+
+
+def test_coordinates_are_the_correctly_rounded_operations_of_the_definition() -> None:
+    grid = torch.linspace(-1.3, 1.3, 101).reshape(1, 1, 101, 1).repeat(1, 1, 1, 2)
+    g, size = grid[0, 0, :, 0].numpy(), 7
+    one, two = np.float32(1), np.float32(2)
+    image = torch.arange(size, dtype=torch.float32).reshape(1, 1, 1, size).repeat(1, 1, size, 1)
+    for aligned in (False, True):
+        x = ((g + one) / two) * np.float32(6) if aligned else ((g + one) * np.float32(7) - one) / two
+        inside = (x >= 0) & (x <= size - 1)
+        out = grid_sample(image, grid, align_corners=aligned)[0, 0, 0].numpy()
+        np.testing.assert_allclose(out[inside], x[inside], atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=named)
+def test_gradcheck(kind: tuple[int, Mode, Padding, bool]) -> None:
+    axes, mode, padding, aligned = kind
+    generator = torch.Generator().manual_seed(3)
+    image = torch.randn(
+        (1, 2, *(2, 3, 4)[-axes:]), generator=generator, dtype=torch.float64, requires_grad=True
+    )
+    grid = torch.rand((1, *(1, 2, 3)[-axes:], axes), generator=generator, dtype=torch.float64) * 2.6 - 1.3
+    sample = partial(grid_sample, mode=str(mode), padding_mode=str(padding), align_corners=aligned)
+    if mode == Mode.NEAREST:  # the grid has no gradient
+        assert torch.autograd.gradcheck(lambda x: sample(x, grid), (image,), nondet_tol=0.0)
+        assert torch.autograd.gradgradcheck(lambda x: sample(x, grid), (image,), nondet_tol=0.0)
+        return
+    grid.requires_grad_()
+    assert torch.autograd.gradcheck(sample, (image, grid), nondet_tol=0.0)
+    if (padding, aligned) in ((Padding.ZEROS, False), (Padding.REFLECTION, True)) and axes == 2:
+        assert torch.autograd.gradgradcheck(sample, (image, grid))
+
+
+def test_second_derivatives_in_three_dimensions() -> None:
+    generator = torch.Generator().manual_seed(5)
+    image = torch.randn((1, 1, 2, 2, 3), generator=generator, dtype=torch.float64, requires_grad=True)
+    grid = torch.rand((1, 1, 1, 2, 3), generator=generator, dtype=torch.float64) * 1.6 - 0.8
+    assert torch.autograd.gradgradcheck(grid_sample, (image, grid.requires_grad_()))
+
+
+NOT_PLACES = [float("nan"), float("inf"), float("-inf"), 3e38, -3e38, 1e10, -1e10]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("value", NOT_PLACES)
+def test_coordinates_that_are_no_places(mode: Mode, aligned: bool, value: float) -> None:
+    image = torch.arange(1.0, 21.0).reshape(1, 1, 4, 5)
+    for axis, padding in itertools.product((0, 1), Padding):
+        place = torch.tensor([[[[0.1, 0.1]]]])
+        place[..., axis] = value
+        own_image, own_grid = image.clone().requires_grad_(), place.requires_grad_()
+        out = grid_sample(own_image, own_grid, str(mode), str(padding), aligned)
+        dinput, dgrid = torch.autograd.grad(out, (own_image, own_grid), torch.ones_like(out))
+        assert dgrid[..., axis] == 0
+        assert out.isfinite().all() and dinput.isfinite().all() and dgrid.isfinite().all()
+        if padding == Padding.ZEROS:
+            assert out == 0 and (dinput == 0).all() and (dgrid == 0).all()
+        else:
+            assert torch.isclose(dinput.sum(), torch.tensor(1.0))
+        if padding == Padding.BORDER:
+            last = value > 0
+            edge = image[..., :, -1 if last else 0] if axis == 0 else image[..., -1 if last else 0, :]
+            assert edge.min() - 1 <= out <= edge.max() + 1
+
+
+def test_a_sample_has_the_same_bits_alone_and_in_a_batch() -> None:
+    generator = torch.Generator().manual_seed(11)
+    image, grid = (
+        torch.randn((5, 6, 7, 9), generator=generator),
+        torch.rand((5, 33, 35, 2), generator=generator),
+    )
+    dout = torch.randn((5, 6, 33, 35), generator=generator)
+
+    def gradients(of: slice) -> tuple[torch.Tensor, ...]:
+        x, g = image[of].clone().requires_grad_(), grid[of].clone().requires_grad_()
+        out = grid_sample(x, g, padding_mode="border")
+        return out.detach(), *torch.autograd.grad(out, (x, g), dout[of])
+
+    together = gradients(slice(None))
+    for n in range(5):
+        for alone, batched in zip(gradients(slice(n, n + 1)), together, strict=True):
+            assert torch.equal(alone[0], batched[n])
+
+
+def test_channels_last_stays_so_and_has_the_same_bits() -> None:
+    for shape, size in (((2, 5, 6, 7), (3, 4)), ((2, 5, 3, 6, 7), (2, 3, 4))):
+        generator = torch.Generator().manual_seed(13)
+        last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        image = torch.randn(shape, generator=generator)
+        grid = torch.rand((2, *size, len(size)), generator=generator) * 2 - 1
+        x, y = image.clone().requires_grad_(), image.to(memory_format=last).requires_grad_()
+        a, b = grid_sample(x, grid), grid_sample(y, grid)
+        assert b.is_contiguous(memory_format=last) and torch.equal(a, b)
+        (dx,) = torch.autograd.grad(a.square().sum(), x)
+        (dy,) = torch.autograd.grad(b.square().sum(), y)
+        assert dy.is_contiguous(memory_format=last) and torch.equal(dx, dy)
+
+
+def test_only_what_is_needed_is_kept_and_computed() -> None:
+    image, grid = torch.randn(1, 2, 3, 4), torch.rand(1, 2, 2, 2)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        grid_sample(image.requires_grad_(), grid)
+    assert kept == [tuple(grid.shape)]
+    gradients = torch.ops.holdfast.grid_sample_backward(
+        torch.ones(1, 2, 2, 2), None, grid, image.shape, False, "bilinear", "zeros", False, True, False
+    )
+    assert [tuple(g.shape) for g in gradients] == [tuple(image.shape), (0,)]
+
+
+def test_a_grid_in_another_dtype() -> None:
+    image, grid = torch.randn(1, 2, 5, 5), torch.rand(1, 3, 3, 2) * 2 - 1
+    half = grid_sample(image.bfloat16(), grid)
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(half, grid_sample(image.bfloat16().float(), grid).bfloat16())
+    narrow = grid.half().requires_grad_()
+    out = grid_sample(image, narrow)
+    assert torch.equal(out, grid_sample(image, grid.half().float()))
+    out.sum().backward()
+    assert narrow.grad is not None and narrow.grad.dtype == torch.float16
+    with pytest.raises(hf.InvalidDescriptor, match=r"grid_dtype is torch\.float64"):
+        grid_sample(image, grid.double())
+
+
+def test_autocast_takes_a_half_image_with_a_float_grid() -> None:
+    layer = torch.nn.Conv2d(2, 2, 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = grid_sample(layer(torch.randn(1, 2, 4, 4)), torch.zeros(1, 2, 2, 2))
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+def test_opcheck(needs: tuple[bool, bool]) -> None:
+    image, grid = torch.randn(2, 3, 4, 5), torch.rand(2, 2, 3, 2) * 2 - 1
+    kind = ("bilinear", "border", True)
+    torch.library.opcheck(
+        torch.ops.holdfast.grid_sample.default,
+        (image.clone().requires_grad_(needs[0]), grid.clone().requires_grad_(needs[1]), *kind),
+    )
+    torch.library.opcheck(
+        torch.ops.holdfast.grid_sample_backward.default,
+        (torch.randn(2, 3, 2, 3), image if needs[1] else None, grid, [2, 3, 4, 5], False, *kind, *needs),
+    )
+
+
+def test_compiled_whole() -> None:
+    def warped(x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return grid_sample(x * 2, torch.tanh(g), padding_mode="reflection").square().sum()
+
+    x, g = torch.randn(2, 3, 5, 6, requires_grad=True), torch.randn(2, 4, 3, 2, requires_grad=True)
+    compiled = torch.compile(warped, fullgraph=True, backend="aot_eager")
+    plain, traced = warped(x, g), compiled(x, g)
+    assert torch.equal(plain, traced)
+    for a, b in zip(torch.autograd.grad(plain, (x, g)), torch.autograd.grad(traced, (x, g)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_vmap_gives_the_bits_of_a_loop() -> None:
+    image, grid = torch.randn(3, 2, 4, 5, 6), torch.rand(3, 2, 3, 4, 2) * 2 - 1
+    looped = torch.stack([grid_sample(x, g) for x, g in zip(image, grid, strict=True)])
+    assert torch.equal(torch.vmap(grid_sample)(image, grid), looped)
+    shared = torch.stack([grid_sample(image[0], g) for g in grid])
+    assert torch.equal(torch.vmap(grid_sample, (None, 0))(image[0], grid), shared)
+    kind = (False, "bilinear", "zeros", False, True, True)
+    size = list(image.shape[1:])
+    backward = torch.ops.holdfast.grid_sample_backward
+    dinput, dgrid = torch.vmap(lambda d, x, g: backward(d, x, g, size, *kind))(looped, image, grid)
+    for n in range(3):
+        alone = backward(looped[n], image[n], grid[n], size, *kind)
+        assert torch.equal(dinput[n], alone[0]) and torch.equal(dgrid[n], alone[1])
+
+
+def test_a_limited_workspace_on_the_gpu() -> None:
+    problem = cases.Problem("limited", (9, 8, 7), (12, 11), batch=8)
+    case = case_of(GridSampleBackwardPlan, problem)
+    device = hf.Stream.current("cuda" if torch.cuda.is_available() else "cpu")
+    preference = hf.PlanPreference(backend="gpu", precompile=False)
+    usual = GridSampleBackwardPlan.select(device, case.descriptor, preference)
+    limit = usual.workspace_size() // 3
+    lean = GridSampleBackwardPlan.select(
+        device, case.descriptor, replace(preference, max_workspace_bytes=limit)
+    )
+    assert lean.workspace_size() <= limit and lean.backend == "gpu"
+    made = []
+    for plan in (usual, lean):
+        args: Any = case.make()
+        for name in ("dout", "grid", "input", "dinput", "dgrid"):
+            setattr(args, name, getattr(args, name).to(device.device))
+        plan.run(device, hf.Workspace.allocate(plan.workspace_size(), device.device), args)
+        made.append((args.dinput, args.dgrid))
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
+    shape, size = (2, 16, 33, 35), (31, 37)
+    image, grid, dout = torch.randn(shape), torch.rand(2, *size, 2) * 2.2 - 1.1, torch.randn(2, 16, *size)
+    forward = GridSampleDescriptor(shape=shape, output_size=size)
+    backward = GridSampleBackwardDescriptor(shape=shape, output_size=size)
+    results = []
+    least: dict[AnyPlan, int] = {}
+    for limit in (None, "half", 0):
+        found: list[torch.Tensor] = []
+        for plan, desc in ((GridSamplePlan, forward), (GridSampleBackwardPlan, backward)):
+            allowed = least[plan] // 2 if limit == "half" else limit
+            made: Any = plan.select(CPU_STREAM, desc, hf.PlanPreference(max_workspace_bytes=allowed))
+            least.setdefault(plan, made.workspace_size())
+            assert allowed is None or made.workspace_size() <= allowed
+            assert made.backend == ("reference" if limit == 0 else "cpu")
+            out, dinput, dgrid = torch.empty_like(dout), torch.empty_like(image), torch.empty_like(grid)
+            args: Any = GridSampleArgs(input=image, grid=grid, out=out)
+            if plan is GridSampleBackwardPlan:
+                args = GridSampleBackwardArgs(dout=dout, input=image, grid=grid, dinput=dinput, dgrid=dgrid)
+            made.run(CPU_STREAM, hf.Workspace.allocate(made.workspace_size(), "cpu"), args)
+            found += [out] if plan is GridSamplePlan else [dinput, dgrid]
+        results.append(found)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": (2, 3, 4)}, "accepted are images of shape"),
+        ({"output_size": (3,)}, "one size for each of the last 2 axes"),
+        ({"output_size": (-1, 3)}, "negative size"),
+        ({"output_size": "ab"}, "must be whole numbers"),
+        ({"shape": (2, 3, 0, 4)}, "must have from 1 to 16777216 pixels"),
+        ({"output_size": (2**20, 2**20)}, "Split them up"),
+        ({"shape": (1, 2**20 + 1, 4, 4)}, "at most 1048576 are accepted"),
+        ({"mode": "cubic"}, "mode is 'cubic'; accepted are 'bilinear', 'nearest', 'bicubic'"),
+        ({"padding_mode": "wrap"}, "padding_mode is 'wrap'"),
+        ({"shape": (2, 3, 4, 4, 4), "output_size": (1, 1, 1), "mode": "bicubic"}, "for an image with 3 axes"),
+        ({"align_corners": 1}, "it must be True or False"),
+        ({"input_dtype": torch.int8}, "input_dtype is torch.int8"),
+        ({"grid_dtype": torch.float64}, "the grid must be torch.float32"),
+    ],
+)
+def test_descriptors_that_make_no_sense(change: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"shape": (2, 3, 4, 5), "output_size": (6, 7), **change}
+    with pytest.raises(hf.InvalidDescriptor, match=message):
+        GridSamplePlan.select(CPU_STREAM, GridSampleDescriptor(**fields))
+
+
+def test_a_gradient_of_nothing_is_refused() -> None:
+    desc = GridSampleBackwardDescriptor(
+        shape=(1, 1, 1, 1), output_size=(1, 1), needs_dinput=False, needs_dgrid=False
+    )
+    with pytest.raises(hf.InvalidDescriptor, match="nothing to compute"):
+        desc.validate()
+
+
+def test_what_is_not_needed_must_not_be_given() -> None:
+    desc = GridSampleBackwardDescriptor(shape=(1, 1, 2, 2), output_size=(1, 1), needs_dgrid=False)
+    plan = GridSampleBackwardPlan.select(CPU_STREAM, desc, hf.PlanPreference(backend="reference"))
+    tensors = {
+        "dout": torch.ones(1, 1, 1, 1),
+        "grid": torch.zeros(1, 1, 1, 2),
+        "dinput": torch.empty(1, 1, 2, 2),
+    }
+    assert plan.can_implement(GridSampleBackwardArgs(**tensors))
+    refused = plan.can_implement(GridSampleBackwardArgs(**tensors, input=torch.ones(1, 1, 2, 2)))
+    assert "the descriptor says that it is not needed" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("image", "grid"),
+    [
+        ((2, 3, 4), (2, 1, 1, 2)),
+        ((2, 3, 4, 4), (2, 1, 1, 3)),
+        ((2, 3, 4, 4), (1, 1, 1, 2)),
+        ((2, 3, 4, 4), (2, 1, 2)),
+    ],
+)
+def test_shapes_that_do_not_fit(image: tuple[int, ...], grid: tuple[int, ...]) -> None:
+    with pytest.raises(hf.InvalidArgs, match="accepted are"):
+        grid_sample(torch.zeros(image), torch.zeros(grid))
+
+
+def test_descriptors_go_to_json_and_back() -> None:
+    desc = GridSampleBackwardDescriptor(
+        shape=(2, 3, 4, 5), output_size=(6, 7), mode=Mode.BICUBIC, padding_mode=Padding.BORDER,
+        align_corners=True, input_dtype=torch.bfloat16, needs_dgrid=False,
+    )  # fmt: skip
+    assert hf.Descriptor.from_json(desc.to_json()) == desc
+    assert GridSampleDescriptor(shape=(1, 1, 1, 1), output_size=(1, 1), mode="nearest").mode is Mode.NEAREST  # type: ignore[arg-type]
+
+
+def test_the_example_trains_to_the_same_weights_twice() -> None:
+    path = Path(__file__).resolve().parents[1] / "examples" / "spatial_transformer.py"
+    given = [sys.executable, "-W", "error", str(path), "--device", "cpu", "--steps", "20"]
+    result = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("cpu: ") and result.stdout.endswith(", twice\n")
