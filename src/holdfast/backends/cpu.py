@@ -21,6 +21,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
 from holdfast.core import fork
@@ -52,7 +54,39 @@ class _KernelCache(FunctionCache):
 
 
 _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-_INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+class _PartLibrary(JITCodeLibrary):
+    """The code of what kernels call: optimised where it is linked, with the kernel, and never run alone."""
+
+    def _optimize_final_module(self) -> None:
+        """A kernel's optimisation covers its parts; at every level of calls it would be done once more."""
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True  # as code to link; no machine code is made of it
+
+
+class _PartCompiler(Compiler):
+    """Compiles what kernels call, as far as linking it takes."""
+
+    def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
+        flags.no_compile = True
+        library = _PartLibrary(targetctx.codegen(), "part")
+        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+    def compile_extra(self, func):
+        part = super().compile_extra(func)
+        # Callers find a function by its entry point. This one is never called: it need only be its own.
+        entry_point: Any = [].append
+        part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
+        return part._replace(entry_point=entry_point)
+
+
+_INNER: dict[str, Any] = {
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": _PartCompiler,
+}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
