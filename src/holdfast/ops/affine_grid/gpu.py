@@ -26,7 +26,7 @@ from holdfast.ops.affine_grid.plan import (
 )
 from holdfast.ops.grid_sample.taps.gpu import offset_of, split
 from holdfast.ops.tree_sum import segments as cut
-from holdfast.ops.tree_sum.gpu import halved
+from holdfast.ops.tree_sum.gpu import halved, rows_inside
 from holdfast.ops.tree_sum.segments import blocks_of
 
 LANES = tl.constexpr(cut.LANES)
@@ -81,7 +81,7 @@ def sum_places(
     source = dgrid + j * axis_step
     of_x, of_y = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
     of_z, of_one = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
-    for row in range(ROWS):
+    for row in range(rows_inside(block.to(INDEX) + tl.arange(0, 1), places, ROWS)):
         place = block.to(INDEX) * BLOCK + row * LANES + tl.arange(0, LANES)
         x, y, z = split(place, sizes, AXES)
         change = tl.load(source + offset_of(n, x, y, z, strides), mask=place < places, other=0.0)
@@ -109,7 +109,7 @@ def sum_blocks(
     block = program % blocks
     element = (program // blocks).to(tl.int64)
     lanes = tl.zeros([LANES], COMPUTE)
-    for row in range(ROWS):
+    for row in range(rows_inside(block + tl.arange(0, 1), length, ROWS)):
         place = block * BLOCK + row * LANES + tl.arange(0, LANES)
         lanes += tl.load(sums + element * length + place, mask=place < length, other=0.0)
     total = halved(tl.reshape(lanes, (1, LANES)), 1, LANES)
