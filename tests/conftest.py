@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import cache
 from typing import Any
@@ -18,15 +19,18 @@ def _patch_once_a_launch() -> None:
     import triton.language as tl
     from triton.runtime import interpreter
 
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return  # another version of Triton, which patches in another way
     patch, patched = interpreter._patch_lang, set()
 
     @cache
     def seen_by(function: Any) -> frozenset[str]:
-        return frozenset(value.__name__ for value in function.__globals__.values() if value in (tl, tl.core))
+        seen = function.__globals__.values()
+        return frozenset(lang.__name__ for lang in (tl, tl.core) if any(value is lang for value in seen))
 
     def patch_once(function: Any) -> Any:
         if patched >= seen_by(function):
-            return None
+            return interpreter._LangPatchScope()
         patched.update(seen_by(function))
         scope = patch(function)
         restore = scope.restore
@@ -43,4 +47,5 @@ def _patch_once_a_launch() -> None:
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
-    _patch_once_a_launch()
+    if importlib.util.find_spec("triton") is not None:
+        _patch_once_a_launch()
