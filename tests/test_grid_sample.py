@@ -118,7 +118,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("channels", [3, 21])
 @pytest.mark.parametrize("grid", ["random", "on one pixel"])
 def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: str) -> None:
-    problem = cases.Problem("tiles", (channels, 11, 13), (9, 17), mode, grid=grid)
+    problem = cases.Problem("tiles", (channels, 7, 11), (6, 13), mode, grid=grid)
     for plan in PLANS:
         assert differences(plan, problem, backend="gpu") == []
 
@@ -454,7 +454,7 @@ def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
             made: Any = plan.select(CPU_STREAM, desc, hf.PlanPreference(max_workspace_bytes=allowed))
             least.setdefault(plan, made.workspace_size())
             assert allowed is None or made.workspace_size() <= allowed
-            assert made.backend == ("reference" if limit == 0 else "cpu")
+            assert (made.backend == "cpu") == (limit != 0)
             out, dinput, dgrid = torch.empty_like(dout), torch.empty_like(image), torch.empty_like(grid)
             args: Any = GridSampleArgs(input=image, grid=grid, out=out)
             if plan is GridSampleBackwardPlan:

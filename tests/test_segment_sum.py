@@ -11,6 +11,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.case import poisoned_output, random_bits
+from holdfast.core.pieces import Pieces
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
 from holdfast.proof.bits import canonical, digest
@@ -100,49 +101,21 @@ def test_threads_change_nothing(kind: str) -> None:
     assert found == {digest({"out": summed("reference", terms, destinations, 500)})}
 
 
-WAYS = {
-    "lists that are compared": {"TILE": 64, "BLOCK": 64},
-    "long rows": {"LONG": 7, "STRIDE": 128, "STRETCHES": 5, "PROGRAMS": 3},
-    "torch.sort": {"DENSE": 1},
-}
-
-
-@pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("kind", ["zipf", "bad", "equal"])
-def test_every_way_to_order_gives_the_same(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["many passes", "torch.sort"])
+@pytest.mark.parametrize("kind", ["zipf", "bad"])
+def test_every_way_to_sort_gives_the_same(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.ops.segment_sum.order import gpu as order
 
     destinations = index_values(kind, "sorting", (3000,), 90, torch.int64)
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
-    for name, value in WAYS[way].items():
-        monkeypatch.setattr(order, name, value)
-    assert order.Order(order.Pieces(), 3000, 90).sorts == (way == "torch.sort")
+    if way == "torch.sort":
+        monkeypatch.setattr(order, "MERGED", 100)
+    else:
+        for name, value in {"BLOCK": 64, "TILE": 64, "SIDE": 64, "MOST_WAYS": 2}.items():
+            monkeypatch.setattr(order, name, value)
+        assert len(order.Order(order.Pieces(), 3000, 90)._ways()) == 3
     assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
-
-
-@pytest.mark.parametrize("way", list(WAYS))
-def test_skipped_places_come_last_if_they_are_wanted(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.backends.gpu import Steps
-    from holdfast.core.strided import Space
-    from holdfast.ops.segment_sum.order import gpu as order
-
-    for name, value in WAYS[way].items():
-        monkeypatch.setattr(order, name, value)
-    indices = index_values("bad", "rest", (3000,), 90, torch.int64)
-    pieces = order.Pieces()
-    found = order.Order(pieces, 3000, 90, whole=True)
-    args = hf.SegmentSumArgs(terms=indices, destinations=indices, out=indices)
-    steps = Steps(torch.device("cpu"), args)
-    found.add_steps(steps, 0, Space((3000,), ((1,),)))
-    workspace = hf.Workspace.allocate(pieces.size, "cpu")
-    steps.launch(hf.Stream.current("cpu"), workspace, args, ())
-    rows = torch.where((indices >= 0) & (indices < 90), indices, 90)
-    kept = int((rows < 90).sum())
-    places = found.places.tensor(workspace).long()
-    assert torch.equal(places[:kept], rows.sort(stable=True).indices[:kept])
-    assert torch.equal(places.sort().values, torch.arange(3000)) and 0 < kept < 3000
-    assert torch.equal(found.ranks.tensor(workspace)[places].long(), torch.arange(3000))
 
 
 def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,14 +124,16 @@ def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) 
     desc = hf.SegmentSumDescriptor(shape=(3000,), segments=90, width=3)
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
-    for dense in (34, 33):
-        monkeypatch.setattr(order, "DENSE", dense)
+    for limit in (3000, 2999):
+        monkeypatch.setattr(order, "MERGED", limit)
         found.append(hf.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
 
-def test_rows_are_counted_through_in_many_blocks() -> None:
+def test_words_of_64_bits_sort_as_those_of_32() -> None:
+    """With enough rows, a row and a place no longer fit into 31 bits."""
     count, segments = 4100, 2**18 + 5
+    assert segments << (count - 1).bit_length() > 2**31
     destinations = index_values("zipf", "wide", (count,), segments, torch.int64)
     terms = row_values("wide", (count, 1), torch.float32)
     wanted = summed("cpu", terms, destinations, segments)
@@ -166,6 +141,48 @@ def test_rows_are_counted_through_in_many_blocks() -> None:
     assert torch.equal(summed("gpu", terms, destinations, segments), wanted)
     few = summed("reference", terms, torch.searchsorted(rows, destinations), len(rows))
     assert torch.equal(wanted[rows], few)
+
+
+#: Ways to count: lists that are compared, rows that are too long for it, and too many of those.
+WAYS = {
+    "lists": {"TILE": 512, "BLOCK": 64},
+    "long rows": {"LONG": 7, "STRIDE": 512, "STRETCHES": 3, "PROGRAMS": 3},
+    "torch.sort": {"DENSE": 1},
+}
+
+
+@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("kind", ["zipf", "bad"])
+def test_counting_finds_the_order(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places by row, those of skipped indices last, and where each place is."""
+    from holdfast.backends.gpu import Steps
+    from holdfast.core.strided import Space
+    from holdfast.ops.segment_sum.counting import gpu as counting
+
+    for name, value in WAYS[way].items():
+        monkeypatch.setattr(counting, name, value)
+    count, size = 1500, 90
+    indices = index_values(kind, "counting", (count,), size, torch.int64)
+    pieces = Pieces()
+    order = counting.Counting(pieces, count, size, whole=True)
+    assert order.sorts == (way == "torch.sort")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_device = indices.to(device)
+    args = hf.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
+    steps = Steps(device, args)
+    order.add_steps(steps, 0, Space((count,), ((1,),)))
+    workspace = hf.Workspace.allocate(pieces.size, device)
+    steps.launch(hf.Stream.current(device), workspace, args, [on_device.data_ptr()] * 3)
+    rows = torch.where((indices >= 0) & (indices < size), indices, size)
+    kept = int((rows < size).sum())
+    places = order.places.tensor(workspace).long().cpu()
+    assert torch.equal(places[:kept], rows.sort(stable=True).indices[:kept])
+    assert torch.equal(places.sort().values, torch.arange(count))
+    assert torch.equal(order.ranks.tensor(workspace).cpu()[places].long(), torch.arange(count))
+    starts = order.starts.tensor(workspace).cpu().long()
+    assert torch.equal(starts, torch.searchsorted(rows.sort().values, torch.arange(size + 1)))
+    keys = order.keys.tensor(workspace).cpu().long()[:: order.key_step]
+    assert torch.equal(keys[: -(-kept // 32)], rows.sort().values[:kept][::32])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])

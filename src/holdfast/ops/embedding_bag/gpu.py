@@ -87,7 +87,7 @@ def load_kept(indices, place, here, rows, padding, sizes, strides):
     ]
 )
 def find_bags(
-    starts, keys, bags_of, left_out, indices, offsets, box,
+    starts, maxima, keys, bags_of, left_out, indices, offsets, box,
     count, rows, padding, bags, entries, length, step, bad_index, bad_offset,
     offset_step, sizes, strides,
     OFFSETS: tl.constexpr, KEYS: tl.constexpr, BAGS: tl.constexpr, COUNT: tl.constexpr, RAISE: tl.constexpr,
@@ -105,6 +105,10 @@ def find_bags(
         report(box, bad_offset, number, offset, exists & wrong)
         begin = tl.minimum(tl.maximum(offset, 0), count).to(tl.int32)
         tl.store(starts + number, tl.where(exists, begin, count), mask=number <= bags)
+        end = tl.load(at + offset_step, mask=number + 1 < entries, other=count)
+        amount = tl.minimum(tl.maximum(end, 0), count).to(tl.int32) - begin
+        if tl.program_id(0) * TILE <= bags:
+            tl.store(maxima + tl.program_id(0), tl.max(tl.where(number < bags, amount, 0), 0))
     if KEYS:
         window = bag_of(offsets, offset_step, number * CHUNK, entries, step)
         tl.store(
@@ -354,6 +358,8 @@ class Bags:
         self.even = desc.offsets is None
         # Never nothing: every workspace has an address.
         self.starts = pieces.take(1 if self.even else desc.bags + 1, torch.int32)
+        self.blocks = 0 if self.even else -(-(desc.bags + 1) // LANES)
+        self.maxima = pieces.take(self.blocks, torch.int32)
         self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
         self.keys = pieces.take(self.windows, torch.int32)
         self.bags = pieces.take(desc.count if bags else 0, torch.int32)
@@ -384,8 +390,8 @@ class Bags:
             find_bags,
             -(-work // LANES),
             (
-                self.starts, self.keys, self.bags, self.left_out, indices, indices if self.even else at,
-                box.words if box else filler,
+                self.starts, self.maxima, self.keys, self.bags, self.left_out,
+                indices, indices if self.even else at, box.words if box else filler,
             ),
             (
                 desc.count, desc.rows, desc.padding, desc.bags, entries, max(desc.length, 1),
@@ -406,7 +412,8 @@ class Bags:
         """How the places of a bag are found."""
         if self.even:
             return Bounds(EVEN, 0, 0, self.desc.length)
-        return Bounds(STARTS, self.starts, self.desc.bags + 1, keys=self.keys)
+        entries = self.desc.bags + 1
+        return Bounds(STARTS, self.starts, entries, keys=self.keys, maxima=self.maxima, blocks=self.blocks)
 
 
 def _add_max(
@@ -516,13 +523,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 steps,
                 Target.matrix(0, args.dweight),
                 terms,
-                Bounds(
-                    STARTS,
-                    self.order.starts,
-                    desc.rows + 1,
-                    keys=self.order.keys,
-                    key_step=self.order.key_step,
-                ),
+                Bounds.of(self.order),
                 walk,
                 term=term,
                 accumulate=args.accumulate,

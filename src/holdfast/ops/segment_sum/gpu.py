@@ -27,6 +27,7 @@ from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.counting.gpu import Counting, longest
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,
@@ -187,10 +188,10 @@ def sum_segments(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "entries", "count", "length", "windows", "reach"])
+@triton.jit(do_not_specialize=["rows", "entries", "count", "length", "windows", "reach", "blocks"])
 def sum_partials(
-    out, bounds, partials, counts, owners,
-    rows, entries, count, length, windows, reach,
+    out, bounds, maxima, partials, counts, owners,
+    rows, entries, count, length, windows, reach, blocks,
     columns, tiles, out_sizes, out_strides,
     BOUNDS: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr,
     COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
@@ -199,41 +200,42 @@ def sum_partials(
 
     A slot is the first of 32 if as many chunks of its row come before it as are a multiple of ``reach``.
     """
-    tile = tl.program_id(0) % tiles
-    slot = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    exists = slot < 2 * windows
-    row = tl.load(owners + slot, mask=exists, other=-1)
-    first, amount = places_of(
-        bounds, tl.maximum(row, 0), exists & (row >= 0), rows, entries, count, length, BOUNDS
-    )
-    origin = first // CHUNK
-    chunk = tl.where(slot >= windows, 0, slot - origin)
-    mine = (amount > reach) & (chunk % reach == 0)
-    size = tl.where(mine, tl.minimum((amount - chunk * CHUNK + reach - 1) // reach, CHUNK), 0)
-    most = tl.max(size, 0)
-    if most > 0:
-        column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-        inside = column < columns
-        total = tl.zeros([ROWS, COLUMNS], COMPUTE)
-        counted = tl.zeros([ROWS], tl.int32)
-        for begin in range(0, most, UNROLL):
-            for u in tl.static_range(UNROLL):
-                here = begin + u < size
-                term = chunk + (begin + u) * (reach // CHUNK)
-                held = origin + term + tl.where(term == 0, windows, 0)
-                at = partials + held.to(tl.int64)[:, None] * columns + column
-                total += tl.load(at, mask=here[:, None] & inside, other=0.0)
-                if BY_COUNT:
-                    counted += tl.load(counts + tile * (2 * windows) + held, mask=here, other=0)
-        done = amount <= reach * CHUNK
-        kept = partials + slot.to(tl.int64)[:, None] * columns + column
-        tl.store(kept, total, mask=(mine & ~done)[:, None] & inside)
-        if BY_COUNT:
-            tl.store(counts + tile * (2 * windows) + slot, counted, mask=mine & ~done)
-        finish(
-            out, row, mine & done, total, counted, column, inside, out_sizes, out_strides,
-            ACCUMULATE, BY_COUNT, COMPUTE,
-        )  # fmt: skip
+    if longest(maxima, blocks) > reach:
+        tile = tl.program_id(0) % tiles
+        slot = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+        exists = slot < 2 * windows
+        row = tl.load(owners + slot, mask=exists, other=-1)
+        first, amount = places_of(
+            bounds, tl.maximum(row, 0), exists & (row >= 0), rows, entries, count, length, BOUNDS
+        )
+        origin = first // CHUNK
+        chunk = tl.where(slot >= windows, 0, slot - origin)
+        mine = (amount > reach) & (chunk % reach == 0)
+        size = tl.where(mine, tl.minimum((amount - chunk * CHUNK + reach - 1) // reach, CHUNK), 0)
+        most = tl.max(size, 0)
+        if most > 0:
+            column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+            inside = column < columns
+            total = tl.zeros([ROWS, COLUMNS], COMPUTE)
+            counted = tl.zeros([ROWS], tl.int32)
+            for begin in range(0, most, UNROLL):
+                for u in tl.static_range(UNROLL):
+                    here = begin + u < size
+                    term = chunk + (begin + u) * (reach // CHUNK)
+                    held = origin + term + tl.where(term == 0, windows, 0)
+                    at = partials + held.to(tl.int64)[:, None] * columns + column
+                    total += tl.load(at, mask=here[:, None] & inside, other=0.0)
+                    if BY_COUNT:
+                        counted += tl.load(counts + tile * (2 * windows) + held, mask=here, other=0)
+            done = amount <= reach * CHUNK
+            kept = partials + slot.to(tl.int64)[:, None] * columns + column
+            tl.store(kept, total, mask=(mine & ~done)[:, None] & inside)
+            if BY_COUNT:
+                tl.store(counts + tile * (2 * windows) + slot, counted, mask=mine & ~done)
+            finish(
+                out, row, mine & done, total, counted, column, inside, out_sizes, out_strides,
+                ACCUMULATE, BY_COUNT, COMPUTE,
+            )  # fmt: skip
 
 
 def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
@@ -248,7 +250,8 @@ def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, in
 class Bounds(NamedTuple):
     """How the places of a row are found, where, and how many entries that has; or how many each row has.
 
-    ``keys`` are the rows that places belong to: of every place, or of every ``key_step``-th.
+    ``keys`` are the rows that places belong to: of every place, or of every ``key_step``-th. The largest of
+    the ``maxima``, as many as ``blocks``, is the most places that a row has; without any it is not known.
     """
 
     kind: Any
@@ -257,6 +260,16 @@ class Bounds(NamedTuple):
     length: int = 0
     keys: StepOperand = 0
     key_step: int = 1
+    maxima: StepOperand = 0
+    blocks: int = 0
+
+    @classmethod
+    def of(cls, order: Order | Counting) -> Bounds:
+        """Of rows whose places are in order."""
+        found = cls(STARTS, order.starts, order.rows + 1, keys=order.keys, key_step=order.key_step)
+        if isinstance(order, Counting):
+            return found._replace(maxima=order.maxima, blocks=order.blocks)
+        return found
 
 
 class Target(NamedTuple):
@@ -362,9 +375,9 @@ class Summing:
             steps.add(
                 sum_partials,
                 slot_blocks * self.tiles,
-                (out.at, bounds.at, self.partials, self.counts, self.owners),
+                (out.at, bounds.at, bounds.maxima, self.partials, self.counts, self.owners),
                 (
-                    self.rows, bounds.entries, self.terms, bounds.length, self.windows, reach,
+                    self.rows, bounds.entries, self.terms, bounds.length, self.windows, reach, bounds.blocks,
                     self.columns, self.tiles, out.sizes, out.strides,
                 ),
                 {**constants, "UNROLL": SUMS_UNROLL},
@@ -400,7 +413,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             steps,
             Target.matrix(0, out),
             (1, order.places, 0, 0),
-            Bounds(STARTS, order.starts, desc.rows + 1, keys=order.keys, key_step=order.key_step),
+            Bounds.of(order),
             term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
         )

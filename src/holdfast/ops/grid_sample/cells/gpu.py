@@ -32,7 +32,7 @@ from holdfast.ops.grid_sample.taps.gpu import (
     strides_of,
 )
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.order.gpu import Order, count_row
+from holdfast.ops.segment_sum.counting.gpu import Counting, count_row, longest
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Which of the order's tallies counts the slots that are taken.
@@ -165,20 +165,23 @@ def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WID
     return y * width + x, (x < width) & (y < images_rows)
 
 
-@triton.jit(do_not_specialize=["total", "pixels", "cells", "width"])
-def list_crowds(tallies, owners, chunks, starts, total, pixels, cells, width, TILE: tl.constexpr):
+@triton.jit(do_not_specialize=["total", "pixels", "cells", "blocks", "width"])
+def list_crowds(
+    tallies, owners, chunks, starts, maxima, total, pixels, cells, blocks, width, TILE: tl.constexpr
+):
     """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is."""
-    pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
-    wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
-    most = tl.max(wanted, 0)
-    if most > 0:
-        first = tl.atomic_add(tallies + SLOTS + tl.zeros_like(pixel), wanted, mask=wanted > 0)
-        for begin in range(0, most, 8):
-            chunk = begin + tl.arange(0, 8)[None, :]
-            slot = first[:, None] + chunk
-            tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=chunk < wanted[:, None])
-            tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=chunk < wanted[:, None])
+    if longest(maxima, blocks) > CHUNK // 4:
+        pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
+        wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
+        most = tl.max(wanted, 0)
+        if most > 0:
+            first = tl.atomic_add(tallies + SLOTS + tl.zeros_like(pixel), wanted, mask=wanted > 0)
+            for begin in range(0, most, 8):
+                chunk = begin + tl.arange(0, 8)[None, :]
+                slot = first[:, None] + chunk
+                tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=chunk < wanted[:, None])
+                tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=chunk < wanted[:, None])
 
 
 @triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked"])
@@ -292,7 +295,7 @@ class CellSums:
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
         self.keys = pieces.take(self.count, torch.int32)
-        self.order = Order(pieces, self.count, images * self.cells, whole=desc.channels >= FEW)
+        self.order = Counting(pieces, self.count, images * self.cells, whole=desc.channels >= FEW)
         self.fractions = pieces.take(2 * self.count, desc.compute.torch)
         self.rows = pieces.take(self.count * desc.channels, desc.input_dtype)
         # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
@@ -365,8 +368,8 @@ class CellSums:
         steps.add(
             list_crowds,
             -(-total // CROWD_TILE),
-            (*slots, starts),
-            (total, desc.pixels, self.cells, sizes[0]),
+            (*slots, starts, self.order.maxima),
+            (total, desc.pixels, self.cells, self.order.blocks, sizes[0]),
             {"TILE": CROWD_TILE},
             WARPS,
         )

@@ -24,9 +24,9 @@ from holdfast.ops.grid_sample.taps.gpu import (
     sizes_of,
     split,
 )
-from holdfast.ops.segment_sum.gpu import STARTS, Bounds, Summing, Target, Walk
+from holdfast.ops.segment_sum.counting.gpu import Counting
+from holdfast.ops.segment_sum.gpu import Bounds, Summing, Target, Walk
 from holdfast.ops.segment_sum.indexed import loops
-from holdfast.ops.segment_sum.order.gpu import Order
 
 TILE = 16384 if interpreted() else 256
 WARPS = 4
@@ -79,7 +79,7 @@ class CornerSums:
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
         self.keys = pieces.take(count, torch.int32)
         self.weights = pieces.take(count, desc.compute.torch)
-        self.order = Order(pieces, count, rows)
+        self.order = Counting(pieces, count, rows)
         self.summing = Summing(
             pieces, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
@@ -128,13 +128,7 @@ class CornerSums:
             steps,
             Target(dinput, (*out.sizes, channels), (*out.strides[0], args.dinput.stride(1))),
             (dout if rows is None else rows, self.order.places, self.keys, self.weights),
-            Bounds(
-                STARTS,
-                self.order.starts,
-                self.order.rows + 1,
-                keys=self.order.keys,
-                key_step=self.order.key_step,
-            ),
+            Bounds.of(self.order),
             Walk(sizes, strides, numbers=(samples * desc.corners, max(samples, 1))),
             term=corner_term,
             accumulate=args.accumulate,

@@ -1,18 +1,13 @@
-"""Indices in order, in Triton: the places of the indices by row, and where each row begins among them.
+"""Indices in order, in Triton: the places of the indices sorted by row, and where each row begins among them.
 
-Rows are counted: an atomic counter gives each index a number in its row, and a running sum over the rows
-tells where each begins. That is a list of every row's places, in the order in which they happened to arrive.
-So each place is put where it belongs: its rank is the number of lesser ones in the list. What arrives when
-differs from run to run; what comes out does not.
-
-The lists of LONG rows would take too long to compare. For those the indices are looked through from the first
-to the last, in stretches: one launch counts, and the next one knows what comes before its stretch. Where most
-rows would be long, because there are few of them, torch's radix sort is faster, and takes over.
+A row and a place make one word, so that no two words are equal and any way to sort them is stable. Blocks of
+words are sorted by counting: a word's rank is the number of lesser words in its block. Then sorted runs are
+merged, several at a time: a word's rank is its own place in its run, and the number of lesser words in each
+of the others, found by bisection. Every program works on a tile of words alone, so nothing waits for another,
+and the memory is that of the workspace. Beyond MERGED indices torch's radix sort is faster, and takes over.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -20,188 +15,105 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps
-from holdfast.core.pieces import Pieces
+from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 
-CHUNK = tl.constexpr(indexed.CHUNK)
-#: What is counted on the way: long rows, skipped indices, and one more thing for whoever wants the order.
-TALLIES = tl.constexpr(3)
-#: From so many indices to a row on, on average, torch.sort is used.
-DENSE = 64
-#: A list with more places than this is not compared.
-LONG = 1024
-#: Indices of a program, and rows of one that counts through them. To the interpreter a program costs the same
-#: however much it does.
-TILE, BLOCK = (16384, 16384) if interpreted() else (512, 4096)
-#: Indices that are looked through at a time, the stretches there are at most, and the programs.
-STRIDE, STRETCHES, PROGRAMS = (16384, 2, 4) if interpreted() else (4096, 64, 528)
-#: Lanes of a program that looks for starts by bisection.
+#: The indices from which on torch.sort is used.
+MERGED = 2**17
+#: Words of a block that is sorted by counting, and how many runs are merged at a time: few, or all there are.
+BLOCK = 1024
+FEW_WAYS, MOST_WAYS = 4, 32
+#: Words that a program finds the ranks of, and words that it compares them with at a time. To the interpreter
+#: a program costs the same however much it does.
+TILE, SIDE = (256, 1024) if interpreted() else (32, 256)
+#: Lanes of a program that merges, or that looks for starts.
 LANES = 65536 if interpreted() else 2048
 WARPS = 4
 
 
 @triton.jit
+def lower_bound(sorted_values, value, count, step):
+    """How many of ``count`` sorted values are less than ``value``; ``step`` is ``power_below(count)``."""
+    found = tl.zeros(value.shape, tl.int32)
+    while step > 0:
+        probe = found + step
+        exists = probe <= count
+        there = tl.load(sorted_values + (probe - 1), mask=exists, other=0)
+        found = tl.where(exists & (there < value), probe, found)
+        step = step // 2
+    return found
+
+
+@triton.jit
 def load_row(indices, place, inside, rows, padding, sizes, strides):
-    """The row that each index names; ``rows`` itself, if it is to be skipped."""
+    """The row that each index names; ``rows`` itself, which sorts last, if it is to be skipped."""
     index = tl.load(indices + row_offsets(place, sizes, strides), mask=inside, other=0)
-    kept = (index >= 0) & (index < rows) & (index != padding) & inside
+    kept = inside & (index >= 0) & (index < rows) & (index != padding)
     return tl.where(kept, index, rows).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows", "windows"])
-def clear(starts, keys, tallies, rows, windows, TILE: tl.constexpr):
-    """No index counted, no window owned, nothing in the tallies."""
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    tl.store(starts + number, tl.zeros([TILE], tl.int32), mask=number <= rows)
-    tl.store(keys + number, rows + tl.zeros([TILE], tl.int32), mask=number < windows)
-    tl.store(tallies + number, tl.zeros([TILE], tl.int32), mask=number < TALLIES)
-
-
 @triton.jit
-def count_row(counts, arrivals, tallies, place, row, inside, rows, REST: tl.constexpr):
-    """Each index gets a number in its row; skipped ones, if the REST is wanted, among themselves."""
-    kept = row < rows
-    arrival = tl.atomic_add(counts + row, tl.full(row.shape, 1, tl.int32), mask=kept, sem="relaxed")
-    if REST:
-        skipped = (inside & ~kept).to(tl.int32)
-        before = tl.atomic_add(tallies + 1, tl.sum(skipped, 0), sem="relaxed")
-        arrival = tl.where(kept, arrival, before + tl.cumsum(skipped, 0) - skipped)
-    tl.store(arrivals + place, arrival, mask=inside)
-
-
-@triton.jit(do_not_specialize=["count", "rows", "padding"])
-def count_rows(
-    counts,
-    arrivals,
-    tallies,
-    indices,
-    count,
-    rows,
-    padding,
-    sizes,
-    strides,
-    REST: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """``count_row`` for every index."""
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = load_row(indices, place, place < count, rows, padding, sizes, strides)
-    count_row(counts, arrivals, tallies, place, row, place < count, rows, REST)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def sum_counts(sums, counts, rows, BLOCK: tl.constexpr):
-    """The indices of each block of rows."""
-    block = tl.program_id(0)
-    row = block * BLOCK + tl.arange(0, BLOCK)
-    tl.store(sums + block, tl.sum(tl.load(counts + row, mask=row < rows, other=0), 0))
-
-
-@triton.jit
-def sum_before(sums, first, count, BLOCK: tl.constexpr):
-    """The sum of ``count`` numbers from ``first`` on."""
-    total = tl.zeros([BLOCK], tl.int32)
-    for begin in range(0, count, BLOCK):
-        number = begin + tl.arange(0, BLOCK)
-        total += tl.load(sums + first + number, mask=number < count, other=0)
-    return tl.sum(total, 0)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def find_starts(starts, sums, tallies, long_rows, rows, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """Where each row begins, in place of its count; the last entry is where the rows that count end."""
-    block = tl.program_id(0)
-    row = block * BLOCK + tl.arange(0, BLOCK)
-    amount = tl.load(starts + row, mask=row < rows, other=0)
-    start = sum_before(sums, 0, block, 1024) + tl.cumsum(amount, 0) - amount
-    tl.store(starts + row, start, mask=row <= rows)
-    is_long = amount > LONG
-    if tl.max(is_long.to(tl.int32), 0) > 0:
-        number = tl.atomic_add(tallies + tl.zeros_like(row), tl.full([BLOCK], 1, tl.int32), mask=is_long)
-        tl.store(long_rows + number, row, mask=is_long)
-
-
-@triton.jit(do_not_specialize=["count", "rows", "padding"])
-def list_places(
-    listed, places, ranks, starts, arrivals, indices, count, rows, padding, sizes, strides,
-    REST: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Every place into the list of its row. The REST are put last, in any order."""
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD: tl.constexpr):
+    """Row and place in one word; past the end, more than any other."""
     inside = place < count
     row = load_row(indices, place, inside, rows, padding, sizes, strides)
-    kept = row < rows
-    arrival = tl.load(arrivals + place, mask=inside, other=0)
-    tl.store(listed + tl.load(starts + row, mask=kept, other=0) + arrival, place, mask=kept)
-    if REST:
-        at = count - 1 - arrival
-        tl.store(places + at, place, mask=inside & ~kept)
-        if RANKS:
-            tl.store(ranks + place, at, mask=inside & ~kept)
+    word = (row.to(WORD) << shift) | place.to(WORD)
+    return tl.where(inside, word, 2**31 - 1 if WORD == tl.int32 else 2**63 - 1)
 
 
 @triton.jit
-def put_place(places, ranks, keys, at, place, row, mask, RANKS: tl.constexpr):
-    """A place where it belongs. The rows of every 32nd place are noted: its window's."""
-    tl.store(places + at, place, mask=mask)
-    tl.store(keys + at // CHUNK, row, mask=mask & (at % CHUNK == 0))
-    if RANKS:
-        tl.store(ranks + place, at, mask=mask)
+def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
+    """A word where it belongs; taken apart, if it will not be moved again."""
+    if LAST:
+        tl.store(keys + at, (word >> shift).to(tl.int32), mask=inside)
+        tl.store(places + at, (word - ((word >> shift) << shift)).to(tl.int32), mask=inside)
+    else:
+        tl.store(words + at, word, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "padding"])
-def order_lists(
-    places, ranks, keys, listed, starts, indices, rows, padding, sizes, strides,
-    RANKS: tl.constexpr, LONG: tl.constexpr, TILE: tl.constexpr,
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift"])
+def sort_blocks(
+    words, keys, places, indices, count, rows, padding, shift, sizes, strides,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """Every place of a list to its rank, if the list is not long."""
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = number < tl.load(starts + rows)
-    place = tl.load(listed + number, mask=inside, other=0)
-    row = load_row(indices, place, inside, rows, padding, sizes, strides)
-    start = tl.load(starts + row, mask=inside, other=0)
-    amount = tl.load(starts + row + 1, mask=inside, other=0) - start
-    inside = inside & (amount <= LONG)
-    compared = tl.where(inside & (amount > 1), amount, 0)
-    rank = tl.zeros([TILE], tl.int32)
-    for u in tl.static_range(4):
-        other = tl.load(listed + start + u, mask=u < compared, other=2**31 - 1)
-        rank += (other < place).to(tl.int32)
-    for begin in range(4, tl.max(compared, 0), 16):
-        for u in tl.static_range(16):
-            other = tl.load(listed + start + (begin + u), mask=begin + u < compared, other=2**31 - 1)
-            rank += (other < place).to(tl.int32)
-    put_place(places, ranks, keys, start + rank, place, row, inside, RANKS)
+    """Sort each block by counting the lesser words of the block."""
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    block = tl.program_id(0) * TILE // BLOCK * BLOCK
+    word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
+    less = tl.zeros([TILE, SIDE], tl.int32)
+    for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
+        other = load_word(
+            indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
+        )
+        less += (other[None, :] < word[:, None]).to(tl.int32)
+    put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding", "stretches", "length"])
-def order_long(
-    places, ranks, keys, starts, tallies, long_rows, found, indices,
-    count, rows, padding, stretches, length, programs, sizes, strides,
-    PUT: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
-):  # fmt: skip
-    """For each long row and each stretch of the indices: how many there are, or then where they go."""
-    tasks = tl.load(tallies) * stretches
-    for task in range(tl.program_id(0), tasks, programs):
-        row = tl.load(long_rows + task // stretches)
-        stretch = task % stretches
-        total = tl.zeros([STRIDE], tl.int32)
-        at = 0
-        if PUT:
-            at = tl.load(starts + row) + sum_before(found, task - stretch, stretch, 64)
-        for begin in range(stretch * length, tl.minimum(stretch * length + length, count), STRIDE):
-            place = begin + tl.arange(0, STRIDE)
-            match = load_row(indices, place, place < count, rows, padding, sizes, strides) == row
-            if PUT:
-                before = tl.cumsum(match.to(tl.int32), 0) - 1
-                put_place(places, ranks, keys, at + before, place, row + tl.zeros_like(place), match, RANKS)
-                at += tl.sum(match.to(tl.int32), 0)
-            else:
-                total += match.to(tl.int32)
-        if not PUT:
-            tl.store(found + task, tl.sum(total, 0))
+@triton.jit(do_not_specialize=["count", "run", "shift"])
+def merge_runs(
+    merged, keys, places, words, count, run, shift, TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr
+):
+    """Merge WAYS neighbouring runs of ``run`` words each. A tile lies in one run."""
+    start = tl.program_id(0) * TILE
+    place = start + tl.arange(0, TILE)
+    word = tl.load(words + place, mask=place < count, other=0)
+    own = start // run
+    group = own // WAYS * WAYS
+    other = group + tl.arange(0, WAYS)
+    begin = (other * run)[None, :]
+    size = tl.where(other == own, 0, tl.minimum(tl.maximum(count - other * run, 0), run))[None, :]
+    less = tl.zeros([TILE, WAYS], tl.int32)
+    step = run
+    while step > 0:
+        probe = less + step
+        exists = probe <= size
+        there = tl.load(words + (begin + probe - 1), mask=exists, other=0)
+        less = tl.where(exists & (there < word[:, None]), probe, less)
+        step = step // 2
+    rank = place - own * run + tl.sum(less, 1)
+    put_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
@@ -213,17 +125,10 @@ def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.cons
 
 
 @triton.jit(do_not_specialize=["count", "rows", "step"])
-def bisect_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
-    """Where each row begins among sorted keys; ``step`` is ``power_below(count)``."""
+def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
+    """Where each row begins among the sorted keys; the last entry is where the rows that count end."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    found = tl.zeros([TILE], tl.int32)
-    while step > 0:
-        probe = found + step
-        exists = probe <= count
-        there = tl.load(keys + (probe - 1), mask=exists, other=0)
-        found = tl.where(exists & (there < row), probe, found)
-        step = step // 2
-    tl.store(starts + row, found, mask=row <= rows)
+    tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
 
 
 def power_below(count: int) -> int:
@@ -231,107 +136,83 @@ def power_below(count: int) -> int:
     return 1 << (count.bit_length() - 1) if count > 0 else 0
 
 
-def _sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
+def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
     torch.sort(keys, stable=True, out=(ordered, places))
-
-
-@triton.jit(do_not_specialize=["count"])
-def rank_places(ranks, places, count, TILE: tl.constexpr):
-    """Where each place is in the order."""
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    place = tl.load(places + number, mask=number < count, other=0)
-    tl.store(ranks + place, number, mask=number < count)
 
 
 class Order:
     """What it takes to order ``count`` indices of ``rows`` rows: pieces of the workspace, and steps.
 
-    ``starts`` has an entry more than there are rows. ``places`` has one for each index; if ``whole``, those
-    of skipped indices come last, after the last entry of ``starts``, and ``ranks`` is where each place is in
-    the order. ``keys`` are the rows of all places, or only of every 32nd; ``key_step`` says which.
+    ``starts`` has an entry more than there are rows, and ``places`` one for each index; the places of skipped
+    indices come last, after the last entry of ``starts``. ``keys`` are the rows of all places.
     """
 
-    def __init__(self, pieces: Pieces, count: int, rows: int, *, whole: bool = False) -> None:
-        self.count, self.rows, self.whole = count, rows, whole
-        self.sorts = count > DENSE * rows
-        self.sorted_by = "torch.sort" if self.sorts else ""
+    key_step = indexed.CHUNK
+
+    def __init__(self, pieces: Pieces, count: int, rows: int) -> None:
+        self.count, self.rows = count, rows
+        self.merges = count <= MERGED
+        self.sorted_by = "" if self.merges else "torch.sort"
+        self.shift = max(count - 1, 0).bit_length()
+        wide = (rows + 1) << self.shift > 2**31
+        self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
+        self.keys = pieces.take(count, torch.int32)
+        self.places = pieces.take(count, torch.int32 if self.merges else torch.int64)
         self.starts = pieces.take(rows + 1, torch.int32)
-        self.ranks = pieces.take(count if whole else 0, torch.int32)
-        self.tallies = pieces.take(TALLIES.value, torch.int32)
-        self.windows = 0 if self.sorts else -(-count // CHUNK.value)
-        if self.sorts:
-            self.key_step = CHUNK.value
-            self.keys, self.unsorted = (pieces.take(count, torch.int32) for _ in range(2))
-            self.places = pieces.take(count, torch.int64)
-            return
-        self.key_step = 1
-        self.blocks = rows // BLOCK + 1
-        self.length = -(-count // (STRETCHES * STRIDE)) * STRIDE
-        self.stretches = -(-count // max(self.length, 1))
-        most_long = count // (LONG + 1)
-        self.keys = pieces.take(self.windows, torch.int32)
-        self.places, self.arrivals, self.listed = (pieces.take(count, torch.int32) for _ in range(3))
-        self.sums = pieces.take(self.blocks, torch.int32)
-        self.long_rows = pieces.take(most_long, torch.int32)
-        self.found = pieces.take(most_long * self.stretches, torch.int32)
+        self.words: tuple[Piece, ...]
+        if self.merges:
+            ways = self._ways()
+            self.words = tuple(pieces.take(count, word) for _ in range(min(len(ways), 2)))
+        else:
+            self.words = (pieces.take(count, torch.int32),)
 
-    def add_clear(self, steps: Steps) -> None:
-        """Make ready to count."""
-        rows = -1 if self.sorts else self.rows
-        programs = -(-max(rows + 1, self.windows, TALLIES.value) // BLOCK)
-        operands, settled = (self.starts, self.keys, self.tallies), (rows, self.windows)
-        steps.add(clear, programs, operands, settled, {"TILE": BLOCK}, WARPS)
+    def _ways(self) -> list[int]:
+        """How many runs are merged at a time, pass after pass."""
+        runs, ways = -(-self.count // BLOCK), []
+        if 1 < runs <= MOST_WAYS:
+            return [MOST_WAYS if runs > MOST_WAYS // 2 else MOST_WAYS // 2]
+        while runs > 1:
+            ways.append(FEW_WAYS)
+            runs = -(-runs // FEW_WAYS)
+        return ways
 
-    def add_steps(
-        self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1, *, counted: bool = False
-    ) -> None:
-        """Add the steps; ``walk`` has the strides of the indices first.
-
-        They are ``counted`` if a step between ``add_clear`` and these does it, by ``count_row``.
-        """
-        loops = (*walk.sizes, 1), (*walk.strides[0], 0)
-        settled, tile = (self.count, self.rows, padding, *loops), {"TILE": TILE}
-        programs, places = -(-self.count // TILE), (self.places, self.ranks)
-        if self.sorts:
-            self._add_sort(steps, indices, settled)
-            if self.whole:
-                operands = (self.ranks, self.places)
-                steps.add(rank_places, programs, operands, (self.count,), tile, WARPS)
-            return
-        if not counted:
-            self.add_clear(steps)
-        if not self.count:
-            return
-        whole, ranks = {"REST": self.whole}, {"RANKS": self.whole}
-        counts = (self.starts, self.arrivals, self.tallies, indices)
-        if not counted:
-            steps.add(count_rows, programs, counts, settled, {**whole, **tile}, WARPS)
-        steps.add(sum_counts, self.blocks, (self.sums, self.starts), (self.rows,), {"BLOCK": BLOCK}, WARPS)
+    def add_steps(self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1) -> None:
+        """Add the steps; ``walk`` has the strides of the indices first."""
+        count, rows = self.count, self.rows
+        sizes, strides = (*walk.sizes, 1), (*walk.strides[0], 0)
+        if count and self.merges:
+            ways = self._ways()
+            steps.add(
+                sort_blocks,
+                -(-count // TILE),
+                ((*self.words, self.keys)[0], self.keys, self.places, indices),
+                (count, rows, padding, self.shift, sizes, strides),
+                {"WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways},
+                WARPS,
+            )
+            run = BLOCK
+            for number, way in enumerate(ways):
+                source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
+                tile = min(LANES // way, BLOCK)
+                steps.add(
+                    merge_runs,
+                    -(-count // tile),
+                    (target, self.keys, self.places, source),
+                    (count, run, self.shift),
+                    {"TILE": tile, "WAYS": way, "LAST": number == len(ways) - 1},
+                    WARPS,
+                )
+                run *= way
+        elif count:
+            settled = (count, rows, padding, sizes, strides)
+            programs = -(-count // LANES)
+            steps.add(load_rows, programs, (self.words[0], indices), settled, {"TILE": LANES}, WARPS)
+            steps.call(sort, self.words[0], self.keys, self.places)
         steps.add(
             find_starts,
-            self.blocks,
-            (self.starts, self.sums, self.tallies, self.long_rows),
-            (self.rows,),
-            {"LONG": LONG, "BLOCK": BLOCK},
+            -(-(rows + 1) // LANES),
+            (self.starts, self.keys),
+            (count, rows, power_below(count)),
+            {"TILE": LANES},
             WARPS,
         )
-        lists: tuple[StepOperand, ...] = (self.listed, *places, self.starts, self.arrivals, indices)
-        steps.add(list_places, programs, lists, settled, {**whole, **ranks, **tile}, WARPS)
-        lists = (*places, self.keys, self.listed, self.starts, indices)
-        steps.add(order_lists, programs, lists, settled[1:], {**ranks, "LONG": LONG, **tile}, WARPS)
-        if self.long_rows.count:
-            programs = min(self.found.count, PROGRAMS)
-            lists = (*places, self.keys, self.starts, self.tallies, self.long_rows, self.found, indices)
-            looked_through = (*settled[:3], self.stretches, self.length, programs, *loops)
-            for put in (False, True):
-                constants = {"PUT": put, **ranks, "STRIDE": STRIDE}
-                steps.add(order_long, programs, lists, looked_through, constants, WARPS)
-
-    def _add_sort(self, steps: Steps, indices: StepOperand, settled: tuple[Any, ...]) -> None:
-        count, rows = self.count, self.rows
-        programs = -(-count // LANES)
-        steps.add(load_rows, programs, (self.unsorted, indices), settled, {"TILE": LANES}, WARPS)
-        steps.call(_sort, self.unsorted, self.keys, self.places)
-        bisected = (count, rows, power_below(count))
-        programs = -(-(rows + 1) // LANES)
-        steps.add(bisect_starts, programs, (self.starts, self.keys), bisected, {"TILE": LANES}, WARPS)

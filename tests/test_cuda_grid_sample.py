@@ -1,0 +1,157 @@
+"""What only a GPU can show of grid_sample: one digest on a busy device, graphs, no synchronisation, size."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.proof.bits import canonical, digest
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="these need a CUDA device")
+
+
+@pytest.fixture
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def drawn(
+    shape: tuple[int, ...], size: tuple[int, ...], kind: str = "random", dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An image, a grid and a gradient, on the CPU."""
+    generator = torch.Generator().manual_seed(7)
+    grid = torch.rand((shape[0], *size, len(size)), generator=generator)
+    grid = grid * 2.4 - 1.2 if kind == "random" else grid * 0.01
+    image = torch.randn(shape, generator=generator).to(dtype)
+    return image, grid, torch.randn((*shape[:2], *size), generator=generator).to(dtype)
+
+
+def both(
+    image: torch.Tensor, grid: torch.Tensor, dout: torch.Tensor, mode: str = "bilinear"
+) -> list[torch.Tensor]:
+    """The samples, and the gradients of the image and the grid."""
+    known = image.detach().requires_grad_(), grid.detach().requires_grad_()
+    out = hf.grid_sample(*known, mode=mode)
+    return [out.detach(), *torch.autograd.grad(out, known, dout)]
+
+
+@pytest.mark.parametrize("kind", ["random", "one pixel"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize(
+    ("channels", "dtype"), [(3, torch.float32), (40, torch.bfloat16), (70, torch.float32)]
+)
+def test_the_cpu_gives_the_same_bits(kind: str, mode: str, channels: int, dtype: torch.dtype) -> None:
+    tensors = drawn((3, channels, 61, 53), (67, 71), kind, dtype)
+    found = both(*(tensor.cuda() for tensor in tensors), mode=mode)
+    for one, other in zip(found, both(*tensors, mode=mode), strict=True):
+        assert torch.equal(canonical(one.cpu()), canonical(other))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_volumes_give_the_bits_of_the_cpu(mode: str) -> None:
+    tensors = drawn((2, 9, 11, 12, 13), (14, 9, 10))
+    found = both(*(tensor.cuda() for tensor in tensors), mode=mode)
+    for one, other in zip(found, both(*tensors, mode=mode), strict=True):
+        assert torch.equal(canonical(one.cpu()), canonical(other))
+
+
+def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
+    tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110))]
+    others = [torch.cuda.Stream() for _ in range(3)]
+    noise = [torch.randn(2048, 2048, device="cuda") for _ in others]
+    torch.cuda.synchronize()
+    found = set()
+    for _ in range(100):
+        for stream, matrix in zip(others, noise, strict=True):
+            with torch.cuda.stream(stream):
+                torch.mm(matrix, matrix)
+        out, dinput, dgrid = both(*tensors)
+        found.add(digest({"out": out, "dinput": dinput, "dgrid": dgrid}))
+    assert len(found) == 1
+
+
+def test_calls_do_not_synchronise(no_synchronisation: None) -> None:
+    torch.cuda.set_sync_debug_mode("default")
+    tensors = [tensor.cuda() for tensor in drawn((2, 16, 40, 40), (41, 43))]
+    torch.cuda.set_sync_debug_mode("error")
+    found = both(*tensors)
+    torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(found, both(*tensors), strict=True))
+
+
+def test_a_graph_replays_forward_and_backward() -> None:
+    image, grid, dout = (tensor.cuda() for tensor in drawn((2, 16, 40, 40), (41, 43)))
+    both(image, grid, dout)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = both(image, grid, dout)
+    for kind in ("one pixel", "random"):
+        other = drawn((2, 16, 40, 40), (41, 43), kind)[1].flip(1)
+        grid.copy_(other)
+        graph.replay()
+        torch.cuda.synchronize()
+        for one, wanted in zip(found, both(image.cpu(), other, dout.cpu()), strict=True):
+            assert torch.equal(one.cpu(), wanted)
+
+
+def test_channels_last_and_autocast() -> None:
+    image, grid, dout = (tensor.cuda() for tensor in drawn((2, 40, 33, 35), (31, 37), dtype=torch.bfloat16))
+    wanted = both(image, grid, dout)
+    last = torch.channels_last
+    found = both(image.contiguous(memory_format=last), grid, dout.contiguous(memory_format=last))
+    assert found[0].is_contiguous(memory_format=last) and found[1].is_contiguous(memory_format=last)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(hf.grid_sample(image, grid), wanted[0])
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+def test_compiles_whole_on_the_gpu() -> None:
+    image, grid, dout = (tensor.cuda() for tensor in drawn((2, 16, 20, 20), (21, 23)))
+    compiled = torch.compile(lambda x, g: hf.grid_sample(x, g) * 2, fullgraph=True, dynamic=True)
+    known = image.requires_grad_(), grid.requires_grad_()
+    found = torch.autograd.grad(compiled(*known), known, dout)
+    wanted = both(image, grid, dout * 2)[1:]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_gradcheck_on_the_gpu() -> None:
+    image, grid, _ = (tensor.cuda().double().requires_grad_() for tensor in drawn((1, 2, 4, 5), (3, 3)))
+    assert torch.autograd.gradcheck(hf.grid_sample, (image, grid), nondet_tol=0.0)
+
+
+def test_an_image_of_more_than_two_to_the_31_elements() -> None:
+    shape, size = (2, 520, 1450, 1450), (3, 5)
+    grid = drawn((2, 1, 4, 4), size)[1].cuda().requires_grad_()
+    image = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    image[:, -1] = 1
+    out = hf.grid_sample(image, grid, padding_mode="border")
+    assert (out[:, -1] == 1).all() and (out[:, :-1] == 0).all()
+    known = image.requires_grad_()
+    dinput, dgrid = torch.autograd.grad(
+        hf.grid_sample(known, grid, padding_mode="border"), (known, grid), out.detach()
+    )
+    assert (dgrid == 0).all() and (dinput[:, :-1] == 0).all()
+    assert dinput[:, -1].sum(dtype=torch.float64).item() == pytest.approx(30, abs=0.3)
+
+
+def test_the_example_trains_to_the_same_weights_twice_on_the_gpu() -> None:
+    path = Path(__file__).resolve().parents[1] / "examples" / "spatial_transformer.py"
+    given = [sys.executable, str(path), "--device", "cuda", "--steps", "20"]
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    result = subprocess.run(
+        given, capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    assert "twice" in result.stdout and "the same bits on cpu and cuda" in result.stdout
