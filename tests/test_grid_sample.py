@@ -138,6 +138,11 @@ def test_crowds_on_the_gpu(samples: int) -> None:
 @pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.BICUBIC])
 def test_many_samples_to_a_pixel_are_sorted_by_the_framework(mode: Mode) -> None:
     problem = cases.Problem("much larger", (9, 3, 3), (41, 41), mode, grid="random", batch=1)
+    descriptor = case_of(GridSampleBackwardPlan, problem).descriptor
+    preference = hf.PlanPreference(backend="gpu", precompile=False)
+    stream = hf.Stream.current("cuda" if torch.cuda.is_available() else "cpu")
+    plan = GridSampleBackwardPlan.select(stream, descriptor, preference)
+    assert plan.sku().mode.endswith(", torch.sort")
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 

@@ -371,7 +371,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         """The workspace that so many images need."""
         pieces = Pieces()
         if self.desc.needs_dinput:
-            self.sums_for(pieces, images)
+            sorts = self.sums_for(pieces, images).order.sorts
+            self.sorted_by = "torch.sort" if sorts else ""
         return pieces.size
 
     def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:

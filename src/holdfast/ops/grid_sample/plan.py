@@ -271,6 +271,8 @@ class SampleKernel(Generic[D]):
     """A kernel of grid_sample, on any backend."""
 
     workspace_size = 0
+    #: What of the framework sorts the samples, with scratch memory of its own; nothing, for most kernels.
+    sorted_by = ""
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc
@@ -312,10 +314,11 @@ class SamplePlan(Plan[D, A]):
     def sku(self) -> KernelSku:
         desc = self.descriptor
         where = f"{desc.padding_mode}, {'corners' if desc.align_corners else 'edges'} aligned"
+        mode = f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid"
         return KernelSku(
             op=self.op,
             direction=self.direction,
-            mode=f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid",
+            mode=", ".join(filter(None, (mode, getattr(self.kernel, "sorted_by", "")))),
             input_dtype=dtype_name(desc.input_dtype),
             output_dtype=dtype_name(desc.input_dtype),
             backend=self.backend,
@@ -396,8 +399,8 @@ class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
     Descriptor = GridSampleDescriptor
     Args = GridSampleArgs
     kernels = {
-        "gpu": "holdfast.ops.grid_sample.gpu:GridSample",
         "cpu": "holdfast.ops.grid_sample.cpu:GridSample",
+        "gpu": "holdfast.ops.grid_sample.gpu:GridSample",
         "reference": "holdfast.ops.grid_sample.reference:GridSample",
     }
     lean_kernels = {"cpu": "holdfast.ops.grid_sample.cpu:LeanGridSample"}
@@ -420,13 +423,13 @@ class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSample
     Descriptor = GridSampleBackwardDescriptor
     Args = GridSampleBackwardArgs
     kernels = {
-        "gpu": "holdfast.ops.grid_sample.gpu:GridSampleBackward",
         "cpu": "holdfast.ops.grid_sample.cpu:GridSampleBackward",
+        "gpu": "holdfast.ops.grid_sample.gpu:GridSampleBackward",
         "reference": "holdfast.ops.grid_sample.reference:GridSampleBackward",
     }
     lean_kernels = {
-        "gpu": "holdfast.ops.grid_sample.gpu:LeanGridSampleBackward",
         "cpu": "holdfast.ops.grid_sample.cpu:LeanGridSampleBackward",
+        "gpu": "holdfast.ops.grid_sample.gpu:LeanGridSampleBackward",
     }
 
     def _ulp(self) -> dict[str, float]:
