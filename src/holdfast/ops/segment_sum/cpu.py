@@ -41,8 +41,8 @@ _RUN = COLUMNS * 8 + 192
 _RAW, _SUM, _HELD, _LEVEL = 4, 5, 6, 7
 _RUNS = _LEVEL + LEVELS
 
-# What a term is multiplied or divided by.
-PLAIN, TIMES, OVER, CHOSEN = 0, 1, 2, 3
+# What becomes of a term before it is added.
+PLAIN, TIMES, CHOSEN = 0, 1, 2
 
 
 @jit
@@ -150,7 +150,7 @@ def store_run(values, count, address, kind, step, raw, like):
 
 @jit
 def _scaled(run, factor, number, row, column, count, result, like):
-    """A term times its weight, over its count, or kept only where it was chosen."""
+    """A term times its weight, or kept only where it was chosen."""
     outlined()
     how, address, columns = factor
     values, scaled = pointer(run, like), pointer(result, like)
@@ -158,10 +158,6 @@ def _scaled(run, factor, number, row, column, count, result, like):
         chosen = pointer(address + (row * columns + column) * 4, np.int32)
         for i in range(count):
             scaled[i] = values[i] if chosen[i] == number else zero(like)
-    elif how == OVER:
-        amount = pointer(address, np.int32)[row] + zero(like)
-        for i in range(count):
-            scaled[i] = values[i] / amount
     else:
         weight = pointer(address, like)[number]
         for i in range(count):
@@ -228,12 +224,20 @@ def _sum_chunk(first, last, places_at, source, factor, column, count, total, scr
     """The sum of the terms ``first`` to ``last``, one after another."""
     outlined()
     held = pointer(scratch + _HELD * _RUN, np.int64)
+    address, kind, step, table, rows_at = source
+    item = kind & ITEM_SIZE
+    # Rows that are added as they lie in memory need only be found.
+    ready = kind == item and step == 1 and factor[0] == PLAIN and table.shape[1] == 1
     waiting, fresh = 0, True
     for at in range(first, last):
         number = np.int64(at)
         if places_at != 0:
             number = np.int64(pointer(places_at, np.int32)[at])
-        run = _load_term(number, waiting, source, factor, column, count, scratch, like)
+        if ready:
+            row = np.int64(pointer(rows_at, np.int32)[number]) if rows_at != 0 else number
+            run = address + (row * table[1, 0] + column) * item if row >= 0 else 0
+        else:
+            run = _load_term(number, waiting, source, factor, column, count, scratch, like)
         if run != 0:
             held[waiting] = run
             waiting += 1
