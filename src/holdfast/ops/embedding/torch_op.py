@@ -69,9 +69,11 @@ def _embedding_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_
     plan = _backward_plan(
         input.shape, input.dtype, num_embeddings, columns, dout.dtype, device, padding_idx, scale_grad_by_freq
     )
-    dweight = dout.new_empty((num_embeddings, columns))
+    # On the CPU fresh memory is what takes the time, and torch is quick to fill it with zeros.
+    on_cpu = device.type == "cpu"
+    dweight = (dout.new_zeros if on_cpu else dout.new_empty)((num_embeddings, columns))
     workspace = Workspace.allocate(plan.workspace_size(), device)
-    args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight)
+    args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight, accumulate=on_cpu)
     plan.run(current_stream(device), workspace, args)
     return dweight
 

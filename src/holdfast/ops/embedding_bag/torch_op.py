@@ -102,8 +102,11 @@ def _embedding_bag_backward(
         ),
     )  # fmt: skip
     expected = plan.descriptor.expected
-    dweight = dout.new_empty((num_embeddings, columns)) if of_table else None
-    dweights = dout.new_empty(input.shape) if of_weights else None
+    # On the CPU fresh memory is what takes the time, and torch is quick to fill it with zeros.
+    on_cpu = device.type == "cpu"
+    room = dout.new_zeros if on_cpu else dout.new_empty
+    dweight = room((num_embeddings, columns)) if of_table else None
+    dweights = room(input.shape) if of_weights else None
     args = EmbeddingBagBackwardArgs(
         dout=dout,
         indices=input,
@@ -112,6 +115,7 @@ def _embedding_bag_backward(
         weight=weight if expected("weight") else None,
         dweight=dweight,
         dper_sample_weights=dweights,
+        accumulate=on_cpu,
     )
     plan.run(current_stream(device), Workspace.allocate(plan.workspace_size(), device), args)
     nothing = dout.new_empty(0)
