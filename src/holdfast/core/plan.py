@@ -70,6 +70,41 @@ class Kernel(Protocol[A_contra]):
         """Settle everything that follows from the dtypes, shapes and strides of valid ``args``."""
 
 
+class DescribedKernel(Generic[D]):
+    """What kernels have on any backend: a descriptor, a device, and no workspace unless they say so."""
+
+    workspace_size = 0
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        self.desc = desc
+        self.device = device
+
+    def compile(self) -> None:
+        """Nothing, where there is no compiler."""
+
+
+def refused_tensor(
+    name: str, tensor: Any, expected: tuple[tuple[int, ...], torch.dtype] | None, device: torch.device
+) -> str:
+    """Why a plan on ``device`` cannot take ``tensor``; if nothing is expected, there must be none."""
+    if expected is None:
+        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+    if tensor.layout != torch.strided:
+        return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+    if tensor.is_neg():
+        return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
+    if tensor.device != device:
+        return f"{name} is on {tensor.device} and the plan runs on {device}; move it there."
+    shape, dtype = expected
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
+    if tuple(tensor.shape) != shape:
+        return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
+    return ""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A backend as ``select`` saw it: usable, or not for ``reason``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Code, CodeCarrier, Float, dtype_name
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
-from holdfast.core.plan import Args, Operand, Plan
+from holdfast.core.plan import Args, DescribedKernel, Operand, Plan
 from holdfast.core.registry import backends
 from holdfast.core.strided import Space, coalesce
 
@@ -178,17 +178,8 @@ D = TypeVar("D", bound=ScaledDescriptor)
 A = TypeVar("A", bound=Args)
 
 
-class AffineKernel(Generic[D]):
-    """What every affine kernel has, on any backend: a descriptor, a device, and no workspace."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: D, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
-    def compile(self) -> None:
-        """Nothing, where there is no compiler."""
+class AffineKernel(DescribedKernel[D]):
+    """A kernel of an affine op, on any backend."""
 
 
 class AffinePlan(Plan[D, A]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -17,7 +17,7 @@ from holdfast.core.contract import KernelSku, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand, Plan
+from holdfast.core.plan import Args, DescribedKernel, Operand, Plan, refused_tensor
 from holdfast.core.registry import backends
 from holdfast.ops.tree_sum.segments import rounding_errors
 
@@ -142,17 +142,8 @@ D = TypeVar("D", bound=MapDescriptor)
 A = TypeVar("A", bound=Args)
 
 
-class MapKernel(Generic[D]):
+class MapKernel(DescribedKernel[D]):
     """A kernel of affine_grid, on any backend."""
-
-    workspace_size = 0
-
-    def __init__(self, desc: D, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
-    def compile(self) -> None:
-        """Nothing, where there is no compiler."""
 
 
 class MapPlan(Plan[D, A]):
@@ -191,25 +182,10 @@ class MapPlan(Plan[D, A]):
 
     def _refused_layout(self, args: A) -> str:
         for name in self.tensors:
-            reason = self._refused_tensor(name, getattr(args, name))
+            expected = (self.descriptor.expected(name), self.descriptor.dtype)
+            reason = refused_tensor(name, getattr(args, name), expected, self.device)
             if reason:
                 return reason
-        return ""
-
-    def _refused_tensor(self, name: str, tensor: Any) -> str:
-        desc = self.descriptor
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-        if tensor.layout != torch.strided:
-            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
-        if tensor.is_neg():
-            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
-        if tensor.device != self.device:
-            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
-        if tensor.dtype != desc.dtype:
-            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {desc.dtype}."
-        if tuple(tensor.shape) != desc.expected(name):
-            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {desc.expected(name)}."
         return ""
 
 

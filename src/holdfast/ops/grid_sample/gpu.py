@@ -437,7 +437,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
 
 
 class LeanGridSampleBackward(GridSampleBackward):
-    """One image at a time, and no copy of dout."""
+    """One image at a time; where corners are summed, dout is not copied."""
 
     most_workspace = 0
     copies = False

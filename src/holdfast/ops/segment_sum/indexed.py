@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from holdfast.core.contract import KernelSku, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
-from holdfast.core.plan import Args, Plan
+from holdfast.core.plan import Args, DescribedKernel, Plan, refused_tensor
 from holdfast.core.registry import backends
 from holdfast.core.strided import Space, coalesce
 
@@ -139,19 +139,11 @@ D = TypeVar("D", bound=IndexedDescriptor)
 A = TypeVar("A", bound=Args)
 
 
-class IndexedKernel(Generic[D]):
+class IndexedKernel(DescribedKernel[D]):
     """A kernel over indices, on any backend."""
 
-    workspace_size = 0
     #: What of the framework sorts the indices, with scratch memory of its own; nothing, for most kernels.
     sorted_by = ""
-
-    def __init__(self, desc: D, device: torch.device) -> None:
-        self.desc = desc
-        self.device = device
-
-    def compile(self) -> None:
-        """Nothing, where there is no compiler."""
 
 
 class IndexedPlan(Plan[D, A]):
@@ -184,28 +176,10 @@ class IndexedPlan(Plan[D, A]):
 
     def _refused_layout(self, args: A) -> str:
         for name in self.descriptor.operands:
-            reason = self._refused_tensor(name, getattr(args, name))
+            expected = self.descriptor.expected(name)
+            reason = refused_tensor(name, getattr(args, name), expected, self.device)
             if reason:
                 return reason
-        return ""
-
-    def _refused_tensor(self, name: str, tensor: Any) -> str:
-        expected = self.descriptor.expected(name)
-        if expected is None:
-            return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-        if tensor.layout != torch.strided:
-            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
-        if tensor.is_neg():
-            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
-        if tensor.device != self.device:
-            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
-        shape, dtype = expected
-        if tensor.dtype != dtype:
-            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
-        if tuple(tensor.shape) != shape:
-            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
         return ""
 
 
