@@ -45,6 +45,7 @@ def test_the_gradient_is_torchs(padding_idx: int | None, scale_grad_by_freq: boo
     hf.embedding(INDICES, mine, **options, sparse=sparse).backward(dout)
     F.embedding(INDICES, theirs, **options).backward(dout)
     gradient = mine.grad.to_dense() if sparse else mine.grad
+    # torch adds in an order of its own, and multiplies by 1 / count where this divides.
     assert torch.allclose(gradient, theirs.grad, rtol=1e-14, atol=0)
     if not scale_grad_by_freq:
         assert torch.equal(gradient == 0, theirs.grad == 0)
@@ -301,6 +302,7 @@ def test_the_module_is_torchs_with_another_gradient() -> None:
     for module in (mine, theirs):
         module(INDICES).sum().backward()
     assert torch.equal(mine(INDICES), theirs(INDICES))
+    # torch multiplies by 1 / count where this divides.
     assert torch.allclose(mine.weight.grad, theirs.weight.grad, rtol=1e-6)
     assert repr(mine) == repr(theirs)
 

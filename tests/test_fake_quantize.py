@@ -734,4 +734,4 @@ def test_a_learned_scale_and_zero_point_have_gradients() -> None:
         lsq = lsq_factor(x.shape, granularity.name, 7)
         for one, scaled in zip(found[1.0][1:], found["lsq"][1:], strict=True):
             assert one.abs().max() > 0
-            assert torch.allclose(scaled, one * lsq, rtol=1e-14, atol=0)
+            assert torch.equal(scaled, one * lsq)

@@ -342,6 +342,7 @@ def test_autograd_finds_the_gradients_of_the_formula(
     beside = [n if varies else 1 for n, varies in zip(view.shape, view.varies, strict=True)]
     same = lsq(split, scale.reshape(beside), zero_point.reshape(beside), -8, 7).reshape(shape)
     for mine, theirs in zip(found, torch.autograd.grad(same, (x, scale, zero_point), dy), strict=True):
+        # The formula's gradients are torch's, which adds in an order of its own.
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
 
 
