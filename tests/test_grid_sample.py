@@ -70,17 +70,18 @@ def differences(
     return check(plan, case, Way(backend, threads=threads, times=1), args, reference, selected(backend))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=named)
-def test_every_kind_and_dtype_is_equal_to_the_reference(kind: tuple[int, Mode, Padding, bool]) -> None:
-    axes, mode, padding, aligned = kind
-    for number, (dtype, grid_dtype) in enumerate(DTYPES):
-        grid = cases._GRIDS[(number + 3 * axes) % len(cases._GRIDS)]
-        problem = cases.Problem(
-            f"{named(kind)} {dtype} {grid_dtype}", (5, *(2, 3, 5)[-axes:]), (2, 3, 4)[-axes:], mode, padding,
-            aligned, dtype, grid_dtype, grid,
-        )  # fmt: skip
-        for plan in PLANS:
-            assert differences(plan, problem) == []
+@pytest.mark.parametrize("plan", PLANS)
+def test_cases_are_every_combination(plan: AnyPlan) -> None:
+    """Of rank, mode, padding, alignment and dtypes. Those that are not common have all but every dtype."""
+    wanted = {(*kind, *dtypes) for kind in KINDS for dtypes in DTYPES}
+    described = [(case, case.descriptor) for case in cases.cases(plan)]
+    kinds = [
+        (case.common, (d.axes, d.mode, d.padding_mode, d.align_corners, d.input_dtype, d.grid_dtype))
+        for case, d in described
+        if isinstance(d, GridSampleDescriptor | GridSampleBackwardDescriptor)
+    ]
+    assert {kind for _, kind in kinds} == wanted
+    assert {kind[:4] for common, kind in kinds if not common} == set(KINDS)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 31, 32, 33, 63, 64, 1023, 1024, 1025, 1056])
@@ -98,8 +99,8 @@ def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> N
 
 #: Tiles so small that these problems have many of them, of every kind.
 SMALL_TILES = {
-    "cells": {"TILE": 64, "CROWD_TILE": 32, "PIXELS": 16, "FEW_PIXELS": 16, "WIDE": 8, "CROWD_PROGRAMS": 3},
-    "rows": {"TILE": 128, "CHANNELS": 16, "GATHERED": 64},
+    "cells": {"TILE": 64, "PIXELS": 16, "WIDE": 8, "FEW_PIXELS": 16, "FEW_WIDE": 8, "CROWD_PROGRAMS": 3},
+    "rows": {"TILE": 128, "CHANNELS": 16},
     "corners": {"TILE": 64},
     "": {"SAMPLES": 64, "GRID_SAMPLES": 64, "MANY_SAMPLES": 64, "ENOUGH": 8},
 }
@@ -121,6 +122,16 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
     problem = cases.Problem("tiles", (channels, 7, 11), (6, 13), mode, grid=grid)
     for plan in PLANS:
         assert differences(plan, problem, backend="gpu") == []
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("lines", [0, 99], ids=["scattered", "side by side"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As samples come, or by cells if they are scattered: what is not summed in one way is in the other."""
+    monkeypatch.setattr(importlib.import_module("holdfast.ops.grid_sample.scatter.gpu"), "LINES", lines)
+    problem = cases.Problem("either", (21, 17, 11), (16, 13), layouts=(layout, layout), accumulate=True)
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
 @pytest.mark.parametrize("channels", [5, 32, 33, 1025])

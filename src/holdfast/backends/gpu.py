@@ -40,13 +40,15 @@ def prepare(
     settled: tuple[Any, ...],
     constants: dict[str, Any],
     num_warps: int,
+    registers: int | None = None,
 ) -> Launcher:
     """A launcher of ``kernel`` on ``device``.
 
     The kernel's parameters are, in this order: a pointer for each of ``tensors``; ``scalars``, which may
-    differ on every launch; ``settled``, integers and tuples of them that do not; the constants.
+    differ on every launch; ``settled``, integers and tuples of them that do not; the constants. A thread may
+    have so many ``registers``, or what the compiler thinks best.
     """
-    options = {"num_warps": num_warps, "enable_fp_fusion": False}
+    options = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": registers}
     if interpreted():
 
         def interpret(stream: int, tensors: Any, addresses: Any, scalars: tuple[int, ...]) -> None:
@@ -62,6 +64,7 @@ def prepare(
         _kinds(settled),
         tuple(constants.values()),
         num_warps,
+        registers,
     )
     handle = _handles.get(key)
     if handle is None:
@@ -167,8 +170,9 @@ class Steps:
         constants: dict[str, Any],
         num_warps: int,
         scalars: Scalars = no_scalars,
+        registers: int | None = None,
     ) -> None:
-        """``programs`` programs of ``kernel``.
+        """``programs`` programs of ``kernel``, whose threads have so many ``registers`` if it matters.
 
         Its parameters are the operands, what ``scalars`` makes of the args of each launch (in 64 bits each),
         ``settled``, the constants.
@@ -182,6 +186,7 @@ class Steps:
             settled=settled,
             constants=constants,
             num_warps=num_warps,
+            registers=registers,
         )
         self._steps.append((run, tuple(map(self._settled, operands)), scalars))
 

@@ -29,11 +29,16 @@ POISON_BYTE = 0xA5
 
 @dataclass(frozen=True)
 class Case:
-    """One problem with its tensors: ``make`` gives fresh args on the CPU, the outputs poisoned."""
+    """One problem with its tensors: ``make`` gives fresh args on the CPU, the outputs poisoned.
+
+    If it is ``common``, others have all that is special about it, and together they have every combination.
+    That is worth the time of hardware, but not of the interpreter.
+    """
 
     name: str
     descriptor: Descriptor
     make: Callable[[], Args]
+    common: bool = False
 
 
 def random_bits(label: str, count: int) -> npt.NDArray[np.uint64]:

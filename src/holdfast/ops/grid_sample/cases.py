@@ -1,6 +1,7 @@
-"""The named inputs of grid_sample: every mode, padding and alignment in 2-D and 3-D, and grids of every kind.
+"""The named inputs of grid_sample: every mode, padding, alignment and dtype in 2-D and 3-D.
 
-Dtypes and kinds of grids go round among these: each mode meets every dtype, and so does each padding.
+Kinds of grids go round among these. Of every mode, padding and alignment there is one case, with dtypes that
+go round so that each mode and each padding meets every dtype; those with the other dtypes are common.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Problem:
     needs: tuple[bool, bool] = (True, True)  # dinput, dgrid
     accumulate: bool = False
     of_sums: bool = False  # about sums that only gradients have
+    common: bool = False
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -81,7 +83,9 @@ _GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on
 
 def problems() -> list[Problem]:
     """What the cases are about."""
-    return [*_every_kind(), *_sizes(), *_layouts()]
+    kinds = list(_every_kind())
+    common = [problem for problem in kinds if problem.common]
+    return [*(problem for problem in kinds if not problem.common), *_sizes(), *_layouts(), *common]
 
 
 def _every_kind() -> Iterator[Problem]:
@@ -90,15 +94,17 @@ def _every_kind() -> Iterator[Problem]:
         modes = [mode for mode in Mode if axes == 2 or mode != Mode.BICUBIC]
         for mode, padding, aligned in product(modes, Padding, (False, True)):
             n = next(number)
-            dtype, grid_dtype = _DTYPES[(n + n // 6 + axes) % len(_DTYPES)]
-            grid = _GRIDS[n % len(_GRIDS)]
-            exact = grid == "on centres and borders"  # sizes by which coordinates come out even
-            image = (3, 4, 8, 16) if exact else (3, 4, 5, 9)
-            yield Problem(
-                f"{axes}-d {mode}, {padding}, {'corners' if aligned else 'edges'} aligned, "
-                f"{dtype_name(dtype)}{' with a float32 grid' if grid_dtype else ''}, {grid}",
-                (3, *image[-axes:]), (2, 7, 11)[-axes:], mode, padding, aligned, dtype, grid_dtype, grid,
-            )  # fmt: skip
+            for turn in range(len(_DTYPES)):
+                dtype, grid_dtype = _DTYPES[(n + n // 6 + axes + turn) % len(_DTYPES)]
+                grid = _GRIDS[(n + turn) % len(_GRIDS)]
+                exact = grid == "on centres and borders"  # sizes by which coordinates come out even
+                image = (3, 4, 8, 16) if exact else (3, 4, 5, 9)
+                yield Problem(
+                    f"{axes}-d {mode}, {padding}, {'corners' if aligned else 'edges'} aligned, "
+                    f"{dtype_name(dtype)}{' with a float32 grid' if grid_dtype else ''}, {grid}",
+                    (3 + turn, *image[-axes:]), (2, 7, 11)[-axes:], mode, padding, aligned,
+                    dtype, grid_dtype, grid, common=turn > 0,
+                )  # fmt: skip
 
 
 def _sizes() -> Iterator[Problem]:
@@ -114,6 +120,7 @@ def _sizes() -> Iterator[Problem]:
     yield crowd
     yield replace(crowd, name="1100 samples on one pixel, nearest", mode=Mode.NEAREST)
     yield Problem("images as large as several tiles", (3, 67, 71), (65, 130), grid="smooth")
+    yield Problem("scattered samples", (6, 40, 37), (24, 35))
     yield Problem("no channels", (0, 3, 4), (5, 2))
     yield Problem("no samples", (3, 4, 5), (0, 7))
     yield Problem("no images", (3, 4, 5), (6, 7), batch=0)
@@ -173,7 +180,8 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def _forward(problem: Problem) -> Case:
-    return Case(problem.name, GridSampleDescriptor(**problem.fields), partial(_forward_args, problem))
+    descriptor = GridSampleDescriptor(**problem.fields)
+    return Case(problem.name, descriptor, partial(_forward_args, problem), problem.common)
 
 
 def _backward(problem: Problem) -> Case:
@@ -181,7 +189,7 @@ def _backward(problem: Problem) -> Case:
     descriptor = GridSampleBackwardDescriptor(
         **problem.fields, needs_dinput=needs_dinput, needs_dgrid=needs_dgrid
     )
-    return Case(problem.name, descriptor, partial(_backward_args, problem, descriptor))
+    return Case(problem.name, descriptor, partial(_backward_args, problem, descriptor), problem.common)
 
 
 def _forward_args(problem: Problem) -> GridSampleArgs:

@@ -5,7 +5,8 @@ dinput is summed by pixel: ``cells`` where a pixel's samples are those of the ce
 everywhere else. dgrid is summed by sample, a thread for each, channel after channel.
 
 For the cells dout is copied, channels side by side and samples in the order of the cells: then samples that
-share pixels are neighbours, whatever the grid.
+share pixels are neighbours, whatever the grid. dgrid of scattered samples is summed in that order too, from
+the copy. If samples side by side share pixels anyway, it is summed as they come.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.ops.grid_sample.plan import (
     SampleDescriptor,
     SampleKernel,
 )
+from holdfast.ops.grid_sample.scatter.gpu import is_scattered
 from holdfast.ops.grid_sample.taps.gpu import (
     NEAREST,
     corner_pixel,
@@ -54,6 +56,9 @@ SAMPLES = 16384 if interpreted() else 128
 WARPS = 4
 #: The same for dgrid.
 GRID_SAMPLES, GRID_WARPS = (16384, 4) if interpreted() else (256, 8)
+#: As samples come: enough for all that four channels load to be under way together. Left alone, the compiler
+#: saves registers, and half of it waits for the other half.
+GRID_REGISTERS = 80
 #: The same forward with many channels: neighbours share what is in the cache.
 MANY_SAMPLES, MANY_WARPS = (16384, 4) if interpreted() else (512, 16)
 #: Programs there should be forward, and the fewest channels that one is given to have more of them.
@@ -258,15 +263,20 @@ def put_change(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPU
 
 @triton.jit(do_not_specialize=["count", "samples"])
 def grid_gradient(
-    dgrid, dout, image, grid, places,
+    dgrid, dout, image, grid, places, tallies,
     count, samples, channels, sizes, out_sizes,
     dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, IN_ORDER: tl.constexpr, DOUT_ROWS: tl.constexpr,
-    IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr, OFFSET: tl.constexpr,
-    ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, EITHER: tl.constexpr, IN_ORDER: tl.constexpr,
+    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr,
+    OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Some samples, one to a thread, as they come; or IN_ORDER of the cells, where dout has its rows so."""
+    """Some samples, one to a thread, as they come; or IN_ORDER of the cells, where dout has its rows so.
+
+    If EITHER way is open, there is a launch for each, and they are summed in order if they are scattered.
+    """
+    if EITHER and is_scattered(tallies, count) != IN_ORDER:
+        return
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     # Past the end the last sample is taken again, and not stored: then nothing needs a mask to be loaded.
@@ -395,45 +405,49 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             if sums is not None and args.dinput is not None:
                 sums.add_steps(steps, args, dinput, dout, grid)
             if args.dgrid is not None and desc.samples:
-                self.add_grid_gradient(steps, args, sums, images, (dgrid, dout, image, grid))
+                # Few channels are read faster as they come, whatever the grid.
+                ordered = sums if isinstance(sums, CellSums) and sums.copies else None
+                self.add_grid_gradient(steps, args, images, ordered, (dgrid, dout, image, grid))
         return steps.launch
 
     def add_grid_gradient(
         self,
         steps: Steps,
         args: GridSampleBackwardArgs,
-        sums: CellSums | CornerSums | None,
         images: int,
+        sums: CellSums | None,
         operands: tuple[StepOperand, ...],
     ) -> None:
+        """dgrid as samples come, or in the order of ``sums``, or what the grid decides of these."""
         desc = self.desc
         dgrid, dout, image, grid = operands
         assert args.dgrid is not None and args.input is not None
-        # Few channels are read faster as they come, whatever the grid.
-        ordered = sums if isinstance(sums, CellSums) and desc.channels >= FEW else None
-        rows, places = (dout, grid) if ordered is None else (ordered.rows, ordered.order.places)
         wide = tl.int64 in (offset_type(args.input), offset_type(args.dout))
         offset = tl.int64 if wide or images * desc.samples * desc.channels >= 2**31 else tl.int32
-        steps.add(
-            grid_gradient,
-            -(-images * desc.samples // GRID_SAMPLES),
-            (dgrid, rows, image, grid, places),
-            (
-                images * desc.samples, desc.samples, desc.channels,
-                sizes_of(desc.image_size), sizes_of(desc.output_size),
-                grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
-                grid_strides_of(args.grid),
-                args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
-            ),
-            {
-                **kind_of(desc), "IN_ORDER": ordered is not None,
-                "DOUT_ROWS": ordered is not None or args.dout.stride(1) == 1,
-                "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
-                "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
-                "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
-            },
-            GRID_WARPS,
-        )  # fmt: skip
+        either = sums is not None and sums.either(args)
+        for in_order in (False, True) if either else (sums is not None,):
+            rows, places = (sums.rows, sums.order.places) if sums and in_order else (dout, grid)
+            steps.add(
+                grid_gradient,
+                -(-images * desc.samples // GRID_SAMPLES),
+                (dgrid, rows, image, grid, places, sums.order.tallies if sums else grid),
+                (
+                    images * desc.samples, desc.samples, desc.channels,
+                    sizes_of(desc.image_size), sizes_of(desc.output_size),
+                    grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
+                    grid_strides_of(args.grid),
+                    args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
+                ),
+                {
+                    **kind_of(desc), "EITHER": either, "IN_ORDER": in_order,
+                    "DOUT_ROWS": in_order or args.dout.stride(1) == 1,
+                    "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
+                    "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
+                    "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
+                },
+                GRID_WARPS,
+                registers=None if in_order else GRID_REGISTERS,
+            )  # fmt: skip
 
 
 class LeanGridSampleBackward(GridSampleBackward):

@@ -4,6 +4,9 @@ A cell is the square between four pixels, or with the edge of the picture, betwe
 samples in a cell is one pixel, and so are the other three: a pixel's terms are the samples of the four cells
 around it, one cell after another. So there is only one sample to order where there are four terms to sum.
 
+The terms of a pixel are read where they are if there are few channels. Of more channels dout is copied first,
+channels side by side and samples in the order of the cells.
+
 A pixel with no more than 32 terms is finished by the program that owns it. Of one that has more, a crowd,
 every chunk of 32 gets a slot; slots are given out by counting, and whoever gets which, the sums are the same.
 Each further level is one more launch, which adds up to 32 slots and leaves the sum in the first.
@@ -20,8 +23,10 @@ from holdfast.backends.gpu import StepOperand, Steps
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
-from holdfast.ops.grid_sample.rows.gpu import add_copy, add_gather
+from holdfast.ops.grid_sample.rows.gpu import add_copy, put_fractions
+from holdfast.ops.grid_sample.scatter.gpu import count_scattered
 from holdfast.ops.grid_sample.taps.gpu import (
     grid_strides_of,
     kind_of,
@@ -32,38 +37,44 @@ from holdfast.ops.grid_sample.taps.gpu import (
     strides_of,
 )
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.counting.gpu import Counting, count_row, longest
+from holdfast.ops.segment_sum.counting.gpu import SPARE, Counting, count_row
+from holdfast.ops.segment_sum.indexed import loops
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Which of the order's tallies counts the slots that are taken.
-SLOTS = tl.constexpr(2)
+#: Which of the order's tallies counts the slots that are taken, and which is not 0 if there are crowds.
+SLOTS, CROWDED = tl.constexpr(SPARE.value), tl.constexpr(SPARE.value + 1)
 #: So many channels are not few.
-FEW = 8
-#: Samples of a program that locates them, and pixels of one that looks for crowds.
-TILE, CROWD_TILE = (16384, 16384) if interpreted() else (1024, 512)
-WARPS = 4
+FEW = 5
+#: Samples of a program that locates them, one for each thread.
+TILE, WARPS = (16384, 4) if interpreted() else (256, 8)
+#: Pixels that are searched for crowds at a time, one for each thread.
+CROWD_TILE, CROWD_WARPS = (16384, 4) if interpreted() else (256, 8)
 #: Pixels of a tile that is summed, and its warps; how many of the pixels are side by side; the threads that
 #: share one; and the terms that are under way together.
 PIXELS, SUM_WARPS, WIDE, LANES, UNROLL = (4096, 4, 64, 16, 1) if interpreted() else (32, 4, 16, 4, 2)
 #: The same for few channels: a warp goes on until the last of its pixels is done.
-FEW_PIXELS, FEW_WARPS = (4096, 4) if interpreted() else (32, 1)
+FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL = (4096, 4, 64, 1) if interpreted() else (32, 1, 16, 2)
 #: Programs that crowds are given to, however many there are.
 CROWD_PROGRAMS = 4 if interpreted() else 1056
 
 
 @triton.jit(do_not_specialize=["count", "samples", "cells", "rows"])
 def locate_cells(
-    keys, counts, arrivals, tallies, grid,
+    keys, counts, arrivals, tallies, fractions, grid,
     count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
-    COUNT: tl.constexpr, REST: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
-    ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
+    COUNT: tl.constexpr, REST: tl.constexpr, FRACTIONS: tl.constexpr, EITHER: tl.constexpr,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The cell of each sample, counted: ``rows`` if there is no pixel around it."""
+    """The cell of each sample, counted: ``rows`` if there is no pixel around it.
+
+    And what else is wanted: FRACTIONS, as samples come; and if EITHER way is open, how many are scattered.
+    """
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     n = number // samples
     x, y, z = split(number - n * samples, out_sizes, AXES)
-    first, _t, _scale = locate(
+    first, t, _scale = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
         AXES, MODE, PADDING, ALIGNED, COMPUTE,
     )  # fmt: skip
@@ -73,6 +84,10 @@ def locate_cells(
     tl.store(keys + number, cell, mask=inside)
     if COUNT:
         count_row(counts, arrivals, tallies, number, cell, inside, rows, REST)
+    if FRACTIONS:
+        put_fractions(fractions, number, t, inside)
+    if EITHER:
+        count_scattered(tallies, first, TILE)
 
 
 @triton.jit
@@ -99,23 +114,27 @@ def terms_around(starts, pixel, exists, pixels, cells, width):
 
 @triton.jit
 def load_block(
-    rows, at, here, first, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
+    dout, at, here, first, channels, step, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """The channels of one block, for some rows; 0 where there are none."""
+    """The channels of one block, for some samples; 0 where there are none."""
     channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    value = tl.load(rows + at[:, None] + channel, mask=here[:, None] & (channel < channels), other=0.0)
-    return widen(value, COMPUTE)
+    at = dout + at[:, None] + channel.to(tl.int64) * step
+    return widen(tl.load(at, mask=here[:, None] & (channel < channels), other=0.0), COMPUTE)
 
 
 @triton.jit
 def add_terms(
-    rows, fractions, around, begin, size, first, channels,
-    COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    dout, fractions, places, around, begin, size, first, channels, sizes, strides,
+    BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The sums of ``size`` terms from ``begin`` on, one after another, in BLOCKS of channels."""
+    """The sums of ``size`` terms from ``begin`` on, one after another, in BLOCKS of channels.
+
+    dout, whose rows have these sizes and strides, and the fractions are in order, or looked up BY_PLACE.
+    """
     nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
     ne, sw, se = around[5], around[6], around[7]
+    step = strides[len(sizes) - 1]
     nought = tl.zeros([PIXELS, CHANNELS], COMPUTE)
     sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
     for at in range(0, tl.max(size, 0), UNROLL):
@@ -124,18 +143,20 @@ def add_terms(
             term = begin + (at + u)
             above = tl.where(term < se, sw_base, se_base)
             number = term + tl.where(term < sw, tl.where(term < ne, nw_base, ne_base), above)
+            if BY_PLACE:
+                number = tl.load(places + number, mask=here, other=0).to(tl.int32)
             east = ((term >= ne) & (term < sw)) | (term >= se)
-            tx = tl.load(fractions + 2 * number, mask=here, other=0.0)
-            ty = tl.load(fractions + 2 * number + 1, mask=here, other=0.0)
+            tx = tl.load(fractions + 2 * number.to(tl.int64), mask=here, other=0.0)
+            ty = tl.load(fractions + 2 * number.to(tl.int64) + 1, mask=here, other=0.0)
             weight = tl.where(east, tx, 1.0 - tx) * tl.where(term >= sw, ty, 1.0 - ty)
             weight = tl.where(here, weight, 0.0)[:, None]
-            row = number.to(tl.int64) * channels
-            sum_0 += weight * load_block(rows, row, here, first, channels, 0, CHANNELS, COMPUTE)
+            row = row_offsets(number, sizes, strides)
+            sum_0 += weight * load_block(dout, row, here, first, channels, step, 0, CHANNELS, COMPUTE)
             if BLOCKS > 1:
-                sum_1 += weight * load_block(rows, row, here, first, channels, 1, CHANNELS, COMPUTE)
+                sum_1 += weight * load_block(dout, row, here, first, channels, step, 1, CHANNELS, COMPUTE)
             if BLOCKS > 2:
-                sum_2 += weight * load_block(rows, row, here, first, channels, 2, CHANNELS, COMPUTE)
-                sum_3 += weight * load_block(rows, row, here, first, channels, 3, CHANNELS, COMPUTE)
+                sum_2 += weight * load_block(dout, row, here, first, channels, step, 2, CHANNELS, COMPUTE)
+                sum_3 += weight * load_block(dout, row, here, first, channels, step, 3, CHANNELS, COMPUTE)
     return sum_0, sum_1, sum_2, sum_3
 
 
@@ -165,46 +186,52 @@ def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WID
     return y * width + x, (x < width) & (y < images_rows)
 
 
-@triton.jit(do_not_specialize=["total", "pixels", "cells", "blocks", "width"])
-def list_crowds(
-    tallies, owners, chunks, starts, maxima, total, pixels, cells, blocks, width, TILE: tl.constexpr
-):
-    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is."""
-    if longest(maxima, blocks) > CHUNK // 4:
-        pixel = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
-        wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
-        most = tl.max(wanted, 0)
-        if most > 0:
-            first = tl.atomic_add(tallies + SLOTS + tl.zeros_like(pixel), wanted, mask=wanted > 0)
-            for begin in range(0, most, 8):
-                chunk = begin + tl.arange(0, 8)[None, :]
-                slot = first[:, None] + chunk
-                tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=chunk < wanted[:, None])
-                tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=chunk < wanted[:, None])
-
-
 @triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked"])
 def sum_pixels(
-    dinput, rows, fractions, starts,
-    pixels, cells, tiles, across, stacked, channels, sizes, dinput_strides, dinput_step,
-    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr,
-    CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+    dinput, tallies, dout, fractions, places, starts,
+    pixels, cells, tiles, across, stacked, channels, sizes, dout_sizes, dout_strides,
+    dinput_strides, dinput_step,
+    BY_PLACE: tl.constexpr, CROWDS: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels, in some channels; crowds are left alone."""
+    """A tile of pixels, in some channels; CROWDS, if there can be any, are left alone."""
     first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
     pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
     around = terms_around(starts, pixel, exists, pixels, cells, sizes[0])
     amount = around[0]
     mine = exists & (amount <= CHUNK)
     sums = add_terms(
-        rows, fractions, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
-        COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
+        dout, fractions, places, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
+        dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
     )  # fmt: skip
     put(
         dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
         ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
     )  # fmt: skip
+    if CROWDS and tl.max(amount, 0) > CHUNK:
+        tl.atomic_max(tallies + CROWDED, 1, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["total", "pixels", "cells", "programs", "width"])
+def list_crowds(tallies, owners, chunks, starts, total, pixels, cells, programs, width, TILE: tl.constexpr):
+    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is."""
+    if tl.load(tallies + CROWDED) == 0:
+        return
+    for tile in range(tl.program_id(0), tl.cdiv(total, TILE), programs):
+        pixel = tile * TILE + tl.arange(0, TILE)
+        amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
+        wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
+        most = tl.max(wanted, 0)
+        if most > 0:
+            first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
+            first += tl.cumsum(wanted, 0) - wanted
+            for begin in range(0, most, 8):
+                chunk = begin + tl.arange(0, 8)[None, :]
+                slot = first[:, None] + chunk
+                mask = chunk < wanted[:, None]
+                tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=mask)
+                tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=mask)
 
 
 @triton.jit
@@ -218,10 +245,10 @@ def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
 
 @triton.jit(do_not_specialize=["pixels", "cells", "tiles", "programs"])
 def sum_chunks(
-    partials, tallies, owners, chunks, rows, fractions, starts,
-    pixels, cells, tiles, programs, channels, sizes,
-    COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    partials, tallies, owners, chunks, dout, fractions, places, starts,
+    pixels, cells, tiles, programs, channels, sizes, dout_sizes, dout_strides,
+    BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Chunks of crowds, PIXELS slots at a time, in some channels."""
     taken = tl.load(tallies + SLOTS)
@@ -233,19 +260,9 @@ def sum_chunks(
         )
         size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
         sums = add_terms(
-            rows,
-            fractions,
-            around,
-            chunk * CHUNK,
-            size,
-            first,
-            channels,
-            COMPUTE,
-            PIXELS,
-            CHANNELS,
-            BLOCKS,
-            UNROLL,
-        )
+            dout, fractions, places, around, chunk * CHUNK, size, first, channels,
+            dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
+        )  # fmt: skip
         for b in tl.static_range(BLOCKS):
             channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
             at = partials + slot.to(tl.int64)[:, None] * channels + channel
@@ -288,21 +305,29 @@ def sum_slots(
 
 
 class CellSums:
-    """What it takes to sum the samples of some pictures: pieces of the workspace, and steps."""
+    """What it takes to sum the samples of some pictures: pieces of the workspace, and steps.
+
+    ``rows`` are copied ones of dout; there are none of few channels.
+    """
 
     def __init__(self, pieces: Pieces, desc: GridSampleBackwardDescriptor, images: int) -> None:
         self.desc, self.images = desc, images
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
+        self.copies = desc.channels >= FEW
         self.keys = pieces.take(self.count, torch.int32)
-        self.order = Counting(pieces, self.count, images * self.cells, whole=desc.channels >= FEW)
+        self.order = Counting(pieces, self.count, images * self.cells, whole=self.copies)
         self.fractions = pieces.take(2 * self.count, desc.compute.torch)
-        self.rows = pieces.take(self.count * desc.channels, desc.input_dtype)
+        self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
         # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
         crowded = desc.samples > CHUNK.value
         self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
         self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
         self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+
+    def either(self, args: GridSampleBackwardArgs) -> bool:
+        """Whether it depends on the grid in which order dgrid is best summed."""
+        return self.copies and args.dgrid is not None and args.dout.stride(1) != 1
 
     def add_steps(
         self,
@@ -316,80 +341,91 @@ class CellSums:
         counts = not order.sorts
         order.add_clear(steps)
         if count:
+            arrivals = order.arrivals if counts else self.keys
             steps.add(
                 locate_cells,
                 -(-count // TILE),
-                (self.keys, order.starts, order.arrivals if counts else self.keys, order.tallies, grid),
+                (self.keys, order.starts, arrivals, order.tallies, self.fractions, grid),
                 (
                     count, desc.samples, self.cells, order.rows,
                     sizes_of(desc.image_size), sizes_of(desc.output_size),
                     grid_strides_of(args.grid), args.grid.stride(-1),
                 ),
-                {"COUNT": counts, "REST": order.whole, **kind_of(desc), "TILE": TILE},
+                {
+                    "COUNT": counts, "REST": order.whole, "FRACTIONS": not self.copies,
+                    "EITHER": self.either(args), **kind_of(desc), "TILE": TILE,
+                },
                 WARPS,
             )  # fmt: skip
         order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=counts)
-        if count and order.whole:
+        if count and self.copies:
             add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
-        elif count and desc.channels:
-            operands = (self.rows, self.fractions, dout, order.places, order.starts, grid)
-            add_gather(steps, desc, args, count, operands, order.rows)
         if desc.channels:
-            self.add_sums(steps, args, dinput)
+            self.add_sums(steps, args, dinput, dout)
 
-    def add_sums(self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand) -> None:
-        desc, starts = self.desc, self.order.starts
+    def add_sums(
+        self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand, dout: StepOperand
+    ) -> None:
+        """Sum the samples around each pixel."""
+        desc, order, channels = self.desc, self.order, self.desc.channels
         sizes, compute = sizes_of(desc.image_size), {"COMPUTE": kind_of(desc)["COMPUTE"]}
         assert args.dinput is not None
         of_dinput = (strides_of(args.dinput), args.dinput.stride(1))
-        if desc.channels > 4:
+        if self.copies:
+            dout = self.rows
+            of_dout: tuple[tuple[int, ...], tuple[int, ...]] = (self.count, channels), (channels, 1)
             # Four threads share a row of channels, each with up to 16 bytes of up to four blocks.
-            channels = min(triton.next_power_of_2(desc.channels), LANES * 16 // desc.input_dtype.itemsize)
-            blocks = min(triton.next_power_of_2(-(-desc.channels // channels)), 4)
-            pixels, warps = PIXELS, SUM_WARPS
+            share = min(triton.next_power_of_2(channels), LANES * 16 // desc.input_dtype.itemsize)
+            blocks = min(triton.next_power_of_2(-(-channels // share)), 4)
+            pixels, warps, wide, unroll = PIXELS, SUM_WARPS, WIDE, UNROLL
         else:
-            channels, blocks = 1, triton.next_power_of_2(desc.channels)
-            pixels, warps = FEW_PIXELS, FEW_WARPS
-        tiles = -(-desc.channels // (channels * blocks))
-        tile = {"PIXELS": pixels, "CHANNELS": channels, "BLOCKS": blocks, "UNROLL": UNROLL}
-        across, stacked = -(-sizes[0] // WIDE), self.images * sizes[1]
-        slots = (self.order.tallies, self.owners, self.chunks)
+            walk = loops((self.images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
+            of_dout = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
+            share, blocks = 1, triton.next_power_of_2(channels)
+            pixels, warps, wide, unroll = FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL
+        tiles = -(-channels // (share * blocks))
+        tile = {"PIXELS": pixels, "CHANNELS": share, "BLOCKS": blocks, "UNROLL": unroll}
+        across, stacked = -(-sizes[0] // wide), self.images * sizes[1]
+        slots = (order.tallies, self.owners, self.chunks)
+        samples = (dout, self.fractions, order.places, order.starts)
+        kind = {"BY_PLACE": not self.copies, **compute}
         steps.add(
             sum_pixels,
-            across * -(-stacked // (pixels // WIDE)) * tiles,
-            (dinput, self.rows, self.fractions, starts),
-            (desc.pixels, self.cells, tiles, across, stacked, desc.channels, sizes, *of_dinput),
-            {"ACCUMULATE": args.accumulate, **compute, "WIDE": WIDE, **tile},
+            across * -(-stacked // (pixels // wide)) * tiles,
+            (dinput, order.tallies, *samples),
+            (desc.pixels, self.cells, tiles, across, stacked, channels, sizes, *of_dout, *of_dinput),
+            {**kind, "CROWDS": self.slots > 0, "ACCUMULATE": args.accumulate, "WIDE": wide, **tile},
             warps,
         )
         if not self.slots:
             return
         total = self.images * desc.pixels
+        programs = min(-(-total // CROWD_TILE), CROWD_PROGRAMS)
         steps.add(
             list_crowds,
-            -(-total // CROWD_TILE),
-            (*slots, starts, self.order.maxima),
-            (total, desc.pixels, self.cells, self.order.blocks, sizes[0]),
+            programs,
+            (*slots, order.starts),
+            (total, desc.pixels, self.cells, programs, sizes[0]),
             {"TILE": CROWD_TILE},
-            WARPS,
+            CROWD_WARPS,
         )
         programs = min(-(-self.slots // pixels) * tiles, CROWD_PROGRAMS)
         steps.add(
             sum_chunks,
             programs,
-            (self.partials, *slots, self.rows, self.fractions, starts),
-            (desc.pixels, self.cells, tiles, programs, desc.channels, sizes),
-            {**compute, **tile},
+            (self.partials, *slots, *samples),
+            (desc.pixels, self.cells, tiles, programs, channels, sizes, *of_dout),
+            {**kind, **tile},
             warps,
         )
-        tile = {"PIXELS": pixels, "CHANNELS": channels, "UNROLL": UNROLL}
-        tiles, reach = -(-desc.channels // channels), 1
+        tile = {"PIXELS": pixels, "CHANNELS": share, "UNROLL": UNROLL}
+        tiles, reach = -(-channels // share), 1
         while reach * CHUNK.value < desc.samples:
             steps.add(
                 sum_slots,
                 programs,
-                (dinput, self.partials, *slots, starts),
-                (reach, desc.pixels, self.cells, tiles, programs, desc.channels, sizes, *of_dinput),
+                (dinput, self.partials, *slots, order.starts),
+                (reach, desc.pixels, self.cells, tiles, programs, channels, sizes, *of_dinput),
                 {"ACCUMULATE": args.accumulate, **compute, **tile},
                 warps,
             )

@@ -23,9 +23,14 @@ from holdfast.ops.grid_sample.taps.gpu import (
 LEAST_BYTES = 32
 #: Elements of a tile, and the most channels of one.
 TILE, CHANNELS = (2**20, 64) if interpreted() else (4096, 64)
-#: Samples of a program that gathers few channels.
-GATHERED = 16384 if interpreted() else 256
 WARPS = 4
+
+
+@triton.jit
+def put_fractions(fractions, target, t, inside):
+    """How far samples are from their corners nw, along x and y."""
+    tl.store(fractions + 2 * target.to(tl.int64), t[0], mask=inside)
+    tl.store(fractions + 2 * target.to(tl.int64) + 1, t[1], mask=inside)
 
 
 @triton.jit(do_not_specialize=["count", "samples", "tiles"])
@@ -53,36 +58,10 @@ def copy_rows(
                 grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
                 AXES, MODE, PADDING, ALIGNED, COMPUTE,
             )  # fmt: skip
-            tl.store(fractions + 2 * target, t[0], mask=inside)
-            tl.store(fractions + 2 * target + 1, t[1], mask=inside)
+            put_fractions(fractions, target, t, inside)
     else:
         target = number
     tl.store(rows + (target.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
-
-
-@triton.jit(do_not_specialize=["samples", "cells"])
-def gather_rows(
-    rows, fractions, dout, places, starts, grid,
-    samples, cells, sizes, out_sizes, dout_strides, dout_step, grid_strides, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """All of few channels of some samples in cells, taken from where they are."""
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = number < tl.load(starts + cells)
-    place = tl.load(places + number, mask=inside, other=0).to(tl.int32)
-    n = place // samples
-    x, y, z = split(place - n * samples, out_sizes, AXES)
-    _first, t, _scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
-    )  # fmt: skip
-    tl.store(fractions + 2 * number, t[0], mask=inside)
-    tl.store(fractions + 2 * number + 1, t[1], mask=inside)
-    source = dout + offset_of(n, x, y, z, dout_strides)
-    for c in tl.static_range(CHANNELS):
-        value = tl.load(source + c * dout_step, mask=inside, other=0.0)
-        tl.store(rows + number.to(tl.int64) * CHANNELS + c, value, mask=inside)
 
 
 def worth_copying(desc: GridSampleBackwardDescriptor) -> bool:
@@ -113,27 +92,5 @@ def add_copy(
             strides_of(args.dout), args.dout.stride(1), grid_strides_of(args.grid), args.grid.stride(-1),
         ),
         {**kind_of(desc), "RANKED": ranked is not None, "SAMPLES": samples, "CHANNELS": channels},
-        WARPS,
-    )  # fmt: skip
-
-
-def add_gather(
-    steps: Steps,
-    desc: GridSampleBackwardDescriptor,
-    args: GridSampleBackwardArgs,
-    count: int,
-    operands: tuple[StepOperand, ...],
-    cells: int,
-) -> None:
-    """``gather_rows`` of ``count`` samples."""
-    steps.add(
-        gather_rows,
-        -(-count // GATHERED),
-        operands,
-        (
-            desc.samples, cells, sizes_of(desc.image_size), sizes_of(desc.output_size),
-            strides_of(args.dout), args.dout.stride(1), grid_strides_of(args.grid), args.grid.stride(-1),
-        ),
-        {**kind_of(desc), "CHANNELS": desc.channels, "TILE": GATHERED},
         WARPS,
     )  # fmt: skip

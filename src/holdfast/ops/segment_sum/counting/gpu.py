@@ -35,15 +35,16 @@ from holdfast.ops.segment_sum.order.gpu import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: What is counted on the way: long rows, skipped indices, and one more thing for whoever wants the order.
-TALLIES = tl.constexpr(3)
+#: What is counted on the way: long rows, skipped indices, and from SPARE on three more things for whoever
+#: wants the order.
+LONG_ROWS, SKIPPED, SPARE, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 5))
 #: From so many indices to a row on, on average, torch.sort is used.
 DENSE = 64
 #: A list with more places than this is not compared.
 LONG = 1024
-#: Indices of a program, and rows of one that counts through them. To the interpreter a program costs the same
-#: however much it does.
-TILE, BLOCK = (16384, 16384) if interpreted() else (512, 4096)
+#: Indices of a program, one for each thread, and rows of one that counts through them. To the interpreter a
+#: program costs the same however much it does.
+TILE, BLOCK = (16384, 16384) if interpreted() else (128, 4096)
 #: Indices that are looked through at a time, the stretches there are at most, and the programs.
 STRIDE, STRETCHES, PROGRAMS = (16384, 2, 4) if interpreted() else (4096, 64, 528)
 WARPS = 4
@@ -65,7 +66,7 @@ def count_row(counts, arrivals, tallies, place, row, inside, rows, REST: tl.cons
     arrival = tl.atomic_add(counts + row, tl.full(row.shape, 1, tl.int32), mask=kept, sem="relaxed")
     if REST:
         skipped = (inside & ~kept).to(tl.int32)
-        before = tl.atomic_add(tallies + 1, tl.sum(skipped, 0), sem="relaxed")
+        before = tl.atomic_add(tallies + SKIPPED, tl.sum(skipped, 0), sem="relaxed")
         arrival = tl.where(kept, arrival, before + tl.cumsum(skipped, 0) - skipped)
     tl.store(arrivals + place, arrival, mask=inside)
 
@@ -132,7 +133,8 @@ def start_rows(starts, maxima, sums, tallies, long_rows, rows, LONG: tl.constexp
     tl.store(maxima + block, tl.max(amount, 0))
     is_long = amount > LONG
     if tl.max(is_long.to(tl.int32), 0) > 0:
-        number = tl.atomic_add(tallies + tl.zeros_like(row), tl.full([BLOCK], 1, tl.int32), mask=is_long)
+        ones = tl.full([BLOCK], 1, tl.int32)
+        number = tl.atomic_add(tallies + LONG_ROWS + tl.zeros_like(row), ones, mask=is_long)
         tl.store(long_rows + number, row, mask=is_long)
 
 
@@ -179,11 +181,8 @@ def order_lists(
     inside = inside & (amount <= LONG)
     compared = tl.where(inside & (amount > 1), amount, 0)
     rank = tl.zeros([TILE], tl.int32)
-    for u in tl.static_range(4):
-        other = tl.load(listed + start + u, mask=u < compared, other=2**31 - 1)
-        rank += (other < place).to(tl.int32)
-    for begin in range(4, tl.max(compared, 0), 16):
-        for u in tl.static_range(16):
+    for begin in range(0, tl.max(compared, 0), 4):
+        for u in tl.static_range(4):
             other = tl.load(listed + start + (begin + u), mask=begin + u < compared, other=2**31 - 1)
             rank += (other < place).to(tl.int32)
     put_place(places, ranks, keys, start + rank, place, row, inside, RANKS)
@@ -196,7 +195,7 @@ def order_long(
     PUT: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """For each long row and each stretch of the indices: how many there are, or then where they go."""
-    tasks = tl.load(tallies) * stretches
+    tasks = tl.load(tallies + LONG_ROWS) * stretches
     for task in range(tl.program_id(0), tasks, programs):
         row = tl.load(long_rows + task // stretches)
         stretch = task % stretches
