@@ -172,6 +172,22 @@ def prefetch(typingctx, elements, index):
     return types.none(elements, index), build
 
 
+@emit
+def _prefetch_address(typingctx, address):
+    def build(context, builder, signature, args):
+        prefetch_line(builder, builder.inttoptr(args[0], cgutils.voidptr_t))
+        return context.get_dummy_value()
+
+    return types.none(address), build
+
+
+@jit
+def prefetch_run(address, size):
+    """Ask for ``size`` bytes from ``address`` on, which need not exist."""
+    for offset in range(0, size, LINE):
+        _prefetch_address(address + offset)
+
+
 _VECTOR = 32  # bytes
 
 
