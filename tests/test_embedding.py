@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import holdfast as hf
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.proof.bits import canonical, digest
+from holdfast.proof.conformance import Way, cases_of, check, expected, selected
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
@@ -328,3 +329,16 @@ def test_the_module_has_a_sparse_gradient_if_asked() -> None:
     module(INDICES).sum().backward()
     assert module.weight.grad.is_sparse
     assert module.weight.grad._indices().tolist() == [sorted(set(INDICES.flatten().tolist()))]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU large outputs are written past the caches; here all of them are."""
+    from holdfast.ops.embedding import cpu
+
+    monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
+    plan, found = hf.plans()["EmbeddingPlan"], []
+    for case in cases_of(plan):
+        args, wanted = expected(plan, case)
+        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
+    assert found == []

@@ -342,7 +342,33 @@ def test_a_floating_zero_point_is_rounded_where_it_is_used(backend: str, real: t
             assert same(found, gradient(backend, ste, x, torch.ones_like(x), scale, whole, **fields))
 
 
-@pytest.mark.parametrize("name", ["FakeQuantizePlan", "FakeQuantizeBackwardPlan"])
+@pytest.mark.parametrize("real", [torch.float32, torch.float64])
+def test_the_ends_of_the_range_are_where_division_says(real: torch.dtype) -> None:
+    """For one scale the CPU compares x with the first and the last that is inside, whatever the scale is."""
+    limits = torch.finfo(real)
+    generator = torch.Generator().manual_seed(5)
+    drawn = torch.exp2(torch.rand(40, dtype=torch.float64, generator=generator) * 30 - 20).tolist()
+    odd = [-0.1, 0.0, INF, -INF, NAN, limits.max, limits.tiny, limits.smallest_normal * limits.eps]
+    for scale in (torch.tensor(value, dtype=real) for value in drawn + odd):
+        for zero_point, (q_min, q_max) in product((0, 5, -(2**23)), ((-128, 127), (0, 3), (7, 7))):
+            near = [scale * (end - zero_point + half) for end in (q_min, q_max) for half in (-0.5, 0.5)]
+            up = down = x = torch.stack(near)
+            for _ in range(4):
+                up = torch.nextafter(up, torch.full_like(up, INF))
+                down = torch.nextafter(down, torch.full_like(down, -INF))
+                x = torch.cat([x, up, down])
+            x = torch.cat([x, torch.tensor([0.0, INF, -INF, NAN, limits.max], dtype=real)])
+            dy = torch.ones_like(x)
+            found, wanted = (
+                gradient(backend, hf.SteKind.IN_RANGE, x, dy, scale, zero_point, q_min=q_min, q_max=q_max)
+                for backend in ("cpu", "reference")
+            )
+            assert same(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "name", ["FakeQuantizePlan", "FakeQuantizeBackwardPlan", "QuantizePerTensorBackwardPlan"]
+)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_outputs_that_are_streamed_have_the_same_bits(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch

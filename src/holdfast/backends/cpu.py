@@ -29,6 +29,10 @@ from holdfast.core import fork
 
 #: Fewer elements than this are not worth waking a thread.
 PARALLEL_ELEMENTS = 32768
+#: Into how many ranges work is cut for each thread.
+_RANGES = 8
+#: Bytes of a line of the cache.
+LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
 BLOCK, _AHEAD = 256, 4096
 
@@ -141,6 +145,16 @@ def outlined(typingctx):
     return types.none(), build
 
 
+def prefetch_line(builder: Any, place: Any) -> None:
+    """Emit the request for the line of the cache that holds what a pointer points to; it need not exist."""
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    function = builder.module.declare_intrinsic(
+        "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    )
+    line = builder.bitcast(place, byte)
+    builder.call(function, [line, number(0), number(3), number(1)])  # to read, and keep, data
+
+
 @emit
 def prefetch(typingctx, elements, index):
     """Ask for the block of elements that lies a few blocks after ``elements[index]``; it need not exist.
@@ -149,18 +163,29 @@ def prefetch(typingctx, elements, index):
     """
 
     def build(context, builder, signature, args):
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        )
-        start = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
+        start = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
         size = BLOCK * context.get_abi_sizeof(context.get_value_type(signature.args[0].dtype))
-        for offset in range(_AHEAD, _AHEAD + size, 64):
-            line = builder.gep(start, [number(offset)])
-            builder.call(function, [line, number(0), number(3), number(1)])  # to read, and keep, data
+        for offset in range(_AHEAD, _AHEAD + size, LINE):
+            prefetch_line(builder, builder.gep(start, [ir.IntType(32)(offset)]))
         return context.get_dummy_value()
 
     return types.none(elements, index), build
+
+
+@emit
+def _prefetch_address(typingctx, address):
+    def build(context, builder, signature, args):
+        prefetch_line(builder, builder.inttoptr(args[0], cgutils.voidptr_t))
+        return context.get_dummy_value()
+
+    return types.none(address), build
+
+
+@jit
+def prefetch_run(address, size):
+    """Ask for ``size`` bytes from ``address`` on, which need not exist."""
+    for offset in range(0, size, LINE):
+        _prefetch_address(address + offset)
 
 
 _VECTOR = 32  # bytes
@@ -222,7 +247,7 @@ _pool_threads = 0
 _pool_lock = threading.Lock()
 
 
-def _submit(part: Callable[[int, int], None], threads: int, first: int, last: int) -> Future[None]:
+def _submit(work: Callable[[], None], threads: int) -> Future[None]:
     global _pool, _pool_threads
     with _pool_lock:
         if _pool is None or _pool_threads < threads - 1:
@@ -230,25 +255,33 @@ def _submit(part: Callable[[int, int], None], threads: int, first: int, last: in
                 _pool.shutdown(wait=False)
             _pool_threads = threads - 1
             _pool = ThreadPoolExecutor(_pool_threads, thread_name_prefix="holdfast")
-        return _pool.submit(part, first, last)
+        return _pool.submit(work)
 
 
 def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
     """Call ``part(first, last)`` for ranges that together are ``range(count)``, on as many threads as torch.
 
-    The caller works too, and takes back what no thread has begun, so it never waits behind other callers.
+    Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
+    what holds it up. The caller works too, and never waits behind other callers.
     """
     threads = min(torch.get_num_threads(), count) if elements >= PARALLEL_ELEMENTS else 1
-    bounds = [count * i // threads for i in range(threads + 1)]
-    ranges = list(pairwise(bounds[1:]))
-    futures = [_submit(part, threads, *r) for r in ranges]
+    if threads == 1:
+        part(0, count)
+        return
+    number = max(threads, min(_RANGES * threads, count, elements // PARALLEL_ELEMENTS))
+    bounds = [count * i // number for i in range(number + 1)]
+    ranges = iter(list(pairwise(bounds)))
+
+    def work() -> None:
+        for first, last in ranges:
+            part(first, last)
+
+    futures = [_submit(work, threads) for _ in range(threads - 1)]
     try:
-        part(0, bounds[1])
+        work()
     finally:
-        for future, r in zip(futures, ranges, strict=True):
-            if future.cancel():
-                part(*r)
-            else:
+        for future in futures:
+            if not future.cancel():
                 future.result()
 
 

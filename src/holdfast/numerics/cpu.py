@@ -102,6 +102,27 @@ def _to_odd_float32(value):
     return to_odd
 
 
+def next_below(value):
+    """The greatest number that is less than ``value``, which is not NaN; -inf has none, and stays."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(next_below)
+def _next_below(value):
+    number: Any = np.float32 if value == types.float32 else np.float64
+    bits: Any = np.int32 if value == types.float32 else np.int64
+
+    def below(value):
+        if value == number(-np.inf):
+            return value
+        if value == number(0):
+            return -reinterpret(bits(1), number)
+        step = bits(-1) if value > number(0) else bits(1)  # from magnitude to magnitude
+        return reinterpret(bits(reinterpret(value, bits) + step), number)
+
+    return below
+
+
 def tanh_slope(t):
     """1 - tanh(t)**2, which is 4e / (1 + e)**2 with e = exp(-2|t|)."""
     raise NotImplementedError("called from kernels only")

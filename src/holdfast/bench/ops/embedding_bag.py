@@ -156,7 +156,13 @@ def full_cases() -> list[BagCase]:
 
 
 def cpu_cases() -> list[BagCase]:
-    return [_case("mean", True, 1024, backward=backward, function=backward) for backward in (False, True)]
+    """Every reduction by rows and by offsets, as the function is called; and the gradient of a mean."""
+    forward = [
+        _case(mode, offsets, 8192, backward=False, function=True)
+        for mode in MODES
+        for offsets in (True, False)
+    ]
+    return [*forward, _case("mean", True, 1024, backward=True, function=True)]
 
 
 def quick_cases() -> list[BagCase]:

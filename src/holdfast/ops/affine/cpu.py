@@ -37,9 +37,12 @@ from holdfast.numerics.cpu import (
     UINT8,
     kind,
     narrow,
+    next_below,
     pack,
+    rint,
     unpack,
     widen,
+    zero,
     zero_point_kind,
 )
 from holdfast.ops.affine.plan import clamp_zero_point
@@ -50,6 +53,9 @@ TILE = 8192
 _SQUARE = 64
 #: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
 _RUN = TILE * 8 + 192
+
+#: Columns of a row that are worth a tile.
+_LONG_ROW = 2048
 
 # How an operand lies in memory, seen from a tile.
 _IN_PLACE = 0  # one contiguous run
@@ -87,7 +93,9 @@ def _tiling(space: Space, inputs: int) -> Tiling:
     parts = -(-columns // most)
     tile_columns = columns if parts == 1 else -(-columns // (parts * 16)) * 16  # whole bytes of packed codes
     parts = -(-columns // tile_columns)
-    tile_rows = min(rows, TILE // tile_columns)
+    by_row = all(strides[-1] == 0 for strides in space.strides[1 + inputs :])
+    # Long rows with a scale each are tiles of their own: then no scale is spread over a run.
+    tile_rows = 1 if by_row and columns >= _LONG_ROW else min(rows, TILE // tile_columns)
     table = np.zeros((len(space.strides) + 1, _STRIDES + len(space.sizes)), np.int64)
     table[:-1, _LAYOUT] = [_layout(space.sizes, strides, parts, tile_rows) for strides in space.strides]
     table[:-1, _STRIDES:] = space.strides
@@ -404,3 +412,35 @@ def stores_bytes(walk):
     """Whether results are to be put down as bytes: codes of 8 bits or fewer."""
     kind = walk[1][0, _KIND]
     return kind == INT8 or kind == UINT8
+
+
+@jit
+def _least_with_code(code, s):
+    """The least x with rint(x / s) >= ``code``, for a scale that is positive and finite.
+
+    Dividing and rounding keep the order of numbers, so that all x from there on have it too. The guess is off
+    by a few roundings at most.
+    """
+    x = (code - np.float32(0.5)) * s
+    while rint(x / s) >= code:
+        x = next_below(x)
+    while not rint(x / s) >= code:
+        x = -next_below(-x)
+    return x
+
+
+@jit
+def in_range_of(s, z, q_min, q_max):
+    """The least and the greatest x with q_min - z <= rint(x / s) <= q_max - z; if none has, they cross.
+
+    So whoever has many x for one scale compares each, and divides none.
+    """
+    lo, hi = q_min - z, q_max - z
+    infinite = zero(s) + np.float32(np.inf)
+    if s < zero(s):
+        s, lo, hi = -s, -hi, -lo
+    if s == infinite and lo <= zero(s) and hi >= zero(s):  # then x / s is zero, but NaN for an infinite x
+        return -next_below(infinite), next_below(infinite)
+    if not (s > zero(s) and s < infinite):
+        return infinite, -infinite
+    return _least_with_code(lo, s), -_least_with_code(-hi, s)

@@ -8,12 +8,17 @@ from functools import cache
 
 import numpy as np
 
-from holdfast.backends.cpu import compile_kernel, copy, kernel, parallel, pointer
+from holdfast.backends.cpu import compile_kernel, copy, fence, kernel, parallel, pointer, prefetch_run, stream
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
 from holdfast.ops.segment_sum.cpu import load_index, move, offset_of, raise_outside, table_of
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
+
+#: How many indices before it is copied a row is asked for.
+_AHEAD = 2
+#: Bytes of an output from which on it is streamed: most of it would be out of the caches before it is read.
+_STREAMED_FROM = 2**24
 
 
 @kernel
@@ -21,10 +26,10 @@ def embedding(first, last, indices, index_item, index_table, rows, weight, out, 
     """Copy the rows that the indices ``first`` to ``last`` name; zeros where one names none.
 
     ``weight`` is (address, step from row to row, step from column to column); ``out`` is (address, step from
-    column to column).
+    column to column, whether it is written past the caches).
     """
     weight_at, row_step, step = weight
-    out_at, out_step = out
+    out_at, out_step, streamed = out
     for n in range(first, last):
         index = load_index(indices, index_item, n, index_table)
         target = out_at + offset_of(n, out_table) * item
@@ -33,15 +38,21 @@ def embedding(first, last, indices, index_item, index_table, rows, weight, out, 
                 for b in range(item):
                     pointer(target + i * out_step * item, np.uint8)[b] = 0
         elif step == 1 and out_step == 1:
-            copy(target, weight_at + index * row_step * item, columns * item)
+            soon = load_index(indices, index_item, min(n + _AHEAD, last - 1), index_table)
+            prefetch_run(weight_at + soon * row_step * item, columns * item)
+            if streamed:
+                stream(target, weight_at + index * row_step * item, columns * item)
+            else:
+                copy(target, weight_at + index * row_step * item, columns * item)
         else:
             move(weight_at + index * row_step * item, step, columns, target, out_step, item)
+    fence()
 
 
 @cache
 def _compile() -> None:
     table = table_of((1,), (1,))
-    compile_kernel(embedding, 0, 0, 0, 8, table, 0, (0, 0, 0), (0, 0), table, 0, 4)
+    compile_kernel(embedding, 0, 0, 0, 8, table, 0, (0, 0, 0), (0, 0, False), table, 0, 4)
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
@@ -58,6 +69,7 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
         index_item, item = args.indices.element_size(), args.out.element_size()
         row_step, step = args.weight.stride()
         out_step = args.out.stride(-1)
+        streamed = desc.count * desc.columns * item >= _STREAMED_FROM
 
         def launch(
             stream: Stream, workspace: Workspace, args: EmbeddingArgs, addresses: Sequence[int]
@@ -69,7 +81,7 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
             def part(first: int, last: int) -> None:
                 embedding(
                     first, last, indices, index_item, index_table, desc.rows, (weight, row_step, step),
-                    (out, out_step), out_table, desc.columns, item,
+                    (out, out_step, streamed), out_table, desc.columns, item,
                 )  # fmt: skip
 
             parallel(part, desc.count, desc.count * desc.columns)

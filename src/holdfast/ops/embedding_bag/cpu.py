@@ -66,50 +66,81 @@ def _load_offset(offsets, entry):
 
 
 @kernel
-def first_wrong_offset(offsets, count):
-    """Which offset is the first that is not where a bag can begin; -1 if none is."""
-    before = 0
+def check_offsets(offsets, count):
+    """Which offset is the first that is not where a bag can begin, -1 if none is; and the longest bag."""
+    before, longest = 0, 0
     for entry in range(offsets[3]):
         offset = _load_offset(offsets, entry)
         if offset < before or offset > count or (entry == 0 and offset != 0):
-            return entry
+            return entry, longest
+        longest = max(longest, offset - before)
         before = offset
-    return -1
+    return -1, max(longest, count - before)
+
+
+@jit
+def _begin_of(bag, offsets, length, count):
+    """Where a bag begins, and the one before it ends."""
+    if offsets[3] == 0:
+        return bag * length
+    return _load_offset(offsets, bag) if bag < offsets[3] else count
+
+
+@jit
+def _find_rows(first, last, bag, indices, table, rows, padding, kept_at, bags_at):
+    """The row of each index from ``first`` to ``last``; how many count, and whether all name a row."""
+    address, item, _ = indices
+    kept, bag_of = pointer(kept_at, np.int32), pointer(bags_at, np.int32)
+    named = counted = 0
+    if item == 8 and table.shape[1] == 1 and table[1, 0] == 1:  # a loop that vectorises
+        side_by_side = pointer(address, np.int64)
+        for n in range(first, last):
+            index = side_by_side[n]
+            names = (index >= 0) & (index < rows)
+            counts = names & (index != padding)
+            kept[n] = np.int32(index) if counts else np.int32(-1)
+            named += names
+            counted += counts
+    else:
+        for n in range(first, last):
+            index = load_index(address, item, n, table)
+            names = index >= 0 and index < rows
+            counts = names and index != padding
+            kept[n] = np.int32(index) if counts else np.int32(-1)
+            named += names
+            counted += counts
+    if bags_at != 0:
+        for n in range(first, last):
+            bag_of[n] = bag
+    return counted, named == last - first
 
 
 @kernel
-def find_bags(indices, table, offsets, bags, length, rows, padding, starts_at, kept_at, bags_at, counts_at):
-    """Where bags begin, the row and the bag of each index, the number of rows of each bag; and the longest.
+def find_bags(
+    first, last, indices, table, offsets, bags, length, rows, padding, starts_at, kept_at, bags_at, counts_at
+):
+    """Where the bags ``first`` to ``last`` begin, the row and the bag of each index, the rows of each bag.
 
     ``indices`` is (address, bytes of each, how many); ``offsets`` is (address, bytes of each, step, how
-    many). An index that is left out has row -1, and one in no bag has bag -1.
+    many). An index that is left out has row -1, and one in no bag has bag -1; the bags may be unasked for.
+    Whether all indices name a row is told.
     """
-    address, item, count = indices
-    starts, kept = pointer(starts_at, np.int32), pointer(kept_at, np.int32)
-    bag_of, counts = pointer(bags_at, np.int32), pointer(counts_at, np.int32)
-    longest, end = 0, 0
-    for bag in range(bags):
-        first = end
-        if offsets[3] == 0:
-            end = first + length
-        elif bag + 1 < offsets[3]:
-            end = _load_offset(offsets, bag + 1)
-        else:
-            end = count
-        counted = 0
-        for n in range(first, end):
-            index = load_index(address, item, n, table)
-            left_out = index < 0 or index >= rows or index == padding
-            kept[n] = -1 if left_out else index
-            bag_of[n] = bag
-            counted += 0 if left_out else 1
-        starts[bag], counts[bag] = first, counted
-        longest = max(longest, end - first)
-    starts[bags] = end
-    for n in range(end, count):
-        kept[n] = -1
-        bag_of[n] = -1
-    return longest
+    starts, counts = pointer(starts_at, np.int32), pointer(counts_at, np.int32)
+    all_name = True
+    for bag in range(first, last):
+        begin, end = (
+            _begin_of(bag, offsets, length, indices[2]),
+            _begin_of(bag + 1, offsets, length, indices[2]),
+        )
+        starts[bag] = begin
+        counts[bag], name = _find_rows(begin, end, bag, indices, table, rows, padding, kept_at, bags_at)
+        all_name &= name
+    if last == bags:
+        end = _begin_of(bags, offsets, length, indices[2])
+        starts[bags] = end
+        _, name = _find_rows(end, indices[2], -1, indices, table, rows, padding, kept_at, bags_at)
+        all_name &= name
+    return all_name
 
 
 @jit
@@ -272,8 +303,10 @@ def _compile(entry: Any, compute: Float) -> None:
 def _compile_finding() -> None:
     memory, table = np.zeros(4, np.int32), table_of((1,), (1,))
     starts = memory.ctypes.data
-    compile_kernel(first_wrong_offset, (0, 8, 1, 0), 0)
-    compile_kernel(find_bags, (0, 8, 0), table, (0, 8, 1, 0), 0, 0, 0, -1, starts, starts, starts, starts)
+    compile_kernel(check_offsets, (0, 8, 1, 0), 0)
+    compile_kernel(
+        find_bags, 0, 0, (0, 8, 0), table, (0, 8, 1, 0), 0, 0, 0, -1, starts, starts, starts, starts
+    )
 
 
 def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
@@ -292,14 +325,14 @@ class Found(NamedTuple):
 
 
 class Bags:
-    """The pieces of the workspace that ``find_bags`` fills."""
+    """The pieces of the workspace that ``find_bags`` fills; the bag of each index only if ``by_index``."""
 
-    def __init__(self, pieces: Pieces, desc: BagDescriptor) -> None:
+    def __init__(self, pieces: Pieces, desc: BagDescriptor, *, by_index: bool) -> None:
         self.desc = desc
         self.starts = pieces.take(desc.bags + 1, torch.int32)
         self.kept = pieces.take(desc.count, torch.int32)
-        self.bags = pieces.take(desc.count, torch.int32)
         self.counts = pieces.take(desc.bags, torch.int32)
+        self.bags = pieces.take(desc.count, torch.int32) if by_index else None
 
     def find(
         self,
@@ -310,21 +343,23 @@ class Bags:
         raises: bool,
     ) -> Found:
         """Check offsets, with ``raises`` indices too, and find the bags; ``first`` is where pieces begin."""
-        desc = self.desc
+        desc, longest = self.desc, self.desc.length
         given = (0, 8, 1, 0)
         if offsets is not None:
             given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
-            wrong = first_wrong_offset(given, desc.count)
+            wrong, longest = check_offsets(given, desc.count)
             if wrong >= 0:
                 raise BadOffset(desc.count).error(wrong, str(offsets[wrong].item()))
-        if raises:
-            raise_outside(indices, table, desc.rows)
-        places = [first + piece.offset for piece in (self.starts, self.kept, self.bags, self.counts)]
-        longest = find_bags(
-            (indices.data_ptr(), indices.element_size(), desc.count), table, given, desc.bags, desc.length,
-            desc.rows, desc.padding, *places,
+        starts, kept, counts = (first + piece.offset for piece in (self.starts, self.kept, self.counts))
+        bags = 0 if self.bags is None else first + self.bags.offset
+        named = (indices.data_ptr(), indices.element_size(), desc.count)
+        all_name = find_bags(
+            0, desc.bags, named, table, given, desc.bags, desc.length, desc.rows, desc.padding, starts, kept,
+            bags, counts,
         )  # fmt: skip
-        return Found(places[0], places[1], places[2], places[3], longest)
+        if raises and not all_name:
+            raise_outside(indices, table, desc.rows)
+        return Found(starts, kept, bags, counts, longest)
 
 
 def _factor(
@@ -344,7 +379,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         pieces = Pieces()
-        self.bags = Bags(pieces, desc)
+        self.bags = Bags(pieces, desc, by_index=False)
         self.weights = pieces.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
         self.workspace_size = pieces.size
 
@@ -396,7 +431,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
     def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         pieces = Pieces()
-        self.bags = Bags(pieces, desc)
+        self.bags = Bags(pieces, desc, by_index=True)
         wide, elements = desc.compute.torch, desc.bags * desc.columns
         self.starts = self.places = self.weights = self.divided = self.chosen = None
         if desc.sums:

@@ -17,7 +17,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import rint, tanh_slope, zero
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import flush, load, store, streamed_item
+from holdfast.ops.affine.cpu import flush, in_range_of, load, store, streamed_item
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
@@ -73,6 +73,18 @@ def in_range(dy, x, s, z, q_min, q_max):
 
 
 @jit
+def between(dy, x, s, z, least, greatest):
+    """dy where least <= x <= greatest."""
+    return dy if (x >= least) & (x <= greatest) else zero(dy)
+
+
+@jit
+def codes(s, z, q_min, q_max):
+    """The bounds of the codes, as they are."""
+    return q_min, q_max
+
+
+@jit
 def clipped_identity(dy, x, s, z, q_min, q_max):
     """dy where lo * s <= x <= hi * s."""
     return dy if (x >= (q_min - z) * s) & (x <= (q_max - z) * s) else zero(dy)
@@ -95,13 +107,13 @@ def hard_tanh(dy, x, s, z, q_min, q_max):
     return dy * (np.float32(1) - t) if t < np.float32(1) else zero(dy)
 
 
-#: The estimators by the names that ``SteKind`` gives them.
+#: The estimators by the names that ``SteKind`` gives them; and for elements that share a scale what is to be
+#: known of it, and the estimator that is told.
 ESTIMATORS = {
-    "identity": identity,
-    "clipped_identity": clipped_identity,
-    "tanh": tanh,
-    "hard_tanh": hard_tanh,
-    "in_range": in_range,
+    "clipped_identity": (clipped_identity, codes, clipped_identity),
+    "tanh": (tanh, codes, tanh),
+    "hard_tanh": (hard_tanh, codes, hard_tanh),
+    "in_range": (in_range, in_range_of, between),
 }
 
 
@@ -112,7 +124,7 @@ def _walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
 
 @overload(_walk_back, prefer_literal=True)
 def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
-    estimated = ESTIMATORS[ste.literal_value]
+    estimated, bounds_of, told = ESTIMATORS[ste.literal_value]
 
     def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
         item = streamed_item(walk)
@@ -121,6 +133,7 @@ def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
             dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
             scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
             s, z = scale[0], zero_point[0]
+            least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
             for begin in range(0, count, BLOCK):
                 end = min(begin + BLOCK, count)
                 dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
@@ -129,13 +142,13 @@ def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
                 if accumulate:
                     if shared:
                         for i in range(begin, end):
-                            dx[i] += estimated(dy[i], x[i], s, z, q_min, q_max)
+                            dx[i] += told(dy[i], x[i], s, z, least, greatest)
                     else:
                         for i in range(begin, end):
                             dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                 elif shared:
                     for i in range(begin, end):
-                        dx[i] = estimated(dy[i], x[i], s, z, q_min, q_max)
+                        dx[i] = told(dy[i], x[i], s, z, least, greatest)
                 else:
                     for i in range(begin, end):
                         dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)

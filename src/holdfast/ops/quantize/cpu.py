@@ -12,7 +12,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import rint, zero
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import load, store, stores_bytes
+from holdfast.ops.affine.cpu import flush, in_range_of, load, store, stores_bytes, streamed_item
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -66,28 +66,32 @@ def _quantize(first, last, walk, shared, q_min, q_max):
 
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
+    item = streamed_item(walk)
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
-        dx, dy, x = pointer(runs[0], q_min), pointer(runs[1], q_min), pointer(runs[2], q_min)
+        dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
         scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
         s, z = scale[0], zero_point[0]
+        least, greatest = in_range_of(s, z, q_min, q_max) if shared else (zero(s), zero(s))
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
+            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
             prefetch(x, begin)
             prefetch(dy, begin)
             if accumulate:
                 if shared:
                     for i in range(begin, end):
-                        dx[i] += gradient(dy[i], x[i], s, z, q_min, q_max)
+                        dx[i] += dy[i] / s if (x[i] >= least) & (x[i] <= greatest) else zero(s)
                 else:
                     for i in range(begin, end):
                         dx[i] += gradient(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
             elif shared:
                 for i in range(begin, end):
-                    dx[i] = gradient(dy[i], x[i], s, z, q_min, q_max)
+                    dx[i] = dy[i] / s if (x[i] >= least) & (x[i] <= greatest) else zero(s)
             else:
                 for i in range(begin, end):
                     dx[i] = gradient(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+            flush(walk, runs, begin, end)
         store(walk, tile, q_min)
 
 
@@ -144,6 +148,7 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
                 space=space,
                 inputs=2,
                 compute=compute,
+                streamed=not args.accumulate,
             )
 
         return launch

@@ -1,8 +1,8 @@
 """The ordered sum on the CPU.
 
 A stable counting sort brings the places of each segment's terms together: ``starts[row]`` to
-``starts[row + 1]`` in ``places``. Then each row is summed by one thread, four terms at a time, into runs of
-the compute type. Rows are dealt out so that every thread has as much to read and write as any other; a row
+``starts[row + 1]`` in ``places``. Then each row is summed by one thread, a few columns at a time, into a run
+of the compute type. Rows are dealt out so that every thread has as much to read and write as any other; a row
 that is more than a thread's share is cut by its columns. Neither changes the order of an addition.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -16,8 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
-from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, parallel, pointer
+from holdfast.backends.cpu import (
+    LINE,
+    compile_kernel,
+    copy,
+    emit,
+    jit,
+    kernel,
+    outlined,
+    parallel,
+    pointer,
+    prefetch_line,
+)
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
@@ -30,7 +44,7 @@ from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, Indexe
 CHUNK = indexed.CHUNK
 #: Columns that are worked on at a time, so that the runs of a row stay near the core.
 COLUMNS = 2048
-#: Into how many parts of equal work the rows are cut, to be dealt out to threads.
+#: Into how many parts of equal work the rows are cut at most, to be dealt out to threads.
 UNITS = 1024
 #: Levels of chunk sums: enough for as many terms as there can be.
 LEVELS = 7
@@ -40,6 +54,10 @@ _RUN = COLUMNS * 8 + 192
 # that wait to be added, the levels.
 _RAW, _SUM, _HELD, _LEVEL = 4, 5, 6, 7
 _RUNS = _LEVEL + LEVELS
+#: Elements of a vector, and vectors of a sum that registers hold together.
+_LANES, _VECTORS = 8, 8
+#: How many terms before it is added a term is asked for.
+_AHEAD = 32
 
 # What becomes of a term before it is added.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
@@ -196,19 +214,68 @@ def _add(total, term, count, fresh, like):
             sums[i] += a[i]
 
 
+def _adding(vectors: int) -> Any:
+    """A function of kernels that adds terms, one after another, to ``vectors`` vectors of a sum.
+
+    They stay in registers until all terms are added; a loop over the columns for each term would load and
+    store them every time. ``terms`` points to the addresses of the terms, ``later`` to those of as many that
+    will be wanted soon, and are asked for meanwhile.
+    """
+
+    @emit
+    def add(typingctx, total, terms, later, how_many, column, fresh):
+        def build(context, builder, signature, args):
+            total, terms, later, how_many, column, fresh = args
+            vector = ir.VectorType(total.type.pointee, _LANES)
+            item = context.get_abi_sizeof(total.type.pointee)
+
+            def run(addresses, number):
+                address = builder.load(builder.gep(addresses, [number]))
+                return builder.inttoptr(address, total.type)
+
+            def places(run):
+                begin = builder.bitcast(builder.gep(run, [column]), vector.as_pointer())
+                return [builder.gep(begin, [ir.IntType(32)(number)]) for number in range(vectors)]
+
+            sums = [cgutils.alloca_once(builder, vector) for _ in range(vectors)]
+            for kept in sums:
+                builder.store(ir.Constant(vector, [0.0] * _LANES), kept)
+            with builder.if_then(builder.not_(fresh)):
+                for kept, place in zip(sums, places(total), strict=True):
+                    builder.store(builder.load(place, align=item), kept)
+            with cgutils.for_range(builder, how_many) as loop:
+                for place in places(run(later, loop.index))[:: max(1, LINE // (_LANES * item))]:
+                    prefetch_line(builder, place)
+                for kept, place in zip(sums, places(run(terms, loop.index)), strict=True):
+                    builder.store(builder.fadd(builder.load(kept), builder.load(place, align=item)), kept)
+            for kept, place in zip(sums, places(total), strict=True):
+                builder.store(builder.load(kept), place, align=item)
+            return context.get_dummy_value()
+
+        return types.none(total, terms, later, how_many, column, fresh), build
+
+    return add
+
+
+_add_to_vectors, _add_to_vector = _adding(_VECTORS), _adding(1)
+
+
 @jit
-def _add_four(total, terms, count, fresh, like):
-    """Add four terms one after another; the sum is loaded and stored once for all of them."""
+def _add_terms(total, terms, later, how_many, count, fresh, like):
+    """Add terms to a sum one after another; to +0 if it is ``fresh``."""
     outlined()
-    sums = pointer(total, like)
-    a, b = pointer(terms[0], like), pointer(terms[1], like)
-    c, d = pointer(terms[2], like), pointer(terms[3], like)
-    if fresh:
-        for i in range(count):
-            sums[i] = (((zero(like) + a[i]) + b[i]) + c[i]) + d[i]
-    else:
-        for i in range(count):
-            sums[i] = (((sums[i] + a[i]) + b[i]) + c[i]) + d[i]
+    sums, done = pointer(total, like), 0
+    while done + _VECTORS * _LANES <= count:
+        _add_to_vectors(sums, terms, later, how_many, done, fresh)
+        done += _VECTORS * _LANES
+    while done + _LANES <= count:
+        _add_to_vector(sums, terms, later, how_many, done, fresh)
+        done += _LANES
+    for i in range(done, count):
+        value = zero(like) if fresh else sums[i]
+        for k in range(how_many):
+            value += pointer(terms[k], like)[i]
+        sums[i] = value
 
 
 @jit
@@ -220,52 +287,68 @@ def _clear(total, count, like):
 
 
 @jit
-def _sum_chunk(first, last, places_at, source, factor, column, count, total, scratch, like):
-    """The sum of the terms ``first`` to ``last``, one after another."""
+def _row_of(at, places_at, rows_at):
+    """Which row of the source is the term ``at``; -1 if it is left out."""
+    number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
+    return np.int64(pointer(rows_at, np.int32)[number]) if rows_at != 0 else number
+
+
+@jit
+def _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like):
+    """``_sum_chunk`` where terms are added as they lie in memory: they need only be found."""
     outlined()
+    held, later = pointer(scratch + _HELD * _RUN, np.int64), pointer(scratch + _RAW * _RUN, np.int64)
+    address, item, _, table, rows_at = source
+    begin, row_size = address + column * item, table[1, 0] * item
+    waiting = 0
+    for at in range(first, last):
+        soon = _row_of(min(at + _AHEAD, end - 1), places_at, rows_at)
+        later[at - first] = begin + soon * row_size
+        row = _row_of(at, places_at, rows_at)
+        held[waiting] = begin + row * row_size
+        waiting += row >= 0
+    _add_terms(total, held, later, waiting, count, True, like)
+
+
+@jit
+def _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like):
+    """The sum of the terms ``first`` to ``last`` of all up to ``end``, one after another."""
+    outlined()
+    _, kind, step, table, _ = source
+    if kind <= ITEM_SIZE and step == 1 and factor[0] == PLAIN and table.shape[1] == 1:
+        _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like)
+        return
     held = pointer(scratch + _HELD * _RUN, np.int64)
-    address, kind, step, table, rows_at = source
-    item = kind & ITEM_SIZE
-    # Rows that are added as they lie in memory need only be found.
-    ready = kind == item and step == 1 and factor[0] == PLAIN and table.shape[1] == 1
     waiting, fresh = 0, True
     for at in range(first, last):
-        number = np.int64(at)
-        if places_at != 0:
-            number = np.int64(pointer(places_at, np.int32)[at])
-        if ready:
-            row = np.int64(pointer(rows_at, np.int32)[number]) if rows_at != 0 else number
-            run = address + (row * table[1, 0] + column) * item if row >= 0 else 0
-        else:
-            run = _load_term(number, waiting, source, factor, column, count, scratch, like)
+        number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
+        run = _load_term(number, waiting, source, factor, column, count, scratch, like)
         if run != 0:
             held[waiting] = run
             waiting += 1
         if waiting == 4:
-            _add_four(total, held, count, fresh, like)
+            _add_terms(total, held, held, waiting, count, fresh, like)
             waiting, fresh = 0, False
-    for k in range(waiting):
-        _add(total, held[k], count, fresh and k == 0, like)
-    if fresh and waiting == 0:
-        _clear(total, count, like)
+    if fresh or waiting > 0:
+        _add_terms(total, held, held, waiting, count, fresh, like)
 
 
 @jit
-def sum_row(first, last, places_at, source, factor, column, count, total, scratch, like):
-    """The ordered sum of the terms ``first`` to ``last``.
+def sum_row(first, last, end, places_at, source, factor, column, count, total, scratch, like):
+    """The ordered sum of the terms ``first`` to ``last``, of all up to ``end``.
 
     A level that is full is added to the one above it. At the end all that is left is added upwards, full or
     not: a sum is never -0.0, so that +0.0 more changes no bit.
     """
     if last - first <= CHUNK:
-        _sum_chunk(first, last, places_at, source, factor, column, count, total, scratch, like)
+        _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like)
         return
     levels = scratch + _LEVEL * _RUN
     for level in range(LEVELS):
         _clear(levels + level * _RUN, count, like)
     for begin in range(first, last, CHUNK):
-        end = min(begin + CHUNK, last)
-        _sum_chunk(begin, end, places_at, source, factor, column, count, total, scratch, like)
+        done = min(begin + CHUNK, last)
+        _sum_chunk(begin, done, end, places_at, source, factor, column, count, total, scratch, like)
         _add(levels, total, count, False, like)
         full, level = (begin - first) // CHUNK + 1, 0
         while full % CHUNK == 0:
@@ -307,12 +390,13 @@ def sum_segments(first, last, ordering, dealing, source, factor, output, accumul
     out_at, out_kind, row_step, step = output
     starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
     in_place = out_kind == item and step == 1 and not accumulate
-    work = rows + starts[rows]
+    terms_end = np.int64(starts[rows])
+    work, end = rows + terms_end, 0
     for unit in range(first, last):
         column = unit // units * part
         count = min(part, columns - column)
         share = unit % units
-        begin = _row_at(work * share // units, starts, rows)
+        begin = end if unit > first and share > 0 else _row_at(work * share // units, starts, rows)
         end = rows if share == units - 1 else _row_at(work * (share + 1) // units, starts, rows)
         for row in range(begin, end):
             low, high = np.int64(starts[row]), np.int64(starts[row + 1])
@@ -320,7 +404,7 @@ def sum_segments(first, last, ordering, dealing, source, factor, output, accumul
                 continue
             target = out_at + (row * row_step + column * step) * item
             total = target if in_place else scratch + _SUM * _RUN
-            sum_row(low, high, places_at, source, factor, column, count, total, scratch, like)
+            sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
             sums = pointer(total, like)
             terms = np.int32(high - low)
             if by_count > 1:
@@ -397,7 +481,7 @@ def add_up(
 
     threads, parts = torch.get_num_threads(), -(-columns // COLUMNS)
     share = (rows + ordering.terms) // threads
-    deal(UNITS, parts, int(accumulate), share, rows + ordering.terms)
+    deal(min(UNITS, rows), parts, int(accumulate), share, rows + ordering.terms)
     if ordering.heaviest > share:
         deal(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
 
