@@ -18,7 +18,7 @@ from holdfast.ops.choose_scale.plan import ONE_SCALE, ScaleOfData, validate_gran
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
-from holdfast.ops.lsq_init import torch_op as _registers_lsq_init  # noqa: F401
+from holdfast.ops.lsq_init.torch_op import lsq_init
 
 
 class ScaleMode(StrEnum):
@@ -287,7 +287,9 @@ class FakeQuantize(torch.nn.Module):
         """
         zero_point = None
         if self.symmetric:
-            scale = torch.ops.holdfast.lsq_init.default(x, self.granularity.name, self._code_range[1])
+            scale = lsq_init(
+                x, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max, granularity=self.granularity
+            )
         else:
             scale, zero_point = choose_scale(x, granularity=self.granularity, symmetric=False, **self._rule())
         self._fit(scale.shape)

@@ -122,8 +122,6 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         x, scale, zero_point = ctx.saved_tensors
         learns_zero_point = ctx.needs_input_grad[3]
         q_min, q_max = _code_range(dtype, q_min, q_max)
-        if grad_factor is None:
-            grad_factor = lsq_factor(x.shape, granularity, q_max)
         dx, dscale, dzero_point = torch.ops.holdfast.fake_quantize_learned_backward.default(
             dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
             learns_zero_point,

@@ -16,6 +16,7 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import granularity_named
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.torch_op import LIBRARY, SHARED_SCHEMA, current_stream, define, select_plan
+from holdfast.ops.fake_quantize.torch_op import lsq_factor
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardPlan,
@@ -57,6 +58,8 @@ def _backward(
     grad_factor,
     needs_dzero,
 ):
+    if grad_factor is None:
+        grad_factor = lsq_factor(x.shape, granularity, q_max)
     dx, dscale, dzero_point = _gradients(dy, x, scale, zero_point, granularity, needs_dzero)
     plan = _plan(
         x.shape, x.dtype, x.device, granularity, q_min, q_max, ste, dscale.dtype,
@@ -79,9 +82,11 @@ def _backward_fake(dy, x, scale, scale_value, zero_point, zero_value, granularit
     return _gradients(dy, x, scale, zero_point, granularity, rest[-1])
 
 
+# A grad_factor of None stands for that of LSQ: where a compiler traces, the shape that it follows from is not
+# known, and a number would tie what is compiled to one shape.
 _call = define(
     "fake_quantize_learned_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, int q_min, int q_max, str ste, float grad_factor, "
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, int q_min, int q_max, str ste, float? grad_factor, "
     "bool needs_dzero) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
