@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
@@ -49,6 +50,11 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     return call
 
 
+def register_vmap(name: str, rule: Any) -> None:
+    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``."""
+    torch.library.register_vmap(f"holdfast::{name}", rule, lib=LIBRARY)
+
+
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
@@ -60,6 +66,7 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
         or torch._C._autograd._profiler_enabled()
     ):
         return False

@@ -12,7 +12,8 @@ from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
 from holdfast.ops.choose_scale.plan import (
     ONE_SCALE,
     SCALE_FLOOR,
@@ -156,25 +157,14 @@ _affine_of = define(
 )
 
 
-def register_vmap(name: str, call: Any) -> None:
-    """Under vmap, call once for each sample: what is found in one never depends on another."""
-
-    def of_samples(info, in_dims, *arguments):
-        found = [
-            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        if isinstance(found[0], tuple):
-            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
-            return stacked, (0,) * len(stacked)
-        return torch.stack(found), 0
-
-    torch.library.register_vmap(f"holdfast::{name}", of_samples, lib=LIBRARY)
-
-
-register_vmap("observe_range", _range)
-register_vmap("choose_scale", _symmetric)
-register_vmap("choose_scale_affine", _affine)
+for _name, _call in {
+    "observe_range": _range,
+    "choose_scale": _symmetric,
+    "choose_scale_affine": _affine,
+    "scale_of_range": _scale_of,
+    "scale_of_range_affine": _affine_of,
+}.items():
+    register_vmap(_name, by_sample(_call))
 
 
 def observe_range(

@@ -11,9 +11,10 @@ import torch
 from holdfast.core.dtypes import code_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerToken, granularity_named
-from holdfast.ops.affine.torch_op import current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
 from holdfast.ops.choose_scale.plan import validate_granularity
-from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, register_vmap, workspace_of
+from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, workspace_of
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
 _EACH_TOKEN = PerToken()
@@ -73,8 +74,8 @@ _affine = define(
     _quantize_dynamic_affine,
     _quantize_dynamic_affine_fake,
 )
-register_vmap("quantize_dynamic", _symmetric)
-register_vmap("quantize_dynamic_affine", _affine)
+register_vmap("quantize_dynamic", by_sample(_symmetric))
+register_vmap("quantize_dynamic_affine", by_sample(_affine))
 
 
 @overload

@@ -9,19 +9,21 @@ from typing import Any, Literal
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
+    register_vmap,
     require_tensor,
     select_plan,
     shared_arguments,
 )
-from holdfast.ops.fake_quantize.batched import batched
 from holdfast.ops.fake_quantize.plan import (
     ONE_SCALE,
     FakeQuantizeArgs,
@@ -130,10 +132,9 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
     elif ste != SteKind.IDENTITY:
         x, scale, zero_point = ctx.saved_tensors
-        # Gradients in batches (is_grads_batched) look like any tensor, but only torch can take them apart.
-        apart = torch._C._functorch.is_legacy_batchedtensor(dy)
-        call = torch.ops.holdfast.fake_quantize_backward.default if apart else _backward
-        dx = call(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste)
+        dx = _backward(
+            dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
+        )
     return dx, dscale, None, dzero_point, *[None] * 7
 
 
@@ -158,10 +159,8 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-torch.library.register_autograd(
-    "holdfast::fake_quantize", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
-torch.library.register_autograd("holdfast::fake_quantize_backward", _refuse_to_differentiate, lib=LIBRARY)
+register_autograd(LIBRARY, "fake_quantize", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "fake_quantize_backward", _refuse_to_differentiate)
 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):
@@ -179,8 +178,8 @@ def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     return batched(_backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
 
 
-torch.library.register_vmap("holdfast::fake_quantize", _fake_quantize_batched, lib=LIBRARY)
-torch.library.register_vmap("holdfast::fake_quantize_backward", _fake_quantize_backward_batched, lib=LIBRARY)
+register_vmap("fake_quantize", _fake_quantize_batched)
+register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
 def fake_quantize(

@@ -11,11 +11,20 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import granularity_named
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, SHARED_SCHEMA, current_stream, define, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    SHARED_SCHEMA,
+    current_stream,
+    define,
+    register_vmap,
+    select_plan,
+)
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
@@ -100,21 +109,8 @@ def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, .
     )
 
 
-torch.library.register_autograd(
-    "holdfast::fake_quantize_learned_backward", _refuse_to_differentiate, lib=LIBRARY
-)
+register_autograd(LIBRARY, "fake_quantize_learned_backward", _refuse_to_differentiate)
 
 
-def _backward_batched(info, in_dims, *arguments):
-    """One call for each sample: each has gradients of its own, also of a scale that all share."""
-    of_samples = [
-        [
-            argument if dim is None else argument.select(dim, i)
-            for argument, dim in zip(arguments, in_dims, strict=True)
-        ]
-        for i in range(info.batch_size)
-    ]
-    return tuple(map(torch.stack, zip(*(_call(*given) for given in of_samples), strict=True))), (0, 0, 0)
-
-
-torch.library.register_vmap("holdfast::fake_quantize_learned_backward", _backward_batched, lib=LIBRARY)
+# Each sample has gradients of its own, also of a scale that all share.
+register_vmap("fake_quantize_learned_backward", by_sample(_call))

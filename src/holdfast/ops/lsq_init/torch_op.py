@@ -8,9 +8,10 @@ from functools import lru_cache
 import torch
 
 from holdfast.core.granularity import Granularity, granularity_named
-from holdfast.ops.affine.torch_op import current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
 from holdfast.ops.choose_scale.plan import validate_granularity
-from holdfast.ops.choose_scale.torch_op import empty_scale, register_vmap, workspace_of
+from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
 from holdfast.ops.fake_quantize.plan import ONE_SCALE, FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
@@ -42,7 +43,7 @@ _call = define(
     _lsq_init,
     _lsq_init_fake,
 )
-register_vmap("lsq_init", _call)
+register_vmap("lsq_init", by_sample(_call))
 
 
 def lsq_init(

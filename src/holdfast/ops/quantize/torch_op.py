@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.dtypes import code_dtype
+from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
     refuse_gradient,
+    register_vmap,
     require_tensor,
     select,
     shared_arguments,
@@ -131,9 +135,37 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, *[None] * 8
 
 
-torch.library.register_autograd(
-    "holdfast::quantize_to_float", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
+def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "the gradient of quantize was asked for its own gradient, which is not defined here: an estimator "
+        "stands in for a derivative once. Leave create_graph out, or detach the gradient."
+    )
+
+
+register_autograd(LIBRARY, "quantize_to_float", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "quantize_backward", _refuse_to_differentiate)
+
+
+def _quantize_batched(call):
+    def rule(info, in_dims, x, *rest):
+        *shared, granularity, dtype, q_min, q_max = rest[:8]
+        if rest[8:] == (True,):  # packed along an axis of its own, which must stay the last one
+            return by_sample(call)(info, in_dims, x, *rest)
+        settled = (dtype, q_min, q_max, *rest[8:])
+        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, settled)
+
+    return rule
+
+
+def _quantize_backward_batched(info, in_dims, dy, x, *rest):
+    *shared, granularity, dtype, q_min, q_max = rest
+    settled = (dtype, q_min, q_max)
+    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+
+
+register_vmap("quantize", _quantize_batched(_to_integers))
+register_vmap("quantize_to_float", _quantize_batched(_to_floats))
+register_vmap("quantize_backward", _quantize_backward_batched)
 
 _ONE_SCALE = PerTensor()
 
