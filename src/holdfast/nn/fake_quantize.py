@@ -10,11 +10,11 @@ from typing import Any, Literal, Self
 import torch
 
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerChannel, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerTensor, validate_granularity
 from holdfast.nn.joined_range import Group, first_of, joined_range, processes
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.ops.affine.torch_op import require_tensor
-from holdfast.ops.choose_scale.plan import ONE_SCALE, ScaleOfData, validate_granularity
+from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
 from holdfast.ops.fake_quantize.torch_op import fake_quantize

@@ -17,6 +17,7 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
+    require_bool,
     require_tensor,
     select_plan,
 )
@@ -124,11 +125,17 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
               [ 0.5000,  0.0000]]]])
     """
     require_tensor("theta", theta)
-    size = tuple(size)
+    try:
+        size = tuple(size)
+        torch.Size(size)
+    except TypeError:
+        raise InvalidArgs(f"size is {size!r}; it must be whole numbers, such as (1, 3, 64, 64).") from None
     axes = len(size) - 2
     if axes not in (2, 3) or tuple(theta.shape) != (size[0], axes, axes + 1):
         raise InvalidArgs(
             f"theta has shape {tuple(theta.shape)} and size is {size}; accepted are (N, 2, 3) with "
             "(N, C, H, W), and (N, 3, 4) with (N, C, D, H, W)."
         )
+    if align_corners is not None:
+        require_bool("align_corners", align_corners)
     return _forward(theta, size[2:], bool(align_corners))  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
@@ -25,8 +25,6 @@ from holdfast.ops.affine.plan import (
 
 #: No scale is smaller, so that a row of zeros can be divided by its own.
 SCALE_FLOOR = 1e-12
-
-ONE_SCALE = PerTensor()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +65,6 @@ class ScaleOfData:
                 f"the codes {q_min} to {q_max} leave {lowest} to {highest} to spread the data over; a scale "
                 "needs two codes at least."
             )
-
-
-def validate_granularity(granularity: Any) -> None:
-    """Raise unless this is a granularity."""
-    if not isinstance(granularity, Granularity):
-        raise InvalidDescriptor(
-            f"granularity is {granularity!r}; accepted are PerTensor(), PerChannel(axis), PerToken() and "
-            "PerGroup(size, axis)."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,19 +10,24 @@ import torch
 
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
+from holdfast.ops.affine.torch_op import (
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
 from holdfast.ops.choose_scale.plan import (
-    ONE_SCALE,
     SCALE_FLOOR,
     ChooseScaleArgs,
     ChooseScaleDescriptor,
     ChooseScalePlan,
     ObserveRangeArgs,
     ObserveRangePlan,
-    validate_granularity,
 )
 
 RULE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max, bool? narrow"
@@ -222,7 +227,7 @@ def choose_scale(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    _require_bool("symmetric", symmetric)
+    require_bool("symmetric", symmetric)
     call = _symmetric if symmetric else _affine
     return call(x.detach(), granularity.name, dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
 
@@ -263,11 +268,6 @@ def scale_of_range(
                 f"{name} is {end.dtype} of shape {tuple(end.shape)}; low and high are those of "
                 "observe_range, float32 or float64 and of one shape."
             )
-    _require_bool("symmetric", symmetric)
+    require_bool("symmetric", symmetric)
     call = _scale_of if symmetric else _affine_of
     return call(low.detach(), high.detach(), dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
-
-
-def _require_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgs(f"{name} is {value!r}; it must be True or False.")

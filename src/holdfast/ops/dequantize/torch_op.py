@@ -9,10 +9,18 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import register_autograd
-from holdfast.core.dtypes import Code
+from holdfast.core.dtypes import Code, float_dtype
 from holdfast.core.dtypes import code_dtype as record_of
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    validate_granularity,
+)
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
@@ -22,6 +30,7 @@ from holdfast.ops.affine.torch_op import (
     define,
     refuse_gradient,
     register_vmap,
+    require_dtype,
     require_tensor,
     select,
     shared_arguments,
@@ -56,6 +65,7 @@ def _backward_plan(shape, code_dtype, device, granularity, dtype):
 
 
 def _empty_real(q, dtype, length):
+    float_dtype(dtype, "dtype")
     if length is None:
         return torch.empty_like(q, dtype=dtype)
     return q.new_empty((*q.shape[:-1], length), dtype=dtype)
@@ -167,8 +177,6 @@ register_vmap("dequantize", _dequantize_batched(_from_integers))
 register_vmap("dequantize_from_float", _dequantize_batched(_from_floats))
 register_vmap("dequantize_backward", _dequantize_backward_batched)
 
-_ONE_SCALE = PerTensor()
-
 
 def dequantize(
     q: torch.Tensor,
@@ -176,7 +184,7 @@ def dequantize(
     zero_point: torch.Tensor | int | None = None,
     *,
     dtype: torch.dtype = torch.float32,
-    granularity: Granularity = _ONE_SCALE,
+    granularity: Granularity = ONE_SCALE,
     code_dtype: torch.dtype | None = None,
     packed: bool = False,
     length: int | None = None,
@@ -193,6 +201,10 @@ def dequantize(
     tensor([ 0.5000, -1.0000])
     """
     require_tensor("q", q)
+    require_dtype("dtype", dtype)
+    validate_granularity(granularity)
+    if code_dtype is not None:
+        require_dtype("code_dtype", code_dtype)
     shared = shared_arguments(scale, zero_point)
     refuse_gradient("scale", shared[0])
     if q.dtype.is_floating_point:
@@ -212,4 +224,8 @@ def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | Non
         raise InvalidArgs(f"packed codes need their code_dtype, such as torch.int4; it is {dtype}.")
     if q.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
-    return q.shape[-1] * codes.per_byte if length is None else length
+    if length is None:
+        return q.shape[-1] * codes.per_byte
+    if not isinstance(length, (int, torch.SymInt)) or isinstance(length, bool) or length < 0:
+        raise InvalidArgs(f"length is {length!r}; it is how many codes lie along the last axis, from 0 on.")
+    return length

@@ -9,11 +9,16 @@ from typing import Literal, overload
 import torch
 
 from holdfast.core.dtypes import code_dtype
-from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerToken, granularity_named
+from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
-from holdfast.ops.choose_scale.plan import validate_granularity
+from holdfast.ops.affine.torch_op import (
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, workspace_of
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
@@ -117,8 +122,7 @@ def quantize_dynamic(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    if not isinstance(symmetric, bool):
-        raise InvalidArgs(f"symmetric is {symmetric!r}; it must be True or False.")
+    require_bool("symmetric", symmetric)
     call = _symmetric if symmetric else _affine
     found = call(x.detach(), granularity.name, dtype, q_min, q_max, narrow, packed)
     return found  # type: ignore[no-any-return]

@@ -14,7 +14,14 @@ from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, register_vmap, require_tensor
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+)
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -206,6 +213,8 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
     """The row that is skipped, counted from 0; -1 for none."""
     if padding_idx is None:
         return -1
+    if not isinstance(padding_idx, int) or isinstance(padding_idx, bool):
+        raise InvalidArgs(f"padding_idx is {padding_idx!r}; it must be the number of a row, or None.")
     if not -rows <= padding_idx < rows:
         raise InvalidArgs(
             f"padding_idx is {padding_idx}; it must name one of the {rows} rows of weight, from the front "
@@ -273,5 +282,7 @@ def embedding(
     """
     require_table(input, weight)
     refuse_max_norm(max_norm)
+    require_bool("scale_grad_by_freq", scale_grad_by_freq)
+    require_bool("sparse", sparse)
     padding = checked_padding(padding_idx, weight.shape[0])
     return _lookup(input, weight, padding, scale_grad_by_freq, sparse, bad_index)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
+    require_bool,
     require_tensor,
     select_plan,
 )
@@ -317,6 +318,9 @@ def embedding_bag(
     """
     _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
     refuse_max_norm(max_norm)
+    require_bool("scale_grad_by_freq", scale_grad_by_freq)
+    require_bool("sparse", sparse)
+    require_bool("include_last_offset", include_last_offset)
     padding = checked_padding(padding_idx, weight.shape[0])
     last = include_last_offset and offsets is not None
     return _forward(  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import torch
 from holdfast.core.contract import KernelSku
 from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
     AffinePlan,
@@ -44,9 +44,6 @@ class SteKind(StrEnum):
     HARD_TANH = "hard_tanh"
     #: dx = dy where lo <= rint(x / scale) <= hi, else 0
     IN_RANGE = "in_range"
-
-
-ONE_SCALE = PerTensor()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +86,7 @@ class FakeCodesDescriptor(ScaledDescriptor):
         return self.shape, self.input_dtype
 
     def validate(self) -> None:
-        if not isinstance(self.granularity, Granularity):
-            raise InvalidDescriptor(
-                f"granularity is {self.granularity!r}; accepted are PerTensor(), PerChannel(axis), "
-                "PerToken() and PerGroup(size, axis)."
-            )
+        validate_granularity(self.granularity)
         super().validate()
         float_dtype(self.input_dtype, "input_dtype")
         if self.dtype is None and (self.q_min is None or self.q_max is None):

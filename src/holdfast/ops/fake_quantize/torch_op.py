@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
@@ -20,12 +20,12 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
+    require_dtype,
     require_tensor,
     select_plan,
     shared_arguments,
 )
 from holdfast.ops.fake_quantize.plan import (
-    ONE_SCALE,
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
     FakeQuantizeBackwardPlan,
@@ -182,6 +182,12 @@ register_vmap("fake_quantize", _fake_quantize_batched)
 register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
+def _factor(given: Any) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not abs(given) < math.inf:
+        raise InvalidArgs(f"grad_factor is {given!r}; it must be a finite number, or 'lsq'.")
+    return float(given)
+
+
 def fake_quantize(
     x: torch.Tensor,
     scale: torch.Tensor | float,
@@ -209,8 +215,9 @@ def fake_quantize(
     (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
     """
     require_tensor("x", x)
+    validate_granularity(granularity)
+    if dtype is not None:
+        require_dtype("dtype", dtype)
     shared = shared_arguments(scale, zero_point)
-    if isinstance(grad_factor, str) and grad_factor != "lsq":
-        raise InvalidArgs(f"grad_factor is {grad_factor!r}; it must be a number, or 'lsq'.")
-    factor = None if isinstance(grad_factor, str) else float(grad_factor)
+    factor = None if grad_factor == "lsq" else _factor(grad_factor)
     return _forward(x, *shared, granularity.name, dtype, q_min, q_max, str(ste), factor)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
+    require_bool,
     require_tensor,
     select_plan,
 )
@@ -269,4 +270,6 @@ def grid_sample(
         )
     if grid.dtype.is_floating_point and grid.dtype.itemsize < input.dtype.itemsize:
         grid = grid.to(input.dtype)
+    if align_corners is not None:
+        require_bool("align_corners", align_corners)
     return _forward(input, grid, str(mode), str(padding_mode), bool(align_corners))  # type: ignore[no-any-return]

@@ -14,10 +14,10 @@ import torch
 
 from holdfast.core.dtypes import LARGEST_CODE, Float, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import ScaledDescriptor
-from holdfast.ops.choose_scale.plan import ONE_SCALE, SCALE_FLOOR, FromDataPlan, validate_granularity
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan
 from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
 
 

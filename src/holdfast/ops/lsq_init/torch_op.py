@@ -7,12 +7,11 @@ from functools import lru_cache
 
 import torch
 
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
-from holdfast.ops.choose_scale.plan import validate_granularity
 from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
-from holdfast.ops.fake_quantize.plan import ONE_SCALE, FakeQuantizeDescriptor
+from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
 

@@ -10,8 +10,16 @@ import torch
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.dtypes import code_dtype
-from holdfast.core.errors import Unsupported
-from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    validate_granularity,
+)
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
@@ -21,6 +29,7 @@ from holdfast.ops.affine.torch_op import (
     define,
     refuse_gradient,
     register_vmap,
+    require_dtype,
     require_tensor,
     select,
     shared_arguments,
@@ -167,8 +176,6 @@ register_vmap("quantize", _quantize_batched(_to_integers))
 register_vmap("quantize_to_float", _quantize_batched(_to_floats))
 register_vmap("quantize_backward", _quantize_backward_batched)
 
-_ONE_SCALE = PerTensor()
-
 
 def quantize(
     x: torch.Tensor,
@@ -176,7 +183,7 @@ def quantize(
     zero_point: torch.Tensor | int | None = None,
     *,
     dtype: torch.dtype = torch.int8,
-    granularity: Granularity = _ONE_SCALE,
+    granularity: Granularity = ONE_SCALE,
     q_min: int | None = None,
     q_max: int | None = None,
     packed: bool = False,
@@ -198,8 +205,14 @@ def quantize(
     (tensor([1., 7.]), tensor([2., 0.]))
     """
     require_tensor("x", x)
+    require_dtype("dtype", dtype)
+    validate_granularity(granularity)
     shared = shared_arguments(scale, zero_point)
     if not dtype.is_floating_point:
         return _to_integers(x, *shared, granularity.name, dtype, q_min, q_max, packed)  # type: ignore[no-any-return]
+    if packed:
+        raise InvalidArgs(
+            f"packed=True with dtype {dtype}: codes carried as floats share no byte. Leave it out."
+        )
     refuse_gradient("scale", shared[0])
     return _to_floats(x, *shared, granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]
