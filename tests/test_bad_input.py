@@ -391,3 +391,36 @@ def test_functions_over_scales_tell_what_they_take(
 def test_functions_tell_what_they_take(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(hf.HoldfastError, match=sentence):
         call()
+
+
+def test_numbers_that_are_not_whole_are_not_cut_off() -> None:
+    with pytest.raises(hf.InvalidDescriptor, match=r"shape is \(4.7,\); it must be a sequence of whole"):
+        hf.QuantizePerTensorDescriptor(shape=(4.7,))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidDescriptor, match=r"output_size is \(2.5, 2\); it must be a sequence"):
+        hf.GridSampleDescriptor(shape=(1, 1, 2, 2), output_size=(2.5, 2))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidDescriptor, match="output_size is 3; it must be a sequence of whole"):
+        hf.AffineGridDescriptor(shape=(1, 2, 3), output_size=3)  # type: ignore[arg-type]
+
+
+def test_json_that_never_ends_is_refused() -> None:
+    with pytest.raises(hf.InvalidDescriptor, match="the descriptor is not JSON"):
+        hf.Descriptor.from_json("[" * 100_000)
+
+
+def test_what_is_no_stream_preference_or_workspace() -> None:
+    given: Any = hf.QuantizePerTensorPlan
+    desc, stream = hf.QuantizePerTensorDescriptor(shape=(4,)), hf.Stream.current()
+    with pytest.raises(hf.InvalidArgs, match="select was given a str and a PlanPreference"):
+        given.select("cpu", desc)
+    with pytest.raises(hf.InvalidArgs, match="select was given a Stream and a str"):
+        given.select(stream, desc, "cpu")
+    args = hf.QuantizePerTensorArgs(x=torch.ones(4), scale=0.5, q=torch.zeros(4, dtype=torch.int8))
+    plan = given.select(stream, desc)
+    with pytest.raises(hf.InvalidArgs, match="the stream is a NoneType; it must be a Stream"):
+        plan.run(None, None, args)
+    with pytest.raises(hf.InvalidArgs, match="the workspace is a int; it must be a Workspace"):
+        plan.run(stream, 3, args)
+    assert not args.q.any()
+    for device in (None, "nowhere"):
+        with pytest.raises(hf.InvalidArgs, match=r"a stream on .* was asked for"):
+            hf.Stream.current(device)  # type: ignore[arg-type]

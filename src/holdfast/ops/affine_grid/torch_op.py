@@ -125,11 +125,9 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
               [ 0.5000,  0.0000]]]])
     """
     require_tensor("theta", theta)
-    try:
-        size = tuple(size)
-        torch.Size(size)
-    except TypeError:
-        raise InvalidArgs(f"size is {size!r}; it must be whole numbers, such as (1, 3, 64, 64).") from None
+    if not isinstance(size, Sequence) or not all(isinstance(n, (int, torch.SymInt)) for n in size):
+        raise InvalidArgs(f"size is {size!r}; it must be whole numbers, such as (1, 3, 64, 64).")
+    size = tuple(size)
     axes = len(size) - 2
     if axes not in (2, 3) or tuple(theta.shape) != (size[0], axes, axes + 1):
         raise InvalidArgs(

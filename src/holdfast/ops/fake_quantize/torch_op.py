@@ -182,7 +182,8 @@ register_vmap("fake_quantize", _fake_quantize_batched)
 register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
-def _factor(given: Any) -> float:
+def checked_factor(given: Any) -> float:
+    """What the gradients of a scale are multiplied by, as it was given."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not abs(given) < math.inf:
         raise InvalidArgs(f"grad_factor is {given!r}; it must be a finite number, or 'lsq'.")
     return float(given)
@@ -219,5 +220,5 @@ def fake_quantize(
     if dtype is not None:
         require_dtype("dtype", dtype)
     shared = shared_arguments(scale, zero_point)
-    factor = None if grad_factor == "lsq" else _factor(grad_factor)
+    factor = None if grad_factor == "lsq" else checked_factor(grad_factor)
     return _forward(x, *shared, granularity.name, dtype, q_min, q_max, str(ste), factor)  # type: ignore[no-any-return]
