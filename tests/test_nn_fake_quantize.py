@@ -575,3 +575,29 @@ def test_a_batch_of_nothing_says_nothing(mode: str, symmetric: bool) -> None:
     assert twice(nothing).shape == (0, 3)
     assert torch.equal(once.scale, twice.scale)
     assert hf.nn.FakeQuantize(mode=mode).eval()(nothing).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "given", [{}, {"symmetric": False}, {"mode": "learned"}, {"mode": "fixed", "scale": 0.5}]
+)
+def test_state_is_float32_whatever_torch_makes_by_default(given: Any, dtype: torch.dtype) -> None:
+    batch = torch.tensor([[127.0, -3.0, 5.0]], dtype=torch.float32)
+    torch.set_default_dtype(dtype)
+    try:
+        module = hf.nn.FakeQuantize(**given)
+        made = module(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert module.scale.dtype == torch.float32
+    assert torch.equal(made, hf.nn.FakeQuantize(**given)(batch))
+
+
+def test_switches_are_saved_where_tensors_are_made_without_memory() -> None:
+    module = hf.nn.FakeQuantize()
+    module.freeze()
+    with torch.device("meta"):
+        state = module.state_dict()
+    loaded = hf.nn.FakeQuantize()
+    loaded.load_state_dict(state)
+    assert loaded.frozen

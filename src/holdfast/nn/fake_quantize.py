@@ -141,7 +141,7 @@ class FakeQuantize(torch.nn.Module):
         if given:
             start = self._spread(_positive(_tensor("scale", scale, device)), shape)
         else:
-            start = torch.full(self._known_shape(shape), float("nan"), device=device)
+            start = torch.full(self._known_shape(shape), float("nan"), dtype=torch.float32, device=device)
         if mode is ScaleMode.LEARNED:
             self.register_parameter("scale", torch.nn.Parameter(start))
             learned = None
@@ -369,7 +369,8 @@ class FakeQuantize(torch.nn.Module):
 
     def get_extra_state(self) -> torch.Tensor:
         """The switches, so that a training that is resumed goes on as it was."""
-        return torch.tensor([self.frozen, self.observes, self.quantizes], dtype=torch.uint8)
+        switches = [self.frozen, self.observes, self.quantizes]
+        return torch.tensor(switches, dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         frozen, self.observes, self.quantizes = (bool(switch) for switch in state.tolist())
