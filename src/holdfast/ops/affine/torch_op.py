@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from holdfast.core.contract import PlanPreference
+from holdfast.core.dtypes import code_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
@@ -116,6 +117,15 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
         zero_tensor,
         0 if zero_tensor is not None else int(zero_point or 0),
     )
+
+
+def empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
+    """Room for the codes of ``x``."""
+    codes = code_dtype(dtype, "dtype")
+    if not packed:
+        return torch.empty_like(x, dtype=codes.storage)
+    per_byte = 8 // codes.bits
+    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
 
 
 def refuse_gradient(name: str, tensor: torch.Tensor | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,
     ScaledDescriptor,
+    StraightThroughArgs,
     ZeroPoint,
     rounded_once,
     validate_range,
@@ -134,21 +135,8 @@ class FakeQuantizeArgs(Args):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class FakeQuantizeBackwardArgs(Args):
-    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
-
-    dy: torch.Tensor
-    x: torch.Tensor
-    scale: Scale
-    dx: torch.Tensor
-    zero_point: ZeroPoint = None
-    accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dx, self.dy, self.x, self.scale, self.zero_point
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
+class FakeQuantizeBackwardArgs(StraightThroughArgs):
+    """Those of every straight-through estimator; a floating ``zero_point`` is rounded where it is used."""
 
 
 D = TypeVar("D", bound=FakeCodesDescriptor)

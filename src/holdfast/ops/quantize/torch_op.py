@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import register_autograd
-from holdfast.core.dtypes import code_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.granularity import (
     ONE_SCALE,
@@ -27,6 +26,7 @@ from holdfast.ops.affine.torch_op import (
     SHARED_SCHEMA,
     current_stream,
     define,
+    empty_codes,
     refuse_gradient,
     register_vmap,
     require_dtype,
@@ -69,17 +69,9 @@ def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max)
     )  # fmt: skip
 
 
-def _empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
-    codes = code_dtype(dtype, "dtype")
-    if not packed:
-        return torch.empty_like(x, dtype=codes.storage)
-    per_byte = 8 // codes.bits
-    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
-
-
 def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, packed)
-    q = _empty_codes(x, dtype, packed)
+    q = empty_codes(x, dtype, packed)
     args = QuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -93,7 +85,7 @@ def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype,
 def _quantize_fake(
     x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False
 ):
-    return _empty_codes(x, dtype, packed)
+    return empty_codes(x, dtype, packed)
 
 
 def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max):
