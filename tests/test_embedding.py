@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import holdfast as hf
-from holdfast.core.deferred import Box
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.proof.bits import canonical, digest
 
@@ -329,8 +328,3 @@ def test_the_module_has_a_sparse_gradient_if_asked() -> None:
     module(INDICES).sum().backward()
     assert module.weight.grad.is_sparse
     assert module.weight.grad._indices().tolist() == [sorted(set(INDICES.flatten().tolist()))]
-
-
-def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None:
-    with torch.device("meta"):
-        assert Box(torch.device("cpu")).words.device.type == "cpu"
