@@ -108,7 +108,7 @@ def test_opcheck_compile_and_vmap() -> None:
         ({"shape": (2, 3, 3)}, "theta must have shape"),
         ({"output_size": (3,)}, r"must be \(H, W\) or \(D, H, W\)"),
         ({"output_size": (2**25, 1)}, "its numbers must be from 0 to 16777216"),
-        ({"output_size": None}, "must be whole numbers"),
+        ({"output_size": None}, "must be a sequence of whole numbers"),
         ({"dtype": torch.int32}, "dtype is torch.int32"),
         ({"align_corners": None}, "True or False"),
     ],

@@ -292,3 +292,135 @@ def test_workspace_too_small(workspace: Any, error: type[Exception], said: str) 
     assert args.y.isnan().all()
     plan.run(hf.Stream.current(), hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
     assert (args.y == 0).all()
+
+
+X = torch.ones(4, 6)
+IMAGE, GRID = torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2, 2)
+THETA = torch.zeros(1, 2, 3)
+TABLE, INDICES = torch.zeros(7, 3), torch.tensor([[1, 2]])
+SCALED: dict[str, Callable[..., Any]] = {
+    "quantize": lambda scale=0.5, zero_point=None, **given: hf.quantize(X, scale, zero_point, **given),
+    "dequantize": lambda scale=0.5, zero_point=None, **given: hf.dequantize(
+        X.to(torch.int8), scale, zero_point, **given
+    ),
+    "fake_quantize": lambda scale=0.5, zero_point=None, dtype=torch.int8, **given: hf.fake_quantize(
+        X, scale, zero_point, dtype=dtype, **given
+    ),
+}
+
+
+@pytest.mark.parametrize("function", SCALED)
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"granularity": "per_tensor"}, "granularity is 'per_tensor'; accepted are PerTensor"),
+        ({"granularity": None}, "granularity is None; accepted are PerTensor"),
+        ({"granularity": hf.PerTensor}, "granularity is <class .*>; accepted are PerTensor"),
+        ({"dtype": "int8"}, "dtype is 'int8'; it must be a dtype of torch"),
+        ({"dtype": float}, "dtype is <class 'float'>; it must be a dtype of torch"),
+        ({"scale": True}, "scale is a bool; it must be a tensor or a Python float"),
+        ({"zero_point": True}, "zero_point is a bool; it must be an int32 tensor"),
+        ({"scale": torch.ones((), device="meta")}, "there are tensors on cpu and on meta"),
+    ],
+)
+def test_functions_over_scales_tell_what_they_take(
+    function: str, given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(hf.HoldfastError, match=sentence):
+        SCALED[function](**given)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: hf.dequantize(X.char(), 0.5, dtype=torch.qint8),
+            "dtype is torch.qint8; accepted are",
+        ),
+        (lambda: hf.dequantize(X.char(), 0.5, code_dtype="int4"), "code_dtype is 'int4'; it must be a dtype"),
+        (
+            lambda: hf.dequantize(X.byte(), 0.5, packed=True, code_dtype=torch.int4, length="a"),
+            "length is 'a'; it is how many codes",
+        ),
+        (
+            lambda: hf.dequantize(X.byte(), 0.5, packed=True, code_dtype=torch.int4, length=-1),
+            "length is -1; it is how many codes",
+        ),
+        (
+            lambda: hf.quantize(X, 0.5, dtype=torch.float32, q_min=0, q_max=3, packed=True),
+            "codes carried as floats share no byte",
+        ),
+        *[
+            (
+                lambda factor=factor: hf.fake_quantize(X, 0.5, dtype=torch.int8, grad_factor=factor),
+                "grad_factor is .*; it must be a finite number, or 'lsq'",
+            )
+            for factor in (None, "LSQ", float("nan"), float("inf"), True, [1.0], torch.tensor(1.0))
+        ],
+        *[
+            (
+                lambda row=row: hf.embedding(INDICES, TABLE, padding_idx=row),
+                "padding_idx is .*; it must be the number of a row, or None",
+            )
+            for row in ("a", 1.0, True)
+        ],
+        (lambda: hf.embedding(INDICES, TABLE, sparse="no"), "sparse is 'no'; it must be True or False"),
+        (
+            lambda: hf.embedding(INDICES, TABLE, scale_grad_by_freq=1),
+            "scale_grad_by_freq is 1; it must be True or False",
+        ),
+        (
+            lambda: hf.embedding_bag(INDICES, TABLE, include_last_offset="no"),
+            "include_last_offset is 'no'; it must be True or False",
+        ),
+        (lambda: hf.embedding(INDICES.to("meta"), TABLE), "there are tensors on meta and on cpu"),
+        (
+            lambda: hf.grid_sample(IMAGE, GRID, align_corners="no"),
+            "align_corners is 'no'; it must be True or False",
+        ),
+        (
+            lambda: hf.affine_grid(THETA, (1, 1, 2, 2), align_corners="no"),
+            "align_corners is 'no'; it must be True or False",
+        ),
+        *[
+            (lambda size=size: hf.affine_grid(THETA, size), "size is .*; it must be whole numbers")
+            for size in (None, 5, (1, 1, 2.0, 2))
+        ],
+    ],
+)
+def test_functions_tell_what_they_take(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(hf.HoldfastError, match=sentence):
+        call()
+
+
+def test_numbers_that_are_not_whole_are_not_cut_off() -> None:
+    with pytest.raises(hf.InvalidDescriptor, match=r"shape is \(4.7,\); it must be a sequence of whole"):
+        hf.QuantizePerTensorDescriptor(shape=(4.7,))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidDescriptor, match=r"output_size is \(2.5, 2\); it must be a sequence"):
+        hf.GridSampleDescriptor(shape=(1, 1, 2, 2), output_size=(2.5, 2))  # type: ignore[arg-type]
+    with pytest.raises(hf.InvalidDescriptor, match="output_size is 3; it must be a sequence of whole"):
+        hf.AffineGridDescriptor(shape=(1, 2, 3), output_size=3)  # type: ignore[arg-type]
+
+
+def test_json_that_never_ends_is_refused() -> None:
+    with pytest.raises(hf.InvalidDescriptor, match="the descriptor is not JSON"):
+        hf.Descriptor.from_json("[" * 100_000)
+
+
+def test_what_is_no_stream_preference_or_workspace() -> None:
+    given: Any = hf.QuantizePerTensorPlan
+    desc, stream = hf.QuantizePerTensorDescriptor(shape=(4,)), hf.Stream.current()
+    with pytest.raises(hf.InvalidArgs, match="select was given a str and a PlanPreference"):
+        given.select("cpu", desc)
+    with pytest.raises(hf.InvalidArgs, match="select was given a Stream and a str"):
+        given.select(stream, desc, "cpu")
+    args = hf.QuantizePerTensorArgs(x=torch.ones(4), scale=0.5, q=torch.zeros(4, dtype=torch.int8))
+    plan = given.select(stream, desc)
+    with pytest.raises(hf.InvalidArgs, match="the stream is a NoneType; it must be a Stream"):
+        plan.run(None, None, args)
+    with pytest.raises(hf.InvalidArgs, match="the workspace is a int; it must be a Workspace"):
+        plan.run(stream, 3, args)
+    assert not args.q.any()
+    for device in (None, "nowhere"):
+        with pytest.raises(hf.InvalidArgs, match=r"a stream on .* was asked for"):
+            hf.Stream.current(device)  # type: ignore[arg-type]

@@ -494,7 +494,7 @@ def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
         ({"shape": (2, 3, 4)}, "accepted are images of shape"),
         ({"output_size": (3,)}, "one size for each of the last 2 axes"),
         ({"output_size": (-1, 3)}, "negative size"),
-        ({"output_size": "ab"}, "must be whole numbers"),
+        ({"output_size": "ab"}, "must be a sequence of whole numbers"),
         ({"shape": (2, 3, 0, 4)}, "must have from 1 to 16777216 pixels"),
         ({"output_size": (2**20, 2**20)}, "Split them up"),
         ({"shape": (1, 2**20 + 1, 4, 4)}, "at most 1048576 are accepted"),

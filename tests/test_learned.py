@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import holdfast as hf
 from holdfast.core.case import random_bits
@@ -415,8 +416,46 @@ def test_opcheck(learns_zero: bool) -> None:
     arguments = _operator_arguments(learns_zero)
     operator = getattr(torch.ops.holdfast, OPERATOR).default
     torch.library.opcheck(operator, arguments)
-    torch.library.opcheck(torch.ops.holdfast.lsq_init.default, (arguments[1], "per_channel:0", 7))
+    torch.library.opcheck(operator, (*arguments[:10], None, learns_zero))
+    for codes in ((torch.int4, None, None), (None, -3, 5)):
+        torch.library.opcheck(torch.ops.holdfast.lsq_init.default, (arguments[1], "per_channel:0", *codes))
     assert operator(*arguments)[2].numel() == (6 if learns_zero else 0)
+
+
+@pytest.mark.parametrize("granularity", [PerTensor(), PerChannel(-1), PerGroup(2)], ids=str)
+def test_the_factor_of_lsq_ties_nothing_that_is_compiled_to_a_shape(granularity: hf.Granularity) -> None:
+    def step(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return hf.fake_quantize(x, scale, dtype=torch.int4, granularity=granularity, grad_factor="lsq").sin()
+
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend=counter)
+    for rows in (5, 7, 8, 11):
+        x = numbers(f"symbolic {rows}", (rows, 6), torch.float32)
+        ones, scales = torch.ones(rows, 6), granularity.view((rows, 6)).scale_shape
+        learned = [torch.full(scales, 0.3, requires_grad=True) for _ in range(2)]
+        for call, scale in zip((step, compiled), learned, strict=True):
+            call(x, scale).backward(ones)
+        assert learned[0].grad is not None and learned[1].grad is not None
+        assert torch.equal(learned[0].grad, learned[1].grad)
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("granularity", [PerTensor(), PerChannel(0), PerToken(), PerGroup(4)], ids=str)
+def test_lsq_init_compiles_whole_with_dynamic_shapes(granularity: hf.Granularity) -> None:
+    def start(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (
+            hf.lsq_init(x, dtype=torch.int4, granularity=granularity) * 2,
+            hf.lsq_init(x, q_min=-3, q_max=5, granularity=granularity),
+        )
+
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(start, fullgraph=True, dynamic=True, backend=counter)
+    for rows in (3, 5, 8):
+        x = numbers(f"lsq_init compiled {rows}", (rows, 8), torch.bfloat16)
+        assert all(map(torch.equal, compiled(x), start(x)))
+    assert counter.frame_count == 1
 
 
 def test_compiled_as_a_whole() -> None:

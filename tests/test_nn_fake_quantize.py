@@ -534,3 +534,70 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"mode": "fixed", "scale": 0.0}, r"scale is 0.0; a scale must be positive and finite"),
+        ({"mode": "fixed", "scale": -1.0}, r"scale is -1.0; a scale must be positive and finite"),
+        ({"mode": "learned", "scale": float("nan")}, "scale is nan; a scale must be positive and finite"),
+        (
+            {"mode": "fixed", "scale": torch.tensor([1.0, float("inf")]), "granularity": hf.PerChannel(0)},
+            r"scale is \[1.0, inf\]; a scale must be positive and finite",
+        ),
+        ({"mode": "learned", "grad_factor": "LSQ"}, "grad_factor is 'LSQ'; it must be a finite number"),
+        (
+            {"scale_shape": 5, "granularity": hf.PerChannel(0)},
+            "scale_shape is 5; it must be a sequence of whole",
+        ),
+        (
+            {"scale_shape": (2.5,), "granularity": hf.PerChannel(0)},
+            r"scale_shape is \(2.5,\); it must be a seq",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_when_the_module_is_made(given: Any, sentence: str) -> None:
+    with pytest.raises(hf.HoldfastError, match=sentence):
+        hf.nn.FakeQuantize(**given)
+
+
+@pytest.mark.parametrize("mode", ["ema", "learned"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_batch_of_nothing_says_nothing(mode: str, symmetric: bool) -> None:
+    """Once it was the first batch, and the scale began at the floor."""
+    nothing, batch = torch.zeros(0, 3), torch.tensor([[127.0, -3.0, 5.0]])
+    once, twice = (hf.nn.FakeQuantize(mode=mode, symmetric=symmetric) for _ in range(2))
+    assert twice(nothing).shape == (0, 3)
+    assert not twice.report()["is_set"]
+    assert torch.equal(once(batch), twice(batch))
+    assert torch.equal(once.scale, twice.scale)
+    assert twice(nothing).shape == (0, 3)
+    assert torch.equal(once.scale, twice.scale)
+    assert hf.nn.FakeQuantize(mode=mode).eval()(nothing).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "given", [{}, {"symmetric": False}, {"mode": "learned"}, {"mode": "fixed", "scale": 0.5}]
+)
+def test_state_is_float32_whatever_torch_makes_by_default(given: Any, dtype: torch.dtype) -> None:
+    batch = torch.tensor([[127.0, -3.0, 5.0]], dtype=torch.float32)
+    torch.set_default_dtype(dtype)
+    try:
+        module = hf.nn.FakeQuantize(**given)
+        made = module(batch)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert module.scale.dtype == torch.float32
+    assert torch.equal(made, hf.nn.FakeQuantize(**given)(batch))
+
+
+def test_switches_are_saved_where_tensors_are_made_without_memory() -> None:
+    module = hf.nn.FakeQuantize()
+    module.freeze()
+    with torch.device("meta"):
+        state = module.state_dict()
+    loaded = hf.nn.FakeQuantize()
+    loaded.load_state_dict(state)
+    assert loaded.frozen

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
+from holdfast.core.deferred import Box
 from holdfast.ops.affine import torch_op
 
 SHAPE = (4, 6, 8)
@@ -264,3 +265,8 @@ def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
     found = []
     torch.vmap(lambda row: found.append(straight((row,))) or row)(x.reshape(2, 4))
     assert found == [False]
+
+
+def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None:
+    with torch.device("meta"):
+        assert Box(torch.device("cpu")).words.device.type == "cpu"

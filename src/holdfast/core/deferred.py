@@ -39,7 +39,9 @@ class Box:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.words = torch.full((1 + KINDS,), NOTHING, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self.words = torch.full(
+            (1 + KINDS,), NOTHING, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+        )
         self.words[0] = 0
         self.kinds: dict[Complaint, int] = {}
         self._raised = ctypes.c_int64.from_address(self.words.data_ptr())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import types
 import typing
 from dataclasses import dataclass, fields
@@ -19,6 +20,16 @@ from holdfast.core.granularity import Granularity, granularity_named
 MAX_RANK = 8
 
 
+def whole_numbers(name: str, given: Any, example: tuple[int, ...]) -> tuple[int, ...]:
+    """What was given as ``name``, as a tuple of whole numbers."""
+    try:
+        return tuple(operator.index(number) for number in given)
+    except TypeError:
+        raise InvalidDescriptor(
+            f"{name} is {given!r}; it must be a sequence of whole numbers, such as {example}."
+        ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
     """What every descriptor has. ``select`` validates it; ``validate`` may be called before."""
@@ -31,13 +42,7 @@ class Descriptor:
         Descriptor._by_name[cls.__name__] = cls
 
     def __post_init__(self) -> None:
-        try:
-            shape = tuple(int(size) for size in self.shape)
-        except (TypeError, ValueError):
-            raise InvalidDescriptor(
-                f"shape is {self.shape!r}; it must be a sequence of whole numbers, such as (64, 3, 7, 7)."
-            ) from None
-        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "shape", whole_numbers("shape", self.shape, (64, 3, 7, 7)))
 
     @property
     def empty(self) -> bool:
@@ -64,7 +69,7 @@ class Descriptor:
         """The descriptor that ``text`` describes, validated. Called on a subclass, it must be that one."""
         try:
             data = json.loads(text)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise InvalidDescriptor(
                 f"the descriptor is not JSON ({error}); write it with to_json()."
             ) from None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.strided import contiguous_strides
@@ -141,6 +142,10 @@ _NAMES: dict[type[Granularity], str] = {
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
+#: What is meant where nothing is said.
+ONE_SCALE = PerTensor()
+
+
 @lru_cache(maxsize=1024)
 def granularity_named(name: str) -> Granularity:
     """The granularity whose ``name`` this is."""
@@ -157,6 +162,15 @@ def granularity_named(name: str) -> Granularity:
 @lru_cache(maxsize=4096)
 def _view(granularity: Granularity, shape: tuple[int, ...]) -> ScaleView:
     return granularity._view(shape)
+
+
+def validate_granularity(granularity: Any) -> None:
+    """Raise unless this is a granularity."""
+    if not isinstance(granularity, Granularity):
+        raise InvalidDescriptor(
+            f"granularity is {granularity!r}; accepted are PerTensor(), PerChannel(axis), PerToken() and "
+            "PerGroup(size, axis)."
+        )
 
 
 def _axis(axis: int, shape: tuple[int, ...]) -> int:

@@ -171,6 +171,11 @@ class Plan(Generic[D, A]):
     def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
         """Validate ``desc``, pick a kernel for it on the stream's device, and compile it."""
         pref = pref or PlanPreference()
+        if not isinstance(stream, Stream) or not isinstance(pref, PlanPreference):
+            raise InvalidArgs(
+                f"select was given a {type(stream).__name__} and a {type(pref).__name__}; it takes a Stream, "
+                "such as Stream.current(), and a PlanPreference."
+            )
         if type(desc) is not cls.Descriptor:
             raise InvalidDescriptor(
                 f"{cls.__name__} was given a {type(desc).__name__}; it takes a {cls.Descriptor.__name__}."
@@ -242,6 +247,11 @@ class Plan(Generic[D, A]):
     def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
         """Launch on ``stream``. Raises before anything is written if the args do not fit."""
         deferred.raise_reported()
+        if not isinstance(stream, Stream):
+            raise InvalidArgs(
+                f"the stream is a {type(stream).__name__}; it must be a Stream of this library, such as "
+                "Stream.current() or Stream.wrap(...) of one of torch's."
+            )
         if stream.device != self.device:
             raise InvalidArgs(
                 f"the stream is on {stream.device} and the plan was selected for {self.device}."
@@ -249,7 +259,7 @@ class Plan(Generic[D, A]):
         if type(args) is not self.Args:
             raise InvalidArgs(self._refusal(args))
         if not isinstance(workspace, Workspace):
-            workspace = NO_WORKSPACE if workspace is None else Workspace(workspace)
+            workspace = NO_WORKSPACE if workspace is None else Workspace.of(workspace)
         if self.kernel.workspace_size:
             workspace.require(self.kernel.workspace_size, self.device)
         admitted, addresses = self._recall(args)

@@ -20,7 +20,12 @@ class Stream:
     @classmethod
     def current(cls, device: str | torch.device = "cpu") -> Stream:
         """The stream that torch is using on ``device`` right now."""
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError):
+            raise InvalidArgs(
+                f"a stream on {device!r} was asked for; accepted are cpu and cuda devices."
+            ) from None
         if device.type == "cpu":
             return CPU_STREAM
         if device.type != "cuda":
@@ -49,6 +54,15 @@ class Workspace:
     def allocate(cls, size: int, device: str | torch.device) -> Workspace:
         """A workspace of ``size`` bytes; none at all for 0."""
         return cls(torch.empty(size, dtype=torch.uint8, device=device) if size else None)
+
+    @classmethod
+    def of(cls, buffer: Any) -> Workspace:
+        """A tensor of the caller as a workspace."""
+        if not isinstance(buffer, torch.Tensor):
+            raise InvalidArgs(
+                f"the workspace is a {type(buffer).__name__}; it must be a Workspace, a tensor or None."
+            )
+        return cls(buffer)
 
     @property
     def size(self) -> int:

@@ -9,16 +9,17 @@ from typing import Any, Literal, Self
 
 import torch
 
+from holdfast.core.descriptor import whole_numbers
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerChannel, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerTensor, validate_granularity
 from holdfast.nn.joined_range import Group, first_of, joined_range, processes
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.ops.affine.torch_op import require_tensor
-from holdfast.ops.choose_scale.plan import ONE_SCALE, ScaleOfData, validate_granularity
+from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
-from holdfast.ops.fake_quantize.torch_op import fake_quantize
-from holdfast.ops.lsq_init import torch_op as _registers_lsq_init  # noqa: F401
+from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
+from holdfast.ops.lsq_init.torch_op import lsq_init
 
 
 class ScaleMode(StrEnum):
@@ -108,7 +109,8 @@ class FakeQuantize(torch.nn.Module):
         self.dtype, self.q_min, self.q_max = dtype, q_min, q_max
         self.granularity, self.ste = granularity, estimator(ste)
         self.symmetric, self.narrow = symmetric, narrow
-        self.mode, self.momentum, self.grad_factor = _mode(mode), _weight(momentum), grad_factor
+        self.mode, self.momentum = _mode(mode), _weight(momentum)
+        self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         self.process_group = process_group
         self.frozen, self.observes, self.quantizes = False, True, True
         self._code_range = codes.code_range
@@ -137,9 +139,9 @@ class FakeQuantize(torch.nn.Module):
         if mode is ScaleMode.PER_BATCH:
             return
         if given:
-            start = self._spread(_tensor("scale", scale, device), shape)
+            start = self._spread(_positive(_tensor("scale", scale, device)), shape)
         else:
-            start = torch.full(self._known_shape(shape), float("nan"), device=device)
+            start = torch.full(self._known_shape(shape), float("nan"), dtype=torch.float32, device=device)
         if mode is ScaleMode.LEARNED:
             self.register_parameter("scale", torch.nn.Parameter(start))
             learned = None
@@ -173,7 +175,7 @@ class FakeQuantize(torch.nn.Module):
 
     def _known_shape(self, shape: Any) -> tuple[int, ...]:
         if shape is not None:
-            return tuple(int(size) for size in shape)
+            return whole_numbers("scale_shape", shape, (64,))
         if isinstance(self.granularity, PerTensor):
             return ()
         if self.mode is ScaleMode.LEARNED:
@@ -186,7 +188,9 @@ class FakeQuantize(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` as it is after quantizing and dequantizing; ``x`` itself where that is switched off."""
         require_tensor("x", x)
-        learns = self.training and self.observes and not self.frozen
+        # A batch of nothing says nothing; but other processes may wait for this one.
+        tells = x.numel() > 0 or processes(self.process_group) > 1
+        learns = self.training and self.observes and not self.frozen and tells
         zero_point: torch.Tensor | None
         if self.mode is ScaleMode.PER_BATCH:
             if not self.quantizes:
@@ -197,13 +201,13 @@ class FakeQuantize(torch.nn.Module):
         else:
             if self.mode is ScaleMode.LEARNED and learns and not self._is_set:
                 self._begin(x)
-            elif self.quantizes and not self._is_set:
+            elif self.quantizes and not self._is_set and x.numel():
                 raise InvalidArgs(
                     "this FakeQuantize has seen no training batch, so it has no scale; train it or load its "
                     "state first, or call disable_fake_quant()."
                 )
             scale, zero_point = self._kept(x)
-        if not self.quantizes:
+        if not self.quantizes or (not self._is_set and not x.numel()):
             return x
         return fake_quantize(
             x, scale, zero_point, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max,
@@ -287,7 +291,9 @@ class FakeQuantize(torch.nn.Module):
         """
         zero_point = None
         if self.symmetric:
-            scale = torch.ops.holdfast.lsq_init.default(x, self.granularity.name, self._code_range[1])
+            scale = lsq_init(
+                x, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max, granularity=self.granularity
+            )
         else:
             scale, zero_point = choose_scale(x, granularity=self.granularity, symmetric=False, **self._rule())
         self._fit(scale.shape)
@@ -363,7 +369,8 @@ class FakeQuantize(torch.nn.Module):
 
     def get_extra_state(self) -> torch.Tensor:
         """The switches, so that a training that is resumed goes on as it was."""
-        return torch.tensor([self.frozen, self.observes, self.quantizes], dtype=torch.uint8)
+        switches = [self.frozen, self.observes, self.quantizes]
+        return torch.tensor(switches, dtype=torch.uint8, device="cpu")
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         frozen, self.observes, self.quantizes = (bool(switch) for switch in state.tolist())
@@ -430,6 +437,13 @@ def _tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None = None
     if not dtype.is_floating_point and made.is_floating_point():
         raise InvalidArgs(f"{name} is {made.dtype}; in mode fixed it is an integer.")
     return made.detach().to(device=device, dtype=dtype, copy=True)
+
+
+def _positive(scale: torch.Tensor) -> torch.Tensor:
+    """A scale that was given; one that is on the host is looked at."""
+    if scale.device.type == "cpu" and not bool(((scale > 0) & scale.isfinite()).all()):
+        raise InvalidArgs(f"scale is {scale.tolist()}; a scale must be positive and finite.")
+    return scale
 
 
 def _may_wait(x: torch.Tensor) -> bool:

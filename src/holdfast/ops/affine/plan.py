@@ -15,7 +15,15 @@ import torch
 
 from holdfast.core.contract import KernelSku, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
-from holdfast.core.dtypes import ZERO_POINT_LIMIT, Code, CodeCarrier, Float, dtype_name
+from holdfast.core.dtypes import (
+    ZERO_POINT_LIMIT,
+    Code,
+    CodeCarrier,
+    Float,
+    code_dtype,
+    dtype_name,
+    float_dtype,
+)
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
 from holdfast.core.plan import Args, DescribedKernel, Operand, Plan
@@ -131,6 +139,53 @@ class AffineDescriptor(ScaledDescriptor):
                 f"packed codes put {self.per_byte} neighbours in a byte, and group_size {split[1]} would let "
                 f"two groups share one; choose a multiple of {self.per_byte}."
             )
+
+
+class IntoCodes(AffineDescriptor):
+    """Real numbers on their way to the codes of ``output_dtype``, or to a range of them."""
+
+    q_min: int | None
+    q_max: int | None
+
+    @property
+    def real(self) -> Float:
+        return float_dtype(self.input_dtype, "input_dtype")
+
+    @property
+    def codes(self) -> CodeCarrier:
+        return code_dtype(self.output_dtype, "output_dtype")
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """q_min and q_max, where not given those of the output dtype."""
+        least, most = self.codes.code_range
+        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+
+    def validate(self) -> None:
+        super().validate()
+        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
+            raise InvalidDescriptor(
+                f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
+            )
+        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class StraightThroughArgs(Args):
+    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
+
+    dy: torch.Tensor
+    x: torch.Tensor
+    scale: Scale
+    dx: torch.Tensor
+    zero_point: ZeroPoint = None
+    accumulate: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        return self.dx, self.dy, self.x, self.scale, self.zero_point
+
+    def options(self) -> tuple[Any, ...]:
+        return (self.accumulate,)
 
 
 @dataclass(frozen=True, kw_only=True)

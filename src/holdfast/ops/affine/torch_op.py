@@ -12,8 +12,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from holdfast.core.contract import PlanPreference
+from holdfast.core.dtypes import code_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
@@ -40,13 +42,33 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
-    torch.library.register_fake(f"holdfast::{name}", fake, lib=LIBRARY)
+
+    def fake_on_one_device(*arguments: Any) -> Any:
+        _require_one_device(arguments)
+        return fake(*arguments)
+
+    torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
         return kernel(*arguments) if _concerns_only_us(arguments) else operator(*arguments)
 
     return call
+
+
+def register_vmap(name: str, rule: Any) -> None:
+    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``."""
+    torch.library.register_vmap(f"holdfast::{name}", rule, lib=LIBRARY)
+
+
+def _require_one_device(arguments: tuple[Any, ...]) -> None:
+    """Plans refuse tensors of other devices; without a plan, as where shapes are all that is asked for, it is
+    here that they are.
+    """
+    first, *others = (argument.device for argument in arguments if isinstance(argument, torch.Tensor))
+    for device in others:
+        if device != first:
+            raise InvalidArgs(f"there are tensors on {first} and on {device}; move them to one device.")
 
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -60,6 +82,7 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
         or torch._C._autograd._profiler_enabled()
     ):
         return False
@@ -78,9 +101,13 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
     """The scale and the zero point as an operator takes them."""
     scale_tensor = scale if isinstance(scale, torch.Tensor) else None
     zero_tensor = zero_point if isinstance(zero_point, torch.Tensor) else None
-    if scale_tensor is None and not isinstance(scale, (int, float)):
+    if scale_tensor is None and (not isinstance(scale, (int, float)) or isinstance(scale, bool)):
         raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
-    if zero_tensor is None and zero_point is not None and not isinstance(zero_point, int):
+    if (
+        zero_tensor is None
+        and zero_point is not None
+        and (not isinstance(zero_point, int) or isinstance(zero_point, bool))
+    ):
         raise InvalidArgs(
             f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
         )
@@ -90,6 +117,15 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
         zero_tensor,
         0 if zero_tensor is not None else int(zero_point or 0),
     )
+
+
+def empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
+    """Room for the codes of ``x``."""
+    codes = code_dtype(dtype, "dtype")
+    if not packed:
+        return torch.empty_like(x, dtype=codes.storage)
+    per_byte = 8 // codes.bits
+    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
 
 
 def refuse_gradient(name: str, tensor: torch.Tensor | None) -> None:
@@ -103,6 +139,16 @@ def refuse_gradient(name: str, tensor: torch.Tensor | None) -> None:
 def require_tensor(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgs(f"{name} is a {type(tensor).__name__}; it must be a torch tensor.")
+
+
+def require_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidArgs(f"{name} is {value!r}; it must be True or False.")
+
+
+def require_dtype(name: str, dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgs(f"{name} is {dtype!r}; it must be a dtype of torch, such as torch.int8.")
 
 
 def select(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from holdfast.core.contract import KernelSku, PrecisionGuarantee
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Operand, Plan, refused_tensor
@@ -37,12 +37,7 @@ class MapDescriptor(Descriptor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            size = tuple(int(size) for size in self.output_size)
-        except (TypeError, ValueError):
-            raise InvalidDescriptor(
-                f"output_size is {self.output_size!r}; it must be whole numbers, such as (64, 64)."
-            ) from None
+        size = whole_numbers("output_size", self.output_size, (64, 64))
         object.__setattr__(self, "output_size", size)
 
     @property

@@ -9,9 +9,18 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -84,14 +93,9 @@ def _differentiate_again(ctx: Any, ddtheta: torch.Tensor) -> tuple[Any, ...]:
     return _forward(ddtheta, ctx.size, ctx.align_corners), None
 
 
-torch.library.register_autograd(
-    "holdfast::affine_grid", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
-torch.library.register_autograd(
-    "holdfast::affine_grid_backward",
-    _differentiate_again,
-    setup_context=_save_for_second_backward,
-    lib=LIBRARY,
+register_autograd(LIBRARY, "affine_grid", _differentiate, setup_context=_save_for_backward)
+register_autograd(
+    LIBRARY, "affine_grid_backward", _differentiate_again, setup_context=_save_for_second_backward
 )
 
 
@@ -105,8 +109,8 @@ def _affine_grid_backward_batched(info, in_dims, dgrid, align_corners):
     return _backward(dgrid.flatten(0, 1), align_corners).unflatten(0, dgrid.shape[:2]), 0
 
 
-torch.library.register_vmap("holdfast::affine_grid", _affine_grid_batched, lib=LIBRARY)
-torch.library.register_vmap("holdfast::affine_grid_backward", _affine_grid_backward_batched, lib=LIBRARY)
+register_vmap("affine_grid", _affine_grid_batched)
+register_vmap("affine_grid_backward", _affine_grid_backward_batched)
 
 
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | None = False) -> torch.Tensor:
@@ -121,6 +125,8 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
               [ 0.5000,  0.0000]]]])
     """
     require_tensor("theta", theta)
+    if not isinstance(size, Sequence) or not all(isinstance(n, (int, torch.SymInt)) for n in size):
+        raise InvalidArgs(f"size is {size!r}; it must be whole numbers, such as (1, 3, 64, 64).")
     size = tuple(size)
     axes = len(size) - 2
     if axes not in (2, 3) or tuple(theta.shape) != (size[0], axes, axes + 1):
@@ -128,4 +134,6 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
             f"theta has shape {tuple(theta.shape)} and size is {size}; accepted are (N, 2, 3) with "
             "(N, C, H, W), and (N, 3, 4) with (N, C, D, H, W)."
         )
+    if align_corners is not None:
+        require_bool("align_corners", align_corners)
     return _forward(theta, size[2:], bool(align_corners))  # type: ignore[no-any-return]

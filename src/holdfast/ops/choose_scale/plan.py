@@ -12,21 +12,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
+from holdfast.core.dtypes import Float, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
-from holdfast.ops.affine.plan import (
-    AffineDescriptor,
-    AffinePlan,
-    ScaledDescriptor,
-    validate_range,
-)
+from holdfast.ops.affine.plan import AffinePlan, IntoCodes, ScaledDescriptor
 
 #: No scale is smaller, so that a row of zeros can be divided by its own.
 SCALE_FLOOR = 1e-12
-
-ONE_SCALE = PerTensor()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +62,9 @@ class ScaleOfData:
             )
 
 
-def validate_granularity(granularity: Any) -> None:
-    """Raise unless this is a granularity."""
-    if not isinstance(granularity, Granularity):
-        raise InvalidDescriptor(
-            f"granularity is {granularity!r}; accepted are PerTensor(), PerChannel(axis), PerToken() and "
-            "PerGroup(size, axis)."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
-class ObserveRangeDescriptor(ScaledDescriptor):
-    """The range of a tensor, for each of the scales that it would have."""
+class PerScaleDescriptor(ScaledDescriptor):
+    """A tensor, and a value of its compute type that is found for each of the scales that it would have."""
 
     granularity: Granularity = ONE_SCALE
 
@@ -108,25 +92,16 @@ class ObserveRangeDescriptor(ScaledDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseScaleDescriptor(ScaleOfData, AffineDescriptor):
+class ObserveRangeDescriptor(PerScaleDescriptor):
+    """The range of a tensor, for each of the scales that it would have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
     """``output_dtype`` is that of the codes which the scale is for."""
 
     q_min: int | None = None
     q_max: int | None = None
-
-    @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
-
-    @property
-    def codes(self) -> CodeCarrier:
-        return code_dtype(self.output_dtype, "output_dtype")
-
-    @property
-    def code_range(self) -> tuple[int, int]:
-        """q_min and q_max, where not given those of the output dtype."""
-        least, most = self.codes.code_range
-        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
 
     @property
     def empty(self) -> bool:
@@ -140,11 +115,6 @@ class ChooseScaleDescriptor(ScaleOfData, AffineDescriptor):
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
-            raise InvalidDescriptor(
-                f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
-            )
-        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
         self.validate_ends(*self.code_range)
 
 

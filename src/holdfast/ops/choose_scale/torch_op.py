@@ -10,18 +10,24 @@ import torch
 
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
 from holdfast.ops.choose_scale.plan import (
-    ONE_SCALE,
     SCALE_FLOOR,
     ChooseScaleArgs,
     ChooseScaleDescriptor,
     ChooseScalePlan,
     ObserveRangeArgs,
     ObserveRangePlan,
-    validate_granularity,
 )
 
 RULE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max, bool? narrow"
@@ -156,25 +162,14 @@ _affine_of = define(
 )
 
 
-def register_vmap(name: str, call: Any) -> None:
-    """Under vmap, call once for each sample: what is found in one never depends on another."""
-
-    def of_samples(info, in_dims, *arguments):
-        found = [
-            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        if isinstance(found[0], tuple):
-            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
-            return stacked, (0,) * len(stacked)
-        return torch.stack(found), 0
-
-    torch.library.register_vmap(f"holdfast::{name}", of_samples, lib=LIBRARY)
-
-
-register_vmap("observe_range", _range)
-register_vmap("choose_scale", _symmetric)
-register_vmap("choose_scale_affine", _affine)
+for _name, _call in {
+    "observe_range": _range,
+    "choose_scale": _symmetric,
+    "choose_scale_affine": _affine,
+    "scale_of_range": _scale_of,
+    "scale_of_range_affine": _affine_of,
+}.items():
+    register_vmap(_name, by_sample(_call))
 
 
 def observe_range(
@@ -232,7 +227,7 @@ def choose_scale(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    _require_bool("symmetric", symmetric)
+    require_bool("symmetric", symmetric)
     call = _symmetric if symmetric else _affine
     return call(x.detach(), granularity.name, dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
 
@@ -273,11 +268,6 @@ def scale_of_range(
                 f"{name} is {end.dtype} of shape {tuple(end.shape)}; low and high are those of "
                 "observe_range, float32 or float64 and of one shape."
             )
-    _require_bool("symmetric", symmetric)
+    require_bool("symmetric", symmetric)
     call = _scale_of if symmetric else _affine_of
     return call(low.detach(), high.detach(), dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
-
-
-def _require_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgs(f"{name} is {value!r}; it must be True or False.")

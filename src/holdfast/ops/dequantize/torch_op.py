@@ -8,17 +8,29 @@ from typing import Any
 
 import torch
 
-from holdfast.core.dtypes import Code
+from holdfast.core.autograd import register_autograd
+from holdfast.core.dtypes import Code, float_dtype
 from holdfast.core.dtypes import code_dtype as record_of
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    validate_granularity,
+)
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
     refuse_gradient,
+    register_vmap,
+    require_dtype,
     require_tensor,
     select,
     shared_arguments,
@@ -53,6 +65,7 @@ def _backward_plan(shape, code_dtype, device, granularity, dtype):
 
 
 def _empty_real(q, dtype, length):
+    float_dtype(dtype, "dtype")
     if length is None:
         return torch.empty_like(q, dtype=dtype)
     return q.new_empty((*q.shape[:-1], length), dtype=dtype)
@@ -123,11 +136,46 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return _gradient(dy, scale, *ctx.values), *[None] * 6
 
 
-torch.library.register_autograd(
-    "holdfast::dequantize_from_float", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
+def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    dy, scale, scale_value, granularity, _ = inputs
+    ctx.save_for_backward(scale)
+    ctx.values = scale_value, granularity, dy.dtype
+
+
+def _differentiate_again(ctx: Any, ddq: torch.Tensor) -> tuple[Any, ...]:
+    """dq is dy times the scale, element by element: a product that is its own transpose."""
+    (scale,) = ctx.saved_tensors
+    return _gradient(ddq, scale, *ctx.values), *[None] * 4
+
+
+register_autograd(LIBRARY, "dequantize_from_float", _differentiate, setup_context=_save_for_backward)
+register_autograd(
+    LIBRARY, "dequantize_backward", _differentiate_again, setup_context=_save_for_second_backward
 )
 
-_ONE_SCALE = PerTensor()
+
+def _dequantize_batched(call):
+    def rule(info, in_dims, q, *rest):
+        *shared, granularity, dtype = rest[:6]
+        if rest[7:] not in ((), (None,)):  # packed along an axis of its own, which must stay the last one
+            return by_sample(call)(info, in_dims, q, *rest)
+        settled = (dtype, *rest[6:])
+        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, settled)
+
+    return rule
+
+
+def _dequantize_backward_batched(info, in_dims, dy, scale, scale_value, granularity, code_dtype):
+    def call(dy, scale, scale_value, zero_point, zero_value, granularity, code_dtype):
+        return _gradient(dy, scale, scale_value, granularity, code_dtype)
+
+    shared, dims = (scale, scale_value, None, 0), (*in_dims[:3], None)
+    return batched(call, info.batch_size, dims, (dy,), shared, granularity, (code_dtype,))
+
+
+register_vmap("dequantize", _dequantize_batched(_from_integers))
+register_vmap("dequantize_from_float", _dequantize_batched(_from_floats))
+register_vmap("dequantize_backward", _dequantize_backward_batched)
 
 
 def dequantize(
@@ -136,7 +184,7 @@ def dequantize(
     zero_point: torch.Tensor | int | None = None,
     *,
     dtype: torch.dtype = torch.float32,
-    granularity: Granularity = _ONE_SCALE,
+    granularity: Granularity = ONE_SCALE,
     code_dtype: torch.dtype | None = None,
     packed: bool = False,
     length: int | None = None,
@@ -153,6 +201,10 @@ def dequantize(
     tensor([ 0.5000, -1.0000])
     """
     require_tensor("q", q)
+    require_dtype("dtype", dtype)
+    validate_granularity(granularity)
+    if code_dtype is not None:
+        require_dtype("code_dtype", code_dtype)
     shared = shared_arguments(scale, zero_point)
     refuse_gradient("scale", shared[0])
     if q.dtype.is_floating_point:
@@ -172,4 +224,8 @@ def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | Non
         raise InvalidArgs(f"packed codes need their code_dtype, such as torch.int4; it is {dtype}.")
     if q.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
-    return q.shape[-1] * codes.per_byte if length is None else length
+    if length is None:
+        return q.shape[-1] * codes.per_byte
+    if not isinstance(length, (int, torch.SymInt)) or isinstance(length, bool) or length < 0:
+        raise InvalidArgs(f"length is {length!r}; it is how many codes lie along the last axis, from 0 on.")
+    return length

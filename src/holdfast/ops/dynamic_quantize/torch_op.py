@@ -8,12 +8,18 @@ from typing import Literal, overload
 
 import torch
 
-from holdfast.core.dtypes import code_dtype
-from holdfast.core.errors import InvalidArgs
-from holdfast.core.granularity import Granularity, PerToken, granularity_named
-from holdfast.ops.affine.torch_op import current_stream, define, require_tensor, select_plan
-from holdfast.ops.choose_scale.plan import validate_granularity
-from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, register_vmap, workspace_of
+from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    current_stream,
+    define,
+    empty_codes,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
+from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, workspace_of
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
 _EACH_TOKEN = PerToken()
@@ -28,28 +34,20 @@ def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, 
     )  # fmt: skip
 
 
-def _empty_codes(x, dtype, packed):
-    codes = code_dtype(dtype, "dtype")
-    if not packed:
-        return torch.empty_like(x, dtype=codes.storage)
-    per_byte = 8 // codes.bits
-    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
-
-
 def _quantize_dynamic(x, granularity, dtype, q_min, q_max, narrow, packed):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, True)
-    q, scale = _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    q, scale = empty_codes(x, dtype, packed), empty_scale(x, granularity)
     plan.run(current_stream(x.device), workspace_of(plan, x), DynamicQuantizeArgs(x=x, q=q, scale=scale))
     return q, scale
 
 
 def _quantize_dynamic_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
-    return _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    return empty_codes(x, dtype, packed), empty_scale(x, granularity)
 
 
 def _quantize_dynamic_affine(x, granularity, dtype, q_min, q_max, narrow, packed):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, False)
-    q, scale = _empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    q, scale = empty_codes(x, dtype, packed), empty_scale(x, granularity)
     zero_point = empty_scale(x, granularity, torch.int32)
     args = DynamicQuantizeArgs(x=x, q=q, scale=scale, zero_point=zero_point)
     plan.run(current_stream(x.device), workspace_of(plan, x), args)
@@ -57,7 +55,7 @@ def _quantize_dynamic_affine(x, granularity, dtype, q_min, q_max, narrow, packed
 
 
 def _quantize_dynamic_affine_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
-    codes = _empty_codes(x, dtype, packed)
+    codes = empty_codes(x, dtype, packed)
     return codes, empty_scale(x, granularity), empty_scale(x, granularity, torch.int32)
 
 
@@ -73,8 +71,8 @@ _affine = define(
     _quantize_dynamic_affine,
     _quantize_dynamic_affine_fake,
 )
-register_vmap("quantize_dynamic", _symmetric)
-register_vmap("quantize_dynamic_affine", _affine)
+register_vmap("quantize_dynamic", by_sample(_symmetric))
+register_vmap("quantize_dynamic_affine", by_sample(_affine))
 
 
 @overload
@@ -116,8 +114,7 @@ def quantize_dynamic(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    if not isinstance(symmetric, bool):
-        raise InvalidArgs(f"symmetric is {symmetric!r}; it must be True or False.")
+    require_bool("symmetric", symmetric)
     call = _symmetric if symmetric else _affine
     found = call(x.detach(), granularity.name, dtype, q_min, q_max, narrow, packed)
     return found  # type: ignore[no-any-return]

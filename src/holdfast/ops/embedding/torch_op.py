@@ -8,10 +8,20 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import is_batch, register_autograd
 from holdfast.core.contract import PlanPreference
+from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+)
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -130,15 +140,27 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
     if not ctx.sparse:
         return None, _gradient(dout, input, ctx.rows, *ctx.skipping), *[None] * 4
-    rows, values = _touched_rows(dout, input, ctx.rows, *ctx.skipping)
-    shape = (ctx.rows, dout.shape[-1])
-    dweight = torch.sparse_coo_tensor(rows[None], values, shape, check_invariants=False, is_coalesced=True)
-    return None, dweight, *[None] * 4
+    return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.skipping), *[None] * 4
 
 
-torch.library.register_autograd(
-    "holdfast::embedding", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
+def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, rows: int, *rest: Any) -> Any:
+    """The gradient of a table of so many rows, of which ``touched_rows`` finds those that are not zero."""
+    if is_batch(dout):
+        refuse_samples()
+    touched, values = touched_rows(dout, input, rows, *rest)
+    shape = (rows, dout.shape[-1])
+    return torch.sparse_coo_tensor(touched[None], values, shape, check_invariants=False, is_coalesced=True)
+
+
+def refuse_samples(*given: Any) -> Any:
+    """The rule for vmap where there is none."""
+    raise Unsupported(
+        "sparse gradients of several samples were asked for (vmap, jacrev, is_grads_batched), whose rows "
+        "differ from sample to sample; leave sparse out there."
+    )
+
+
+register_autograd(LIBRARY, "embedding", _differentiate, setup_context=_save_for_backward)
 
 
 def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -160,18 +182,39 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
     return ddout, *[None] * 4
 
 
-torch.library.register_autograd(
-    "holdfast::embedding_backward",
-    _differentiate_again,
-    setup_context=_save_for_double_backward,
-    lib=LIBRARY,
+register_autograd(
+    LIBRARY, "embedding_backward", _differentiate_again, setup_context=_save_for_double_backward
 )
+
+
+def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    """The gradient of what the rows of a sparse gradient hold."""
+    raise Unsupported(
+        "a sparse gradient was asked for its own gradient, which is not there; leave sparse out, or "
+        "create_graph."
+    )
+
+
+register_autograd(LIBRARY, "embedding_touched_rows_backward", refuse_second_gradient)
+
+
+def _lookup_batched(info, in_dims, input, weight, *rest):
+    if in_dims[1] is not None or input.dim() > MAX_RANK:
+        return by_sample(_lookup)(info, in_dims, input, weight, *rest)
+    return _lookup(input.movedim(in_dims[0], 0), weight, *rest), 0
+
+
+register_vmap("embedding", _lookup_batched)
+register_vmap("embedding_backward", by_sample(_gradient))
+register_vmap("embedding_touched_rows_backward", refuse_samples)
 
 
 def checked_padding(padding_idx: int | None, rows: int) -> int:
     """The row that is skipped, counted from 0; -1 for none."""
     if padding_idx is None:
         return -1
+    if not isinstance(padding_idx, int) or isinstance(padding_idx, bool):
+        raise InvalidArgs(f"padding_idx is {padding_idx!r}; it must be the number of a row, or None.")
     if not -rows <= padding_idx < rows:
         raise InvalidArgs(
             f"padding_idx is {padding_idx}; it must name one of the {rows} rows of weight, from the front "
@@ -239,5 +282,7 @@ def embedding(
     """
     require_table(input, weight)
     refuse_max_norm(max_norm)
+    require_bool("scale_grad_by_freq", scale_grad_by_freq)
+    require_bool("sparse", sparse)
     padding = checked_padding(padding_idx, weight.shape[0])
     return _lookup(input, weight, padding, scale_grad_by_freq, sparse, bad_index)  # type: ignore[no-any-return]

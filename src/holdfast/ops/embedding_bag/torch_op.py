@@ -8,10 +8,27 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
-from holdfast.ops.embedding.torch_op import checked_padding, refuse_max_norm, require_table
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
+from holdfast.ops.embedding.torch_op import (
+    checked_padding,
+    refuse_max_norm,
+    refuse_samples,
+    refuse_second_gradient,
+    require_table,
+    sparse_gradient,
+)
 from holdfast.ops.embedding_bag.plan import (
     MODES,
     EmbeddingBagArgs,
@@ -195,10 +212,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     bags = (offsets, weights, *ctx.settled, ctx.scale_grad_by_freq)
     dweight = dweights = None
     if of_table and ctx.sparse:
-        rows, values = _touched_rows(dout, input, ctx.rows, *bags)
-        dweight = torch.sparse_coo_tensor(
-            rows[None], values, (ctx.rows, dout.shape[1]), check_invariants=False, is_coalesced=True
-        )
+        dweight = sparse_gradient(_touched_rows, dout, input, ctx.rows, *bags)
         of_table = False
     if of_table or of_weights:
         table, of_each = _backward(dout, input, weight, ctx.rows, *bags, of_table, of_weights)
@@ -214,10 +228,15 @@ def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     )
 
 
-torch.library.register_autograd(
-    "holdfast::embedding_bag", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
-torch.library.register_autograd("holdfast::embedding_bag_backward", _refuse_to_differentiate, lib=LIBRARY)
+register_autograd(LIBRARY, "embedding_bag", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "embedding_bag_backward", _refuse_to_differentiate)
+
+
+register_autograd(LIBRARY, "embedding_bag_touched_rows_backward", refuse_second_gradient)
+
+register_vmap("embedding_bag", by_sample(_forward))
+register_vmap("embedding_bag_backward", by_sample(_backward))
+register_vmap("embedding_bag_touched_rows_backward", refuse_samples)
 
 
 def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse):
@@ -299,6 +318,9 @@ def embedding_bag(
     """
     _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
     refuse_max_norm(max_norm)
+    require_bool("scale_grad_by_freq", scale_grad_by_freq)
+    require_bool("sparse", sparse)
+    require_bool("include_last_offset", include_last_offset)
     padding = checked_padding(padding_idx, weight.shape[0])
     last = include_last_offset and offsets is not None
     return _forward(  # type: ignore[no-any-return]

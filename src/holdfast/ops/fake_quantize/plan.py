@@ -8,19 +8,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from holdfast.core.contract import KernelSku
 from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity, PerTensor
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,
     ScaledDescriptor,
+    StraightThroughArgs,
     ZeroPoint,
     rounded_once,
     validate_range,
@@ -44,9 +45,6 @@ class SteKind(StrEnum):
     HARD_TANH = "hard_tanh"
     #: dx = dy where lo <= rint(x / scale) <= hi, else 0
     IN_RANGE = "in_range"
-
-
-ONE_SCALE = PerTensor()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +87,7 @@ class FakeCodesDescriptor(ScaledDescriptor):
         return self.shape, self.input_dtype
 
     def validate(self) -> None:
-        if not isinstance(self.granularity, Granularity):
-            raise InvalidDescriptor(
-                f"granularity is {self.granularity!r}; accepted are PerTensor(), PerChannel(axis), "
-                "PerToken() and PerGroup(size, axis)."
-            )
+        validate_granularity(self.granularity)
         super().validate()
         float_dtype(self.input_dtype, "input_dtype")
         if self.dtype is None and (self.q_min is None or self.q_max is None):
@@ -141,21 +135,8 @@ class FakeQuantizeArgs(Args):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class FakeQuantizeBackwardArgs(Args):
-    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
-
-    dy: torch.Tensor
-    x: torch.Tensor
-    scale: Scale
-    dx: torch.Tensor
-    zero_point: ZeroPoint = None
-    accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dx, self.dy, self.x, self.scale, self.zero_point
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
+class FakeQuantizeBackwardArgs(StraightThroughArgs):
+    """Those of every straight-through estimator; a floating ``zero_point`` is rounded where it is used."""
 
 
 D = TypeVar("D", bound=FakeCodesDescriptor)

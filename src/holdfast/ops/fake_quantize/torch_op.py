@@ -9,21 +9,23 @@ from typing import Any, Literal
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
+    register_vmap,
+    require_dtype,
     require_tensor,
     select_plan,
     shared_arguments,
 )
-from holdfast.ops.fake_quantize.batched import batched
 from holdfast.ops.fake_quantize.plan import (
-    ONE_SCALE,
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
     FakeQuantizeBackwardPlan,
@@ -122,8 +124,6 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         x, scale, zero_point = ctx.saved_tensors
         learns_zero_point = ctx.needs_input_grad[3]
         q_min, q_max = _code_range(dtype, q_min, q_max)
-        if grad_factor is None:
-            grad_factor = lsq_factor(x.shape, granularity, q_max)
         dx, dscale, dzero_point = torch.ops.holdfast.fake_quantize_learned_backward.default(
             dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
             learns_zero_point,
@@ -132,10 +132,9 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
     elif ste != SteKind.IDENTITY:
         x, scale, zero_point = ctx.saved_tensors
-        # Gradients in batches (is_grads_batched) look like any tensor, but only torch can take them apart.
-        apart = torch._C._functorch.is_legacy_batchedtensor(dy)
-        call = torch.ops.holdfast.fake_quantize_backward.default if apart else _backward
-        dx = call(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste)
+        dx = _backward(
+            dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
+        )
     return dx, dscale, None, dzero_point, *[None] * 7
 
 
@@ -160,10 +159,8 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-torch.library.register_autograd(
-    "holdfast::fake_quantize", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
-torch.library.register_autograd("holdfast::fake_quantize_backward", _refuse_to_differentiate, lib=LIBRARY)
+register_autograd(LIBRARY, "fake_quantize", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "fake_quantize_backward", _refuse_to_differentiate)
 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):
@@ -181,8 +178,15 @@ def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     return batched(_backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
 
 
-torch.library.register_vmap("holdfast::fake_quantize", _fake_quantize_batched, lib=LIBRARY)
-torch.library.register_vmap("holdfast::fake_quantize_backward", _fake_quantize_backward_batched, lib=LIBRARY)
+register_vmap("fake_quantize", _fake_quantize_batched)
+register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
+
+
+def checked_factor(given: Any) -> float:
+    """What the gradients of a scale are multiplied by, as it was given."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not abs(given) < math.inf:
+        raise InvalidArgs(f"grad_factor is {given!r}; it must be a finite number, or 'lsq'.")
+    return float(given)
 
 
 def fake_quantize(
@@ -212,8 +216,9 @@ def fake_quantize(
     (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
     """
     require_tensor("x", x)
+    validate_granularity(granularity)
+    if dtype is not None:
+        require_dtype("dtype", dtype)
     shared = shared_arguments(scale, zero_point)
-    if isinstance(grad_factor, str) and grad_factor != "lsq":
-        raise InvalidArgs(f"grad_factor is {grad_factor!r}; it must be a number, or 'lsq'.")
-    factor = None if isinstance(grad_factor, str) else float(grad_factor)
+    factor = None if grad_factor == "lsq" else checked_factor(grad_factor)
     return _forward(x, *shared, granularity.name, dtype, q_min, q_max, str(ste), factor)  # type: ignore[no-any-return]

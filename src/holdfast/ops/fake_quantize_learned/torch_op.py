@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import granularity_named
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, SHARED_SCHEMA, current_stream, define, select_plan
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    SHARED_SCHEMA,
+    current_stream,
+    define,
+    register_vmap,
+    select_plan,
+)
+from holdfast.ops.fake_quantize.torch_op import lsq_factor
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardPlan,
@@ -57,6 +67,8 @@ def _backward(
     grad_factor,
     needs_dzero,
 ):
+    if grad_factor is None:
+        grad_factor = lsq_factor(x.shape, granularity, q_max)
     dx, dscale, dzero_point = _gradients(dy, x, scale, zero_point, granularity, needs_dzero)
     plan = _plan(
         x.shape, x.dtype, x.device, granularity, q_min, q_max, ste, dscale.dtype,
@@ -79,9 +91,11 @@ def _backward_fake(dy, x, scale, scale_value, zero_point, zero_value, granularit
     return _gradients(dy, x, scale, zero_point, granularity, rest[-1])
 
 
+# A grad_factor of None stands for that of LSQ: where a compiler traces, the shape that it follows from is not
+# known, and a number would tie what is compiled to one shape.
 _call = define(
     "fake_quantize_learned_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, int q_min, int q_max, str ste, float grad_factor, "
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, int q_min, int q_max, str ste, float? grad_factor, "
     "bool needs_dzero) -> (Tensor, Tensor, Tensor)",
     _backward,
     _backward_fake,
@@ -95,21 +109,8 @@ def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, .
     )
 
 
-torch.library.register_autograd(
-    "holdfast::fake_quantize_learned_backward", _refuse_to_differentiate, lib=LIBRARY
-)
+register_autograd(LIBRARY, "fake_quantize_learned_backward", _refuse_to_differentiate)
 
 
-def _backward_batched(info, in_dims, *arguments):
-    """One call for each sample: each has gradients of its own, also of a scale that all share."""
-    of_samples = [
-        [
-            argument if dim is None else argument.select(dim, i)
-            for argument, dim in zip(arguments, in_dims, strict=True)
-        ]
-        for i in range(info.batch_size)
-    ]
-    return tuple(map(torch.stack, zip(*(_call(*given) for given in of_samples), strict=True))), (0, 0, 0)
-
-
-torch.library.register_vmap("holdfast::fake_quantize_learned_backward", _backward_batched, lib=LIBRARY)
+# Each sample has gradients of its own, also of a scale that all share.
+register_vmap("fake_quantize_learned_backward", by_sample(_call))

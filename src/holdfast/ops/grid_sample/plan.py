@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 
 from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Kernel, Operand, Plan, refused_tensor
@@ -71,12 +71,7 @@ class SampleDescriptor(Descriptor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        try:
-            size = tuple(int(size) for size in self.output_size)
-        except (TypeError, ValueError):
-            raise InvalidDescriptor(
-                f"output_size is {self.output_size!r}; it must be whole numbers, such as (64, 64)."
-            ) from None
+        size = whole_numbers("output_size", self.output_size, (64, 64))
         object.__setattr__(self, "output_size", size)
         object.__setattr__(self, "mode", _member(Mode, "mode", self.mode))
         object.__setattr__(self, "padding_mode", _member(Padding, "padding_mode", self.padding_mode))

@@ -9,9 +9,18 @@ from typing import Any
 
 import torch
 
+from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.stream import NO_WORKSPACE, Workspace
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    current_stream,
+    define,
+    register_vmap,
+    require_bool,
+    require_tensor,
+    select_plan,
+)
 from holdfast.ops.grid_sample.composed import composed_grid_sample
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -173,31 +182,24 @@ def _differentiate_again(ctx: Any, ddinput: torch.Tensor, ddgrid: torch.Tensor) 
     if ctx.needs_dgrid and ddgrid is not None and ctx.kind[0] != Mode.NEAREST:
         for i, more in enumerate(_second_by_grid(ctx, dout, image, grid, ddgrid)):
             known = found[i]
-            if more is not None:
-                found[i] = more if known is None else known + more
+            found[i] = more if known is None else known + more
     return found[0], found[1], found[2], *[None] * 7
 
 
-def _second_by_grid(ctx: Any, *tensors: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _second_by_grid(ctx, dout, image, grid, ddgrid):
     """The gradients of dgrid, times ``ddgrid``, with respect to dout, the image and the grid."""
-    keep = torch.is_grad_enabled()
-    with torch.enable_grad():
-        dout, image, grid = (t if t.requires_grad else t.detach().requires_grad_() for t in tensors[:3])
-        out = composed_grid_sample(image, grid, *ctx.kind)
-        (dgrid,) = torch.autograd.grad(out, grid, dout.to(out.dtype), create_graph=True)
-        return torch.autograd.grad(
-            dgrid, (dout, image, grid), tensors[3], create_graph=keep, allow_unused=True
-        )
+
+    def gradient(dout, image, grid):
+        made: Any = torch.func.vjp(lambda grid: composed_grid_sample(image, grid, *ctx.kind), grid)
+        out, differentiate = made
+        return differentiate(dout.to(out.dtype))[0]
+
+    return torch.func.vjp(gradient, dout, image, grid)[1](ddgrid)
 
 
-torch.library.register_autograd(
-    "holdfast::grid_sample", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
-torch.library.register_autograd(
-    "holdfast::grid_sample_backward",
-    _differentiate_again,
-    setup_context=_save_for_second_backward,
-    lib=LIBRARY,
+register_autograd(LIBRARY, "grid_sample", _differentiate, setup_context=_save_for_backward)
+register_autograd(
+    LIBRARY, "grid_sample_backward", _differentiate_again, setup_context=_save_for_second_backward
 )
 
 
@@ -227,8 +229,8 @@ def _grid_sample_backward_batched(info, in_dims, dout, image, grid, input_size, 
     return shaped, tuple(0 if needed else None for needed in rest[-2:])
 
 
-torch.library.register_vmap("holdfast::grid_sample", _grid_sample_batched, lib=LIBRARY)
-torch.library.register_vmap("holdfast::grid_sample_backward", _grid_sample_backward_batched, lib=LIBRARY)
+register_vmap("grid_sample", _grid_sample_batched)
+register_vmap("grid_sample_backward", _grid_sample_backward_batched)
 
 
 def grid_sample(
@@ -268,4 +270,6 @@ def grid_sample(
         )
     if grid.dtype.is_floating_point and grid.dtype.itemsize < input.dtype.itemsize:
         grid = grid.to(input.dtype)
+    if align_corners is not None:
+        require_bool("align_corners", align_corners)
     return _forward(input, grid, str(mode), str(padding_mode), bool(align_corners))  # type: ignore[no-any-return]

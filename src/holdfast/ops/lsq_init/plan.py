@@ -12,29 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.dtypes import LARGEST_CODE, Float, float_dtype
+from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity
 from holdfast.core.plan import Args, Operand
-from holdfast.ops.affine.plan import ScaledDescriptor
-from holdfast.ops.choose_scale.plan import ONE_SCALE, SCALE_FLOOR, FromDataPlan, validate_granularity
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan, PerScaleDescriptor
 from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
 
 
 @dataclass(frozen=True, kw_only=True)
-class LsqInitDescriptor(ScaledDescriptor):
+class LsqInitDescriptor(PerScaleDescriptor):
     """The first scales of a tensor whose codes go up to ``q_max``."""
 
-    granularity: Granularity = ONE_SCALE
     q_max: int
-
-    @property
-    def output_dtype(self) -> torch.dtype:
-        return self.real.compute.torch
-
-    @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
 
     @property
     def factor(self) -> float:
@@ -45,19 +34,8 @@ class LsqInitDescriptor(ScaledDescriptor):
     def floor(self) -> float:
         return SCALE_FLOOR
 
-    @property
-    def empty(self) -> bool:
-        return self.view.scale_count == 0
-
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        if name == "x":
-            return self.shape, self.input_dtype
-        return self.view.scale_shape, self.output_dtype
-
     def validate(self) -> None:
-        validate_granularity(self.granularity)
         super().validate()
-        float_dtype(self.input_dtype, "input_dtype")
         if not isinstance(self.q_max, int) or isinstance(self.q_max, bool):
             raise InvalidDescriptor(f"q_max is {self.q_max!r}; it must be a whole number.")
         if not 1 <= self.q_max <= LARGEST_CODE:

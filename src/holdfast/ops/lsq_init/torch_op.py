@@ -7,44 +7,42 @@ from functools import lru_cache
 
 import torch
 
-from holdfast.core.granularity import Granularity, granularity_named
-from holdfast.ops.affine.torch_op import LIBRARY, current_stream, define, require_tensor, select_plan
-from holdfast.ops.choose_scale.plan import validate_granularity
+from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
+from holdfast.ops.affine.batched import by_sample
+from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
 from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
-from holdfast.ops.fake_quantize.plan import ONE_SCALE, FakeQuantizeDescriptor
+from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
 
 @lru_cache(maxsize=4096)
-def _plan(shape, input_dtype, device, granularity, q_max):
+def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
+    codes = FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max)
+    codes.validate()
     return select_plan(
         LsqInitPlan, device, shape=shape, input_dtype=input_dtype,
-        granularity=granularity_named(granularity), q_max=q_max,
+        granularity=granularity_named(granularity), q_max=codes.code_range[1],
     )  # fmt: skip
 
 
-def _lsq_init(x, granularity, q_max):
-    plan = _plan(x.shape, x.dtype, x.device, granularity, q_max)
+def _lsq_init(x, granularity, dtype, q_min, q_max):
+    plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max)
     scale = empty_scale(x, granularity)
     plan.run(current_stream(x.device), workspace_of(plan, x), LsqInitArgs(x=x, scale=scale))
     return scale
 
 
-def _lsq_init_fake(x, granularity, q_max):
+def _lsq_init_fake(x, granularity, *codes):
     return empty_scale(x, granularity)
 
 
-_call = define("lsq_init", "(Tensor x, str granularity, int q_max) -> Tensor", _lsq_init, _lsq_init_fake)
-
-
-def _lsq_init_batched(info, in_dims, x, granularity, q_max):
-    """One call for each sample: each has scales of its own."""
-    return torch.stack(
-        [_call(x.select(in_dims[0], i), granularity, q_max) for i in range(info.batch_size)]
-    ), 0
-
-
-torch.library.register_vmap("holdfast::lsq_init", _lsq_init_batched, lib=LIBRARY)
+_call = define(
+    "lsq_init",
+    "(Tensor x, str granularity, ScalarType? dtype, int? q_min, int? q_max) -> Tensor",
+    _lsq_init,
+    _lsq_init_fake,
+)
+register_vmap("lsq_init", by_sample(_call))
 
 
 def lsq_init(
@@ -68,6 +66,4 @@ def lsq_init(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    codes = FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max)
-    codes.validate()
-    return _call(x.detach(), granularity.name, codes.code_range[1])  # type: ignore[no-any-return]
+    return _call(x.detach(), granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]

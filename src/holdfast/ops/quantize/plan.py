@@ -6,58 +6,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
-from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
-    AffineDescriptor,
     AffinePlan,
+    IntoCodes,
     OverChannels,
     OverGroups,
     OverTensor,
     OverTokens,
     Scale,
+    StraightThroughArgs,
     ZeroPoint,
     rounded_once,
-    validate_range,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeBackwardDescriptor(AffineDescriptor):
+class QuantizeBackwardDescriptor(IntoCodes):
     """``output_dtype`` is what the forward made; a floating one is the dtype of ``dy`` too."""
 
     q_min: int | None = None
     q_max: int | None = None
 
-    @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
-
-    @property
-    def codes(self) -> CodeCarrier:
-        return code_dtype(self.output_dtype, "output_dtype")
-
-    @property
-    def code_range(self) -> tuple[int, int]:
-        """q_min and q_max, where not given those of the output dtype."""
-        least, most = self.codes.code_range
-        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
-
     def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         return self.shape, self.gradient_of_codes if name == "dy" else self.input_dtype
-
-    def validate(self) -> None:
-        super().validate()
-        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
-            raise InvalidDescriptor(
-                f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
-            )
-        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,21 +63,8 @@ class QuantizeArgs(Args):
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class QuantizeBackwardArgs(Args):
-    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
-
-    dy: torch.Tensor
-    x: torch.Tensor
-    scale: Scale
-    dx: torch.Tensor
-    zero_point: ZeroPoint = None
-    accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dx, self.dy, self.x, self.scale, self.zero_point
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
+class QuantizeBackwardArgs(StraightThroughArgs):
+    """Those of every straight-through estimator."""
 
 
 class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs]):

@@ -8,15 +8,28 @@ from typing import Any
 
 import torch
 
-from holdfast.core.dtypes import code_dtype
-from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.autograd import register_autograd
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    validate_granularity,
+)
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
+    empty_codes,
     refuse_gradient,
+    register_vmap,
+    require_dtype,
     require_tensor,
     select,
     shared_arguments,
@@ -56,17 +69,9 @@ def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max)
     )  # fmt: skip
 
 
-def _empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
-    codes = code_dtype(dtype, "dtype")
-    if not packed:
-        return torch.empty_like(x, dtype=codes.storage)
-    per_byte = 8 // codes.bits
-    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
-
-
 def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, packed)
-    q = _empty_codes(x, dtype, packed)
+    q = empty_codes(x, dtype, packed)
     args = QuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -80,7 +85,7 @@ def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype,
 def _quantize_fake(
     x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False
 ):
-    return _empty_codes(x, dtype, packed)
+    return empty_codes(x, dtype, packed)
 
 
 def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max):
@@ -131,11 +136,37 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, *[None] * 8
 
 
-torch.library.register_autograd(
-    "holdfast::quantize_to_float", _differentiate, setup_context=_save_for_backward, lib=LIBRARY
-)
+def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    raise Unsupported(
+        "the gradient of quantize was asked for its own gradient, which is not defined here: an estimator "
+        "stands in for a derivative once. Leave create_graph out, or detach the gradient."
+    )
 
-_ONE_SCALE = PerTensor()
+
+register_autograd(LIBRARY, "quantize_to_float", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "quantize_backward", _refuse_to_differentiate)
+
+
+def _quantize_batched(call):
+    def rule(info, in_dims, x, *rest):
+        *shared, granularity, dtype, q_min, q_max = rest[:8]
+        if rest[8:] == (True,):  # packed along an axis of its own, which must stay the last one
+            return by_sample(call)(info, in_dims, x, *rest)
+        settled = (dtype, q_min, q_max, *rest[8:])
+        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, settled)
+
+    return rule
+
+
+def _quantize_backward_batched(info, in_dims, dy, x, *rest):
+    *shared, granularity, dtype, q_min, q_max = rest
+    settled = (dtype, q_min, q_max)
+    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+
+
+register_vmap("quantize", _quantize_batched(_to_integers))
+register_vmap("quantize_to_float", _quantize_batched(_to_floats))
+register_vmap("quantize_backward", _quantize_backward_batched)
 
 
 def quantize(
@@ -144,7 +175,7 @@ def quantize(
     zero_point: torch.Tensor | int | None = None,
     *,
     dtype: torch.dtype = torch.int8,
-    granularity: Granularity = _ONE_SCALE,
+    granularity: Granularity = ONE_SCALE,
     q_min: int | None = None,
     q_max: int | None = None,
     packed: bool = False,
@@ -166,8 +197,14 @@ def quantize(
     (tensor([1., 7.]), tensor([2., 0.]))
     """
     require_tensor("x", x)
+    require_dtype("dtype", dtype)
+    validate_granularity(granularity)
     shared = shared_arguments(scale, zero_point)
     if not dtype.is_floating_point:
         return _to_integers(x, *shared, granularity.name, dtype, q_min, q_max, packed)  # type: ignore[no-any-return]
+    if packed:
+        raise InvalidArgs(
+            f"packed=True with dtype {dtype}: codes carried as floats share no byte. Leave it out."
+        )
     refuse_gradient("scale", shared[0])
     return _to_floats(x, *shared, granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]

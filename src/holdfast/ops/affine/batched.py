@@ -1,4 +1,7 @@
-"""Calls under ``torch.vmap``: the samples become an axis of the tensor, and one launch does all of them."""
+"""Calls under ``torch.vmap``: the samples become an axis of the tensor, and one launch does all of them.
+
+Where they cannot, there is a launch for each sample.
+"""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -18,6 +21,22 @@ from holdfast.core.granularity import (
     PerToken,
     granularity_named,
 )
+
+
+def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The rule that calls once for each sample: what is found in one never depends on another."""
+
+    def rule(info, in_dims, *arguments):
+        found = [
+            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(found[0], tuple):
+            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
+            return stacked, (0,) * len(stacked)
+        return torch.stack(found), 0
+
+    return rule
 
 
 def batched(

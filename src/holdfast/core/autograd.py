@@ -1,0 +1,90 @@
+"""Gradients for a torch operator that the transforms of ``torch.func`` take as well.
+
+``torch.library.register_autograd`` is for plain tensors: under ``torch.func.grad`` its operators are refused.
+A transform runs the operator's autograd kernel once for each of its levels, on tensors of that level, and
+goes on below; all that a kernel must do for it is to record that one level, and to leave recording on for
+the levels below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.overrides import BaseTorchFunctionMode
+
+from holdfast.core.errors import Unsupported
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """For a backward that needs nothing."""
+
+
+def register_autograd(
+    library: torch.library.Library,
+    name: str,
+    backward: Callable[..., tuple[Any, ...]],
+    *,
+    setup_context: Callable[..., None] = _save_nothing,
+) -> None:
+    """Let ``backward(ctx, *gradients)`` differentiate ``holdfast::name`` once it has been set up by
+    ``setup_context(ctx, inputs, output)``.
+    """
+    operator = getattr(torch.ops.holdfast, name).default
+
+    def below(keyset: Any, arguments: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    class Recorded(torch.autograd.Function):
+        """The operator's arguments, then the keys that are left to dispatch on."""
+
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            *arguments, keyset = given
+            ctx.transformed = torch._C._are_functorch_transforms_active()
+            if ctx.transformed:
+                with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                    output = below(keyset, arguments)
+            else:
+                output = below(keyset, arguments)
+            setup_context(ctx, tuple(arguments), output)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            # Gradients in batches (is_grads_batched), and what was saved under a transform that is over, look
+            # like any tensor, but only torch can take them apart; where a mode is on, calls go through torch.
+            if ctx.transformed or any(map(is_batch, gradients)):
+                with BaseTorchFunctionMode():
+                    return (*backward(ctx, *gradients), None)
+            return (*backward(ctx, *gradients), None)
+
+    Recorded.__name__ = f"{name}_recorded"
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+            raise Unsupported(
+                f"{name} was asked for a derivative in forward mode (jvp, jacfwd), which there is none of; "
+                "use reverse mode: backward, torch.func.grad, vjp or jacrev."
+            )
+        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+            return below(keyset, arguments)
+        if not torch._C._are_functorch_transforms_active():
+            return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
+        with enable_single_level_autograd_function():
+            return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def is_batch(gradient: Any) -> bool:
+    """Whether this is one of the gradients that ``is_grads_batched`` hands to a backward."""
+    return isinstance(gradient, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
+def _has_tangent(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and forward_ad.unpack_dual(argument).tangent is not None
