@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import holdfast as hf
 from holdfast.core.deferred import Box
 from holdfast.ops.affine import torch_op
+from holdfast.proof.conformance import AnyPlan, Difference, Way, cases_of, check, expected, selected
 
 SHAPE = (4, 6, 8)
 GRANULARITIES = [hf.PerTensor(), hf.PerChannel(1), hf.PerToken(), hf.PerGroup(4), hf.PerGroup(3, axis=1)]
@@ -270,3 +272,25 @@ def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
 def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None:
     with torch.device("meta"):
         assert Box(torch.device("cpu")).words.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        hf.QuantizePerTensorPlan,
+        hf.EmbeddingBagPlan,
+        hf.SegmentSumPlan,
+        hf.FakeQuantizeLearnedBackwardPlan,
+        hf.GridSampleBackwardPlan,
+    ],
+)
+def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) -> None:
+    """In a new thread, which has no memory yet that others have made."""
+    known = [(case, *expected(plan, case)) for case in cases_of(plan)[:12]]
+
+    def run() -> list[Difference]:
+        with torch.device("meta"):
+            return [d for case, *args in known for d in check(plan, case, Way("cpu"), *args, selected("cpu"))]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run).result() == []

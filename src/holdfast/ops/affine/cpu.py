@@ -116,7 +116,7 @@ def _layout(sizes: Sequence[int], strides: Sequence[int], parts: int, tile_rows:
 @lru_cache(maxsize=1024)
 def _host_value(value: float, dtype: torch.dtype) -> torch.Tensor:
     """A value of the host where kernels can read it; kept, since the same ones come again and again."""
-    return torch.tensor(value, dtype=dtype)
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
@@ -176,7 +176,7 @@ _local = threading.local()
 def _scratch(runs: int) -> int:
     """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
     if getattr(_local, "runs", 0) < runs:
-        _local.memory = torch.empty(runs * _RUN, dtype=torch.uint8)
+        _local.memory = torch.empty(runs * _RUN, dtype=torch.uint8, device="cpu")
         _local.runs = runs
     return int(_local.memory.data_ptr())
 

@@ -279,7 +279,7 @@ _local = threading.local()
 def _scratch() -> int:
     """The address of the calling thread's scratch, which is kept."""
     if not hasattr(_local, "memory"):
-        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8)
+        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8, device="cpu")
     return int(_local.memory.data_ptr())
 
 

@@ -427,7 +427,7 @@ _local = threading.local()
 def scratch() -> int:
     """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
     if not hasattr(_local, "memory"):
-        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8)
+        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8, device="cpu")
     return int(_local.memory.data_ptr())
 
 

@@ -150,7 +150,7 @@ _local = threading.local()
 def _scratch(runs: int) -> int:
     """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
     if getattr(_local, "runs", 0) < runs:
-        _local.memory = torch.empty(runs * RUN, dtype=torch.uint8)
+        _local.memory = torch.empty(runs * RUN, dtype=torch.uint8, device="cpu")
         _local.runs = runs
     return int(_local.memory.data_ptr())
 
