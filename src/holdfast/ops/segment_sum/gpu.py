@@ -51,6 +51,8 @@ NARROW_BYTES = 1024
 UNROLL = 4
 #: Programs for long rows, where others have found out whether there are any.
 LONG_PROGRAMS = 2 if interpreted() else 264
+#: Tiles of places that a program looks through if there are that many tiles or more.
+PARTS, PARTED = 4, 2 if interpreted() else 4096
 #: Bytes that are filled with zeros at a time.
 FILL_BYTES = 65536 if interpreted() else 16384
 #: The widest tile, in columns; and the highest, in rows: fewer than there are threads, so that each thread
@@ -234,6 +236,14 @@ def sum_long_rows(
 
 
 @triton.jit
+def rows_begun(keys, place, rows, count):
+    """The row of each place, and whether it is the row's first place."""
+    row = tl.load(keys + place, mask=place < count, other=rows)
+    before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+    return row, (row < rows) & (row != before)
+
+
+@triton.jit
 def sum_short_rows(
     out, terms, places, rows_of, factors, keys, bounds,
     block, rows, count, length, column, inside,
@@ -245,9 +255,7 @@ def sum_short_rows(
     """ROWS rows, or if SPARSE the rows that begin at ROWS places, as far as they have up to 32 terms."""
     number = block * ROWS + tl.arange(0, ROWS)
     if SPARSE:
-        row = tl.load(keys + number, mask=number < count, other=rows)
-        before = tl.load(keys + number - 1, mask=(number > 0) & (number < count), other=-1)
-        exists = (row < rows) & (row != before)
+        row, exists = rows_begun(keys, number, rows, count)
     else:
         row = number
         exists = row < rows
@@ -287,24 +295,41 @@ def fill_rows(
         "slot_blocks",
         "programs",
         "owners",
+        "fills",
         "blocks",
     ]
 )
 def sum_segments(
     out, terms, places, rows_of, factors, keys, bounds, maxima, partials, counts, arrivals,
-    rows, count, length, windows, slot_blocks, programs, owners, blocks,
+    rows, count, length, windows, slot_blocks, programs, owners, fills, blocks,
     columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
     SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr,
-    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FILL_ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """First the long rows, then the short ones, then if SPARSE those without a term."""
-    tile = tl.program_id(0) % tiles
-    block = tl.program_id(0) // tiles
+    """First the long rows, then the short ones, PARTS times ROWS of them or of places to a program.
+
+    Between them, every second program as long as there are both, rows are filled that have no term: sums wait
+    for what they load, and leave the memory time for that.
+    """
+    program = tl.program_id(0)
+    sums = (programs + owners) * tiles
+    both = tl.minimum(sums, fills * tiles)
+    paired = program < 2 * both
+    number = tl.where(paired, program // 2, program - both)
+    filling = tl.where(paired, program % 2 == 1, sums == both)
+    tile = number % tiles
+    block = number // tiles
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
     inside = column < columns
-    if block < programs:
+    if filling:
+        if SPARSE and not ACCUMULATE:
+            fill_rows(
+                out, bounds, block * FILL_ROWS, rows, length, column, inside, out_sizes, out_strides,
+                BOUNDS, FILL_ROWS, COLUMNS,
+            )  # fmt: skip
+    elif block < programs:
         if longest(maxima, blocks) > SHORT:
             for slot_block in range(block, slot_blocks, programs):
                 sum_long_rows(
@@ -314,18 +339,20 @@ def sum_segments(
                     columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
                     TERM, BOUNDS, KEY_STEP, SHORT, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
                 )  # fmt: skip
-    elif block < programs + owners:
-        sum_short_rows(
-            out, terms, places, rows_of, factors, keys, bounds,
-            block - programs, rows, count, length, column, inside,
-            out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-            TERM, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
-        )  # fmt: skip
-    elif SPARSE and not ACCUMULATE:
-        fill_rows(
-            out, bounds, (block - programs - owners) * FILL_ROWS, rows, length, column, inside,
-            out_sizes, out_strides, BOUNDS, FILL_ROWS, COLUMNS,
-        )  # fmt: skip
+    else:
+        begun = tl.full([], 1, tl.int32)
+        if PARTS > 1:
+            # Where long rows have their places, none begins for many of them.
+            place = (block - programs) * (PARTS * ROWS) + tl.arange(0, PARTS * ROWS)
+            begun = tl.max(rows_begun(keys, place, rows, count)[1].to(tl.int32), 0)
+        if begun > 0:
+            for part in range(PARTS):
+                sum_short_rows(
+                    out, terms, places, rows_of, factors, keys, bounds,
+                    (block - programs) * PARTS + part, rows, count, length, column, inside,
+                    out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+                    TERM, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+                )  # fmt: skip
 
 
 def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
@@ -446,7 +473,9 @@ class Summing:
         slot_blocks = -(-2 * self.windows // rows)
         programs = min(slot_blocks, LONG_PROGRAMS) if bounds.blocks else slot_blocks
         sparse = self.rows > self.terms and bounds.kind is SPANS
-        owners = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
+        owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
+        parts = PARTS if sparse and owned * self.tiles >= PARTED else 1
+        owners = -(-owned // parts)
         fill_rows = min(max(FILL_BYTES // (columns * self.itemsize), 1), MOST_ROWS) if sparse else 1
         fills = -(-self.rows // fill_rows) if sparse and not accumulate else 0
         steps.add(
@@ -458,13 +487,13 @@ class Summing:
             ),
             (
                 self.rows, self.terms, bounds.length, self.windows, slot_blocks, programs, owners,
-                bounds.blocks, self.columns, self.tiles, out.sizes, out.strides, *walk,
+                fills, bounds.blocks, self.columns, self.tiles, out.sizes, out.strides, *walk,
             ),
             {
                 "TERM": term, "BOUNDS": bounds.kind, "KEY_STEP": bounds.key_step, "SHORT": self.short,
                 "SPARSE": sparse, "ACCUMULATE": accumulate, "EVERY_ROW": every_row, "BY_COUNT": self.by_count,
                 "COMPUTE": tl.float64 if self.compute == torch.float64 else tl.float32,
-                "ROWS": rows, "COLUMNS": columns, "FILL_ROWS": fill_rows, "UNROLL": UNROLL,
+                "ROWS": rows, "COLUMNS": columns, "PARTS": parts, "FILL_ROWS": fill_rows, "UNROLL": UNROLL,
             },
             WARPS,
         )  # fmt: skip
