@@ -1,10 +1,14 @@
 """embedding_bag, in Triton.
 
-First one kernel reads indices and offsets: it reports what is wrong with them, and notes where bags begin and
-which bag each place is in. Bags are then summed as segments are, with the rows of the table for terms; the
-gradient of the table is a segment sum whose terms are rows of ``dout``, looked up by bag. The mean's gradient
-is divided once for each bag, before it is spread. Offsets are kept within bounds wherever they are used, so
-that wrong ones harm nothing; what the bags between them hold until the error is raised is not defined.
+Bags of up to SHORT indices are summed in the order of the indices by the program that owns them. Beside them,
+in the same launch, others read indices and offsets: they report what is wrong, and note where bags begin and
+which bag every 32nd place is in. Longer bags are then summed as segments are, with the rows of the table for
+terms; a launch that finds none ends at once.
+
+The gradient of the table is a segment sum whose terms are rows of ``dout``, looked up by bag. The mean's
+gradient is divided once for each bag, before it is spread. Offsets are kept within bounds wherever they are
+used, so that wrong ones harm nothing; what the bags between them hold until the error is raised is not
+defined.
 """
 
 from __future__ import annotations
@@ -42,15 +46,22 @@ from holdfast.ops.segment_sum.gpu import (
     Summing,
     Target,
     Walk,
+    add_terms,
+    clear,
+    finish,
     places_of,
     tile_of,
 )
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
 from holdfast.ops.segment_sum.order.gpu import Order, power_below
 
-#: Lanes of a program that finds bags, and of one that differentiates weights. To the interpreter a program
-#: costs the same however much it does.
-LANES, WEIGHT_LANES = (65536, 4096) if interpreted() else (1024, 128)
+#: Lanes of a program that finds bags, alone or beside others that sum them; and of one that differentiates
+#: weights. To the interpreter a program costs the same however much it does.
+LANES, BESIDE_LANES, WEIGHT_LANES = (65536, 65536, 4096) if interpreted() else (1024, 256, 128)
+#: The most indices of a bag that one program sums; the warps of such a program, the bytes of a tile for each,
+#: and the rows whose loads are under way together.
+SHORT = 4 * CHUNK.value
+BAG_WARPS, WARP_BYTES, BAG_UNROLL = 1, 65536 if interpreted() else 512, 16
 
 
 @triton.jit
@@ -130,13 +141,6 @@ def find_bags(
             tl.atomic_add(left_out + bag, one, mask=inside & ~kept & (bag >= 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["count"])
-def clear(counts, count, TILE: tl.constexpr):
-    """Zeros."""
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
-
-
 @triton.jit
 def table_term(
     weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
@@ -145,7 +149,8 @@ def table_term(
     """Term ``number`` is the row of the table that index ``number`` names, if it is kept."""
     index, kept = load_kept(indices, number, here, numbers[0], numbers[1], sizes, place_strides)
     at = weight + (index.to(tl.int64) * strides[0])[:, None] + column * strides[1]
-    value = tl.load(at, mask=kept[:, None] & inside, other=0.0)
+    # Few rows are wanted twice: what else the cache holds is worth more.
+    value = tl.load(at, mask=kept[:, None] & inside, other=0.0, eviction_policy="evict_first")
     return widen(value, COMPUTE), kept.to(tl.int32)
 
 
@@ -213,10 +218,98 @@ def chosen_bag_term(
     return tl.where(mine, value, 0.0), here.to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding", "bags", "length"])
+@triton.jit
+def add_bags(
+    weight, indices, factors, begin, size, column, inside,
+    sizes, strides, place_strides, factor_strides, numbers,
+    TERM: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Bags of up to 32 chunks, one after another, and how many terms count.
+
+    No sum of a chunk is -0.0, so that adding a single one to +0.0 changes no bit.
+    """
+    total = tl.zeros([ROWS, COLUMNS], COMPUTE)
+    counted = tl.zeros([ROWS], tl.int32)
+    for at in range(0, tl.max(size, 0), CHUNK):
+        if BY_COUNT:
+            place = (begin + at)[:, None] + tl.arange(0, CHUNK)[None, :]
+            here = (at + tl.arange(0, CHUNK))[None, :] < size[:, None]
+            _, kept = load_kept(indices, place, here, numbers[0], numbers[1], sizes, place_strides)
+            counted += tl.sum(kept.to(tl.int32), 1)
+        chunk, _ = add_terms(
+            weight, indices, indices, factors, begin + at, tl.minimum(size - at, CHUNK), column, inside,
+            sizes, strides, place_strides, factor_strides, numbers,
+            TERM, False, COMPUTE, ROWS, COLUMNS, UNROLL,
+        )  # fmt: skip
+        total += chunk
+    return total, counted
+
+
+@triton.jit(
+    do_not_specialize=[
+        "count",
+        "bags",
+        "entries",
+        "length",
+        "step",
+        "bad_index",
+        "bad_offset",
+        "finders",
+        "cleared",
+    ]
+)
+def sum_short_bags(
+    out, weight, indices, factors, offsets, starts, maxima, keys, arrivals, box,
+    count, bags, entries, length, step, bad_index, bad_offset, finders, cleared,
+    offset_step, columns, tiles,
+    out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+    TERM: tl.constexpr, OFFSETS: tl.constexpr, KEYS: tl.constexpr, RAISE: tl.constexpr, SHORT: tl.constexpr,
+    BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """``find_bags`` for TILE places, arrivals cleared; or the sums of ROWS bags, if they are not long."""
+    if tl.program_id(0) < finders:
+        find_bags(
+            starts, maxima, keys, keys, keys, indices, offsets, box,
+            count, numbers[0], numbers[1], bags, entries, length, step, bad_index, bad_offset,
+            offset_step, sizes, place_strides,
+            OFFSETS, KEYS, False, False, RAISE, TILE,
+        )  # fmt: skip
+        number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        tl.store(arrivals + number, tl.zeros([TILE], tl.int32), mask=number < cleared)
+    else:
+        program = tl.program_id(0) - finders
+        tile = program % tiles
+        bag = program // tiles * ROWS + tl.arange(0, ROWS)
+        column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+        inside = column < columns
+        mine = bag < bags
+        if OFFSETS:
+            # The last bag ends where the indices do, unless an offset says where it ends.
+            at = offsets + bag.to(tl.int64) * offset_step
+            begin = tl.load(at, mask=mine, other=0)
+            end = tl.load(at + offset_step, mask=mine & (bag + 1 < entries), other=count)
+            first = tl.minimum(tl.maximum(begin, 0), count).to(tl.int32)
+            amount = tl.minimum(tl.maximum(end, 0), count).to(tl.int32) - first
+            mine = mine & (amount <= SHORT)
+        else:
+            first = bag * length
+            amount = tl.zeros([ROWS], tl.int32) + length
+        total, counted = add_bags(
+            weight, indices, factors, first, tl.where(mine, amount, 0), column, inside,
+            sizes, strides, place_strides, factor_strides, numbers,
+            TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+        )  # fmt: skip
+        finish(
+            out, bag, mine, total, counted, column, inside, out_sizes, out_strides, False, BY_COUNT, COMPUTE
+        )
+
+
+@triton.jit(do_not_specialize=["rows", "padding", "bags", "length"])
 def max_bags(
     out, weight, indices, starts,
-    count, rows, padding, bags, length,
+    rows, padding, bags, length,
     columns, tiles, sizes, strides, weight_strides, out_strides,
     BOUNDS: tl.constexpr, PLACES: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
@@ -226,7 +319,7 @@ def max_bags(
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
     inside = column < columns
-    first, amount = places_of(starts, bag, bag < bags, bags, bags + 1, count, length, BOUNDS)
+    first, amount = places_of(starts, bag, bag < bags, length, BOUNDS)
     best = tl.zeros([ROWS, COLUMNS], COMPUTE)
     found = tl.full([ROWS, COLUMNS], -1, tl.int32)
     for begin in range(0, tl.max(amount, 0), UNROLL):
@@ -247,9 +340,9 @@ def max_bags(
         tl.store(to, narrow(best, out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["count", "bags", "length"])
+@triton.jit(do_not_specialize=["bags", "length"])
 def divide_rows(
-    divided, dout, starts, left_out, count, bags, length, columns, tiles, dout_strides,
+    divided, dout, starts, left_out, bags, length, columns, tiles, dout_strides,
     BOUNDS: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of ROWS bags, each over the number of its rows."""
@@ -257,7 +350,7 @@ def divide_rows(
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
     mask = (bag < bags)[:, None] & (column < columns)
-    _, amount = places_of(starts, bag, bag < bags, bags, bags + 1, count, length, BOUNDS)
+    _, amount = places_of(starts, bag, bag < bags, length, BOUNDS)
     amount -= tl.load(left_out + bag, mask=bag < bags, other=0)
     at = dout + (bag.to(tl.int64) * dout_strides[0])[:, None] + column * dout_strides[1]
     value = widen(tl.load(at, mask=mask, other=0.0), COMPUTE)
@@ -353,12 +446,13 @@ class Bags:
         keys: bool,
         bags: bool,
         counted: bool,
+        lanes: int = LANES,
     ) -> None:
         self.desc, self.device = desc, device
         self.even = desc.offsets is None
         # Never nothing: every workspace has an address.
         self.starts = pieces.take(1 if self.even else desc.bags + 1, torch.int32)
-        self.blocks = 0 if self.even else -(-(desc.bags + 1) // LANES)
+        self.blocks = 0 if self.even else -(-(desc.bags + 1) // lanes)
         self.maxima = pieces.take(self.blocks, torch.int32)
         self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
         self.keys = pieces.take(self.windows, torch.int32)
@@ -382,22 +476,20 @@ class Bags:
         if self.left_out.count:
             steps.add(clear, -(-desc.bags // LANES), (self.left_out,), (desc.bags,), {"TILE": LANES}, WARPS)
         entries = desc.offsets or 0
-        work = max(desc.count if raises or listed else 0, 0 if self.even else desc.bags + 1, self.windows)
+        work = self.work(raises)
         if not work:
             return
-        box = deferred.box(self.device) if raises or not self.even else None
+        box, bad_index, bad_offset = self.complaints(raises, filler)
         steps.add(
             find_bags,
             -(-work // LANES),
             (
                 self.starts, self.maxima, self.keys, self.bags, self.left_out,
-                indices, indices if self.even else at, box.words if box else filler,
+                indices, indices if self.even else at, box,
             ),
             (
                 desc.count, desc.rows, desc.padding, desc.bags, entries, max(desc.length, 1),
-                power_below(entries),
-                box.place(BadIndex(desc.rows)) if box and raises else 0,
-                box.place(BadOffset(desc.count)) if box and not self.even else 0,
+                power_below(entries), bad_index, bad_offset,
                 1 if offsets is None else offsets.stride(0), walks.sizes, walks.strides[0],
             ),
             {
@@ -407,13 +499,26 @@ class Bags:
             WARPS,
         )  # fmt: skip
 
+    def complaints(self, raises: bool, filler: int) -> tuple[StepOperand, int, int]:
+        """Where bad indices and offsets are reported; in place of nowhere, the operand ``filler``."""
+        desc = self.desc
+        if self.even and not raises:
+            return filler, 0, 0
+        box = deferred.box(self.device)
+        bad_index = box.place(BadIndex(desc.rows)) if raises else 0
+        return box.words, bad_index, 0 if self.even else box.place(BadOffset(desc.count))
+
+    def work(self, raises: bool) -> int:
+        """How many indices, offsets or windows there are to be looked at."""
+        places = self.desc.count if raises or self.bags.count else 0
+        return max(places, 0 if self.even else self.desc.bags + 1, self.windows)
+
     @property
     def bounds(self) -> Bounds:
         """How the places of a bag are found."""
         if self.even:
-            return Bounds(EVEN, 0, 0, self.desc.length)
-        entries = self.desc.bags + 1
-        return Bounds(STARTS, self.starts, entries, keys=self.keys, maxima=self.maxima, blocks=self.blocks)
+            return Bounds(EVEN, length=self.desc.length)
+        return Bounds(STARTS, self.starts, keys=self.keys, maxima=self.maxima, blocks=self.blocks)
 
 
 def _add_max(
@@ -435,7 +540,7 @@ def _add_max(
         -(-desc.bags // rows) * tiles,
         (out, weight, indices, indices if bags.even else bags.starts),
         (
-            desc.count, desc.rows, desc.padding, desc.bags, desc.length, desc.columns, tiles,
+            desc.rows, desc.padding, desc.bags, desc.length, desc.columns, tiles,
             walks.sizes, walks.strides[0], weight_strides, out_strides,
         ),
         {
@@ -447,20 +552,22 @@ def _add_max(
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
-    """Find the bags, then sum each, or take its maximum."""
+    """Sum the short bags and look for the others, then sum those; or find the bags and take the maxima."""
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         pieces = Pieces()
         sums = desc.mode != "max"
         self.bags = Bags(
-            pieces, desc, device, keys=sums and desc.longest > CHUNK.value, bags=False, counted=False
-        )
+            pieces, desc, device, keys=sums and desc.longest > SHORT, bags=False, counted=False,
+            lanes=BESIDE_LANES if sums else LANES,
+        )  # fmt: skip
         self.summing = None
         if sums:
             self.summing = Summing(
-                pieces, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest, desc.mode == "mean"
-            )
+                pieces, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest, desc.mode == "mean",
+                SHORT,
+            )  # fmt: skip
         self.workspace_size = pieces.size
 
     def compile(self) -> None:
@@ -471,20 +578,64 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         weights = args.per_sample_weights
         walks = Walks(desc, args.indices, weights)
         steps = Steps(self.device, args)
-        self.bags.add_steps(steps, walks, 2, args.offsets, 3, desc.bad_index == "raise", 2)
         strides = tuple(args.weight.stride())
         if self.summing is None:
+            self.bags.add_steps(steps, walks, 2, args.offsets, 3, desc.bad_index == "raise", 2)
             _add_max(steps, self.bags, walks, 0, 1, 2, strides, tuple(args.out.stride()))
-        else:
+            return steps.launch
+        out = Target.matrix(0, args.out)
+        walk = Walk(walks.sizes, strides, walks.strides[0], walks.strides[1], (desc.rows, desc.padding))
+        factors, term = (2, table_term) if weights is None else (4, weighted_table_term)
+        self.sum_short(steps, args, self.summing, out, walk, factors, term)
+        if self.summing.windows:
             self.summing.add_steps(
                 steps,
-                Target.matrix(0, args.out),
-                (1, 2, 2, 2 if weights is None else 4),
+                out,
+                (1, 2, 2, factors),
                 self.bags.bounds,
-                Walk(walks.sizes, strides, walks.strides[0], walks.strides[1], (desc.rows, desc.padding)),
-                term=table_term if weights is None else weighted_table_term,
+                walk,
+                term=term,
+                cleared=True,
+                only_long=True,
             )
         return steps.launch
+
+    def sum_short(
+        self,
+        steps: Steps,
+        args: EmbeddingBagArgs,
+        summing: Summing,
+        out: Target,
+        walk: Walk,
+        factors: int,
+        term: Any,
+    ) -> None:
+        desc, bags, cleared = self.desc, self.bags, summing.arrivals.count
+        raises, entries, even = desc.bad_index == "raise", desc.offsets or 0, bags.even
+        finders = -(-max(bags.work(raises), cleared) // BESIDE_LANES)
+        rows, columns = tile_of(desc.columns, desc.dtype.itemsize, BAG_WARPS * WARP_BYTES)
+        tiles = -(-desc.columns // columns)
+        owned = 0 if even and desc.length > SHORT else desc.bags
+        box, bad_index, bad_offset = bags.complaints(raises, 2)
+        steps.add(
+            sum_short_bags,
+            finders + -(-owned // rows) * tiles,
+            (
+                out.at, 1, 2, factors, 2 if even else 3, bags.starts, bags.maxima, bags.keys,
+                summing.arrivals, box,
+            ),
+            (
+                desc.count, desc.bags, entries, desc.length, power_below(entries), bad_index, bad_offset,
+                finders, cleared, 1 if args.offsets is None else args.offsets.stride(0), desc.columns, tiles,
+                out.sizes, out.strides, *walk,
+            ),
+            {
+                "TERM": term, "OFFSETS": not even, "KEYS": bags.windows > 0, "RAISE": raises, "SHORT": SHORT,
+                "BY_COUNT": summing.by_count, "COMPUTE": _compute(desc), "ROWS": rows, "COLUMNS": columns,
+                "UNROLL": BAG_UNROLL, "TILE": BESIDE_LANES,
+            },
+            BAG_WARPS,
+        )  # fmt: skip
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
@@ -518,7 +669,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         if self.order is not None and self.summing is not None:
             assert args.dweight is not None
             terms, walk, term = self.terms(steps, args, walks)
-            self.order.add_steps(steps, 3, walks.space, desc.padding)
+            self.order.add_steps(steps, 3, walks.space, desc.padding, self.summing.arrivals)
             self.summing.add_steps(
                 steps,
                 Target.matrix(0, args.dweight),
@@ -527,6 +678,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 walk,
                 term=term,
                 accumulate=args.accumulate,
+                cleared=True,
             )
         if desc.dper_sample_weights and desc.count:
             self.differentiate_weights(steps, args, walks)
@@ -548,7 +700,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 divide_rows,
                 -(-desc.bags // rows) * tiles,
                 (self.divided, 2, 3 if self.bags.even else self.bags.starts, self.bags.left_out),
-                (desc.count, desc.bags, desc.length, desc.columns, tiles, strides),
+                (desc.bags, desc.length, desc.columns, tiles, strides),
                 {
                     "BOUNDS": self.bags.bounds.kind, "COMPUTE": _compute(desc), "ROWS": rows,
                     "COLUMNS": columns,

@@ -1,13 +1,16 @@
 """The ordered sum, in Triton: without float atomics, without waiting, however the terms are spread.
 
 First the terms are ordered by segment (``order``): ``starts[row]`` to ``starts[row + 1]`` are the places of a
-row's terms. Then one kernel sums chunks of up to 32 terms. A row with no more than that is finished, and
-one without any is filled with zeros, by the program that owns the row. A longer one is cut into chunks, each
-summed by whoever owns the window of 32 places in which the chunk begins. At most two chunks of long rows
-begin in a window: if two did that are not the first of their row, they would be of one row and 32 places
-apart; and a first chunk fills 32 places of its own. So a window and one bit name a slot for the chunk's sum.
-Each further level is one more launch: it adds up to 32 slots and leaves the sum in the first of them, which
-nobody else reads.
+row's terms. A row of up to 32 is then summed by the program that owns it: the row itself, or its first place
+where there are more rows than places; rows without a term are then filled with zeros, many at a time.
+
+A longer row is cut into chunks, each summed by whoever owns the window of 32 places in which the chunk
+begins. At most two chunks of long rows begin in a window: if two did that are not the first of their row,
+they would be of one row and 32 places apart; and a first chunk fills 32 places of its own. So a window and
+one bit name a slot for the chunk's sum. Of the up to 32 slots that are added next, the program that comes
+last adds them all, and leaves the sum in the first of them, which nobody else reads; then it is counted among
+those whose sums are added after that. Who comes last differs from run to run; what is added, and in which
+order, does not.
 """
 
 from __future__ import annotations
@@ -36,42 +39,51 @@ from holdfast.ops.segment_sum.indexed import (
     described_operands,
     loops,
 )
-from holdfast.ops.segment_sum.order.gpu import Order
+from holdfast.ops.segment_sum.order.gpu import LANES, Order
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Bytes of an output tile, the warps that share it, and the terms whose loads are under way together. To the
 #: interpreter a program costs the same however much it does.
 TILE_BYTES = 65536 if interpreted() else 8192
 WARPS = 4
-#: Rows of up to so many bytes are summed in tiles of half the size.
+#: Rows of up to so many bytes are summed in tiles of half the size; and others too if most have no term.
 NARROW_BYTES = 1024
 UNROLL = 4
-#: The same for sums of sums: there are few of them, so that each needs more loads under way.
-SUMS_UNROLL = 8
+#: Programs for long rows, where others have found out whether there are any.
+LONG_PROGRAMS = 2 if interpreted() else 264
+#: Tiles of places that a program looks through if there are that many tiles or more.
+PARTS, PARTED = 4, 2 if interpreted() else 4096
+#: Bytes that are filled with zeros at a time.
+FILL_BYTES = 65536 if interpreted() else 16384
 #: The widest tile, in columns; and the highest, in rows: fewer than there are threads, so that each thread
 #: loads what it needs to know of its own rows.
 MOST_COLUMNS, MOST_ROWS = 1024, 65536 if interpreted() else 64
 
-# How the places of a row are found: between neighbouring ``starts``; between neighbouring ``offsets``, which
-# may be wrong and are kept within bounds; or as the next ``length`` of them.
-STARTS, OFFSETS, EVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# How the places of a row are found: between neighbouring ``starts``; in a ``span`` of its own, whose end is 0
+# if there are none; or as the next ``length`` of them.
+STARTS, SPANS, EVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["count"])
+def clear(counts, count, TILE: tl.constexpr):
+    """Zeros."""
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
 
 
 @triton.jit
-def places_of(bounds, row, exists, rows, entries, count, length, BOUNDS: tl.constexpr):
+def places_of(bounds, row, exists, length, BOUNDS: tl.constexpr):
     """The first place of each row, and how many it has; none if it does not exist."""
     if BOUNDS == EVEN:
         first = row * length
         end = first + length
-    elif BOUNDS == STARTS:
+    elif BOUNDS == SPANS:
+        at = bounds + row.to(tl.int64) * 2
+        first = tl.load(at, mask=exists, other=0)
+        end = tl.load(at + 1, mask=exists, other=0)
+    else:
         first = tl.load(bounds + row, mask=exists, other=0)
         end = tl.load(bounds + row + 1, mask=exists, other=0)
-    else:
-        # The last bag ends where the indices do, unless an offset says where it ends.
-        first = tl.load(bounds + row, mask=exists, other=0)
-        end = tl.load(bounds + row + 1, mask=exists & (row + 1 < entries), other=count)
-        first = tl.minimum(tl.maximum(first, 0), count).to(tl.int32)
-        end = tl.minimum(tl.maximum(end, first.to(end.dtype)), count).to(tl.int32)
     return first, tl.where(exists, end - first, 0)
 
 
@@ -133,109 +145,214 @@ def add_terms(
     return total, counted
 
 
-@triton.jit(do_not_specialize=["rows", "entries", "count", "length", "windows", "window_blocks"])
-def sum_segments(
-    out, terms, places, rows_of, factors, keys, bounds, partials, counts, owners,
-    rows, entries, count, length, windows, window_blocks,
-    columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-    TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr,
-    ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+@triton.jit
+def slot_of(origin, chunk, windows):
+    """The slot of a chunk of a row whose first place is in window ``origin``."""
+    return origin + chunk + tl.where(chunk == 0, windows, 0)
+
+
+@triton.jit
+def sum_upwards(
+    out, partials, counts, arrivals, row, first, amount, chunk, mine, total, counted, column, inside,
+    windows, columns, out_sizes, out_strides,
+    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Chunks of up to 32 terms: first those of long rows, ROWS slots at a time, then the short rows."""
-    tile = tl.program_id(0) % tiles
-    block = tl.program_id(0) // tiles
-    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-    inside = column < columns
-    if block < window_blocks:
-        slot = block * ROWS + tl.arange(0, ROWS)
-        is_first = slot >= windows
-        window = tl.where(is_first, slot - windows, slot)
-        # A long row that begins in a window also has the first place after it.
-        mark = window + tl.where(is_first, 1, 0)
-        exists = (slot < 2 * windows) & (mark < windows)
-        row = row_of(keys, mark, exists, rows, length, BOUNDS, KEY_STEP)
-        first, amount = places_of(bounds, row, row < rows, rows, entries, count, length, BOUNDS)
-        chunk = window - first // CHUNK
-        left = amount - chunk * CHUNK
-        mine = (amount > CHUNK) & tl.where(is_first, chunk == 0, (chunk > 0) & (left > 0))
-        size = tl.where(mine, tl.minimum(left, CHUNK), 0)
-        if tile == 0:
-            tl.store(owners + slot, tl.where(mine, row, -1), mask=slot < 2 * windows)
-        total, counted = add_terms(
-            terms, places, rows_of, factors, first + chunk * CHUNK, size, column, inside,
-            sizes, strides, place_strides, factor_strides, numbers,
-            TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
-        )  # fmt: skip
-        kept = partials + slot.to(tl.int64)[:, None] * columns + column
+    """Leave the sums of chunks in their slots, and add up the slots that this is the last to be done with.
+
+    ``reach`` is how many terms a slot holds, and in chunks how far it is from a sum of 32 slots to the next.
+    Those that come to it are counted where no other sum's are: at the first chunk for the lowest level, one
+    chunk further on for each level above. A sum of more than one slot has as many chunks.
+    """
+    origin = first // CHUNK
+    reach = tl.full([], CHUNK, tl.int32)
+    level = tl.full([], 0, tl.int32)
+    while tl.max(mine.to(tl.int32), 0) > 0:
+        held = slot_of(origin, chunk, windows)
+        kept = partials + held.to(tl.int64)[:, None] * columns + column
         tl.store(kept, total, mask=mine[:, None] & inside)
         if BY_COUNT:
-            tl.store(counts + tile * (2 * windows) + slot, counted, mask=mine)
-    else:
-        row = (block - window_blocks) * ROWS + tl.arange(0, ROWS)
-        first, amount = places_of(bounds, row, row < rows, rows, entries, count, length, BOUNDS)
-        mine = (row < rows) & (amount <= CHUNK)
-        if ACCUMULATE and not EVERY_ROW:
-            mine = mine & (amount > 0)
-        total, counted = add_terms(
-            terms, places, rows_of, factors, first, tl.where(mine, amount, 0), column, inside,
-            sizes, strides, place_strides, factor_strides, numbers,
-            TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
-        )  # fmt: skip
+            tl.store(counts + held, counted, mask=mine)
+        chunk -= chunk % reach
+        size = tl.minimum((amount - chunk * CHUNK - 1) // reach + 1, CHUNK)
+        # What all threads have stored comes before the count of any.
+        tl.debug_barrier()
+        counter = arrivals + slot_of(origin, chunk + level, windows)
+        before = tl.atomic_add(counter, tl.full([ROWS], 1, tl.int32), mask=mine & (size > 1), sem="acq_rel")
+        mine = mine & ((size == 1) | (before == size - 1))
+        size = tl.where(mine, size, 0)
+        total = tl.zeros([ROWS, COLUMNS], COMPUTE)
+        counted = tl.zeros([ROWS], tl.int32)
+        for begin in range(0, tl.max(size, 0), UNROLL):
+            for u in tl.static_range(UNROLL):
+                here = begin + u < size
+                held = slot_of(origin, chunk + (begin + u) * (reach // CHUNK), windows)
+                at = partials + held.to(tl.int64)[:, None] * columns + column
+                total += tl.load(at, mask=here[:, None] & inside, other=0.0)
+                if BY_COUNT:
+                    counted += tl.load(counts + held, mask=here, other=0)
+        done = mine & ((amount - 1) // reach < CHUNK)
         finish(
-            out, row, mine, total, counted, column, inside, out_sizes, out_strides,
+            out, row, done, total, counted, column, inside, out_sizes, out_strides,
             ACCUMULATE, BY_COUNT, COMPUTE,
         )  # fmt: skip
+        mine = mine & ~done
+        reach *= CHUNK
+        level += 1
 
 
-@triton.jit(do_not_specialize=["rows", "entries", "count", "length", "windows", "reach", "blocks"])
-def sum_partials(
-    out, bounds, maxima, partials, counts, owners,
-    rows, entries, count, length, windows, reach, blocks,
-    columns, tiles, out_sizes, out_strides,
-    BOUNDS: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr,
-    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+@triton.jit
+def sum_long_rows(
+    out, terms, places, rows_of, factors, keys, bounds, partials, counts, arrivals,
+    block, rows, length, windows, column, inside,
+    columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+    TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
+    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The next level, ROWS slots at a time: sums of up to 32 slots, each of which holds ``reach`` terms.
+    """Chunks of rows of more than SHORT terms, ROWS slots at a time."""
+    slot = block * ROWS + tl.arange(0, ROWS)
+    is_first = slot >= windows
+    window = tl.where(is_first, slot - windows, slot)
+    # A long row that begins in a window also has the first place after it.
+    mark = window + tl.where(is_first, 1, 0)
+    exists = (slot < 2 * windows) & (mark < windows)
+    row = row_of(keys, mark, exists, rows, length, BOUNDS, KEY_STEP)
+    first, amount = places_of(bounds, row, row < rows, length, BOUNDS)
+    chunk = window - first // CHUNK
+    left = amount - chunk * CHUNK
+    mine = (amount > SHORT) & tl.where(is_first, chunk == 0, (chunk > 0) & (left > 0))
+    total, counted = add_terms(
+        terms, places, rows_of, factors, first + chunk * CHUNK,
+        tl.where(mine, tl.minimum(left, CHUNK), 0), column, inside,
+        sizes, strides, place_strides, factor_strides, numbers,
+        TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+    )  # fmt: skip
+    sum_upwards(
+        out, partials, counts, arrivals, row, first, amount, chunk, mine, total, counted, column, inside,
+        windows, columns, out_sizes, out_strides,
+        ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+    )  # fmt: skip
 
-    A slot is the first of 32 if as many chunks of its row come before it as are a multiple of ``reach``.
+
+@triton.jit
+def rows_begun(keys, place, rows, count):
+    """The row of each place, and whether it is the row's first place."""
+    row = tl.load(keys + place, mask=place < count, other=rows)
+    before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+    return row, (row < rows) & (row != before)
+
+
+@triton.jit
+def sum_short_rows(
+    out, terms, places, rows_of, factors, keys, bounds,
+    block, rows, count, length, column, inside,
+    out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+    TERM: tl.constexpr, BOUNDS: tl.constexpr, SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows, or if SPARSE the rows that begin at ROWS places, as far as they have up to 32 terms."""
+    number = block * ROWS + tl.arange(0, ROWS)
+    if SPARSE:
+        row, exists = rows_begun(keys, number, rows, count)
+    else:
+        row = number
+        exists = row < rows
+    first, amount = places_of(bounds, row, exists, length, BOUNDS)
+    mine = exists & (amount <= CHUNK)
+    if ACCUMULATE and not EVERY_ROW:
+        mine = mine & (amount > 0)
+    total, counted = add_terms(
+        terms, places, rows_of, factors, first, tl.where(mine, amount, 0), column, inside,
+        sizes, strides, place_strides, factor_strides, numbers,
+        TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+    )  # fmt: skip
+    finish(
+        out, row, mine, total, counted, column, inside, out_sizes, out_strides, ACCUMULATE, BY_COUNT, COMPUTE
+    )
+
+
+@triton.jit
+def fill_rows(
+    out, bounds, first_row, rows, length, column, inside, sizes, strides,
+    BOUNDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Zeros in those of ROWS rows that have no term."""
+    row = first_row + tl.arange(0, ROWS)
+    _, amount = places_of(bounds, row, row < rows, length, BOUNDS)
+    at = out + row_offsets(row, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
+    mask = ((row < rows) & (amount == 0))[:, None] & inside
+    tl.store(at, tl.zeros([ROWS, COLUMNS], out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows",
+        "count",
+        "length",
+        "windows",
+        "slot_blocks",
+        "programs",
+        "owners",
+        "fills",
+        "blocks",
+    ]
+)
+def sum_segments(
+    out, terms, places, rows_of, factors, keys, bounds, maxima, partials, counts, arrivals,
+    rows, count, length, windows, slot_blocks, programs, owners, fills, blocks,
+    columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+    TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
+    SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr,
+    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """First the long rows, then the short ones, PARTS times ROWS of them or of places to a program.
+
+    Between them, every second program as long as there are both, rows are filled that have no term: sums wait
+    for what they load, and leave the memory time for that.
     """
-    if longest(maxima, blocks) > reach:
-        tile = tl.program_id(0) % tiles
-        slot = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-        exists = slot < 2 * windows
-        row = tl.load(owners + slot, mask=exists, other=-1)
-        first, amount = places_of(
-            bounds, tl.maximum(row, 0), exists & (row >= 0), rows, entries, count, length, BOUNDS
-        )
-        origin = first // CHUNK
-        chunk = tl.where(slot >= windows, 0, slot - origin)
-        mine = (amount > reach) & (chunk % reach == 0)
-        size = tl.where(mine, tl.minimum((amount - chunk * CHUNK + reach - 1) // reach, CHUNK), 0)
-        most = tl.max(size, 0)
-        if most > 0:
-            column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-            inside = column < columns
-            total = tl.zeros([ROWS, COLUMNS], COMPUTE)
-            counted = tl.zeros([ROWS], tl.int32)
-            for begin in range(0, most, UNROLL):
-                for u in tl.static_range(UNROLL):
-                    here = begin + u < size
-                    term = chunk + (begin + u) * (reach // CHUNK)
-                    held = origin + term + tl.where(term == 0, windows, 0)
-                    at = partials + held.to(tl.int64)[:, None] * columns + column
-                    total += tl.load(at, mask=here[:, None] & inside, other=0.0)
-                    if BY_COUNT:
-                        counted += tl.load(counts + tile * (2 * windows) + held, mask=here, other=0)
-            done = amount <= reach * CHUNK
-            kept = partials + slot.to(tl.int64)[:, None] * columns + column
-            tl.store(kept, total, mask=(mine & ~done)[:, None] & inside)
-            if BY_COUNT:
-                tl.store(counts + tile * (2 * windows) + slot, counted, mask=mine & ~done)
-            finish(
-                out, row, mine & done, total, counted, column, inside, out_sizes, out_strides,
-                ACCUMULATE, BY_COUNT, COMPUTE,
+    program = tl.program_id(0)
+    sums = (programs + owners) * tiles
+    both = tl.minimum(sums, fills * tiles)
+    paired = program < 2 * both
+    number = tl.where(paired, program // 2, program - both)
+    filling = tl.where(paired, program % 2 == 1, sums == both)
+    tile = number % tiles
+    block = number // tiles
+    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    inside = column < columns
+    if filling:
+        if SPARSE and not ACCUMULATE:
+            fill_rows(
+                out, bounds, block * FILL_ROWS, rows, length, column, inside, out_sizes, out_strides,
+                BOUNDS, FILL_ROWS, COLUMNS,
             )  # fmt: skip
+    elif block < programs:
+        if longest(maxima, blocks) > SHORT:
+            for slot_block in range(block, slot_blocks, programs):
+                sum_long_rows(
+                    out, terms, places, rows_of, factors, keys, bounds,
+                    partials, counts + tile * (2 * windows), arrivals + tile * (2 * windows),
+                    slot_block, rows, length, windows, column, inside,
+                    columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+                    TERM, BOUNDS, KEY_STEP, SHORT, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+                )  # fmt: skip
+    else:
+        begun = tl.full([], 1, tl.int32)
+        if PARTS > 1:
+            # Where long rows have their places, none begins for many of them.
+            place = (block - programs) * (PARTS * ROWS) + tl.arange(0, PARTS * ROWS)
+            begun = tl.max(rows_begun(keys, place, rows, count)[1].to(tl.int32), 0)
+        if begun > 0:
+            for part in range(PARTS):
+                sum_short_rows(
+                    out, terms, places, rows_of, factors, keys, bounds,
+                    (block - programs) * PARTS + part, rows, count, length, column, inside,
+                    out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
+                    TERM, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+                )  # fmt: skip
 
 
 def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
@@ -248,15 +365,15 @@ def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, in
 
 
 class Bounds(NamedTuple):
-    """How the places of a row are found, where, and how many entries that has; or how many each row has.
+    """How the places of a row are found, and where; or how many each row has.
 
-    ``keys`` are the rows that places belong to: of every place, or of every ``key_step``-th. The largest of
-    the ``maxima``, as many as ``blocks``, is the most places that a row has; without any it is not known.
+    ``keys`` are the rows that places belong to: of every place, or of every 32nd; every ``key_step``-th of
+    them is that of a 32nd place. The largest of the ``maxima``, as many as ``blocks``, is the most places
+    that a row has; without any it is not known.
     """
 
     kind: Any
     at: StepOperand = 0
-    entries: int = 0
     length: int = 0
     keys: StepOperand = 0
     key_step: int = 1
@@ -266,10 +383,12 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, order: Order | Counting) -> Bounds:
         """Of rows whose places are in order."""
-        found = cls(STARTS, order.starts, order.rows + 1, keys=order.keys, key_step=order.key_step)
-        if isinstance(order, Counting):
-            return found._replace(maxima=order.maxima, blocks=order.blocks)
-        return found
+        if isinstance(order, Order):
+            return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
+        return cls(
+            STARTS, order.starts, keys=order.keys, key_step=order.key_step,
+            maxima=order.maxima, blocks=order.blocks,
+        )  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -300,7 +419,8 @@ class Walk(NamedTuple):
 class Summing:
     """What it takes to sum ``terms`` terms into rows of ``columns``: pieces of the workspace, and steps.
 
-    ``longest`` is the most terms that a row can have.
+    ``longest`` is the most terms that a row can have. Rows of up to ``short`` terms are not cut. ``arrivals``
+    must be zeros before anything is summed.
     """
 
     def __init__(
@@ -312,23 +432,19 @@ class Summing:
         dtype: torch.dtype,
         longest: int,
         by_count: bool,
+        short: int = CHUNK.value,
     ) -> None:
-        self.terms, self.rows, self.columns, self.longest, self.by_count = (
-            terms,
-            rows,
-            columns,
-            longest,
-            by_count,
-        )
+        self.terms, self.rows, self.columns, self.short, self.by_count = terms, rows, columns, short, by_count
+        self.itemsize = dtype.itemsize
         self.compute = torch.float64 if dtype == torch.float64 else torch.float32
-        narrow = columns * dtype.itemsize <= NARROW_BYTES
-        self.tile = tile_of(columns, dtype.itemsize, TILE_BYTES // 2 if narrow else TILE_BYTES)
+        half = rows > terms or columns * dtype.itemsize <= NARROW_BYTES
+        self.tile = tile_of(columns, dtype.itemsize, TILE_BYTES // 2 if half else TILE_BYTES)
         self.tiles = -(-columns // self.tile[1])
-        self.windows = -(-terms // CHUNK.value) if longest > CHUNK.value else 0
+        self.windows = -(-terms // CHUNK.value) if longest > short else 0
         slots = 2 * self.windows
         self.partials = pieces.take(slots * columns, self.compute)
         self.counts = pieces.take(slots * self.tiles if by_count else 0, torch.int32)
-        self.owners = pieces.take(slots, torch.int32)
+        self.arrivals = pieces.take(slots * self.tiles, torch.int32)
 
     def add_steps(
         self,
@@ -341,49 +457,46 @@ class Summing:
         term: Any = plain_term,
         accumulate: bool = False,
         every_row: bool = False,
+        cleared: bool = False,
+        only_long: bool = False,
     ) -> None:
         """Add the steps.
 
         ``terms`` are the four operands of ``term``, and ``walk`` is how it finds its way through them. Rows
-        without a term are not accumulated to, unless it is to be ``every_row``.
+        without a term are not accumulated to, unless it is to be ``every_row``. Others have ``cleared`` the
+        arrivals, or take care of rows that are not long, if it is to be ``only_long``.
         """
         rows, columns = self.tile
-        compute = tl.float64 if self.compute == torch.float64 else tl.float32
-        constants = {
-            "BOUNDS": bounds.kind,
-            "ACCUMULATE": accumulate,
-            "BY_COUNT": self.by_count,
-            "COMPUTE": compute,
-            "ROWS": rows,
-            "COLUMNS": columns,
-            "UNROLL": UNROLL,
-        }
+        if self.windows and not cleared:
+            count = self.arrivals.count
+            steps.add(clear, -(-count // LANES), (self.arrivals,), (count,), {"TILE": LANES}, WARPS)
         slot_blocks = -(-2 * self.windows // rows)
+        programs = min(slot_blocks, LONG_PROGRAMS) if bounds.blocks else slot_blocks
+        sparse = self.rows > self.terms and bounds.kind is SPANS
+        owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
+        parts = PARTS if sparse and owned * self.tiles >= PARTED else 1
+        owners = -(-owned // parts)
+        fill_rows = min(max(FILL_BYTES // (columns * self.itemsize), 1), MOST_ROWS) if sparse else 1
+        fills = -(-self.rows // fill_rows) if sparse and not accumulate else 0
         steps.add(
             sum_segments,
-            (slot_blocks + -(-self.rows // rows)) * self.tiles,
-            (out.at, *terms, bounds.keys, bounds.at, self.partials, self.counts, self.owners),
+            (programs + owners + fills) * self.tiles,
             (
-                self.rows, bounds.entries, self.terms, bounds.length, self.windows, slot_blocks,
-                self.columns, self.tiles, out.sizes, out.strides, *walk,
+                out.at, *terms, bounds.keys, bounds.at, bounds.maxima,
+                self.partials, self.counts, self.arrivals,
             ),
-            {"TERM": term, "KEY_STEP": bounds.key_step, "EVERY_ROW": every_row, **constants},
+            (
+                self.rows, self.terms, bounds.length, self.windows, slot_blocks, programs, owners,
+                fills, bounds.blocks, self.columns, self.tiles, out.sizes, out.strides, *walk,
+            ),
+            {
+                "TERM": term, "BOUNDS": bounds.kind, "KEY_STEP": bounds.key_step, "SHORT": self.short,
+                "SPARSE": sparse, "ACCUMULATE": accumulate, "EVERY_ROW": every_row, "BY_COUNT": self.by_count,
+                "COMPUTE": tl.float64 if self.compute == torch.float64 else tl.float32,
+                "ROWS": rows, "COLUMNS": columns, "PARTS": parts, "FILL_ROWS": fill_rows, "UNROLL": UNROLL,
+            },
             WARPS,
         )  # fmt: skip
-        reach = CHUNK.value
-        while reach < self.longest:
-            steps.add(
-                sum_partials,
-                slot_blocks * self.tiles,
-                (out.at, bounds.at, bounds.maxima, self.partials, self.counts, self.owners),
-                (
-                    self.rows, bounds.entries, self.terms, bounds.length, self.windows, reach, bounds.blocks,
-                    self.columns, self.tiles, out.sizes, out.strides,
-                ),
-                {**constants, "UNROLL": SUMS_UNROLL},
-                WARPS,
-            )  # fmt: skip
-            reach *= CHUNK.value
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
@@ -408,7 +521,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         out, terms, indices = args.operands()
         walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
-        order.add_steps(steps, 2, walk, desc.padding)
+        order.add_steps(steps, 2, walk, desc.padding, self.summing.arrivals)
         self.summing.add_steps(
             steps,
             Target.matrix(0, out),
@@ -416,6 +529,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             Bounds.of(order),
             term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
+            cleared=True,
         )
         return steps.launch
 

@@ -1,4 +1,4 @@
-"""Indices in order, in Triton: the places of the indices sorted by row, and where each row begins among them.
+"""Indices in order, in Triton: the places of the indices sorted by row, and where each row's begin and end.
 
 A row and a place make one word, so that no two words are equal and any way to sort them is stable. Blocks of
 words are sorted by counting: a word's rank is the number of lesser words in its block. Then sorted runs are
@@ -28,9 +28,11 @@ FEW_WAYS, MOST_WAYS = 4, 32
 #: Words that a program finds the ranks of, and words that it compares them with at a time. To the interpreter
 #: a program costs the same however much it does.
 TILE, SIDE = (256, 1024) if interpreted() else (32, 256)
-#: Lanes of a program that merges, or that looks for starts.
-LANES = 65536 if interpreted() else 2048
+#: Lanes of a program that merges or looks for starts, and of one that looks for spans.
+LANES, SPAN_LANES = (65536, 65536) if interpreted() else (2048, 512)
 WARPS = 4
+#: Elements that a program clears.
+CLEARED = 65536 if interpreted() else 4096
 
 
 @triton.jit
@@ -44,6 +46,13 @@ def lower_bound(sorted_values, value, count, step):
         found = tl.where(exists & (there < value), probe, found)
         step = step // 2
     return found
+
+
+@triton.jit
+def clear_spans(spans, tile, rows, TILE: tl.constexpr):
+    """No row has a place yet."""
+    at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(spans + at, tl.zeros([TILE], tl.int32), mask=at < rows.to(tl.int64) * 2)
 
 
 @triton.jit
@@ -73,22 +82,27 @@ def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
         tl.store(words + at, word, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding", "shift"])
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs"])
 def sort_blocks(
-    words, keys, places, indices, count, rows, padding, shift, sizes, strides,
+    words, keys, places, spans, indices, count, rows, padding, shift, programs, sizes, strides,
     WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
+    CLEARED: tl.constexpr,
 ):  # fmt: skip
-    """Sort each block by counting the lesser words of the block."""
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    block = tl.program_id(0) * TILE // BLOCK * BLOCK
-    word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
-    less = tl.zeros([TILE, SIDE], tl.int32)
-    for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
-        other = load_word(
-            indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
-        )
-        less += (other[None, :] < word[:, None]).to(tl.int32)
-    put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
+    """Sort each block by counting the lesser words of the block. Others clear the spans."""
+    program = tl.program_id(0)
+    if program < programs:
+        place = program * TILE + tl.arange(0, TILE)
+        block = program * TILE // BLOCK * BLOCK
+        word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
+        less = tl.zeros([TILE, SIDE], tl.int32)
+        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
+            other = load_word(
+                indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
+            )
+            less += (other[None, :] < word[:, None]).to(tl.int32)
+        put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
+    else:
+        clear_spans(spans, program - programs, rows, CLEARED)
 
 
 @triton.jit(do_not_specialize=["count", "run", "shift"])
@@ -124,6 +138,31 @@ def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.cons
     tl.store(keys + place, row, mask=place < count)
 
 
+@triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
+def load_rows_beside(
+    keys, spans, indices, count, rows, padding, programs, sizes, strides,
+    TILE: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """The same, while others clear the spans."""
+    if tl.program_id(0) < programs:
+        load_rows(keys, indices, count, rows, padding, sizes, strides, TILE)
+    else:
+        clear_spans(spans, tl.program_id(0) - programs, rows, CLEARED)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "cleared"])
+def find_spans(spans, counters, keys, count, rows, cleared, TILE: tl.constexpr):
+    """Where each row that has places begins and ends among the sorted keys. Counters are cleared."""
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = tl.load(keys + place, mask=place < count, other=rows)
+    before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+    after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+    at = spans + row.to(tl.int64) * 2
+    tl.store(at, place, mask=(row < rows) & (row != before))
+    tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+    tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
+
+
 @triton.jit(do_not_specialize=["count", "rows", "step"])
 def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
     """Where each row begins among the sorted keys; the last entry is where the rows that count end."""
@@ -143,8 +182,9 @@ def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> Non
 class Order:
     """What it takes to order ``count`` indices of ``rows`` rows: pieces of the workspace, and steps.
 
-    ``starts`` has an entry more than there are rows, and ``places`` one for each index; the places of skipped
-    indices come last, after the last entry of ``starts``. ``keys`` are the rows of all places.
+    ``places`` has one for each index, those of skipped ones last; ``keys`` are the rows of all places. Twice
+    the row is where ``spans`` has the first of its places in that order, and next to it the one after the
+    last; 0 if it has none.
     """
 
     key_step = indexed.CHUNK
@@ -158,7 +198,7 @@ class Order:
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
         self.keys = pieces.take(count, torch.int32)
         self.places = pieces.take(count, torch.int32 if self.merges else torch.int64)
-        self.starts = pieces.take(rows + 1, torch.int32)
+        self.spans = pieces.take(2 * rows, torch.int32)
         self.words: tuple[Piece, ...]
         if self.merges:
             ways = self._ways()
@@ -176,20 +216,27 @@ class Order:
             runs = -(-runs // FEW_WAYS)
         return ways
 
-    def add_steps(self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1) -> None:
-        """Add the steps; ``walk`` has the strides of the indices first."""
+    def add_steps(
+        self, steps: Steps, indices: StepOperand, walk: Space, padding: int, counters: Piece
+    ) -> None:
+        """Add the steps; ``walk`` has the strides of the indices first. They clear the ``counters`` too."""
         count, rows = self.count, self.rows
         sizes, strides = (*walk.sizes, 1), (*walk.strides[0], 0)
-        if count and self.merges:
+        clearers = -(-2 * rows // CLEARED)
+        if self.merges:
             ways = self._ways()
+            programs = -(-count // TILE)
             steps.add(
                 sort_blocks,
-                -(-count // TILE),
-                ((*self.words, self.keys)[0], self.keys, self.places, indices),
-                (count, rows, padding, self.shift, sizes, strides),
-                {"WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways},
+                programs + clearers,
+                ((*self.words, self.keys)[0], self.keys, self.places, self.spans, indices),
+                (count, rows, padding, self.shift, programs, sizes, strides),
+                {
+                    "WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways,
+                    "CLEARED": CLEARED,
+                },
                 WARPS,
-            )
+            )  # fmt: skip
             run = BLOCK
             for number, way in enumerate(ways):
                 source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
@@ -203,16 +250,23 @@ class Order:
                     WARPS,
                 )
                 run *= way
-        elif count:
-            settled = (count, rows, padding, sizes, strides)
+        else:
             programs = -(-count // LANES)
-            steps.add(load_rows, programs, (self.words[0], indices), settled, {"TILE": LANES}, WARPS)
+            steps.add(
+                load_rows_beside,
+                programs + clearers,
+                (self.words[0], self.spans, indices),
+                (count, rows, padding, programs, sizes, strides),
+                {"TILE": LANES, "CLEARED": CLEARED},
+                WARPS,
+            )
             steps.call(sort, self.words[0], self.keys, self.places)
-        steps.add(
-            find_starts,
-            -(-(rows + 1) // LANES),
-            (self.starts, self.keys),
-            (count, rows, power_below(count)),
-            {"TILE": LANES},
-            WARPS,
-        )
+        if count:
+            steps.add(
+                find_spans,
+                -(-max(count, counters.count) // SPAN_LANES),
+                (self.spans, counters, self.keys),
+                (count, rows, counters.count),
+                {"TILE": SPAN_LANES},
+                WARPS,
+            )
