@@ -31,8 +31,10 @@ BLOCK = tl.constexpr(cut.BLOCK)
 
 #: Elements of a tile, the bytes of one if a single row passes through it, and the warps that share it.
 TILE = 1024
-SINGLE_TILE_BYTES = 8192
+SINGLE_TILE_BYTES = 2048
 WARPS = 4
+#: Rows of a tile that are on their way at a time.
+STAGES = tl.constexpr(4)
 #: Bytes along a row of memory that a tile takes where segments lie side by side.
 COLUMN_BYTES = 256
 #: Sums that a program of a further level adds at a time.
