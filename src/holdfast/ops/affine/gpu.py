@@ -60,21 +60,26 @@ def columns_inside(start, columns, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def row_offsets(row, sizes, strides):
-    """Where each row begins, in elements: its number taken apart into the loops, innermost first."""
-    offset = tl.zeros(row.shape, tl.int64)
-    loops: tl.constexpr = len(sizes) - 1
-    for d in tl.static_range(loops - 1, -1, -1):
+def loop_offsets(index, sizes, strides):
+    """Where each index lies, in elements: its number taken apart into the loops, innermost first."""
+    offset = tl.zeros(index.shape, tl.int64)
+    for d in tl.static_range(len(sizes) - 1, -1, -1):
         if d == 0:
-            offset += row.to(tl.int64) * strides[d]
+            offset += index.to(tl.int64) * strides[d]
         else:
-            offset += (row % sizes[d]).to(tl.int64) * strides[d]
-            row = row // sizes[d]
+            offset += (index % sizes[d]).to(tl.int64) * strides[d]
+            index = index // sizes[d]
     return offset
 
 
 @triton.jit
-def loop_offsets(row, loops, strides):
+def row_offsets(row, sizes, strides):
+    """Where each row begins: ``loop_offsets`` over all but the columns, which come last."""
+    return loop_offsets(row, sizes[:-1], strides)
+
+
+@triton.jit
+def tile_row_offsets(row, loops, strides):
     """``row_offsets`` with loops as (size, multiplier, shift): no row that 31 bits hold is divided.
 
     An operand whose rows are one loop to it has one stride for them all.
@@ -100,13 +105,13 @@ def tile_offsets(row, start, sizes, strides, COLUMNS: tl.constexpr):
     """The offset of each element of the tile."""
     step = strides[len(strides) - 1]
     column = tl.arange(0, COLUMNS)
-    return (start * step + loop_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
+    return (start * step + tile_row_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
 
 
 @triton.jit
 def byte_offsets(row, start, sizes, strides, WIDTH: tl.constexpr):
     """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` count bytes."""
-    return (start + loop_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
+    return (start + tile_row_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
@@ -119,7 +124,7 @@ def load_shared(
     offset = tl.zeros([1, 1], tl.int64)
     inside = tl.full([1, 1], True, tl.int1)
     if BY_ROW:
-        offset += loop_offsets(row, sizes, strides)[:, None]
+        offset += tile_row_offsets(row, sizes, strides)[:, None]
         inside = inside & (row < rows)[:, None]
     if BY_COLUMN:
         offset += (start * step + tl.arange(0, COLUMNS) * step)[None, :]

@@ -19,6 +19,7 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
+from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -33,7 +34,6 @@ from holdfast.ops.tree_sum.gpu import (
     double_bits,
     further_levels,
     index_type,
-    loop_offsets,
     number,
     pieces_of,
     put_sums,

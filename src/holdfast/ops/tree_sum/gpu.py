@@ -23,6 +23,7 @@ from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.tree_sum import segments as cut
 from holdfast.ops.tree_sum.segments import Segments, blocks_of, segment_length, segments
 
@@ -73,19 +74,6 @@ def rows_inside(block, length, ROWS: tl.constexpr):
     """How many rows of these blocks have elements; the first block has the most."""
     left = (length - tl.min(block, axis=0) * BLOCK + (LANES - 1)) // LANES
     return tl.minimum(left, ROWS).to(tl.int32)
-
-
-@triton.jit
-def loop_offsets(index, sizes, strides):
-    """The offset of each index, in elements: its number taken apart into the loops, innermost first."""
-    offset = tl.zeros(index.shape, tl.int64)
-    for d in tl.static_range(len(sizes) - 1, -1, -1):
-        if d == 0:
-            offset += index.to(tl.int64) * strides[d]
-        else:
-            offset += (index % sizes[d]).to(tl.int64) * strides[d]
-            index = index // sizes[d]
-    return offset
 
 
 @triton.jit
