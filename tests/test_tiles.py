@@ -76,4 +76,4 @@ def fewest_bits_of_a_wrong_sum(bits: int, step: int) -> int:
 @pytest.mark.parametrize(("bits", "step"), [(8, 1), (11, 61)], ids=["bfloat16", "float16"])
 def test_a_wrong_sum_of_short_code_is_no_tie(bits: int, step: int) -> None:
     """Half-way between codes of 8 bits, with a zero point up to 2^13, lie numbers of at most 15 bits."""
-    assert 15 < fewest_bits_of_a_wrong_sum(bits, step)
+    assert fewest_bits_of_a_wrong_sum(bits, step) > 15
