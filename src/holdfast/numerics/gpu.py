@@ -59,89 +59,134 @@ def quotient(x, s):
 
 
 @triton.jit
-def doubled_quotient(x, s):
+def reciprocal(s):
+    """1 / s as the sum of two float64 of the same sign, for ``exact_quotient``.
+
+    The first is an approximation, made less than 1 / s by about 2^-18 of it; what is missing follows from the
+    remainder, to 2^-70 of the whole. For a scale of zero both are infinite, for an infinite one both are
+    zero.
+    """
+    if s.dtype == tl.float64 or INTERPRETED:
+        return s, s
+    else:
+        tiny = tl.abs(s) < 2.0**-100
+        near = 1.0 / tl.where(tiny, s * 2.0**60, s)
+        most = near.to(tl.float64) * tl.where(tiny, 2.0**60 - 2.0**42, 1 - 2.0**-18).to(tl.float64)
+        missing = tl.fma(-s.to(tl.float64), most, 1.0)
+        rest = most * tl.fma(missing, tl.fma(missing, missing, missing), missing)
+        return most, tl.where(missing > 0, rest, most)
+
+
+@triton.jit
+def exact_quotient(x, s, most, rest):
+    """x / s, correctly rounded, whatever x and s are.
+
+    In float32 through float64, with most + rest = 1 / s: before it is rounded, the sum is off by 2^-70 of
+    itself. A quotient of float32 numbers that is a float32 or lies half-way between two has 25 bits, and
+    float64 rounds to it; any other is further than 2^-49 of itself from these, which is more than float64's
+    error. Both products have the sign of x / s, so that infinities and zeros come out as they should.
+    """
+    if x.dtype == tl.float64:
+        return x / s
+    elif INTERPRETED:
+        return tl.div_rn(x, s)
+    else:
+        wide = x.to(tl.float64)
+        return tl.fma(wide, most, wide * rest).to(tl.float32)
+
+
+@triton.jit
+def inverse(s, QUICK: tl.constexpr):
+    """1 / s in float64, off by less than 2^-52 of itself.
+
+    QUICK takes a third of the instructions of a division, which counts where each column has a scale of its
+    own. But a division has a branch, before which all loads are begun: a kernel that computes for long is
+    faster with one.
+    """
+    if QUICK and not INTERPRETED:
+        most, rest = reciprocal(s)
+        return most + rest
+    else:
+        return 1.0 / s.to(tl.float64)
+
+
+@triton.jit
+def doubled_quotient(x, s, QUICK: tl.constexpr):
     """2x / s, as ``code_quotient`` is x / s."""
     if x.dtype == tl.float64:
         return 2.0 * (x / s)
+    elif QUICK:
+        return (x.to(tl.float64) * (2.0 * inverse(s, QUICK))).to(tl.float32)
     else:
         return (x.to(tl.float64) * (2.0 / s.to(tl.float64))).to(tl.float32)
 
 
 @triton.jit
-def code_quotient(x, s):
+def code_quotient(x, s, QUICK: tl.constexpr):
     """x / s for finding a code: correctly rounded where its magnitude is at least 2^-126.
 
     There a quotient of float32 numbers is never on a rounding boundary of float32, and at least 2^-49 of
-    itself away from the next one; the product with RN64(1 / s) is off by less than 2^-52 of itself. A smaller
+    itself away from the next one; the product with 1 / s is off by less than 2^-51 of itself. A smaller
     quotient has the code of zero whatever its last bit.
     """
     if x.dtype == tl.float64:
         return x / s
     else:
-        return (x.to(tl.float64) * (1.0 / s.to(tl.float64))).to(tl.float32)
+        return (x.to(tl.float64) * inverse(s, QUICK)).to(tl.float32)
 
 
 @triton.jit
 def divisor(s):
-    """(unit, s, rs, rl) such that x / s is (x * unit) / s for finding a code, and 1 / s is rs + rl.
+    """(unit, rs, rl) such that x / s is (x * unit) * (rs + rl) for finding a code; rs and rl have one sign.
 
-    A power of two brings the scale to where no step of ``fused_quotient`` underflows. For a scale that is
-    zero, infinite or NaN, x * (1 / s) / 1 is infinite, zero or NaN exactly where x / s is.
+    A power of two brings the scale to where no step underflows. For a scale that is zero, infinite or NaN,
+    x * (1 / s) is infinite, zero or NaN exactly where x / s is.
     """
+    one = tl.full(s.shape, 1.0, tl.float32)
     size = tl.abs(s)
     ordinary = (size > 0) & (size < float("inf"))
-    power = tl.where(size < 2.0**-100, 2.0**100, tl.where(size > 2.0**100, 2.0**-100, 1.0))
-    s = tl.where(ordinary, s * power, s)
-    rs = tl.div_rn(tl.full(s.shape, 1.0, tl.float32), s)
-    unit = tl.where(ordinary, power, rs)
-    s = tl.where(ordinary, s, 1.0)
-    rs = tl.where(ordinary, rs, 1.0)
-    return unit, s, rs, tl.fma(-s, rs, 1.0) * rs
+    unit = tl.where(size < 2.0**-100, 2.0**100, tl.where(size > 2.0**100, 2.0**-100, 1.0))
+    unit = tl.where(ordinary, unit, tl.div_rn(one, s))
+    s = tl.where(ordinary, s * unit, 1.0)
+    rs = tl.div_rn(one, s)
+    bits = rs.to(tl.int32, bitcast=True)
+    rs = tl.where(tl.fma(-s, rs, 1.0) > 0, bits, bits - 1).to(tl.float32, bitcast=True)
+    return unit, rs, tl.div_rn(tl.fma(-s, rs, 1.0), s)
 
 
 @triton.jit
-def fused_quotient(x, s, lo, hi):
-    """clamp(x / s, lo, hi) for finding a code with bounds up to 2^16, in float32 alone; NaN stays NaN.
+def short_code(x, s, q_min, q_max, z):
+    """``code`` where x has at most 11 bits, codes have at most 8, and z is at most 2^13, in float32 alone.
 
-    It is correctly rounded from 0.25 on, and a smaller quotient has the code of zero. By Markstein's theorem:
-    q is within one ulp of x / s, so that its remainder is exact, and q + remainder * RN(1 / s), rounded once,
-    is RN(x / s). Clamping x to lo * s and hi * s keeps q finite; these products are off by less than 2^-23 of
-    themselves, which rounding to a code removes. It takes more steps than ``code_quotient`` but no conversion
-    to float64, which is what packed codes would wait for.
+    The sum is the rounded quotient but for a few significands of x and s, which were found by trying all of
+    them. There both the quotient and the sum have 16 bits or more: neither lies half-way between two codes,
+    and they have the same code. The conversion rounds half to even, saturates, and takes NaN for 0.
     """
-    unit, s, rs, rl = divisor(s)
-    one_end = lo.to(tl.float32) * s
-    other_end = hi.to(tl.float32) * s
+    unit, rs, rl = divisor(s)
     x = x * unit
-    x = tl.maximum(x, tl.minimum(one_end, other_end), propagate_nan=tl.PropagateNan.ALL)
-    x = tl.minimum(x, tl.maximum(one_end, other_end), propagate_nan=tl.PropagateNan.ALL)
-    q = tl.fma(x, rs, x * rl)
-    return tl.fma(tl.fma(q, -s, x), rs, q)
+    r = libdevice.float2int_rn(tl.fma(x, rs, x * rl))
+    return tl.minimum(tl.maximum(r, q_min - z), q_max - z) + z
 
 
 @triton.jit
-def code(x, s, q_min, q_max, z, FUSED: tl.constexpr):
+def code(x, s, q_min, q_max, z):
     """int(clamp(rint(x / s), q_min - z, q_max - z)) + z, with NaN taken for 0.
 
-    FUSED is for codes without a zero point: there one instruction rounds, and takes NaN for 0. Otherwise, in
-    float32, adding 1.5 * 2^23 rounds a quotient to an integer, half to even, in the low bits of the sum.
+    In float32, adding 1.5 * 2^23 rounds a quotient to an integer, half to even, in the low bits of the sum.
     Bounds beyond 2^22 would leave that binade; then an even number near them goes along, which moves no tie.
     """
     lo = q_min - z
     hi = q_max - z
-    if FUSED and x.dtype == tl.float32:
-        return libdevice.float2int_rn(fused_quotient(x, s, lo, hi))
+    t = code_quotient(x, s, True)
+    t = tl.where(t == t, t, 0.0)
+    t = tl.minimum(tl.maximum(t, lo.to(t.dtype)), hi.to(t.dtype))
+    if t.dtype == tl.float64:
+        whole = tl.where(t < 0, -WHOLE_64, WHOLE_64)
+        return ((t + whole) - whole).to(tl.int32) + z
     else:
-        t = code_quotient(x, s)
-        t = tl.where(t == t, t, 0.0)
-        t = tl.minimum(tl.maximum(t, lo.to(t.dtype)), hi.to(t.dtype))
-        if t.dtype == tl.float64:
-            whole = tl.where(t < 0, -WHOLE_64, WHOLE_64)
-            return ((t + whole) - whole).to(tl.int32) + z
-        else:
-            base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)
-            near = t + (tl.full(base.shape, MAGIC, tl.int32) - base).to(tl.float32)
-            return near.to(tl.int32, bitcast=True) + (z + base - MAGIC_BITS)
+        base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)
+        near = t + (tl.full(base.shape, MAGIC, tl.int32) - base).to(tl.float32)
+        return near.to(tl.int32, bitcast=True) + (z + base - MAGIC_BITS)
 
 
 @triton.jit
@@ -157,9 +202,9 @@ def least_rounding_up_to(lo, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def in_range(x, s, q_min, q_max, z):
+def in_range(x, s, q_min, q_max, z, QUICK: tl.constexpr):
     """q_min <= rint(x / s) + z <= q_max; false for NaN. Rounding is symmetric: both ends use one function."""
-    t = code_quotient(x, s)
+    t = code_quotient(x, s, QUICK)
     low = least_rounding_up_to(q_min - z, t.dtype)
     high = -least_rounding_up_to(z - q_max, t.dtype)
     return (low <= t) & (t <= high)
@@ -186,10 +231,9 @@ def rounded_to_code(x, s, q_min, q_max, z):
         whole = tl.where(t < 0, -WHOLE_64, WHOLE_64)
         return ((t + whole) - whole) * tl.where(x == x, s, x)
     else:
-        inverse = 1.0 / s.to(tl.float64)
-        inverse = tl.minimum(tl.maximum(inverse, -1e300), 1e300)
-        inverse = tl.where((inverse == 0) & ((lo > 0) | (hi < 0)), 1e-300, inverse)
-        t = (x.to(tl.float64) * inverse).to(tl.float32)
+        factor = tl.minimum(tl.maximum(inverse(s, True), -1e300), 1e300)
+        factor = tl.where((factor == 0) & ((lo > 0) | (hi < 0)), 1e-300, factor)
+        t = (x.to(tl.float64) * factor).to(tl.float32)
         t = tl.maximum(t, lo.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
         t = tl.minimum(t, hi.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
         base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import triton
@@ -22,13 +22,18 @@ from holdfast.core.plan import Args, Launch, Operand
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import ZERO_POINT_LIMIT, whole_zero_point, widen
-from holdfast.ops.affine.plan import ScaledDescriptor, clamp_zero_point
+from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor, affine_space, clamp_zero_point
 
-#: Elements of a tile over all its tensors, and the warps that share them.
-TILE = 8192
+D = TypeVar("D", bound=ScaledDescriptor)
+
+#: Elements of a tile, and the warps that share them.
+TILE = 4096
 WARPS = 4
 #: Columns of a tile where each has a scale of its own: few, so that many rows share what is made of it.
 SCALED_COLUMNS = 256
+#: Tiles that a program takes at most, one below the other, and the fewest programs that it is done for.
+STEPS = 8
+PROGRAMS = 1024
 #: Stands for the bits of a scale while a kernel is compiled: a number that needs 64 bits.
 WIDE = 2**62
 #: How far the second axis of a grid goes.
@@ -55,21 +60,26 @@ def columns_inside(start, columns, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def row_offsets(row, sizes, strides):
-    """Where each row begins, in elements: its number taken apart into the loops, innermost first."""
-    offset = tl.zeros(row.shape, tl.int64)
-    loops: tl.constexpr = len(sizes) - 1
-    for d in tl.static_range(loops - 1, -1, -1):
+def loop_offsets(index, sizes, strides):
+    """Where each index lies, in elements: its number taken apart into the loops, innermost first."""
+    offset = tl.zeros(index.shape, tl.int64)
+    for d in tl.static_range(len(sizes) - 1, -1, -1):
         if d == 0:
-            offset += row.to(tl.int64) * strides[d]
+            offset += index.to(tl.int64) * strides[d]
         else:
-            offset += (row % sizes[d]).to(tl.int64) * strides[d]
-            row = row // sizes[d]
+            offset += (index % sizes[d]).to(tl.int64) * strides[d]
+            index = index // sizes[d]
     return offset
 
 
 @triton.jit
-def loop_offsets(row, loops, strides):
+def row_offsets(row, sizes, strides):
+    """Where each row begins: ``loop_offsets`` over all but the columns, which come last."""
+    return loop_offsets(row, sizes[:-1], strides)
+
+
+@triton.jit
+def tile_row_offsets(row, loops, strides):
     """``row_offsets`` with loops as (size, multiplier, shift): no row that 31 bits hold is divided.
 
     An operand whose rows are one loop to it has one stride for them all.
@@ -95,13 +105,13 @@ def tile_offsets(row, start, sizes, strides, COLUMNS: tl.constexpr):
     """The offset of each element of the tile."""
     step = strides[len(strides) - 1]
     column = tl.arange(0, COLUMNS)
-    return (start * step + loop_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
+    return (start * step + tile_row_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
 
 
 @triton.jit
 def byte_offsets(row, start, sizes, strides, WIDTH: tl.constexpr):
     """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` count bytes."""
-    return (start + loop_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
+    return (start + tile_row_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
@@ -114,7 +124,7 @@ def load_shared(
     offset = tl.zeros([1, 1], tl.int64)
     inside = tl.full([1, 1], True, tl.int1)
     if BY_ROW:
-        offset += loop_offsets(row, sizes, strides)[:, None]
+        offset += tile_row_offsets(row, sizes, strides)[:, None]
         inside = inside & (row < rows)[:, None]
     if BY_COLUMN:
         offset += (start * step + tl.arange(0, COLUMNS) * step)[None, :]
@@ -170,6 +180,60 @@ def compile_contiguous(kernel: Any, args: type[Args]) -> None:
     kernel.prepare(args(**made))
 
 
+def alike_by_column(space: Space, tensors: int) -> bool:
+    """Whether scales differ by column, and the tensors have their elements at the same offsets.
+
+    A tile then has several rows, and it counts that the offsets of each are found once.
+    """
+    tensor_strides, scale_strides = space.strides[:tensors], space.strides[tensors:]
+    return any(own[-1] for own in scale_strides) and all(own == tensor_strides[0] for own in tensor_strides)
+
+
+class TiledKernel(AffineKernel[D]):
+    """A kernel over tiles, for args whose operands are so many ``tensors``, then the scale and zero point.
+
+    ``packed`` is the position of the codes, if these may share bytes.
+    """
+
+    kernel: Any
+    args: type[Args]
+    tensors = 2
+    packed: int | None = None
+
+    def compile(self) -> None:
+        compile_contiguous(self, self.args)
+
+    def prepare(self, args: Any) -> Launch[Any]:
+        operands = args.operands()
+        tensors, shared = operands[: self.tensors], operands[self.tensors :]
+        packed = self.packed if self.desc.per_byte > 1 else None
+        space = affine_space(self.desc, tensors, shared, packed=packed)
+        return self.launch(args, space, tensors, shared, 1 if packed is None else self.desc.per_byte)
+
+    def launch(
+        self,
+        args: Any,
+        space: Space,
+        tensors: Sequence[torch.Tensor],
+        shared: Sequence[Operand],
+        per_byte: int,
+    ) -> Launch[Any]:
+        """Lay the kernel out over ``space``."""
+        return launch_over(
+            self.kernel,
+            in_bytes(space, None if per_byte == 1 else self.packed, per_byte),
+            self.device,
+            tensors,
+            shared,
+            per_byte=per_byte,
+            **self.layout(args, space),
+        )
+
+    def layout(self, args: Any, space: Space) -> dict[str, Any]:
+        """What else ``launch_over`` is to know."""
+        raise NotImplementedError
+
+
 def in_bytes(space: Space, packed: int | None, per_byte: int) -> Space:
     """The space with the rows of the packed operand counted in bytes instead of codes."""
     if packed is None:
@@ -200,25 +264,29 @@ def launch_over(
     per_byte: int = 1,
     per_column: int = 1,
     tile: int = TILE,
+    scaled_tile: int = TILE,
+    looped: bool = False,
     **constants: Any,
 ) -> Launch[Any]:
     """Lay ``kernel`` out over ``space``.
 
     ``tensors`` and ``shared`` are its operands in the order of the space; ``limits`` are integers that follow
     the host's scale and zero point; ``per_byte`` codes share a byte of the codes; ``per_column`` elements are
-    one column of the space; ``tile`` is how many elements a program takes, over all tensors. A value of the
-    host needs a pointer all the same, and gets the first one.
+    one column of the space; ``tile`` is how many elements a tile has, ``scaled_tile`` if each column has a
+    scale of its own. A ``looped`` kernel takes several tiles then, and their number after the columns. A
+    value of the host needs a pointer all the same, and gets the first one.
     """
     scales = space.strides[len(tensors) :]
     by_row, by_column = any(any(own[:-1]) for own in scales), any(own[-1] for own in scales)
-    rows, columns = _tile(
-        space, len(tensors), tile // per_column, SCALED_COLUMNS // per_column if by_column else 0
-    )
+    size, widest = (scaled_tile, SCALED_COLUMNS) if by_column else (tile, 0)
+    rows, columns = _tile(space, len(tensors), size // per_column, widest // per_column)
     on_host = [position for position, operand in enumerate(shared) if not isinstance(operand, torch.Tensor)]
     zero_points = tuple(clamp_zero_point(o) if isinstance(o, int) else 0 for o in shared[1:])
     if len(shared) > 1:
         constants["ZERO"] = "tensor" if 1 not in on_host else "host" if any(zero_points) else "none"
     row_tiles, column_tiles = -(-space.rows // rows), -(-space.columns // columns)
+    steps = _steps(row_tiles * column_tiles) if looped and by_column and not by_row else 1
+    row_tiles = -(-row_tiles // steps)
     row_axis = 0 if row_tiles > GRID_LIMIT else 1  # else programs follow the memory
     constants |= {
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
@@ -236,7 +304,13 @@ def launch_over(
         device=device,
         tensors=_pointers((*tensors, *shared)),
         scalars=(WIDE, *zero_points, *limits),
-        settled=(space.rows, -(-space.columns // per_byte), _loops(space), *_merged(space)),
+        settled=(
+            space.rows,
+            -(-space.columns // per_byte),
+            *((steps,) if looped else ()),
+            _loops(space),
+            *_merged(space),
+        ),
         constants=constants,
         num_warps=max(1, min(WARPS, rows * columns // 256)),
     )
@@ -283,12 +357,16 @@ def _double_bits(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-def _tile(space: Space, tensors: int, elements: int, most_columns: int) -> tuple[int, int]:
-    """Rows and columns of a tile of ``elements`` over all tensors; ``most_columns`` is 0 for any number.
+def _steps(tiles: int) -> int:
+    """How many tiles a program takes, so that enough programs are left: a power of two."""
+    return min(STEPS, 2 ** max(0, (tiles // PROGRAMS).bit_length() - 1))
 
-    It is wide along the columns; square if an operand runs across them.
+
+def _tile(space: Space, tensors: int, tile: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a ``tile`` of so many elements; ``most_columns`` is 0 for any number.
+
+    It is wide along the columns; square if one of the tensors runs across them.
     """
-    tile = 2 ** ((elements // tensors).bit_length() - 1)
     columns = triton.next_power_of_2(space.columns)
     if any(own[-1] > 1 for own in space.strides[:tensors]):
         columns = min(columns, 64)

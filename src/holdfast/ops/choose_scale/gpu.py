@@ -40,6 +40,8 @@ MAGIC = tl.constexpr(12582912.0)
 #: Bytes of a tile, halved where two maxima are kept for each element, and the warps that share it.
 TILE_BYTES = 16384
 WARPS = 4
+#: Tiles of a program that are on their way at a time.
+STAGES = tl.constexpr(3)
 #: Columns of a tile where each belongs to another segment.
 SEPARATE_COLUMNS = 512
 #: As many programs as fill the device a few times over; segments are cut into pieces until there are so many.
@@ -173,7 +175,7 @@ def observe(
     segments, rows, columns, column_tiles, steps,
     column_steps, over_sizes, first_strides, second_strides, x_over, within_sizes, x_within,
     RESULT: tl.constexpr, COMPUTE: tl.constexpr, IN_PIECES: tl.constexpr, COLUMNS_WITHIN: tl.constexpr,
-    ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
+    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What follows from the extremes of SEGMENTS segments, or those of a piece of each.
 
@@ -198,12 +200,12 @@ def observe(
     column = tl.arange(0, COLUMNS)[None, None, :].to(tl.int64)
     above = tl.zeros([ROWS, SEGMENTS, COLUMNS], BITS)
     below = tl.zeros([ROWS, SEGMENTS, COLUMNS] if RESULT != "magnitude" else [1, 1, 1], BITS)
-    for k in range(piece * steps, piece * steps + steps):
-        at = tl.zeros([], tl.int64) + k
+    for k in tl.range(1 if AT_ONCE else steps, num_stages=STAGES):
+        at = piece * steps + k
         if COLUMNS_WITHIN:
-            start = (at % column_tiles) * COLUMNS
+            start = (at % column_tiles).to(tl.int64) * COLUMNS
             at = at // column_tiles
-        row = at * ROWS + tl.arange(0, ROWS)
+        row = at.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         offset = base + row_offsets(row, within_sizes, x_within)[:, None, None]
         inside = known & (row < rows)[:, None, None] & columns_inside(start, columns, COLUMNS)[None, :, :]
         values = tl.load(x + (offset + start * step) + column * step, mask=inside, other=0.0)
@@ -368,7 +370,7 @@ class Observer:
             ),
             constants={
                 "RESULT": self.result, "COMPUTE": compute, "IN_PIECES": number > 1,
-                "COLUMNS_WITHIN": walk.columns_within,
+                "COLUMNS_WITHIN": walk.columns_within, "AT_ONCE": steps == 1,
                 "ROWS": tile.rows, "SEGMENTS": tile.segments, "COLUMNS": tile.columns,
             },
             num_warps=max(1, min(WARPS, tile.size // 256)),

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from holdfast.core.dtypes import Code
-from holdfast.core.plan import Launch
+from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.affine.gpu import (
+    TILE,
+    TiledKernel,
     byte_offsets,
     columns_inside,
-    compile_contiguous,
-    in_bytes,
-    launch_over,
     load_scale,
     load_zero_point,
     tile_offsets,
     tile_rows,
     tile_start,
 )
-from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -108,40 +108,25 @@ def dequantize_backward(
     tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
 
 
-class Dequantize(AffineKernel[DequantizeDescriptor]):
+class Dequantize(TiledKernel[DequantizeDescriptor]):
     """``dequantize`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, DequantizeArgs)
+    kernel, args, packed = dequantize, DequantizeArgs, 1
 
-    def prepare(self, args: DequantizeArgs) -> Launch[DequantizeArgs]:
-        desc = self.desc
-        tensors, shared = (args.y, args.q), (args.scale, args.zero_point)
-        packed = 1 if desc.per_byte > 1 else None
-        return launch_over(
-            dequantize,
-            in_bytes(affine_space(desc, tensors, shared, packed=packed), packed, desc.per_byte),
-            self.device,
-            tensors,
-            shared,
-            per_byte=desc.per_byte,
-            SIGNED=isinstance(desc.codes, Code) and desc.codes.signed,
-        )
+    def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
+        codes, narrow = self.desc.codes, self.desc.real.bits == 16
+        one_scale = self.desc.view.scale_count == 1
+        return {
+            "tile": TILE // 2 if narrow else TILE // 4 if one_scale else TILE,
+            "scaled_tile": TILE if narrow else TILE // 2,
+            "SIGNED": isinstance(codes, Code) and codes.signed,
+        }
 
 
-class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
+class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
     """``dequantize_backward`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, DequantizeBackwardArgs)
+    kernel, args = dequantize_backward, DequantizeBackwardArgs
 
-    def prepare(self, args: DequantizeBackwardArgs) -> Launch[DequantizeBackwardArgs]:
-        tensors, shared = (args.dq, args.dy), (args.scale,)
-        return launch_over(
-            dequantize_backward,
-            affine_space(self.desc, tensors, shared),
-            self.device,
-            tensors,
-            shared,
-            ACCUMULATE=args.accumulate,
-        )
+    def layout(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
+        return {"ACCUMULATE": args.accumulate}

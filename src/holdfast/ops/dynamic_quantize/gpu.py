@@ -125,7 +125,7 @@ def dynamic_quantize(
 
     wide = widen(values, COMPUTE)
     if INTERPRETED or COMPUTE == tl.float64:
-        codes = code(wide, s, q_min, q_max, z, False)
+        codes = code(wide, s, q_min, q_max, z)
     else:
         divisor = s
         if tl.max(integers(s)) > LARGEST_ORDINARY:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from holdfast.core.plan import Launch
+from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     code_quotient,
     doubled_quotient,
@@ -17,16 +19,15 @@ from holdfast.numerics.gpu import (
 )
 from holdfast.ops.affine.gpu import (
     TILE,
+    TiledKernel,
+    alike_by_column,
     columns_inside,
-    compile_contiguous,
-    launch_over,
     load_scale,
     load_zero_point,
     tile_offsets,
     tile_rows,
     tile_start,
 )
-from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -37,23 +38,24 @@ from holdfast.ops.fake_quantize.plan import (
 
 
 @triton.jit
-def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr):
+def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr, QUICK: tl.constexpr):
     """What the estimator STE, named as in ``SteKind``, lets through of ``dy``; else +0.
 
     The quotients need to be right only where they count: a quotient below 2^-126 leaves the whole gradient.
+    QUICK is how reciprocals are found, as in ``inverse``.
     """
     lo_x = (q_min - z).to(x.dtype) * s
     hi_x = (q_max - z).to(x.dtype) * s
     if STE == "in_range":
-        return tl.where(in_range(x, s, q_min, q_max, z), dy, 0.0)
+        return tl.where(in_range(x, s, q_min, q_max, z, QUICK), dy, 0.0)
     elif STE == "clipped_identity":
         return tl.where((lo_x <= x) & (x <= hi_x), dy, 0.0)
     elif STE == "tanh":
-        double = doubled_quotient(x - (lo_x + hi_x) * 0.5, s)
+        double = doubled_quotient(x - (lo_x + hi_x) * 0.5, s, QUICK)
         return tl.where(double == double, dy * tanh_slope(double), 0.0)
     else:
         tl.static_assert(STE == "hard_tanh")
-        t = tl.abs(code_quotient(x - (lo_x + hi_x) * 0.5, (hi_x - lo_x) * 0.5))
+        t = tl.abs(code_quotient(x - (lo_x + hi_x) * 0.5, (hi_x - lo_x) * 0.5, QUICK))
         return tl.where(t < 1.0, dy * (1.0 - t), 0.0)
 
 
@@ -89,14 +91,15 @@ def fake_quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, STE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ACCUMULATE: tl.constexpr, ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
+    BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
     """dx = dy as far as the estimator lets it through, over one tile."""
     row = tile_rows(rows, ROWS, ROW_AXIS)
     start = tile_start(COLUMNS, ROW_AXIS)
     inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
-    upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
+    to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
+    upstream = tl.load(dy + to_dy, mask=inside)
     gradient = widen(upstream, COMPUTE)
     if STE != "identity":
         s = load_scale(
@@ -106,50 +109,39 @@ def fake_quantize_backward(
         z = load_zero_point(
             zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
         )
-        values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
-        gradient = estimated(gradient, widen(values, COMPUTE), s, q_min, q_max, z, STE)
-    out = dx + tile_offsets(row, start, sizes, dx_strides, COLUMNS)
+        to_x = to_dy if ALIKE else tile_offsets(row, start, sizes, x_strides, COLUMNS)
+        values = tl.load(x + to_x, mask=inside)
+        gradient = estimated(gradient, widen(values, COMPUTE), s, q_min, q_max, z, STE, BY_COLUMN)
+    out = dx + (to_dy if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
 
-class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
+class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
     """``fake_quantize`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, FakeQuantizeArgs)
+    kernel, args = fake_quantize, FakeQuantizeArgs
 
-    def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
-        tensors, shared = (args.y, args.x), (args.scale, args.zero_point)
-        return launch_over(
-            fake_quantize,
-            affine_space(self.desc, tensors, shared),
-            self.device,
-            tensors,
-            shared,
-            limits=self.desc.code_range,
-        )
+    def layout(self, args: FakeQuantizeArgs, space: Space) -> dict[str, Any]:
+        return {
+            "limits": self.desc.code_range,
+            "tile": TILE // 2 if self.desc.real.bits == 16 else TILE // 4,
+            "scaled_tile": TILE // 2,
+        }
 
 
-class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
     """``fake_quantize_backward`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, FakeQuantizeBackwardArgs)
+    kernel, args, tensors = fake_quantize_backward, FakeQuantizeBackwardArgs, 3
 
-    def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
-        tensors, shared = (args.dx, args.dy, args.x), (args.scale, args.zero_point)
-        return launch_over(
-            fake_quantize_backward,
-            affine_space(self.desc, tensors, shared),
-            self.device,
-            tensors,
-            shared,
-            limits=self.desc.code_range,
-            tile=2 * TILE
-            if self.desc.ste is SteKind.TANH
-            else TILE,  # it computes long enough to hide more loads
-            STE=self.desc.ste.value,
-            ACCUMULATE=args.accumulate,
-        )
+    def layout(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+        long = self.desc.ste is SteKind.TANH  # it computes long enough to hide more loads
+        return {
+            "limits": self.desc.code_range,
+            "tile": TILE if long else TILE // 2,
+            "STE": self.desc.ste.value,
+            "ACCUMULATE": args.accumulate,
+            "ALIKE": alike_by_column(space, self.tensors),
+        }

@@ -9,15 +9,17 @@ import triton.language as tl
 from holdfast.backends.gpu import StepOperand, Steps
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import (
-    INTERPRETED,
     MAGIC,
     WHOLE_64,
     ZERO_POINT_LIMIT,
+    exact_quotient,
     least_rounding_up_to,
     narrow,
+    reciprocal,
     whole_zero_point,
     widen,
 )
+from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -27,11 +29,11 @@ from holdfast.ops.fake_quantize_learned.plan import (
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
+    STAGES,
     add_further,
     double_bits,
     further_levels,
     index_type,
-    loop_offsets,
     number,
     pieces_of,
     put_sums,
@@ -42,43 +44,6 @@ from holdfast.ops.tree_sum.gpu import (
     workspace_size,
 )
 from holdfast.ops.tree_sum.segments import blocks_of, segments
-
-
-@triton.jit
-def reciprocal(s):
-    """1 / s as the sum of two float64 of the same sign, for ``exact_quotient``.
-
-    The first is an approximation, made less than 1 / s by about 2^-18 of it; what is missing follows from the
-    remainder, to 2^-70 of the whole. For a scale of zero both are infinite, for an infinite one both are
-    zero.
-    """
-    if s.dtype == tl.float64 or INTERPRETED:
-        return s, s
-    else:
-        tiny = tl.abs(s) < 2.0**-100
-        near = 1.0 / tl.where(tiny, s * 2.0**60, s)
-        most = near.to(tl.float64) * tl.where(tiny, 2.0**60 - 2.0**42, 1 - 2.0**-18).to(tl.float64)
-        missing = tl.fma(-s.to(tl.float64), most, 1.0)
-        rest = most * tl.fma(missing, tl.fma(missing, missing, missing), missing)
-        return most, tl.where(missing > 0, rest, most)
-
-
-@triton.jit
-def exact_quotient(x, s, most, rest):
-    """x / s, correctly rounded, whatever x and s are.
-
-    In float32 through float64, with most + rest = 1 / s: before it is rounded, the sum is off by 2^-70 of
-    itself. A quotient of float32 numbers that is a float32 or lies half-way between two has 25 bits, and
-    float64 rounds to it; any other is further than 2^-49 of itself from these, which is more than float64's
-    error. Both products have the sign of x / s, so that infinities and zeros come out as they should.
-    """
-    if x.dtype == tl.float64:
-        return x / s
-    elif INTERPRETED:
-        return tl.div_rn(x, s)
-    else:
-        wide = x.to(tl.float64)
-        return tl.fma(wide, most, wide * rest).to(tl.float32)
 
 
 @triton.jit
@@ -141,7 +106,7 @@ def fake_quantize_learned_backward(
     x_start = dx_start if ALIKE else loop_offsets(segment, over, x_over)[:, None]
     sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     zero_sums = tl.zeros([COUNT, WIDTH], COMPUTE)
-    for row in range(ROWS if EVEN else rows_inside(block, extent[0], ROWS)):
+    for row in tl.range(ROWS if EVEN else rows_inside(block, extent[0], ROWS), num_stages=STAGES):
         element = start + row * LANES
         to_dx = dx_start + loop_offsets(element, within, dx_within)
         to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)
@@ -162,7 +127,7 @@ def fake_quantize_learned_backward(
         elif STE == "in_range":
             gradient = tl.where(kept, upstream, 0.0)
         else:
-            gradient = estimated(upstream, value, s, q_min, q_max, z, STE)
+            gradient = estimated(upstream, value, s, q_min, q_max, z, STE, False)
         if ACCUMULATE:
             gradient = widen(tl.load(dx + to_dx, mask=inside), COMPUTE) + gradient
         tl.store(dx + to_dx, narrow(gradient, dx.dtype.element_ty), mask=inside)

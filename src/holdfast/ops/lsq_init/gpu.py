@@ -9,7 +9,7 @@ import triton.language as tl
 from holdfast.backends.gpu import StepOperand, Steps
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import widen
-from holdfast.ops.affine.gpu import compile_contiguous
+from holdfast.ops.affine.gpu import compile_contiguous, loop_offsets
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum.gpu import (
@@ -19,7 +19,6 @@ from holdfast.ops.tree_sum.gpu import (
     double_bits,
     further_levels,
     index_type,
-    loop_offsets,
     pieces_of,
     put_sums,
     rows_inside,

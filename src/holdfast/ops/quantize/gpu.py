@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.core.plan import Launch
+from holdfast.core.plan import Launch, Operand
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import code, in_range, narrow, quotient, widen, widen_pair
+from holdfast.numerics.gpu import (
+    INTERPRETED,
+    code,
+    exact_quotient,
+    in_range,
+    narrow,
+    quotient,
+    reciprocal,
+    short_code,
+    widen,
+    widen_pair,
+)
 from holdfast.ops.affine.gpu import (
+    TILE,
+    TiledKernel,
+    alike_by_column,
     byte_offsets,
     columns_inside,
-    compile_contiguous,
-    in_bytes,
     in_pairs,
     launch_over,
     load_scale,
@@ -23,13 +37,15 @@ from holdfast.ops.affine.gpu import (
     tile_rows,
     tile_start,
 )
-from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
     QuantizeBackwardDescriptor,
     QuantizeDescriptor,
 )
+
+#: Tiles of a program that are on their way at a time, if it takes several.
+STAGES = tl.constexpr(3)
 
 
 @triton.jit
@@ -50,8 +66,7 @@ def quantize(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
-    FUSED: tl.constexpr, RAGGED: tl.constexpr, PER_BYTE: tl.constexpr,
-    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    RAGGED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
     """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile."""
@@ -68,7 +83,7 @@ def quantize(
     )
     inside = (row < rows)[:, None] & here
     values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
-    codes = code(widen(values, COMPUTE), s, q_min, q_max, z, FUSED and not BY_COLUMN)
+    codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
     if PER_BYTE > 1:
         if RAGGED:
             codes = tl.where(inside, codes, 0)
@@ -88,31 +103,54 @@ def quantize(
 def quantize_pairs(
     q, x, scale, zero_point,
     scale_bits, zero_value, q_min, q_max,
-    rows, columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
+    rows, columns, steps, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
-    FUSED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
-    """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
+    """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte.
+
+    It goes down ``steps`` tiles, for which the scales are prepared once: more than one where scales differ by
+    column alone.
+    """
+    row = tl.program_id(ROW_AXIS).to(rows.dtype) * (ROWS * steps) + tl.arange(0, ROWS)
     start = tile_start(COLUMNS, ROW_AXIS)
-    inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
+    here = columns_inside(start, columns, COLUMNS)
+    s = load_scale(
+        scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
+        BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    z = load_zero_point(
+        zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
+    )
+    next_s = load_scale(
+        scale + scale_strides[len(scale_strides) - 1] // 2, scale_bits, row, start, rows, sizes,
+        scale_strides, COMPUTE, SCALE_ON_HOST, BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    next_z = load_zero_point(
+        zero_point + zero_strides[len(zero_strides) - 1] // 2, zero_value, row, start, rows, sizes,
+        zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS,
+    )  # fmt: skip
+    if INTERPRETED or (BY_COLUMN and ZERO != "none"):
+        short = False
+    elif ZERO == "none":
+        short = True
+    else:
+        short = tl.max(tl.maximum(tl.abs(z), tl.abs(next_z))) <= 2**13
     words = x.to(tl.pointer_type(tl.int32))
-    word = tl.load(words + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
-    byte = tl.zeros(word.shape, tl.int32)
-    for half in tl.static_range(2):
-        value = widen_pair(word, x.dtype.element_ty)[half]
-        s = load_scale(
-            scale + half * (scale_strides[len(scale_strides) - 1] // 2), scale_bits, row, start,
-            rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST, BY_ROW, BY_COLUMN, COLUMNS,
-        )  # fmt: skip
-        z = load_zero_point(
-            zero_point + half * (zero_strides[len(zero_strides) - 1] // 2), zero_value, row, start,
-            rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS,
-        )  # fmt: skip
-        byte = byte | (code(value, s, q_min, q_max, z, FUSED) & 15) << (4 * half)
-    out = q + tile_offsets(row, start, sizes, q_strides, COLUMNS)
-    tl.store(out, byte.to(tl.uint8), mask=inside)
+    for _ in tl.range(steps, num_stages=STAGES):
+        inside = (row < rows)[:, None] & here
+        word = tl.load(words + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
+        value, next_value = widen_pair(word, x.dtype.element_ty)
+        if short:
+            low = short_code(value, s, q_min, q_max, z)
+            high = short_code(next_value, next_s, q_min, q_max, next_z)
+        else:
+            low = code(value, s, q_min, q_max, z)
+            high = code(next_value, next_s, q_min, q_max, next_z)
+        out = q + tile_offsets(row, start, sizes, q_strides, COLUMNS)
+        tl.store(out, ((low & 15) | (high << 4)).to(tl.uint8), mask=inside)
+        row += ROWS
 
 
 @triton.jit(do_not_specialize=["scale_bits", "zero_value", "q_min", "q_max", "rows"])
@@ -121,7 +159,7 @@ def quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
-    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
 ):  # fmt: skip
     """dx = dy / scale where the code was in range, else 0, over one tile."""
@@ -136,49 +174,56 @@ def quantize_backward(
         zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
     )
     inside = (row < rows)[:, None] & here
-    values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
-    upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
-    kept = in_range(widen(values, COMPUTE), s, q_min, q_max, z)
-    gradient = tl.where(kept, quotient(widen(upstream, COMPUTE), s), 0.0)
-    out = dx + tile_offsets(row, start, sizes, dx_strides, COLUMNS)
+    to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
+    to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
+    values = tl.load(x + to_x, mask=inside)
+    upstream = widen(tl.load(dy + to_dy, mask=inside), COMPUTE)
+    kept = in_range(widen(values, COMPUTE), s, q_min, q_max, z, BY_COLUMN)
+    if BY_COLUMN:
+        most, rest = reciprocal(s)
+        gradient = exact_quotient(upstream, s, most, rest)
+    else:
+        gradient = quotient(upstream, s)
+    gradient = tl.where(kept, gradient, 0.0)
+    out = dx + (to_x if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
 
-class Quantize(AffineKernel[QuantizeDescriptor]):
+class Quantize(TiledKernel[QuantizeDescriptor]):
     """``quantize`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, QuantizeArgs)
+    kernel, args, packed = quantize, QuantizeArgs, 0
 
-    def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
-        desc, z = self.desc, args.zero_point
-        tensors, shared = (args.q, args.x), (args.scale, z)
-        packed = 0 if desc.per_byte > 1 else None
-        space = affine_space(desc, tensors, shared, packed=packed)
-        fused = packed is not None and not isinstance(z, torch.Tensor) and not z and not interpreted()
-        if self._in_pairs(args.x, space):
-            return launch_over(
-                quantize_pairs,
-                in_pairs(space),
-                self.device,
-                tensors,
-                shared,
-                limits=desc.code_range,
-                per_column=2,
-                FUSED=fused,
-            )
+    def layout(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
+        per_byte = self.desc.per_byte
+        return {
+            "limits": self.desc.code_range,
+            "tile": TILE // 2 if per_byte == 1 else TILE,
+            "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
+        }
+
+    def launch(
+        self,
+        args: QuantizeArgs,
+        space: Space,
+        tensors: Sequence[torch.Tensor],
+        shared: Sequence[Operand],
+        per_byte: int,
+    ) -> Launch[QuantizeArgs]:
+        if not self._in_pairs(args.x, space):
+            return super().launch(args, space, tensors, shared, per_byte)
         return launch_over(
-            quantize,
-            in_bytes(space, packed, desc.per_byte),
+            quantize_pairs,
+            in_pairs(space),
             self.device,
             tensors,
             shared,
-            limits=desc.code_range,
-            per_byte=desc.per_byte,
-            FUSED=fused,
-            RAGGED=packed is not None and desc.shape[-1] % desc.per_byte > 0,
+            limits=self.desc.code_range,
+            per_column=2,
+            scaled_tile=TILE // 2,
+            looped=True,
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
@@ -194,20 +239,15 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         )
 
 
-class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
+class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
     """``quantize_backward`` as a kernel."""
 
-    def compile(self) -> None:
-        compile_contiguous(self, QuantizeBackwardArgs)
+    kernel, args, tensors = quantize_backward, QuantizeBackwardArgs, 3
 
-    def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
-        tensors, shared = (args.dx, args.dy, args.x), (args.scale, args.zero_point)
-        return launch_over(
-            quantize_backward,
-            affine_space(self.desc, tensors, shared),
-            self.device,
-            tensors,
-            shared,
-            limits=self.desc.code_range,
-            ACCUMULATE=args.accumulate,
-        )
+    def layout(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+        return {
+            "limits": self.desc.code_range,
+            "tile": TILE // 2,
+            "ACCUMULATE": args.accumulate,
+            "ALIKE": alike_by_column(space, self.tensors),
+        }

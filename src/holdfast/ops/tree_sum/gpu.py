@@ -23,6 +23,7 @@ from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.tree_sum import segments as cut
 from holdfast.ops.tree_sum.segments import Segments, blocks_of, segment_length, segments
 
@@ -31,8 +32,10 @@ BLOCK = tl.constexpr(cut.BLOCK)
 
 #: Elements of a tile, the bytes of one if a single row passes through it, and the warps that share it.
 TILE = 1024
-SINGLE_TILE_BYTES = 8192
+SINGLE_TILE_BYTES = 2048
 WARPS = 4
+#: Rows of a tile that are on their way at a time.
+STAGES = tl.constexpr(4)
 #: Bytes along a row of memory that a tile takes where segments lie side by side.
 COLUMN_BYTES = 256
 #: Sums that a program of a further level adds at a time.
@@ -71,19 +74,6 @@ def rows_inside(block, length, ROWS: tl.constexpr):
     """How many rows of these blocks have elements; the first block has the most."""
     left = (length - tl.min(block, axis=0) * BLOCK + (LANES - 1)) // LANES
     return tl.minimum(left, ROWS).to(tl.int32)
-
-
-@triton.jit
-def loop_offsets(index, sizes, strides):
-    """The offset of each index, in elements: its number taken apart into the loops, innermost first."""
-    offset = tl.zeros(index.shape, tl.int64)
-    for d in tl.static_range(len(sizes) - 1, -1, -1):
-        if d == 0:
-            offset += index.to(tl.int64) * strides[d]
-        else:
-            offset += (index % sizes[d]).to(tl.int64) * strides[d]
-            index = index // sizes[d]
-    return offset
 
 
 @triton.jit

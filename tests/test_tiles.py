@@ -1,0 +1,79 @@
+"""What kernels do on large tensors only, and what their arithmetic rests on."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+import holdfast as hf
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def packed_codes(
+    backend: str, device: str, x: torch.Tensor, scale: torch.Tensor, z: torch.Tensor | None
+) -> torch.Tensor:
+    desc = hf.QuantizePerChannelDescriptor(
+        shape=tuple(x.shape), axis=1, input_dtype=x.dtype, output_dtype=torch.int4, packed=True
+    )
+    stream = hf.Stream.current(device)
+    plan = hf.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+    shape, dtype = desc.expected("q")
+    q = torch.full(shape, 85, dtype=dtype, device=device)
+    zero_point = None if z is None else z.to(device)
+    args = hf.QuantizePerChannelArgs(x=x.to(device), scale=scale.to(device), zero_point=zero_point, q=q)
+    plan.run(stream, None, args)
+    return q.cpu()
+
+
+@pytest.mark.parametrize("rows", [64, 203])
+@pytest.mark.parametrize("with_zero_point", [False, True])
+def test_a_program_goes_down_several_tiles(
+    rows: int, with_zero_point: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.affine import gpu
+
+    monkeypatch.setattr(gpu, "PROGRAMS", 1)
+    assert gpu._steps(6) == 4
+    draw = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 310, generator=draw).to(torch.bfloat16)
+    scale = torch.rand(310, generator=draw) * 0.2 + 0.01
+    z = torch.randint(-3, 4, (310,), generator=draw, dtype=torch.int32) if with_zero_point else None
+    made = packed_codes("gpu", DEVICE, x, scale, z)
+    assert torch.equal(made, packed_codes("reference", "cpu", x, scale, z))
+
+
+@numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def fewest_bits_of_a_wrong_sum(bits: int, step: int) -> int:
+    """The fewest bits of a quotient, or of the sum that stands for it, where the two differ."""
+    fewest = 25
+    for significand in range(1 << 23, 1 << 24, step):
+        s = np.float32(significand) * np.float32(2.0**-23)
+        wide = np.float64(s)
+        rs = np.float32(1) / s
+        if 1.0 - wide * np.float64(rs) <= 0:
+            rs = np.nextafter(rs, np.float32(0))
+        rl = np.float32(1.0 - wide * np.float64(rs)) / s
+        for number in range(1 << (bits - 1), 1 << bits):
+            x = np.float32(number)
+            sum_ = np.float32(np.float64(x) * np.float64(rs) + np.float64(np.float32(x * rl)))
+            quotient = np.float32(np.float64(x) / wide)
+            if sum_ != quotient:
+                for value in (sum_, quotient):
+                    whole = np.int64(np.float64(value) * 2.0**40)
+                    while whole % 2 == 0:
+                        whole //= 2
+                    length = 0
+                    while whole:
+                        whole //= 2
+                        length += 1
+                    fewest = min(fewest, length)
+    return fewest
+
+
+@pytest.mark.parametrize(("bits", "step"), [(8, 1), (11, 61)], ids=["bfloat16", "float16"])
+def test_a_wrong_sum_of_short_code_is_no_tie(bits: int, step: int) -> None:
+    """Half-way between codes of 8 bits, with a zero point up to 2^13, lie numbers of at most 15 bits."""
+    assert fewest_bits_of_a_wrong_sum(bits, step) > 15
