@@ -5,6 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.core import pages
+
 PROGRAM = """
 import pathlib, re, torch, holdfast as hf
 
@@ -43,3 +49,32 @@ def test_runs_allocate_nothing() -> None:
 
 def test_the_check_sees_an_allocation() -> None:
     assert growth("copy = x.clone()") > 4096
+
+
+def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whole pages that are theirs, and for small results nobody is asked."""
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(pages, "_madvise", lambda *given: asked.append(given))
+    x = torch.ones(pages.LEAST // 4)
+    for result, calls in (
+        (hf.fake_quantize(x, 0.1, dtype=torch.int8), 1),
+        (hf.fake_quantize(x[1:], 0.1, dtype=torch.int8), 0),
+    ):
+        assert len(asked) == calls
+        for first, size, advice in asked:
+            end = result.data_ptr() + result.nbytes
+            assert first % 4096 == 0 and first + size == end and 0 <= first - result.data_ptr() < 4096
+            assert advice == 14
+        asked.clear()
+    monkeypatch.setattr(pages, "_madvise", None)
+    assert torch.equal(
+        hf.fake_quantize(x, 0.1, dtype=torch.int8),
+        hf.fake_quantize(x[:1], 0.1, dtype=torch.int8).expand_as(x),
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this call")
+def test_the_system_takes_the_question() -> None:
+    room = torch.empty(pages.LEAST, dtype=torch.uint8)
+    first = -(-room.data_ptr() // 4096) * 4096
+    assert pages._madvise is not None and pages._madvise(first, 4096, 14) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -38,7 +39,9 @@ def bench(
         typer.Option(help="Elements of each tensor, a power of two; by default what fills the memory bus."),
     ] = 0,
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all numbers to this file, as they come.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads; by default as many as torch uses.")] = 0,
 ) -> None:
     """Time the plans against torch eager, torch.compile and the copy ceiling, as ratios."""
@@ -50,18 +53,30 @@ def bench(
     cases = quick_cases() if quick else full_cases() if stream.device.type == "cuda" else cpu_cases()
     cases = [case for case in cases if re.search(only, case.name)]
     console = Console()
-    report = measure(cases, stream, console, quick=quick, elements=elements)
+
+    def save(report: Report) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+
+    report = measure(cases, stream, console, save, quick=quick, elements=elements)
     report.print(console)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     if report.refused:
         raise typer.Exit(1)
 
 
 def measure(
-    cases: list[Case], stream: Stream, console: Console, *, quick: bool = False, elements: int = 0
+    cases: list[Case],
+    stream: Stream,
+    console: Console,
+    save: Callable[[Report], None],
+    *,
+    quick: bool = False,
+    elements: int = 0,
 ) -> Report:
-    """Check and time ``cases``; the ceiling is the better of two copies, before and after."""
+    """Check and time ``cases``; the ceiling is the better of two copies, before and after.
+
+    What is known so far is saved after each of them, so that a run that is stopped was not for nothing.
+    """
     device, threads = stream.device, torch.get_num_threads()
     on_gpu = device.type == "cuda"
     copied = COPY_ELEMENTS if on_gpu else COPY_ELEMENTS // 8
@@ -79,12 +94,14 @@ def measure(
                 )
             else:
                 report.rows.append(_row(case, size, stream, threads))
+            save(report)
             release(device)
             progress.advance(task)
         if on_gpu:
             progress.update(task, description="host cost")
             report.host_microseconds = _host_costs(stream)
     report.copy_rate = max(report.copy_rate, copy_rate(device, copied, threads))
+    save(report)
     return report
 
 

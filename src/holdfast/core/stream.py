@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import InvalidArgs, WorkspaceTooSmall
+from holdfast.core.pages import fresh
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Workspace:
     @classmethod
     def allocate(cls, size: int, device: str | torch.device) -> Workspace:
         """A workspace of ``size`` bytes; none at all for 0."""
-        return cls(torch.empty(size, dtype=torch.uint8, device=device) if size else None)
+        return cls(fresh(torch.empty(size, dtype=torch.uint8, device=device)) if size else None)
 
     @classmethod
     def of(cls, buffer: Any) -> Workspace:

@@ -9,6 +9,7 @@ from typing import Literal, overload
 import torch
 
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
+from holdfast.core.pages import fresh
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
     current_stream,
@@ -36,7 +37,7 @@ def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, 
 
 def _quantize_dynamic(x, granularity, dtype, q_min, q_max, narrow, packed):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, True)
-    q, scale = empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    q, scale = fresh(empty_codes(x, dtype, packed)), empty_scale(x, granularity)
     plan.run(current_stream(x.device), workspace_of(plan, x), DynamicQuantizeArgs(x=x, q=q, scale=scale))
     return q, scale
 
@@ -47,7 +48,7 @@ def _quantize_dynamic_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
 
 def _quantize_dynamic_affine(x, granularity, dtype, q_min, q_max, narrow, packed):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, False)
-    q, scale = empty_codes(x, dtype, packed), empty_scale(x, granularity)
+    q, scale = fresh(empty_codes(x, dtype, packed)), empty_scale(x, granularity)
     zero_point = empty_scale(x, granularity, torch.int32)
     args = DynamicQuantizeArgs(x=x, q=q, scale=scale, zero_point=zero_point)
     plan.run(current_stream(x.device), workspace_of(plan, x), args)

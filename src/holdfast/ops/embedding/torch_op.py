@@ -12,6 +12,7 @@ from holdfast.core.autograd import is_batch, register_autograd
 from holdfast.core.contract import PlanPreference
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
@@ -64,7 +65,7 @@ def _backward_plan(shape, index_dtype, rows, columns, dtype, device, padding_idx
 
 def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
     plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
-    out = weight.new_empty((*input.shape, weight.shape[1]))
+    out = fresh(weight.new_empty((*input.shape, weight.shape[1])))
     args = EmbeddingArgs(weight=weight, indices=input, out=out)
     plan.run(current_stream(weight.device), NO_WORKSPACE, args)
     return out
@@ -79,11 +80,9 @@ def _embedding_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_
     plan = _backward_plan(
         input.shape, input.dtype, num_embeddings, columns, dout.dtype, device, padding_idx, scale_grad_by_freq
     )
-    # On the CPU fresh memory is what takes the time, and torch is quick to fill it with zeros.
-    on_cpu = device.type == "cpu"
-    dweight = (dout.new_zeros if on_cpu else dout.new_empty)((num_embeddings, columns))
+    dweight = fresh(dout.new_empty((num_embeddings, columns)))
     workspace = Workspace.allocate(plan.workspace_size(), device)
-    args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight, accumulate=on_cpu)
+    args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight)
     plan.run(current_stream(device), workspace, args)
     return dweight
 

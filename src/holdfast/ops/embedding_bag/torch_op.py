@@ -10,6 +10,7 @@ import torch
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
@@ -86,7 +87,7 @@ def _embedding_bag(
             padding_idx,
         ),
     )  # fmt: skip
-    out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    out = fresh(weight.new_empty((_bags(input, offsets, include_last_offset), columns)))
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
     )
@@ -119,11 +120,8 @@ def _embedding_bag_backward(
         ),
     )  # fmt: skip
     expected = plan.descriptor.expected
-    # On the CPU fresh memory is what takes the time, and torch is quick to fill it with zeros.
-    on_cpu = device.type == "cpu"
-    room = dout.new_zeros if on_cpu else dout.new_empty
-    dweight = room((num_embeddings, columns)) if of_table else None
-    dweights = room(input.shape) if of_weights else None
+    dweight = fresh(dout.new_empty((num_embeddings, columns))) if of_table else None
+    dweights = fresh(dout.new_empty(input.shape)) if of_weights else None
     args = EmbeddingBagBackwardArgs(
         dout=dout,
         indices=input,
@@ -132,7 +130,6 @@ def _embedding_bag_backward(
         weight=weight if expected("weight") else None,
         dweight=dweight,
         dper_sample_weights=dweights,
-        accumulate=on_cpu,
     )
     plan.run(current_stream(device), Workspace.allocate(plan.workspace_size(), device), args)
     nothing = dout.new_empty(0)

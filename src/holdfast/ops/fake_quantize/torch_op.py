@@ -12,6 +12,7 @@ import torch
 from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
+from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
@@ -59,7 +60,7 @@ def _fake_quantize(
     x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste, grad_factor
 ):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
-    y = torch.empty_like(x)
+    y = fresh(torch.empty_like(x))
     args = FakeQuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -78,7 +79,7 @@ def _fake_quantize_backward(
     dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
 ):
     plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
-    dx = torch.empty_like(x)
+    dx = fresh(torch.empty_like(x))
     args = FakeQuantizeBackwardArgs(
         dy=dy,
         x=x,

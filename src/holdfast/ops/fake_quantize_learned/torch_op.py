@@ -15,6 +15,7 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import granularity_named
+from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
@@ -79,7 +80,7 @@ def _backward(
         x=x,
         scale=scale_value if scale is None else scale,
         zero_point=zero_value if zero_point is None else zero_point,
-        dx=dx,
+        dx=fresh(dx),
         dscale=dscale,
         dzero_point=dzero_point if needs_dzero else None,
     )

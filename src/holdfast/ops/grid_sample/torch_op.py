@@ -11,6 +11,7 @@ import torch
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE, Workspace
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
@@ -93,7 +94,7 @@ def _grid_sample(image, grid, mode, padding_mode, align_corners):
         padding_mode,
         align_corners,
     )
-    out = _output(image, grid)
+    out = fresh(_output(image, grid))
     args = GridSampleArgs(input=image, grid=grid, out=out)
     plan.run(current_stream(image.device), _workspace(plan, image.device), args)
     return out
@@ -124,8 +125,8 @@ def _grid_sample_backward(
         dout=dout,
         grid=grid,
         input=image if needs_dgrid else None,
-        dinput=dinput if needs_dinput else None,
-        dgrid=dgrid if needs_dgrid else None,
+        dinput=fresh(dinput) if needs_dinput else None,
+        dgrid=fresh(dgrid) if needs_dgrid else None,
     )
     plan.run(current_stream(dout.device), _workspace(plan, dout.device), args)
     return dinput, dgrid

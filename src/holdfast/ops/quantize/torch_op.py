@@ -19,6 +19,7 @@ from holdfast.core.granularity import (
     PerToken,
     validate_granularity,
 )
+from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
@@ -71,7 +72,7 @@ def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max)
 
 def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, packed)
-    q = empty_codes(x, dtype, packed)
+    q = fresh(empty_codes(x, dtype, packed))
     args = QuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -90,7 +91,7 @@ def _quantize_fake(
 
 def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max):
     plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max)
-    dx = torch.empty_like(x)
+    dx = fresh(torch.empty_like(x))
     args = QuantizeBackwardArgs(
         dy=dy,
         x=x,
