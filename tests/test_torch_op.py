@@ -237,7 +237,7 @@ def test_strides_do_not_change_the_codes() -> None:
 
 def test_torch_sees_a_call_that_it_watches() -> None:
     x = torch.randn(8)
-    with torch.profiler.profile() as profile:
+    with torch.profiler.profile(acc_events=True) as profile:
         hf.quantize(x, 0.1)
     assert "holdfast::quantize" in {event.name for event in profile.events()}
 
