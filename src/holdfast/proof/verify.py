@@ -20,6 +20,7 @@ from holdfast.backends import interpreted
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.registry import plans
 from holdfast.proof import digests
+from holdfast.proof.ahead import compiling_ahead
 from holdfast.proof.conformance import (
     AnyPlan,
     Difference,
@@ -104,12 +105,13 @@ def verify(
     chosen = {name: plan for name, plan in plans().items() if not names or name in names}
     here = ways()
     report = Report([str(way) for way in here], [], device_name())
-    compile_variants(list(chosen.values()), here, progress)
     written: digests.Digests = {}
-    for plan in chosen.values():
-        found = _conformance(plan, here, written if write_digests else None, progress)
-        _mutants(plan, found, progress)
-        report.plans.append(found)
+    with compiling_ahead(list(chosen)):
+        compile_variants(list(chosen.values()), here, progress)
+        for plan in chosen.values():
+            found = _conformance(plan, here, written if write_digests else None, progress)
+            _mutants(plan, found, progress)
+            report.plans.append(found)
     if write_digests and report.passed:
         digests.write(written)
     if exhaustive:

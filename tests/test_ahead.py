@@ -1,0 +1,45 @@
+"""Kernels that other processes compile while plans are checked."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.proof import ahead
+from holdfast.proof.conformance import cases_of
+
+NAMES = ["SegmentSumPlan", "EmbeddingPlan", "AffineGridPlan", "LsqInitPlan", "ObserveRangePlan"]
+
+
+def test_others_work_while_plans_are_checked_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 3)
+    with pytest.raises(KeyError), ahead.compiling_ahead(NAMES):
+        assert len(multiprocessing.active_children()) == 2
+        raise KeyError
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("names", "processors"), [(NAMES[:4], 8), (NAMES, 1)])
+def test_nobody_else_works_if_it_is_not_worth_it(
+    names: list[str], processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: processors)
+    with ahead.compiling_ahead(names):
+        assert multiprocessing.active_children() == []
+
+
+def test_every_case_is_tried_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fail(plan: Any, case: Any, *rest: Any) -> None:
+        tried.append(case.name)
+        raise RuntimeError
+
+    monkeypatch.setattr(ahead, "execute", fail)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    ahead.compile_all(NAMES[:2])
+    assert tried == [case.name for name in NAMES[:2] for case in cases_of(hf.plans()[name])]
