@@ -6,8 +6,9 @@ checks begin with the first plan, the others with the last, and nobody waits.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -31,20 +32,25 @@ def compile_all(names: Sequence[str]) -> None:
                 execute(plans()[name], case, case.make(), selected("cpu"))
 
 
+_PROGRAM = f"import sys; from {__name__} import compile_all; compile_all(sys.argv[1:])"
+
+
 @contextmanager
-def compiling_ahead(names: Sequence[str]) -> Iterator[None]:
+def compiling_ahead(names: Sequence[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """While others compile for the plans called ``names``, from the last to the first."""
     number = min((os.cpu_count() or 1) - 1, MOST) if len(names) >= FEWEST else 0
-    spawned = multiprocessing.get_context("spawn")
     others = [
-        spawned.Process(target=compile_all, args=(list(names)[::-1][first::number],), daemon=True)
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *list(names)[::-1][first::number]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         for first in range(number)
     ]
-    for other in others:
-        other.start()
     try:
-        yield
+        yield others
     finally:
         for other in others:
             other.terminate()
-            other.join()
+            other.wait()
