@@ -113,6 +113,19 @@ def _kinds(values: Any) -> Any:
 
 
 @triton.jit
+def loop_offsets(index, sizes, strides):
+    """Where each index lies, in elements: its number taken apart into the loops, innermost first."""
+    offset = tl.zeros(index.shape, tl.int64)
+    for d in tl.static_range(len(sizes) - 1, -1, -1):
+        if d == 0:
+            offset += index.to(tl.int64) * strides[d]
+        else:
+            offset += (index % sizes[d]).to(tl.int64) * strides[d]
+            index = index // sizes[d]
+    return offset
+
+
+@triton.jit
 def report(box, place, position, value, bad):
     """Tell the host of the first bad value, in a word of ``core.deferred``. Costs nothing if none is bad."""
     if tl.max(bad.to(tl.int32), 0) > 0:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import prepare
+from holdfast.backends.gpu import loop_offsets, prepare
 from holdfast.core.plan import Args, Launch, Operand
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
@@ -57,19 +57,6 @@ def columns_inside(start, columns, COLUMNS: tl.constexpr):
     """Which of the columns from ``start`` on exist, as a row of the tile."""
     left = tl.minimum(columns - start, COLUMNS).to(tl.int32)
     return (tl.arange(0, COLUMNS) < left)[None, :]
-
-
-@triton.jit
-def loop_offsets(index, sizes, strides):
-    """Where each index lies, in elements: its number taken apart into the loops, innermost first."""
-    offset = tl.zeros(index.shape, tl.int64)
-    for d in tl.static_range(len(sizes) - 1, -1, -1):
-        if d == 0:
-            offset += index.to(tl.int64) * strides[d]
-        else:
-            offset += (index % sizes[d]).to(tl.int64) * strides[d]
-            index = index // sizes[d]
-    return offset
 
 
 @triton.jit

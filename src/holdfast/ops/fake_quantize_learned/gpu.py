@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import (
     MAGIC,
@@ -19,7 +19,6 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
-from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated
 from holdfast.ops.fake_quantize_learned.plan import (

@@ -6,10 +6,10 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import widen
-from holdfast.ops.affine.gpu import compile_contiguous, loop_offsets
+from holdfast.ops.affine.gpu import compile_contiguous
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum.gpu import (

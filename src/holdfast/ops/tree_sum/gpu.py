@@ -18,12 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import Steps
+from holdfast.backends.gpu import Steps, loop_offsets
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.affine.gpu import loop_offsets
 from holdfast.ops.tree_sum import segments as cut
 from holdfast.ops.tree_sum.segments import Segments, blocks_of, segment_length, segments
 
