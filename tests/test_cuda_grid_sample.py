@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,11 @@ def drawn(
     """An image, a grid and a gradient, on the CPU."""
     generator = torch.Generator().manual_seed(7)
     grid = torch.rand((shape[0], *size, len(size)), generator=generator)
-    grid = grid * 2.4 - 1.2 if kind == "random" else grid * 0.01
+    if kind == "smooth":
+        whole = torch.eye(len(size), len(size) + 1).expand(shape[0], -1, -1)
+        grid = torch.nn.functional.affine_grid(whole, [shape[0], 1, *size], False) + grid * 0.01
+    else:
+        grid = grid * 2.4 - 1.2 if kind == "random" else grid * 0.01
     image = torch.randn(shape, generator=generator).to(dtype)
     return image, grid, torch.randn((*shape[:2], *size), generator=generator).to(dtype)
 
@@ -45,7 +50,7 @@ def both(
     return [out.detach(), *torch.autograd.grad(out, known, dout)]
 
 
-@pytest.mark.parametrize("kind", ["random", "one pixel"])
+@pytest.mark.parametrize("kind", ["random", "smooth", "one pixel"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize(
     ("channels", "dtype"), [(3, torch.float32), (40, torch.bfloat16), (70, torch.float32)]
@@ -65,8 +70,9 @@ def test_volumes_give_the_bits_of_the_cpu(mode: str) -> None:
         assert torch.equal(canonical(one.cpu()), canonical(other))
 
 
-def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
-    tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110))]
+@pytest.mark.parametrize("kind", ["random", "smooth"])
+def test_a_hundred_runs_on_a_busy_device_give_one_digest(kind: str) -> None:
+    tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110), kind)]
     others = [torch.cuda.Stream() for _ in range(3)]
     noise = [torch.randn(2048, 2048, device="cuda") for _ in others]
     torch.cuda.synchronize()
@@ -78,6 +84,22 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
         out, dinput, dgrid = both(*tensors)
         found.add(digest({"out": out, "dinput": dinput, "dgrid": dgrid}))
     assert len(found) == 1
+
+
+def test_threads_on_streams_of_their_own_do_not_disturb_each_other() -> None:
+    tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110), "smooth")]
+    wanted = both(*tensors)
+    torch.cuda.synchronize()
+
+    def work(_: int) -> bool:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found = [both(*tensors) for _ in range(10)]
+        stream.synchronize()
+        return all(torch.equal(a, b) for run in found for a, b in zip(run, wanted, strict=True))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(8)))
 
 
 def test_calls_do_not_synchronise(no_synchronisation: None) -> None:
@@ -95,7 +117,7 @@ def test_a_graph_replays_forward_and_backward() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = both(image, grid, dout)
-    for kind in ("one pixel", "random"):
+    for kind in ("one pixel", "smooth", "random"):
         other = drawn((2, 16, 40, 40), (41, 43), kind)[1].flip(1)
         grid.copy_(other)
         graph.replay()

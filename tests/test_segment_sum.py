@@ -118,6 +118,26 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str, monkeypatch: pyte
     assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "bad"])
+@pytest.mark.parametrize("part", [1000, 300, 100])
+def test_rows_that_are_filled_early_are_written_again(
+    kind: str, part: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.segment_sum.order import gpu as order
+
+    monkeypatch.setattr(order, "CLEARED", 64)
+    monkeypatch.setattr(order, "BLOCK", 128)
+    monkeypatch.setattr(order, "TILE", 64)
+    monkeypatch.setattr(order, "SIDE", 64)
+    monkeypatch.setattr(order, "PASS_BYTES", part * 4)
+    monkeypatch.setattr(order, "SPAN_BYTES", part * 4)
+    destinations = index_values(kind, "filled", (300,), 500, torch.int64)
+    terms = row_values("filled", (300, 3), torch.float32)
+    # Two passes and the spans: all of the 500 rows, 300 of them, or 100, which are too few to be worth it.
+    assert order.Order(order.Pieces(), 300, 500).blank_bytes == 3 * part * 4
+    assert torch.equal(summed("gpu", terms, destinations, 500), summed("reference", terms, destinations, 500))
+
+
 def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.ops.segment_sum.order import gpu as order
 

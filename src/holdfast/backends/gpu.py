@@ -6,7 +6,10 @@ compiled handle is kept: launching it skips the work that Triton's own dispatch 
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from holdfast.backends import interpreted
 from holdfast.core import deferred
@@ -26,6 +30,7 @@ Launcher = Callable[[int, Sequence[torch.Tensor], Sequence[int], tuple[int, ...]
 
 NOTHING = tl.constexpr(deferred.NOTHING)
 LEAST, MOST = tl.constexpr(deferred.LEAST), tl.constexpr(deferred.MOST)
+COMPILED = tl.constexpr(not interpreted())
 
 _handles: dict[tuple[Any, ...], Any] = {}
 
@@ -41,12 +46,16 @@ def prepare(
     constants: dict[str, Any],
     num_warps: int,
     registers: int | None = None,
+    left_percent: int | None = None,
+    early: bool = True,
 ) -> Launcher:
     """A launcher of ``kernel`` on ``device``.
 
     The kernel's parameters are, in this order: a pointer for each of ``tensors``; ``scalars``, which may
     differ on every launch; ``settled``, integers and tuples of them that do not; the constants. A thread may
-    have so many ``registers``, or what the compiler thinks best.
+    have so many ``registers``, or what the compiler thinks best. So much of a processor's cache is
+    ``left_percent`` to others as shared memory. A kernel that follows others by ``follow`` may be brought to
+    the device ``early``.
     """
     options = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": registers}
     if interpreted():
@@ -65,14 +74,17 @@ def prepare(
         tuple(constants.values()),
         num_warps,
         registers,
+        left_percent,
     )
     handle = _handles.get(key)
     if handle is None:
         with torch.cuda.device(device):
             handle = kernel.warmup(*tensors, *scalars, *settled, **constants, grid=(1,), **options)
             handle.run  # noqa: B018  (loads the binary on this device)
+            if left_percent is not None:
+                _leave_shared_memory(handle, left_percent)
         _handles[key] = handle
-    run, between = _entry(handle)
+    run, between = _entry(handle, early)
     tail = (*settled, *constants.values())
     only_device = torch.cuda.device_count() == 1
 
@@ -86,18 +98,33 @@ def prepare(
     return launch
 
 
-def _entry(handle: Any) -> tuple[Callable[..., None], tuple[Any, ...]]:
+def _leave_shared_memory(handle: Any, percent: int) -> None:
+    """Have so much of the cache as shared memory while a kernel runs that uses none.
+
+    A processor divides its cache anew only when it is idle. So kernels that do use shared memory would have
+    to wait for the last program of one that does not. This is a wish; nothing depends on it but time.
+    """
+    preferred_carveout = 9
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
+            ctypes.c_void_p(handle.function), preferred_carveout, percent
+        )
+
+
+def _entry(handle: Any, early: bool) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """The callable that launches a handle, and what it takes between the stream and the kernel's arguments.
 
     Triton's own entry works in every version. In 3.6 the C function behind it can be called directly when the
-    kernel has no scratch memory, which these never have; that saves a microsecond.
+    kernel has no scratch memory, which these never have; that saves a microsecond. And only there a kernel
+    is launched before the one that it follows has ended: if it is found to wait for it.
     """
     run, no_hooks = handle.run, (handle.packed_metadata, None, None, None)
     if triton.__version__.startswith("3.6.") and not run.global_scratch_size and not run.profile_scratch_size:
+        waits = "griddepcontrol.wait" in handle.asm["ptx"]
         return run.launch, (
             handle.function,
             run.launch_cooperative_grid,
-            run.launch_pdl,
+            early and waits,
             None,
             None,
             *no_hooks,
@@ -110,6 +137,17 @@ def _kinds(values: Any) -> Any:
     if isinstance(values, tuple):
         return tuple(_kinds(value) for value in values)
     return values == 1, values % 16 == 0, values.bit_length() > 31
+
+
+@triton.jit
+def follow():
+    """Wait for the launch before this one to end, and let the next one come: first thing in a kernel.
+
+    The programs of a launch are then on the device by the time they may begin.
+    """
+    if COMPILED:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -162,17 +200,57 @@ def no_scalars(args: Args) -> tuple[int, ...]:
     return ()
 
 
+class _Side(threading.local):
+    """Streams beside those of callers, one for each device: of each thread, for one may be capturing.
+
+    What is launched there goes first where the device has to choose.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
+
+    def fork(self, device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Stream:
+        """The side stream, which waits for all that is on ``stream`` so far."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
+        side, event = self._streams[device]
+        event.record(stream)
+        side.wait_event(event)
+        return side
+
+    def join(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        """Let ``stream`` wait for all that is on the side stream so far."""
+        side, event = self._streams[device]
+        event.record(side)
+        stream.wait_event(event)
+
+
+_side = _Side()
+
+
+@dataclass(frozen=True)
+class _Step:
+    run: Launcher
+    operands: tuple[StepOperand, ...]
+    scalars: Scalars
+    beside: bool = False
+    #: Whether it needs tensors. If not, of each operand: which address it is found from, and how far from it.
+    on_tensors: bool = False
+    found_from: tuple[tuple[int, int], ...] = ()
+
+
 class Steps:
     """Kernels that run one after another on a stream, on operands of the args and pieces of the workspace.
 
     Made while a launch is prepared for ``args``. An operand that is not there needs a pointer all the same,
-    and gets the first one.
+    and gets the first one. A long step that none after it depends on can run ``beside`` those, which then go
+    first wherever there is room: most of them are short, and wait most of the time.
     """
 
     def __init__(self, device: torch.device, args: Args) -> None:
         self._device = device
         self._args, self._like = args, _present(args)
-        self._steps: list[tuple[Launcher, tuple[StepOperand, ...], Scalars]] = []
+        self._steps: list[_Step] = []
 
     def add(
         self,
@@ -184,11 +262,13 @@ class Steps:
         num_warps: int,
         scalars: Scalars = no_scalars,
         registers: int | None = None,
+        left_percent: int | None = None,
+        beside: bool = False,
     ) -> None:
-        """``programs`` programs of ``kernel``, whose threads have so many ``registers`` if it matters.
+        """``programs`` programs of ``kernel``, with so many ``registers`` and so much cache ``left_percent``.
 
         Its parameters are the operands, what ``scalars`` makes of the args of each launch (in 64 bits each),
-        ``settled``, the constants.
+        ``settled``, the constants. One step can run ``beside`` all that are added later.
         """
         run = prepare(
             kernel,
@@ -200,8 +280,12 @@ class Steps:
             constants=constants,
             num_warps=num_warps,
             registers=registers,
+            left_percent=left_percent,
+            early=not beside,
         )
-        self._steps.append((run, tuple(map(self._settled, operands)), scalars))
+        settled_operands = tuple(map(self._settled, operands))
+        found_from = tuple(map(self._found_from, settled_operands))
+        self._steps.append(_Step(run, settled_operands, scalars, beside, found_from=found_from))
 
     def call(self, function: Callable[..., None], *pieces: Piece) -> None:
         """Call ``function`` on pieces of the workspace as tensors, with the stream made torch's own."""
@@ -215,7 +299,7 @@ class Steps:
                 with torch.cuda.stream(_torch_stream(stream, device)):
                     function(*tensors)
 
-        self._steps.append((_OnTensors(run), pieces, no_scalars))
+        self._steps.append(_Step(run, pieces, no_scalars, on_tensors=True))
 
     def _settled(self, operand: StepOperand) -> StepOperand:
         if isinstance(operand, Part):
@@ -223,39 +307,65 @@ class Steps:
             return replace(operand, offset=operand.first * whole.stride(0) * whole.itemsize)
         return operand
 
+    def _found_from(self, operand: StepOperand) -> tuple[int, int]:
+        """Addresses are those of the operands of the args, then that of the workspace, then 0."""
+        args = len(self._like)
+        if isinstance(operand, Piece):
+            return args, operand.offset
+        if isinstance(operand, Part):
+            return operand.operand, operand.offset
+        return (args + 1, operand.data_ptr()) if isinstance(operand, torch.Tensor) else (operand, 0)
+
     def _described(self, operand: StepOperand) -> torch.Tensor:
         return operand.like() if isinstance(operand, Piece) else _tensor(operand, None, self._like)
 
     @property
     def launch(self) -> Launch[Any]:
         """What launches every step, in order. It does not hold on to the args that it was prepared for."""
-        steps, interpreting = tuple(self._steps), interpreted()
+        steps, device, interpreting = tuple(self._steps), self._device, interpreted()
+
+        def launch_step(
+            step: _Step, handle: int, workspace: Workspace, args: Args, addresses: Sequence[int]
+        ) -> None:
+            if interpreting or step.on_tensors:
+                present = _present(args)
+                tensors = [_tensor(operand, workspace, present) for operand in step.operands]
+                step.run(handle, tensors, (), step.scalars(args))
+            else:
+                found = [addresses[number] + offset for number, offset in step.found_from]
+                step.run(handle, (), found, step.scalars(args))
 
         def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-            base = first_address(workspace)
-            for run, operands, scalars in steps:
-                if interpreting or isinstance(run, _OnTensors):
-                    present = _present(args)
-                    run(stream.handle, [_tensor(o, workspace, present) for o in operands], (), scalars(args))
-                else:
-                    run(stream.handle, (), [_address(o, base, addresses) for o in operands], scalars(args))
+            known = _known(addresses, workspace)
+            for step in steps:
+                launch_step(step, stream.handle, workspace, args, known)
 
-        return launch
+        def launch_beside(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+            known, own, handle = (
+                _known(addresses, workspace),
+                _torch_stream(stream.handle, device),
+                stream.handle,
+            )
+            for step in steps:
+                if step.beside:
+                    handle = _side.fork(device, own).cuda_stream
+                    launch_step(step, stream.handle, workspace, args, known)
+                else:
+                    launch_step(step, handle, workspace, args, known)
+            _side.join(device, own)
+
+        return launch_beside if any(step.beside for step in steps) and not interpreting else launch
+
+
+def _known(addresses: Sequence[int], workspace: Workspace) -> list[int]:
+    """What operands are found from. One that is not there gets the address of the first."""
+    first = addresses[0]
+    return [*(address or first for address in addresses), first_address(workspace), 0]
 
 
 def _torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
     """The stream of a handle. To torch, an external stream of handle 0 is any stream of its pool."""
     return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
-
-
-class _OnTensors:
-    """A step that needs tensors, not addresses."""
-
-    def __init__(self, run: Launcher) -> None:
-        self._run = run
-
-    def __call__(self, *given: Any) -> None:
-        self._run(*given)
 
 
 def _present(args: Args) -> list[torch.Tensor]:
@@ -272,11 +382,3 @@ def _tensor(
     if isinstance(operand, Part):
         return present[operand.operand][operand.first : operand.first + operand.size]
     return operand if isinstance(operand, torch.Tensor) else present[operand]
-
-
-def _address(operand: StepOperand, base: int, addresses: Sequence[int]) -> int:
-    if isinstance(operand, Piece):
-        return base + operand.offset
-    if isinstance(operand, Part):
-        return addresses[operand.operand] + operand.offset
-    return operand.data_ptr() if isinstance(operand, torch.Tensor) else addresses[operand] or addresses[0]

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, report
+from holdfast.backends.gpu import StepOperand, Steps, follow, report
 from holdfast.core import deferred
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
@@ -105,6 +105,7 @@ def find_bags(
     TILE: tl.constexpr,
 ):  # fmt: skip
     """What is to be known of TILE indices, offsets and windows of 32 places, as far as it is asked for."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     if OFFSETS:
@@ -269,6 +270,7 @@ def sum_short_bags(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``find_bags`` for TILE places, arrivals cleared; or the sums of ROWS bags, if they are not long."""
+    follow()
     if tl.program_id(0) < finders:
         find_bags(
             starts, maxima, keys, keys, keys, indices, offsets, box,
@@ -315,6 +317,7 @@ def max_bags(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """The largest of each column in ROWS bags, the first of equals and the first NaN; or its PLACES."""
+    follow()
     tile = tl.program_id(0) % tiles
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
@@ -346,6 +349,7 @@ def divide_rows(
     BOUNDS: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The gradients of ROWS bags, each over the number of its rows."""
+    follow()
     tile = tl.program_id(0) % tiles
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
@@ -375,6 +379,7 @@ def weight_gradients(
 
     A lane walks along its own row, so that neighbouring lanes are a row apart; the cache holds their lines.
     """
+    follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = place < count
     index, kept = load_kept(indices, place, inside, rows, padding, sizes, strides)

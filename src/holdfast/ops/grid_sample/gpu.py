@@ -6,7 +6,7 @@ everywhere else. dgrid is summed by sample, a thread for each, channel after cha
 
 For the cells dout is copied, channels side by side and samples in the order of the cells: then samples that
 share pixels are neighbours, whatever the grid. dgrid of scattered samples is summed in that order too, from
-the copy. If samples side by side share pixels anyway, it is summed as they come.
+the copy. If samples side by side share pixels anyway, it is summed as they come, beside all that dinput takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import Part, StepOperand, Steps
+from holdfast.backends.gpu import Part, StepOperand, Steps, follow
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, widen
@@ -59,6 +59,8 @@ GRID_SAMPLES, GRID_WARPS = (16384, 4) if interpreted() else (256, 8)
 #: As samples come: enough for all that four channels load to be under way together. Left alone, the compiler
 #: saves registers, and half of it waits for the other half.
 GRID_REGISTERS = 80
+#: What it leaves of the cache as shared memory: room for three tiles of dout that are copied meanwhile.
+LEFT_PERCENT = 28
 #: The same forward with many channels: neighbours share what is in the cache.
 MANY_SAMPLES, MANY_WARPS = (16384, 4) if interpreted() else (512, 16)
 #: Programs there should be forward, and the fewest channels that one is given to have more of them.
@@ -275,6 +277,7 @@ def grid_gradient(
 
     If EITHER way is open, there is a launch for each, and they are summed in order if they are scattered.
     """
+    follow()
     if EITHER and is_scattered(tallies, count) != IN_ORDER:
         return
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -402,12 +405,21 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             images = min(self.images, desc.batch - first)
             dinput, dgrid, dout, image, grid = (Part(operand, first, images) for operand in range(5))
             sums = self.sums_for(Pieces(), images) if desc.needs_dinput else None
-            if sums is not None and args.dinput is not None:
+            # Few channels are read faster as they come, whatever the grid.
+            ordered = sums if isinstance(sums, CellSums) and sums.copies else None
+            of_grid = (dgrid, dout, image, grid) if args.dgrid is not None and desc.samples else None
+            if isinstance(sums, CellSums):
+                sums.add_cells(steps, args, grid)
+            if of_grid and (ordered is None or ordered.either(args)):
+                # Beside the sums, unless others follow in the same workspace.
+                beside = sums is not None and images == desc.batch
+                self.add_grid_gradient(steps, args, images, ordered, of_grid, in_order=False, beside=beside)
+            if isinstance(sums, CellSums):
+                sums.add_order(steps)
+            if sums is not None:
                 sums.add_steps(steps, args, dinput, dout, grid)
-            if args.dgrid is not None and desc.samples:
-                # Few channels are read faster as they come, whatever the grid.
-                ordered = sums if isinstance(sums, CellSums) and sums.copies else None
-                self.add_grid_gradient(steps, args, images, ordered, (dgrid, dout, image, grid))
+            if of_grid and ordered is not None:
+                self.add_grid_gradient(steps, args, images, ordered, of_grid, in_order=True)
         return steps.launch
 
     def add_grid_gradient(
@@ -417,37 +429,40 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         images: int,
         sums: CellSums | None,
         operands: tuple[StepOperand, ...],
+        *,
+        in_order: bool,
+        beside: bool = False,
     ) -> None:
-        """dgrid as samples come, or in the order of ``sums``, or what the grid decides of these."""
+        """dgrid as samples come, or in the order of ``sums``; or whether so, if the grid decides that."""
         desc = self.desc
         dgrid, dout, image, grid = operands
         assert args.dgrid is not None and args.input is not None
         wide = tl.int64 in (offset_type(args.input), offset_type(args.dout))
         offset = tl.int64 if wide or images * desc.samples * desc.channels >= 2**31 else tl.int32
-        either = sums is not None and sums.either(args)
-        for in_order in (False, True) if either else (sums is not None,):
-            rows, places = (sums.rows, sums.order.places) if sums and in_order else (dout, grid)
-            steps.add(
-                grid_gradient,
-                -(-images * desc.samples // GRID_SAMPLES),
-                (dgrid, rows, image, grid, places, sums.order.tallies if sums else grid),
-                (
-                    images * desc.samples, desc.samples, desc.channels,
-                    sizes_of(desc.image_size), sizes_of(desc.output_size),
-                    grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
-                    grid_strides_of(args.grid),
-                    args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
-                ),
-                {
-                    **kind_of(desc), "EITHER": either, "IN_ORDER": in_order,
-                    "DOUT_ROWS": in_order or args.dout.stride(1) == 1,
-                    "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
-                    "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
-                    "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
-                },
-                GRID_WARPS,
-                registers=None if in_order else GRID_REGISTERS,
-            )  # fmt: skip
+        rows, places = (sums.rows, sums.order.places) if sums and in_order else (dout, grid)
+        steps.add(
+            grid_gradient,
+            -(-images * desc.samples // GRID_SAMPLES),
+            (dgrid, rows, image, grid, places, sums.order.tallies if sums else grid),
+            (
+                images * desc.samples, desc.samples, desc.channels,
+                sizes_of(desc.image_size), sizes_of(desc.output_size),
+                grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
+                grid_strides_of(args.grid),
+                args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
+            ),
+            {
+                **kind_of(desc), "EITHER": sums is not None and sums.either(args), "IN_ORDER": in_order,
+                "DOUT_ROWS": in_order or args.dout.stride(1) == 1,
+                "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
+                "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
+                "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
+            },
+            GRID_WARPS,
+            registers=None if in_order else GRID_REGISTERS,
+            left_percent=LEFT_PERCENT if beside else None,
+            beside=beside,
+        )  # fmt: skip
 
 
 class LeanGridSampleBackward(GridSampleBackward):

@@ -2,7 +2,8 @@
 
 First the terms are ordered by segment (``order``): ``starts[row]`` to ``starts[row + 1]`` are the places of a
 row's terms. A row of up to 32 is then summed by the program that owns it: the row itself, or its first place
-where there are more rows than places; rows without a term are then filled with zeros, many at a time.
+where there are more rows than places; rows without a term are then filled with zeros, many at a time. The
+last rows may be filled while terms are still being ordered, and written again if they have any.
 
 A longer row is cut into chunks, each summed by whoever owns the window of 32 places in which the chunk
 begins. At most two chunks of long rows begin in a window: if two did that are not the first of their row,
@@ -23,7 +24,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
@@ -39,7 +40,7 @@ from holdfast.ops.segment_sum.indexed import (
     described_operands,
     loops,
 )
-from holdfast.ops.segment_sum.order.gpu import LANES, Order
+from holdfast.ops.segment_sum.order.gpu import LANES, Blank, Order
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Bytes of an output tile, the warps that share it, and the terms whose loads are under way together. To the
@@ -53,6 +54,8 @@ UNROLL = 4
 LONG_PROGRAMS = 2 if interpreted() else 264
 #: Tiles of places that a program looks through if there are that many tiles or more.
 PARTS, PARTED = 4, 2 if interpreted() else 4096
+#: Of so many rows, one that can be filled while others are ordered is worth it: it may be written twice.
+WORTH_FILLING = 4
 #: Bytes that are filled with zeros at a time.
 FILL_BYTES = 65536 if interpreted() else 16384
 #: The widest tile, in columns; and the highest, in rows: fewer than there are threads, so that each thread
@@ -67,6 +70,7 @@ STARTS, SPANS, EVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 @triton.jit(do_not_specialize=["count"])
 def clear(counts, count, TILE: tl.constexpr):
     """Zeros."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
 
@@ -153,18 +157,18 @@ def slot_of(origin, chunk, windows):
 
 @triton.jit
 def sum_upwards(
-    out, partials, counts, arrivals, row, first, amount, chunk, mine, total, counted, column, inside,
+    out, partials, counts, arrivals, row, origin, amount, chunk, mine, total, counted, column, inside,
     windows, columns, out_sizes, out_strides,
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Leave the sums of chunks in their slots, and add up the slots that this is the last to be done with.
 
+    ``slot_of`` says which slots a row has; without windows they are side by side from ``origin`` on.
     ``reach`` is how many terms a slot holds, and in chunks how far it is from a sum of 32 slots to the next.
     Those that come to it are counted where no other sum's are: at the first chunk for the lowest level, one
     chunk further on for each level above. A sum of more than one slot has as many chunks.
     """
-    origin = first // CHUNK
     reach = tl.full([], CHUNK, tl.int32)
     level = tl.full([], 0, tl.int32)
     while tl.max(mine.to(tl.int32), 0) > 0:
@@ -229,8 +233,8 @@ def sum_long_rows(
         TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
     sum_upwards(
-        out, partials, counts, arrivals, row, first, amount, chunk, mine, total, counted, column, inside,
-        windows, columns, out_sizes, out_strides,
+        out, partials, counts, arrivals, row, first // CHUNK, amount, chunk, mine, total, counted, column,
+        inside, windows, columns, out_sizes, out_strides,
         ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
 
@@ -313,6 +317,7 @@ def sum_segments(
     Between them, every second program as long as there are both, rows are filled that have no term: sums wait
     for what they load, and leave the memory time for that.
     """
+    follow()
     program = tl.program_id(0)
     sums = (programs + owners) * tiles
     both = tl.minimum(sums, fills * tiles)
@@ -436,8 +441,9 @@ class Summing:
     ) -> None:
         self.terms, self.rows, self.columns, self.short, self.by_count = terms, rows, columns, short, by_count
         self.itemsize = dtype.itemsize
+        self.sparse = rows > terms
         self.compute = torch.float64 if dtype == torch.float64 else torch.float32
-        half = rows > terms or columns * dtype.itemsize <= NARROW_BYTES
+        half = self.sparse or columns * dtype.itemsize <= NARROW_BYTES
         self.tile = tile_of(columns, dtype.itemsize, TILE_BYTES // 2 if half else TILE_BYTES)
         self.tiles = -(-columns // self.tile[1])
         self.windows = -(-terms // CHUNK.value) if longest > short else 0
@@ -459,12 +465,14 @@ class Summing:
         every_row: bool = False,
         cleared: bool = False,
         only_long: bool = False,
+        filled: int = 0,
     ) -> None:
         """Add the steps.
 
         ``terms`` are the four operands of ``term``, and ``walk`` is how it finds its way through them. Rows
         without a term are not accumulated to, unless it is to be ``every_row``. Others have ``cleared`` the
-        arrivals, or take care of rows that are not long, if it is to be ``only_long``.
+        arrivals and ``filled`` so many of the last rows, or take care of rows that are not long, if it is to
+        be ``only_long``.
         """
         rows, columns = self.tile
         if self.windows and not cleared:
@@ -472,12 +480,12 @@ class Summing:
             steps.add(clear, -(-count // LANES), (self.arrivals,), (count,), {"TILE": LANES}, WARPS)
         slot_blocks = -(-2 * self.windows // rows)
         programs = min(slot_blocks, LONG_PROGRAMS) if bounds.blocks else slot_blocks
-        sparse = self.rows > self.terms and bounds.kind is SPANS
+        sparse = self.sparse and bounds.kind is SPANS
         owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
         parts = PARTS if sparse and owned * self.tiles >= PARTED else 1
         owners = -(-owned // parts)
         fill_rows = min(max(FILL_BYTES // (columns * self.itemsize), 1), MOST_ROWS) if sparse else 1
-        fills = -(-self.rows // fill_rows) if sparse and not accumulate else 0
+        fills = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
         steps.add(
             sum_segments,
             (programs + owners + fills) * self.tiles,
@@ -521,7 +529,14 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         out, terms, indices = args.operands()
         walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
-        order.add_steps(steps, 2, walk, desc.padding, self.summing.arrivals)
+        blank, filled = None, 0
+        if self.summing.sparse and not args.accumulate and out.is_contiguous():
+            filled = min(order.blank_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
+        if filled * WORTH_FILLING >= desc.rows:
+            blank = Blank(0, (desc.rows - filled) * desc.columns, filled * desc.columns, out.itemsize)
+        else:
+            filled = 0
+        order.add_steps(steps, 2, walk, desc.padding, self.summing.arrivals, blank)
         self.summing.add_steps(
             steps,
             Target.matrix(0, out),
@@ -530,6 +545,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
             cleared=True,
+            filled=filled,
         )
         return steps.launch
 

@@ -9,7 +9,7 @@ channels side by side and samples in the order of the cells.
 
 A pixel with no more than 32 terms is finished by the program that owns it. Of one that has more, a crowd,
 every chunk of 32 gets a slot; slots are given out by counting, and whoever gets which, the sums are the same.
-Each further level is one more launch, which adds up to 32 slots and leaves the sum in the first.
+They are added up as those of long segments are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
@@ -38,22 +38,23 @@ from holdfast.ops.grid_sample.taps.gpu import (
 )
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.counting.gpu import SPARE, Counting, count_row
+from holdfast.ops.segment_sum.gpu import sum_upwards
 from holdfast.ops.segment_sum.indexed import loops
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Which of the order's tallies counts the slots that are taken, and which is not 0 if there are crowds.
-SLOTS, CROWDED = tl.constexpr(SPARE.value), tl.constexpr(SPARE.value + 1)
+#: Which of the order's tallies counts the slots that are taken.
+SLOTS = tl.constexpr(SPARE.value)
 #: So many channels are not few.
 FEW = 5
 #: Samples of a program that locates them, one for each thread.
 TILE, WARPS = (16384, 4) if interpreted() else (256, 8)
-#: Pixels that are searched for crowds at a time, one for each thread.
-CROWD_TILE, CROWD_WARPS = (16384, 4) if interpreted() else (256, 8)
 #: Pixels of a tile that is summed, and its warps; how many of the pixels are side by side; the threads that
 #: share one; and the terms that are under way together.
 PIXELS, SUM_WARPS, WIDE, LANES, UNROLL = (4096, 4, 64, 16, 1) if interpreted() else (32, 4, 16, 4, 2)
 #: The same for few channels: a warp goes on until the last of its pixels is done.
 FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL = (4096, 4, 64, 1) if interpreted() else (32, 1, 16, 2)
+#: What a sum needs of numbers of so many bytes; more would be taken to list crowds.
+SUM_REGISTERS = {2: 80, 4: 64}
 #: Programs that crowds are given to, however many there are.
 CROWD_PROGRAMS = 4 if interpreted() else 1056
 
@@ -70,6 +71,7 @@ def locate_cells(
 
     And what else is wanted: FRACTIONS, as samples come; and if EITHER way is open, how many are scattered.
     """
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     n = number // samples
@@ -186,16 +188,36 @@ def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WID
     return y * width + x, (x < width) & (y < images_rows)
 
 
-@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked"])
+@triton.jit
+def list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, tiles):
+    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is.
+
+    Nobody has come to it yet, in any of the ``tiles`` of channels.
+    """
+    wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
+    first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
+    first += tl.cumsum(wanted, 0) - wanted
+    for begin in range(0, tl.max(wanted, 0), 8):
+        chunk = begin + tl.arange(0, 8)[None, :]
+        slot = first[:, None] + chunk
+        mask = chunk < wanted[:, None]
+        tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=mask)
+        tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=mask)
+        for tile in range(tiles):
+            tl.store(arrivals + tile * slots + slot, tl.zeros_like(slot), mask=mask)
+
+
+@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked", "slots", "crowd_tiles"])
 def sum_pixels(
-    dinput, tallies, dout, fractions, places, starts,
-    pixels, cells, tiles, across, stacked, channels, sizes, dout_sizes, dout_strides,
+    dinput, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
+    pixels, cells, tiles, across, stacked, slots, crowd_tiles, channels, sizes, dout_sizes, dout_strides,
     dinput_strides, dinput_step,
     BY_PLACE: tl.constexpr, CROWDS: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
     WIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels, in some channels; CROWDS, if there can be any, are left alone."""
+    """A tile of pixels, in some channels; CROWDS, if there can be any, are given slots."""
+    follow()
     first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
     pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
     around = terms_around(starts, pixel, exists, pixels, cells, sizes[0])
@@ -209,29 +231,8 @@ def sum_pixels(
         dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
         ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
     )  # fmt: skip
-    if CROWDS and tl.max(amount, 0) > CHUNK:
-        tl.atomic_max(tallies + CROWDED, 1, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["total", "pixels", "cells", "programs", "width"])
-def list_crowds(tallies, owners, chunks, starts, total, pixels, cells, programs, width, TILE: tl.constexpr):
-    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is."""
-    if tl.load(tallies + CROWDED) == 0:
-        return
-    for tile in range(tl.program_id(0), tl.cdiv(total, TILE), programs):
-        pixel = tile * TILE + tl.arange(0, TILE)
-        amount = terms_around(starts, pixel, pixel < total, pixels, cells, width)[0]
-        wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
-        most = tl.max(wanted, 0)
-        if most > 0:
-            first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
-            first += tl.cumsum(wanted, 0) - wanted
-            for begin in range(0, most, 8):
-                chunk = begin + tl.arange(0, 8)[None, :]
-                slot = first[:, None] + chunk
-                mask = chunk < wanted[:, None]
-                tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=mask)
-                tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=mask)
+    if CROWDS and (first == 0) & (tl.max(amount, 0) > CHUNK):
+        list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, crowd_tiles)
 
 
 @triton.jit
@@ -243,64 +244,34 @@ def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
     return exists, pixel, chunk, terms_around(starts, pixel, exists, pixels, cells, width)
 
 
-@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "programs"])
+@triton.jit(do_not_specialize=["pixels", "cells", "slots", "tiles", "programs"])
 def sum_chunks(
-    partials, tallies, owners, chunks, dout, fractions, places, starts,
-    pixels, cells, tiles, programs, channels, sizes, dout_sizes, dout_strides,
-    BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+    dinput, partials, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
+    pixels, cells, slots, tiles, programs, channels, sizes, dout_sizes, dout_strides,
+    dinput_sizes, dinput_strides,
+    BY_PLACE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Chunks of crowds, PIXELS slots at a time, in some channels."""
+    """Chunks of crowds, PIXELS slots at a time, in some channels, and what they add up to."""
+    follow()
     taken = tl.load(tallies + SLOTS)
     for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
-        first = task % tiles * (BLOCKS * CHANNELS)
-        slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
-        exists, _pixel, chunk, around = load_slots(
-            owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
-        )
-        size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
-        sums = add_terms(
-            dout, fractions, places, around, chunk * CHUNK, size, first, channels,
-            dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
-        )  # fmt: skip
-        for b in tl.static_range(BLOCKS):
-            channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-            at = partials + slot.to(tl.int64)[:, None] * channels + channel
-            tl.store(at, sums[b], mask=exists[:, None] & (channel < channels))
-
-
-@triton.jit(do_not_specialize=["reach", "pixels", "cells", "tiles", "programs"])
-def sum_slots(
-    dinput, partials, tallies, owners, chunks, starts,
-    reach, pixels, cells, tiles, programs, channels, sizes, dinput_strides, dinput_step,
-    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):  # fmt: skip
-    """The next level: sums of up to 32 slots, each of which holds the sum of ``reach`` chunks."""
-    taken = tl.load(tallies + SLOTS)
-    for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
-        begin = task % tiles * CHANNELS
+        tile = task % tiles
         slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
         exists, pixel, chunk, around = load_slots(
             owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
         )
-        held = (around[0] + CHUNK - 1) // CHUNK
-        mine = exists & (chunk % (reach * CHUNK) == 0) & (held > reach)
-        size = tl.where(mine, tl.minimum((held - chunk + reach - 1) // reach, CHUNK), 0)
-        channel = (begin + tl.arange(0, CHANNELS))[None, :]
-        first = partials + slot.to(tl.int64)[:, None] * channels + channel
-        total = tl.zeros([PIXELS, CHANNELS], COMPUTE)
-        for at in range(0, tl.max(size, 0), UNROLL):
-            for u in tl.static_range(UNROLL):
-                mask = (at + u < size)[:, None] & (channel < channels)
-                total += tl.load(
-                    first + tl.full([1, 1], at + u, tl.int64) * reach * channels, mask=mask, other=0.0
-                )
-        done = held <= reach * CHUNK
-        tl.store(first, total, mask=(mine & ~done)[:, None] & (channel < channels))
-        put(
-            dinput, pixel, mine & done, (total,), begin, channels, pixels, sizes, dinput_strides, dinput_step,
-            ACCUMULATE, COMPUTE, CHANNELS, 1,
+        size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
+        sums = add_terms(
+            dout, fractions, places, around, chunk * CHUNK, size, tile * CHANNELS, channels,
+            dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, 1, UNROLL,
+        )  # fmt: skip
+        channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :].to(tl.int64)
+        sum_upwards(
+            dinput, partials, arrivals, arrivals + tile * slots, pixel, slot - chunk, around[0], chunk,
+            exists, sums[0], tl.zeros([PIXELS], tl.int32), channel, channel < channels,
+            0, channels, dinput_sizes, dinput_strides,
+            ACCUMULATE, False, COMPUTE, PIXELS, CHANNELS, UNROLL,
         )  # fmt: skip
 
 
@@ -324,19 +295,18 @@ class CellSums:
         self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
         self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
         self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+        # Four threads share a row of channels that was copied, each with up to 16 bytes.
+        share = min(triton.next_power_of_2(max(desc.channels, 1)), LANES * 16 // desc.input_dtype.itemsize)
+        self.share = share if self.copies else 1
+        self.tiles = -(-desc.channels // self.share)
+        self.arrivals = pieces.take(self.slots * self.tiles, torch.int32)
 
     def either(self, args: GridSampleBackwardArgs) -> bool:
         """Whether it depends on the grid in which order dgrid is best summed."""
         return self.copies and args.dgrid is not None and args.dout.stride(1) != 1
 
-    def add_steps(
-        self,
-        steps: Steps,
-        args: GridSampleBackwardArgs,
-        dinput: StepOperand,
-        dout: StepOperand,
-        grid: StepOperand,
-    ) -> None:
+    def add_cells(self, steps: Steps, args: GridSampleBackwardArgs, grid: StepOperand) -> None:
+        """Find the cells of the samples, and if it matters whether samples are scattered."""
         desc, count, order = self.desc, self.count, self.order
         counts = not order.sorts
         order.add_clear(steps)
@@ -357,7 +327,22 @@ class CellSums:
                 },
                 WARPS,
             )  # fmt: skip
-        order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=counts)
+
+    def add_order(self, steps: Steps) -> None:
+        """Order the samples by cell."""
+        walk = Space((self.count,), ((1,),))
+        self.order.add_steps(steps, self.keys, walk, counted=not self.order.sorts)
+
+    def add_steps(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        dinput: StepOperand,
+        dout: StepOperand,
+        grid: StepOperand,
+    ) -> None:
+        """Sum the samples, which are in order."""
+        desc, count, order = self.desc, self.count, self.order
         if count and self.copies:
             add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
         if desc.channels:
@@ -374,59 +359,43 @@ class CellSums:
         if self.copies:
             dout = self.rows
             of_dout: tuple[tuple[int, ...], tuple[int, ...]] = (self.count, channels), (channels, 1)
-            # Four threads share a row of channels, each with up to 16 bytes of up to four blocks.
-            share = min(triton.next_power_of_2(channels), LANES * 16 // desc.input_dtype.itemsize)
-            blocks = min(triton.next_power_of_2(-(-channels // share)), 4)
+            blocks = min(triton.next_power_of_2(self.tiles), 4)
             pixels, warps, wide, unroll = PIXELS, SUM_WARPS, WIDE, UNROLL
         else:
             walk = loops((self.images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
             of_dout = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
-            share, blocks = 1, triton.next_power_of_2(channels)
+            blocks = triton.next_power_of_2(channels)
             pixels, warps, wide, unroll = FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL
-        tiles = -(-channels // (share * blocks))
-        tile = {"PIXELS": pixels, "CHANNELS": share, "BLOCKS": blocks, "UNROLL": unroll}
+        tiles = -(-channels // (self.share * blocks))
         across, stacked = -(-sizes[0] // wide), self.images * sizes[1]
-        slots = (order.tallies, self.owners, self.chunks)
+        slots = (order.tallies, self.owners, self.chunks, self.arrivals)
         samples = (dout, self.fractions, order.places, order.starts)
-        kind = {"BY_PLACE": not self.copies, **compute}
+        kind = {"BY_PLACE": not self.copies, "ACCUMULATE": args.accumulate, **compute}
+        tile = {"PIXELS": pixels, "CHANNELS": self.share, "UNROLL": unroll}
         steps.add(
             sum_pixels,
             across * -(-stacked // (pixels // wide)) * tiles,
-            (dinput, order.tallies, *samples),
-            (desc.pixels, self.cells, tiles, across, stacked, channels, sizes, *of_dout, *of_dinput),
-            {**kind, "CROWDS": self.slots > 0, "ACCUMULATE": args.accumulate, "WIDE": wide, **tile},
+            (dinput, *slots, *samples),
+            (
+                desc.pixels, self.cells, tiles, across, stacked, self.slots, self.tiles,
+                channels, sizes, *of_dout, *of_dinput,
+            ),
+            {**kind, "CROWDS": self.slots > 0, "WIDE": wide, "BLOCKS": blocks, **tile},
             warps,
-        )
+            registers=SUM_REGISTERS.get(desc.input_dtype.itemsize) if self.copies else None,
+        )  # fmt: skip
         if not self.slots:
             return
-        total = self.images * desc.pixels
-        programs = min(-(-total // CROWD_TILE), CROWD_PROGRAMS)
-        steps.add(
-            list_crowds,
-            programs,
-            (*slots, order.starts),
-            (total, desc.pixels, self.cells, programs, sizes[0]),
-            {"TILE": CROWD_TILE},
-            CROWD_WARPS,
-        )
-        programs = min(-(-self.slots // pixels) * tiles, CROWD_PROGRAMS)
+        programs = min(-(-self.slots // pixels) * self.tiles, CROWD_PROGRAMS)
+        out = loops((self.images, *desc.image_size), args.dinput.stride()[:1] + args.dinput.stride()[2:])
         steps.add(
             sum_chunks,
             programs,
-            (self.partials, *slots, *samples),
-            (desc.pixels, self.cells, tiles, programs, channels, sizes, *of_dout),
+            (dinput, self.partials, *slots, *samples),
+            (
+                desc.pixels, self.cells, self.slots, self.tiles, programs, channels, sizes, *of_dout,
+                (*out.sizes, channels), (*out.strides[0], args.dinput.stride(1)),
+            ),
             {**kind, **tile},
             warps,
-        )
-        tile = {"PIXELS": pixels, "CHANNELS": share, "UNROLL": UNROLL}
-        tiles, reach = -(-channels // share), 1
-        while reach * CHUNK.value < desc.samples:
-            steps.add(
-                sum_slots,
-                programs,
-                (dinput, self.partials, *slots, order.starts),
-                (reach, desc.pixels, self.cells, tiles, programs, channels, sizes, *of_dinput),
-                {"ACCUMULATE": args.accumulate, **compute, **tile},
-                warps,
-            )
-            reach *= CHUNK.value
+        )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import widen
@@ -39,6 +39,7 @@ def list_corners(
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """The pixel and the weight of every corner: of each image all first ones, then all second ones, ..."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     n = number // samples

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Piece
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
 from holdfast.ops.grid_sample.taps.gpu import (
@@ -42,6 +42,7 @@ def copy_rows(
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Some samples, in some channels. RANKED ones go where they belong, and so do their fractions."""
+    follow()
     tile = tl.program_id(0) % tiles
     number = tl.program_id(0) // tiles * SAMPLES + tl.arange(0, SAMPLES)
     inside = number < count

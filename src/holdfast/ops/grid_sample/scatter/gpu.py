@@ -13,7 +13,7 @@ import triton.language as tl
 from holdfast.ops.segment_sum.counting.gpu import SPARE
 
 #: Which of the order's tallies counts the scattered groups.
-SCATTERED = tl.constexpr(SPARE.value + 2)
+SCATTERED = tl.constexpr(SPARE.value + 1)
 #: The samples of a group, the most lines if it is not scattered, and the pixels of a line: twice as many as
 #: there are, for a group seldom begins where a line does.
 GROUP, LINES, LINE = tl.constexpr(32), tl.constexpr(8), tl.constexpr(64)

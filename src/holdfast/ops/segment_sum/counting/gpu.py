@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.segment_sum import indexed
@@ -35,9 +35,9 @@ from holdfast.ops.segment_sum.order.gpu import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: What is counted on the way: long rows, skipped indices, and from SPARE on three more things for whoever
-#: wants the order.
-LONG_ROWS, SKIPPED, SPARE, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 5))
+#: What is counted on the way: long rows, skipped indices, and from SPARE on two more things for whoever wants
+#: the order.
+LONG_ROWS, SKIPPED, SPARE, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 4))
 #: From so many indices to a row on, on average, torch.sort is used.
 DENSE = 64
 #: A list with more places than this is not compared.
@@ -53,6 +53,7 @@ WARPS = 4
 @triton.jit(do_not_specialize=["rows", "windows"])
 def clear(starts, keys, tallies, rows, windows, TILE: tl.constexpr):
     """No index counted, no window owned, nothing in the tallies."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(starts + number, tl.zeros([TILE], tl.int32), mask=number <= rows)
     tl.store(keys + number, rows + tl.zeros([TILE], tl.int32), mask=number < windows)
@@ -86,6 +87,7 @@ def count_rows(
     TILE: tl.constexpr,
 ):
     """``count_row`` for every index."""
+    follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = load_row(indices, place, place < count, rows, padding, sizes, strides)
     count_row(counts, arrivals, tallies, place, row, place < count, rows, REST)
@@ -94,6 +96,7 @@ def count_rows(
 @triton.jit(do_not_specialize=["rows"])
 def sum_counts(sums, counts, rows, BLOCK: tl.constexpr):
     """The indices of each block of rows."""
+    follow()
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)
     tl.store(sums + block, tl.sum(tl.load(counts + row, mask=row < rows, other=0), 0))
@@ -125,6 +128,7 @@ def start_rows(starts, maxima, sums, tallies, long_rows, rows, LONG: tl.constexp
 
     The last entry is where the rows that count end.
     """
+    follow()
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)
     amount = tl.load(starts + row, mask=row < rows, other=0)
@@ -144,6 +148,7 @@ def list_places(
     REST: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Every place into the list of its row. The REST are put last, in any order."""
+    follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = place < count
     row = load_row(indices, place, inside, rows, padding, sizes, strides)
@@ -172,6 +177,7 @@ def order_lists(
     RANKS: tl.constexpr, LONG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Every place of a list to its rank, if the list is not long."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < tl.load(starts + rows)
     place = tl.load(listed + number, mask=inside, other=0)
@@ -195,6 +201,7 @@ def order_long(
     PUT: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
     """For each long row and each stretch of the indices: how many there are, or then where they go."""
+    follow()
     tasks = tl.load(tallies + LONG_ROWS) * stretches
     for task in range(tl.program_id(0), tasks, programs):
         row = tl.load(long_rows + task // stretches)
@@ -219,6 +226,7 @@ def order_long(
 @triton.jit(do_not_specialize=["count"])
 def rank_places(ranks, places, count, TILE: tl.constexpr):
     """Where each place is in the order."""
+    follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     place = tl.load(places + number, mask=number < count, other=0)
     tl.store(ranks + place, number, mask=number < count)

@@ -5,16 +5,20 @@ words are sorted by counting: a word's rank is the number of lesser words in its
 merged, several at a time: a word's rank is its own place in its run, and the number of lesser words in each
 of the others, found by bisection. Every program works on a tile of words alone, so nothing waits for another,
 and the memory is that of the workspace. Beyond MERGED indices torch's radix sort is faster, and takes over.
+
+All of that waits most of the time. So others fill memory with zeros beside it, which will be needed later.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps
+from holdfast.backends.gpu import StepOperand, Steps, follow
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.affine.gpu import row_offsets
@@ -33,6 +37,8 @@ LANES, SPAN_LANES = (65536, 65536) if interpreted() else (2048, 512)
 WARPS = 4
 #: Elements that a program clears.
 CLEARED = 65536 if interpreted() else 4096
+#: Bytes that can be cleared in the time that a pass of sorting or merging takes, and one that finds spans.
+PASS_BYTES, SPAN_BYTES = (4096, 4096) if interpreted() else (24 * 2**20, 8 * 2**20)
 
 
 @triton.jit
@@ -49,10 +55,10 @@ def lower_bound(sorted_values, value, count, step):
 
 
 @triton.jit
-def clear_spans(spans, tile, rows, TILE: tl.constexpr):
-    """No row has a place yet."""
+def put_zeros(out, tile, count, TILE: tl.constexpr):
+    """A tile of ``count`` zeros."""
     at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(spans + at, tl.zeros([TILE], tl.int32), mask=at < rows.to(tl.int64) * 2)
+    tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
@@ -82,13 +88,15 @@ def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
         tl.store(words + at, word, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs"])
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "clearers"])
 def sort_blocks(
-    words, keys, places, spans, indices, count, rows, padding, shift, programs, sizes, strides,
+    words, keys, places, spans, blank, indices,
+    count, rows, padding, shift, programs, clearers, words_of_spans, start, zeros, sizes, strides,
     WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
     CLEARED: tl.constexpr,
 ):  # fmt: skip
-    """Sort each block by counting the lesser words of the block. Others clear the spans."""
+    """Sort each block by counting the lesser words of the block. Others clear the spans, or blank memory."""
+    follow()
     program = tl.program_id(0)
     if program < programs:
         place = program * TILE + tl.arange(0, TILE)
@@ -101,19 +109,21 @@ def sort_blocks(
             )
             less += (other[None, :] < word[:, None]).to(tl.int32)
         put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
+    elif program < programs + clearers:
+        put_zeros(spans, program - programs, words_of_spans, CLEARED)
     else:
-        clear_spans(spans, program - programs, rows, CLEARED)
+        put_zeros(blank + start, program - programs - clearers, zeros, CLEARED)
 
 
-@triton.jit(do_not_specialize=["count", "run", "shift"])
-def merge_runs(
+@triton.jit
+def merge_tile(
     merged, keys, places, words, count, run, shift, TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr
 ):
-    """Merge WAYS neighbouring runs of ``run`` words each. A tile lies in one run."""
-    start = tl.program_id(0) * TILE
-    place = start + tl.arange(0, TILE)
+    """A tile of words, which lies in one run, among WAYS neighbouring runs of ``run`` words each."""
+    begin = tl.program_id(0) * TILE
+    place = begin + tl.arange(0, TILE)
     word = tl.load(words + place, mask=place < count, other=0)
-    own = start // run
+    own = begin // run
     group = own // WAYS * WAYS
     other = group + tl.arange(0, WAYS)
     begin = (other * run)[None, :]
@@ -130,9 +140,23 @@ def merge_runs(
     put_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
 
 
+@triton.jit(do_not_specialize=["count", "run", "shift", "programs"])
+def merge_runs(
+    merged, keys, places, words, blank, count, run, shift, programs, start, zeros,
+    TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """Merge runs, while others blank memory."""
+    follow()
+    if tl.program_id(0) < programs:
+        merge_tile(merged, keys, places, words, count, run, shift, TILE, WAYS, LAST)
+    else:
+        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
+
+
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
 def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.constexpr):
     """The row of each index, for torch to sort."""
+    follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = load_row(indices, place, place < count, rows, padding, sizes, strides)
     tl.store(keys + place, row, mask=place < count)
@@ -140,32 +164,44 @@ def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.cons
 
 @triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
 def load_rows_beside(
-    keys, spans, indices, count, rows, padding, programs, sizes, strides,
+    keys, spans, indices, count, rows, padding, programs, words_of_spans, sizes, strides,
     TILE: tl.constexpr, CLEARED: tl.constexpr,
 ):  # fmt: skip
     """The same, while others clear the spans."""
+    follow()
     if tl.program_id(0) < programs:
         load_rows(keys, indices, count, rows, padding, sizes, strides, TILE)
     else:
-        clear_spans(spans, tl.program_id(0) - programs, rows, CLEARED)
+        put_zeros(spans, tl.program_id(0) - programs, words_of_spans, CLEARED)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "cleared"])
-def find_spans(spans, counters, keys, count, rows, cleared, TILE: tl.constexpr):
-    """Where each row that has places begins and ends among the sorted keys. Counters are cleared."""
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = tl.load(keys + place, mask=place < count, other=rows)
-    before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
-    after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
-    at = spans + row.to(tl.int64) * 2
-    tl.store(at, place, mask=(row < rows) & (row != before))
-    tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
-    tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
+@triton.jit(do_not_specialize=["count", "rows", "cleared", "programs"])
+def find_spans(
+    spans, counters, keys, blank, count, rows, cleared, programs, start, zeros,
+    TILE: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """Where each row that has places begins and ends among the sorted keys. Counters are cleared.
+
+    Others blank memory.
+    """
+    follow()
+    if tl.program_id(0) < programs:
+        place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        row = tl.load(keys + place, mask=place < count, other=rows)
+        before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+        after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+        at = spans + row.to(tl.int64) * 2
+        tl.store(at, place, mask=(row < rows) & (row != before))
+        tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+        tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
+    else:
+        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "step"])
 def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
     """Where each row begins among the sorted keys; the last entry is where the rows that count end."""
+    follow()
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
 
@@ -177,6 +213,25 @@ def power_below(count: int) -> int:
 
 def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
     torch.sort(keys, stable=True, out=(ordered, places))
+
+
+class Blank(NamedTuple):
+    """Elements of an operand that are to be zeros, from ``start`` on."""
+
+    at: StepOperand
+    start: int
+    elements: int
+    itemsize: int
+
+    def split(self, size: int) -> tuple[Blank, Blank]:
+        """Up to ``size`` bytes of it, and the rest."""
+        now = min(size // self.itemsize, self.elements)
+        rest = self._replace(start=self.start + now, elements=self.elements - now)
+        return self._replace(elements=now), rest
+
+    @property
+    def programs(self) -> int:
+        return -(-self.elements // CLEARED)
 
 
 class Order:
@@ -198,7 +253,8 @@ class Order:
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
         self.keys = pieces.take(count, torch.int32)
         self.places = pieces.take(count, torch.int32 if self.merges else torch.int64)
-        self.spans = pieces.take(2 * rows, torch.int32)
+        # A multiple of 16 is known to the compiler as one, and cleared by whole vectors.
+        self.spans = pieces.take(-(-2 * rows // 16) * 16, torch.int32)
         self.words: tuple[Piece, ...]
         if self.merges:
             ways = self._ways()
@@ -216,21 +272,40 @@ class Order:
             runs = -(-runs // FEW_WAYS)
         return ways
 
+    @property
+    def blank_bytes(self) -> int:
+        """How much memory can be blanked beside the steps."""
+        return (1 + len(self._ways())) * PASS_BYTES + SPAN_BYTES if self.merges and self.count else 0
+
     def add_steps(
-        self, steps: Steps, indices: StepOperand, walk: Space, padding: int, counters: Piece
+        self,
+        steps: Steps,
+        indices: StepOperand,
+        walk: Space,
+        padding: int,
+        counters: Piece,
+        blank: Blank | None = None,
     ) -> None:
-        """Add the steps; ``walk`` has the strides of the indices first. They clear the ``counters`` too."""
+        """Add the steps; ``walk`` has the strides of the indices first.
+
+        They clear the ``counters`` too, and what is to be ``blank``, of up to ``blank_bytes``.
+        """
         count, rows = self.count, self.rows
+        blank = blank or Blank(self.keys, 0, 0, 1)
         sizes, strides = (*walk.sizes, 1), (*walk.strides[0], 0)
-        clearers = -(-2 * rows // CLEARED)
+        clearers = -(-self.spans.count // CLEARED)
         if self.merges:
             ways = self._ways()
             programs = -(-count // TILE)
+            now, blank = blank.split(PASS_BYTES)
             steps.add(
                 sort_blocks,
-                programs + clearers,
-                ((*self.words, self.keys)[0], self.keys, self.places, self.spans, indices),
-                (count, rows, padding, self.shift, programs, sizes, strides),
+                programs + clearers + now.programs,
+                ((*self.words, self.keys)[0], self.keys, self.places, self.spans, now.at, indices),
+                (
+                    count, rows, padding, self.shift, programs, clearers, self.spans.count,
+                    now.start, now.elements, sizes, strides,
+                ),
                 {
                     "WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways,
                     "CLEARED": CLEARED,
@@ -241,12 +316,14 @@ class Order:
             for number, way in enumerate(ways):
                 source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
                 tile = min(LANES // way, BLOCK)
+                programs = -(-count // tile)
+                now, blank = blank.split(PASS_BYTES)
                 steps.add(
                     merge_runs,
-                    -(-count // tile),
-                    (target, self.keys, self.places, source),
-                    (count, run, self.shift),
-                    {"TILE": tile, "WAYS": way, "LAST": number == len(ways) - 1},
+                    programs + now.programs,
+                    (target, self.keys, self.places, source, now.at),
+                    (count, run, self.shift, programs, now.start, now.elements),
+                    {"TILE": tile, "WAYS": way, "LAST": number == len(ways) - 1, "CLEARED": CLEARED},
                     WARPS,
                 )
                 run *= way
@@ -256,17 +333,18 @@ class Order:
                 load_rows_beside,
                 programs + clearers,
                 (self.words[0], self.spans, indices),
-                (count, rows, padding, programs, sizes, strides),
+                (count, rows, padding, programs, self.spans.count, sizes, strides),
                 {"TILE": LANES, "CLEARED": CLEARED},
                 WARPS,
             )
             steps.call(sort, self.words[0], self.keys, self.places)
         if count:
+            programs = -(-max(count, counters.count) // SPAN_LANES)
             steps.add(
                 find_spans,
-                -(-max(count, counters.count) // SPAN_LANES),
-                (self.spans, counters, self.keys),
-                (count, rows, counters.count),
-                {"TILE": SPAN_LANES},
+                programs + blank.programs,
+                (self.spans, counters, self.keys, blank.at),
+                (count, rows, counters.count, programs, blank.start, blank.elements),
+                {"TILE": SPAN_LANES, "CLEARED": CLEARED},
                 WARPS,
             )
