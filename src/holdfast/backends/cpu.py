@@ -217,19 +217,40 @@ def fence(typingctx):
 
 
 @jit
+def _copy_edges(target, source, size):
+    """Copy what lies before and after the whole vectors of the target; return where these begin and end."""
+    head = min((-target) & (_VECTOR - 1), size)
+    rest = size - ((size - head) & (_VECTOR - 1))
+    if head > 0:
+        copy(target, source, head)
+    if rest < size:
+        copy(target + rest, source + rest, size - rest)
+    return head, rest
+
+
+@jit
 def stream(target, source, size):
     """Copy ``size`` bytes past the caches: memory that is only written need not be read into them first.
 
     A ``fence`` must follow before anybody is told of it.
     """
-    head = min((-target) & (_VECTOR - 1), size)
-    rest = size - ((size - head) & (_VECTOR - 1))
-    if head > 0:
-        copy(target, source, head)
-    for i in range(head, rest, _VECTOR):
+    first, last = _copy_edges(target, source, size)
+    for i in range(first, last, _VECTOR):
         _stream_vector(target + i, source + i)
-    if rest < size:
-        copy(target + rest, source + rest, size - rest)
+
+
+@jit
+def stream_and_prefetch(target, source, size, reads, ahead):
+    """``stream``, and on the way ask for as many bytes from ``ahead`` bytes after each address of ``reads``.
+
+    Where a kernel reads one run after the other this is faster than to ask for all of a block at once, which
+    leaves no reads to do while it is written.
+    """
+    first, last = _copy_edges(target, source, size)
+    for i in range(first, last, _VECTOR):
+        for read in reads:
+            _prefetch_address(read + ahead + i)
+        _stream_vector(target + i, source + i)
 
 
 # Held while Numba compiles; forking waits for it, so that a child never inherits half of a kernel.

@@ -27,7 +27,7 @@ from holdfast.backends.cpu import (
     parallel,
     pointer,
     prefetch,
-    stream,
+    stream_and_prefetch,
 )
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
@@ -65,6 +65,9 @@ _STREAMED = 3  # one contiguous run of the compute type, to be written past the 
 
 #: Bytes of an output from which on it may be streamed: no cache would hold it anyway.
 _STREAMED_FROM = 2**25
+
+#: Bytes after what it reads that a kernel asks for while it streams.
+_AHEAD = 1024
 
 #: Every kernel takes the first and last tile, the walk and ``shared`` before what is its own.
 _WALK_ARGUMENTS = 4
@@ -360,18 +363,23 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
 def streamed_item(walk):
     """The size of an element if the output is streamed, else 0.
 
-    Then a kernel puts each block of results at the start of the scratch, ``walk[2]``, and calls ``flush``.
+    Then a kernel puts each block of results at the start of the scratch, ``walk[2]``, and calls ``flush``,
+    which prefetches too.
     """
     table = walk[1]
     return table[0, _KIND] & ITEM_SIZE if table[0, _LAYOUT] == _STREAMED else 0
 
 
 @jit
-def flush(walk, runs, begin, end):
-    """Carry the results of a block to where ``load`` said that they belong, if the output is streamed."""
+def flush(walk, runs, reads, begin, end):
+    """Carry the results of a block to where ``load`` said that they belong, if the output is streamed.
+
+    ``reads`` are the addresses of the runs of which the kernel reads the same block.
+    """
     item = streamed_item(walk)
     if item > 0:
-        stream(runs[0] + begin * item, walk[2], (end - begin) * item)
+        done = begin * item
+        stream_and_prefetch(runs[0] + done, walk[2], (end - begin) * item, reads, done + _AHEAD)
 
 
 @jit

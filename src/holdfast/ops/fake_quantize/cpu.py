@@ -48,14 +48,15 @@ def _fake_quantize(first, last, walk, shared, q_min, q_max):
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
             y = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-            prefetch(x, begin)
+            if item == 0:
+                prefetch(x, begin)
             if shared:
                 for i in range(begin, end):
                     y[i] = rounded_to_code(x[i], s, z, q_min, q_max)
             else:
                 for i in range(begin, end):
                     y[i] = rounded_to_code(x[i], scale[i], zero_point[i], q_min, q_max)
-            flush(walk, runs, begin, end)
+            flush(walk, runs, (runs[1],), begin, end)
         store(walk, tile, q_min)
 
 
@@ -137,8 +138,9 @@ def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
             for begin in range(0, count, BLOCK):
                 end = min(begin + BLOCK, count)
                 dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-                prefetch(x, begin)
-                prefetch(dy, begin)
+                if item == 0:
+                    prefetch(x, begin)
+                    prefetch(dy, begin)
                 if accumulate:
                     if shared:
                         for i in range(begin, end):
@@ -152,7 +154,7 @@ def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
                 else:
                     for i in range(begin, end):
                         dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                flush(walk, runs, begin, end)
+                flush(walk, runs, (runs[1], runs[2]), begin, end)
             store(walk, tile, q_min)
 
     return walk_back
@@ -168,14 +170,15 @@ def _identity(first, last, walk, shared, q_min, q_max, accumulate):
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
             dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-            prefetch(dy, begin)
+            if item == 0:
+                prefetch(dy, begin)
             if accumulate:
                 for i in range(begin, end):
                     dx[i] += dy[i]
             else:
                 for i in range(begin, end):
                     dx[i] = dy[i]
-            flush(walk, runs, begin, end)
+            flush(walk, runs, (runs[1],), begin, end)
         store(walk, tile, q_min)
 
 

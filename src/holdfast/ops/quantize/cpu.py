@@ -76,8 +76,9 @@ def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
             dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-            prefetch(x, begin)
-            prefetch(dy, begin)
+            if item == 0:
+                prefetch(x, begin)
+                prefetch(dy, begin)
             if accumulate:
                 if shared:
                     for i in range(begin, end):
@@ -91,7 +92,7 @@ def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
             else:
                 for i in range(begin, end):
                     dx[i] = gradient(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-            flush(walk, runs, begin, end)
+            flush(walk, runs, (runs[1], runs[2]), begin, end)
         store(walk, tile, q_min)
 
 
