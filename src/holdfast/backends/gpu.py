@@ -341,11 +341,8 @@ class Steps:
                 launch_step(step, stream.handle, workspace, args, known)
 
         def launch_beside(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-            known, own, handle = (
-                _known(addresses, workspace),
-                _torch_stream(stream.handle, device),
-                stream.handle,
-            )
+            known, handle = _known(addresses, workspace), stream.handle
+            own = _torch_stream(handle, device)
             for step in steps:
                 if step.beside:
                     handle = _side.fork(device, own).cuda_stream

@@ -6,7 +6,8 @@ everywhere else. dgrid is summed by sample, a thread for each, channel after cha
 
 For the cells dout is copied, channels side by side and samples in the order of the cells: then samples that
 share pixels are neighbours, whatever the grid. dgrid of scattered samples is summed in that order too, from
-the copy. If samples side by side share pixels anyway, it is summed as they come, beside all that dinput takes.
+the copy. If samples side by side share pixels anyway, it is summed as they come, beside all that leads to
+dinput.
 """
 
 from __future__ import annotations
