@@ -67,6 +67,32 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(("count", "rows"), [(5000, 30000), (40000, 50000), (40000, 3000), (200000, 300000)])
+def test_runs_one_after_another_in_one_workspace_do_not_mix(count: int, rows: int) -> None:
+    """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
+    desc = hf.EmbeddingBackwardDescriptor(
+        shape=(count,), num_embeddings=rows, embedding_dim=40, index_dtype=torch.int64
+    )
+    stream = hf.Stream.current("cuda")
+    plan = hf.EmbeddingBackwardPlan.select(stream, desc)
+    workspace = hf.Workspace.allocate(plan.workspace_size(), "cuda")
+    weight = torch.zeros(rows, 40, device="cuda")
+    found, wanted = [], []
+    for kind in ("zipf", "equal", "uniform"):
+        indices = index_values(kind, "mixed", (count,), rows, torch.int64).cuda()
+        dout = row_values(kind, (count, 40), torch.float32).cuda()
+        wanted.append(both(indices, weight, dout)[1])
+        dweight = torch.full_like(weight, torch.nan)
+        found.append(hf.EmbeddingBackwardArgs(dout=dout, indices=indices, dweight=dweight))
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(30):
+        for args, expected in zip(found, wanted, strict=True):
+            plan.run(stream, workspace, args)
+            wrong += (args.dweight != expected).sum()
+            args.dweight.fill_(torch.nan)
+    assert int(wrong) == 0
+
+
 @pytest.mark.parametrize("count", [3000, 300000])
 def test_calls_do_not_synchronise(count: int, no_synchronisation: None) -> None:
     torch.cuda.set_sync_debug_mode("default")

@@ -86,6 +86,36 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest(kind: str) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize("channels", [3, 24])
+def test_runs_one_after_another_in_one_workspace_do_not_mix(channels: int) -> None:
+    """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
+    desc = hf.GridSampleBackwardDescriptor(shape=(4, channels, 96, 96), output_size=(90, 110))
+    stream = hf.Stream.current("cuda")
+    plan = hf.GridSampleBackwardPlan.select(stream, desc)
+    workspace = hf.Workspace.allocate(plan.workspace_size(), "cuda")
+    found, wanted = [], []
+    for kind in ("random", "smooth", "one pixel"):
+        image, grid, dout = (tensor.cuda() for tensor in drawn(desc.shape, (90, 110), kind))
+        args = hf.GridSampleBackwardArgs(
+            dout=dout,
+            grid=grid,
+            input=image,
+            dinput=torch.full_like(image, torch.nan),
+            dgrid=torch.full_like(grid, torch.nan),
+        )
+        wanted.append(both(image, grid, dout)[1:])
+        found.append(args)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(30):
+        for args, expected in zip(found, wanted, strict=True):
+            plan.run(stream, workspace, args)
+            assert args.dinput is not None and args.dgrid is not None
+            for one, other in zip((args.dinput, args.dgrid), expected, strict=True):
+                wrong += (one != other).sum()
+                one.fill_(torch.nan)
+    assert int(wrong) == 0
+
+
 def test_threads_on_streams_of_their_own_do_not_disturb_each_other() -> None:
     tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110), "smooth")]
     wanted = both(*tensors)
