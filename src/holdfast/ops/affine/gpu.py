@@ -67,7 +67,7 @@ def row_offsets(row, sizes, strides):
 
 @triton.jit
 def tile_row_offsets(row, loops, strides):
-    """``row_offsets`` with loops as (size, multiplier, shift): no row that 31 bits hold is divided.
+    """``row_offsets`` with loops as ``_loops`` has them: no row that 31 bits hold is divided.
 
     An operand whose rows are one loop to it has one stride for them all.
     """
@@ -79,7 +79,7 @@ def tile_row_offsets(row, loops, strides):
             size, multiplier, shift = loops[d]
             if row.dtype == tl.int32:
                 high = tl.umulhi(row.to(tl.uint32), multiplier.to(tl.uint32))
-                outer = (high >> shift.to(tl.uint32)).to(tl.int32)
+                outer = (high >> (shift.to(tl.uint32) - 2)).to(tl.int32)
             else:
                 outer = row // size
             offset += (row - outer * size).to(tl.int64) * strides[d]
@@ -327,9 +327,11 @@ def _loops(space: Space) -> tuple[Any, ...]:
 
     With l = ceil(log2 size), ceil(2^(31 + l) / size) is less than one above 2^(31 + l) / size. That makes its
     product with a row below 2^31, over 2^(31 + l), less than 1 / size too large: its whole part is right.
+    The high half of the product is to be shifted by l - 1; what is passed is two more. A 1 would become a
+    constant of the kernel, and Triton 3.6 loses its place in a tuple within a loop.
     """
     rows = [(size, max(1, (size - 1).bit_length())) for size in space.sizes[:-1]]
-    return *((size, -(-(2 ** (31 + log)) // size), log - 1) for size, log in rows), space.columns
+    return *((size, -(-(2 ** (31 + log)) // size), log + 1) for size, log in rows), space.columns
 
 
 def _merged(space: Space) -> Iterator[tuple[int, ...]]:
