@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.proof.conformance import cases_of, check, expected, gpu_way, selected
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -43,6 +44,51 @@ def test_a_program_goes_down_several_tiles(
     z = torch.randint(-3, 4, (310,), generator=draw, dtype=torch.int32) if with_zero_point else None
     made = packed_codes("gpu", DEVICE, x, scale, z)
     assert torch.equal(made, packed_codes("reference", "cpu", x, scale, z))
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("QuantizePerTokenPlan", "sliced to padded rows"),
+        ("QuantizePerChannelPlan", "packed, leading axes transposed"),
+        ("QuantizePerChannelPlan", "bfloat16 pairs"),
+        ("QuantizePerTokenBackwardPlan", "accumulate"),
+        ("DequantizePerTokenPlan", "unaligned"),
+        ("DequantizePerTokenBackwardPlan", "accumulate"),
+        ("FakeQuantizePlan", "sliced to padded rows"),
+        ("FakeQuantizeBackwardPlan", "accumulate in bfloat16"),
+    ],
+)
+def test_tiles_are_counted_where_the_second_axis_is_too_short(
+    name: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.affine import gpu
+
+    ways, laid_out = [], gpu._grid
+
+    def watched(below: int, beside: int) -> tuple[str, tuple[int, int]]:
+        way, grid = laid_out(below, beside)
+        ways.append(way)
+        return way, grid
+
+    monkeypatch.setattr(gpu, "GRID_LIMIT", 1)
+    monkeypatch.setattr(gpu, "PROGRAMS", 1)
+    monkeypatch.setattr(gpu, "STEPS", 2)
+    monkeypatch.setattr(gpu, "_tile", lambda *_: (2, 4))
+    monkeypatch.setattr(gpu, "_grid", watched)
+    plan, way = hf.plans()[name], gpu_way()
+    (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
+    assert way is not None
+    assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+    assert set(ways) == {"tiles"}
+
+
+def test_programs_follow_the_memory() -> None:
+    from holdfast.ops.affine import gpu
+
+    assert gpu._grid(2**20, 1) == ("rows", (2**20, 1))
+    assert gpu._grid(gpu.GRID_LIMIT, 3) == ("columns and rows", (3, gpu.GRID_LIMIT))
+    assert gpu._grid(gpu.GRID_LIMIT + 1, 3) == ("tiles", (3 * 2**16, 1))
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]

@@ -52,13 +52,14 @@ def dequantize(
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
     SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = (q - z) * scale over one tile."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -89,12 +90,13 @@ def dequantize_backward(
     rows, byte_columns, sizes, dq_strides, dy_strides, scale_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ACCUMULATE: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dq = dy * scale over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,

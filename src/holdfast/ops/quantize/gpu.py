@@ -67,13 +67,14 @@ def quantize(
     rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     RAGGED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -106,15 +107,15 @@ def quantize_pairs(
     rows, columns, steps, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte.
 
     It goes down ``steps`` tiles, for which the scales are prepared once: more than one where scales differ by
     column alone.
     """
-    row = tl.program_id(ROW_AXIS).to(rows.dtype) * (ROWS * steps) + tl.arange(0, ROWS)
-    start = tile_start(COLUMNS, ROW_AXIS)
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID, steps)
+    start = tile_start(columns, COLUMNS, GRID)
     here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
@@ -160,12 +161,13 @@ def quantize_backward(
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
     ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dx = dy / scale where the code was in range, else 0, over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
