@@ -116,13 +116,22 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
     kernel, args, packed = dequantize, DequantizeArgs, 1
 
     def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
-        codes, narrow = self.desc.codes, self.desc.real.bits == 16
-        one_scale = self.desc.view.scale_count == 1
+        codes = self.desc.codes
+        tile, scaled_tile = self._tiles()
         return {
-            "tile": TILE // 2 if narrow else TILE // 4 if one_scale else TILE,
-            "scaled_tile": TILE if narrow else TILE // 2,
+            "tile": tile,
+            "scaled_tile": scaled_tile,
             "SIGNED": isinstance(codes, Code) and codes.signed,
         }
+
+    def _tiles(self) -> tuple[int, int]:
+        """Elements of a tile, and of one where each column has a scale of its own."""
+        bits, one_scale = self.desc.real.bits, self.desc.view.scale_count == 1
+        if bits == 16:
+            return TILE // 2, TILE
+        if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
+            return TILE // 4, TILE // 4  # a thread then writes with two instructions, and reads with one
+        return TILE // 4 if one_scale else TILE, TILE // 2
 
 
 class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
