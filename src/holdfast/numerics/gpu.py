@@ -211,6 +211,42 @@ def in_range(x, s, q_min, q_max, z, QUICK: tl.constexpr):
 
 
 @triton.jit
+def open_range(s, q_min, q_max, z):
+    """(below, above): for float32 x, ``in_range`` is below < x < above.
+
+    A quotient is rounded to ``low`` or more if it lies above the middle between that and the number before.
+    The middle has 25 bits, the last of them 1, so its product with s is exact in float64 and no float32: no
+    quotient is the middle, and x / s lies above it where x lies above the product (below it, if s is
+    negative). If s is 0 or NaN, nothing lies between the ends; if it is infinite, so are they.
+    """
+    low = least_rounding_up_to(q_min - z, tl.float32)
+    high = -least_rounding_up_to(z - q_max, tl.float32)
+    one = middle_before(low) * s.to(tl.float64)
+    other = -middle_before(-high) * s.to(tl.float64)
+    return rounded_down(tl.minimum(one, other)), -rounded_down(-tl.maximum(one, other))
+
+
+@triton.jit
+def middle_before(x):
+    """The middle between x, a float32 that is not 0, and the float32 before it; in float64."""
+    return 0.5 * (x.to(tl.float64) + float32_before(x).to(tl.float64))
+
+
+@triton.jit
+def float32_before(x):
+    """The greatest float32 below x, which is neither -inf nor +0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded_down(x):
+    """The greatest float32 that is not above x, a float64."""
+    near = x.to(tl.float32)
+    return tl.where(near.to(tl.float64) > x, float32_before(near), near)
+
+
+@triton.jit
 def rounded_to_code(x, s, q_min, q_max, z):
     """clamp(rint(x / s), q_min - z, q_max - z) * s, where a zero is +0 as that of an integer is.
 

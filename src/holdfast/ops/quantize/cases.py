@@ -17,6 +17,7 @@ from holdfast.ops.quantize.plan import (
     QuantizeBackwardArgs,
     QuantizeBackwardDescriptor,
     QuantizeDescriptor,
+    QuantizePerChannelBackwardPlan,
     QuantizePerChannelPlan,
 )
 
@@ -30,6 +31,17 @@ _PAIRS_IN_LOOPS = Problem(
     packed=True,
     layouts=("leading transposed", "contiguous"),
 )
+#: Each column has a scale, of which the range of x is found.
+_SCALES_BY_COLUMN = [
+    Problem(
+        "last axis, unusual scales", PerChannel(-1), (41, 13), real=torch.bfloat16, values="special",
+        scale="unusual mixed",
+    ),
+    Problem(
+        "last axis, zero points far out", PerChannel(-1), (41, 13), values="ties", scale="dyadic",
+        zero_point="far mixed",
+    ),
+]  # fmt: skip
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
@@ -38,6 +50,8 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found.append(_PAIRS_IN_LOOPS)
+    elif plan is QuantizePerChannelBackwardPlan:
+        found += _SCALES_BY_COLUMN
     return [make(plan, problem) for problem in found]
 
 

@@ -17,6 +17,7 @@ from holdfast.numerics.gpu import (
     exact_quotient,
     in_range,
     narrow,
+    open_range,
     quotient,
     reciprocal,
     short_code,
@@ -163,7 +164,10 @@ def quantize_backward(
     ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy / scale where the code was in range, else 0, over one tile."""
+    """dx = dy / scale where the code was in range, else 0, over one tile.
+
+    If scales differ by column alone, all that depends on them is found once a column: the range of x too.
+    """
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
@@ -178,9 +182,13 @@ def quantize_backward(
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    values = tl.load(x + to_x, mask=inside)
+    values = widen(tl.load(x + to_x, mask=inside), COMPUTE)
     upstream = widen(tl.load(dy + to_dy, mask=inside), COMPUTE)
-    kept = in_range(widen(values, COMPUTE), s, q_min, q_max, z, BY_COLUMN)
+    if BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
+        below, above = open_range(s, q_min, q_max, z)
+        kept = (below < values) & (values < above)
+    else:
+        kept = in_range(values, s, q_min, q_max, z, BY_COLUMN)
     if BY_COLUMN:
         most, rest = reciprocal(s)
         gradient = exact_quotient(upstream, s, most, rest)
