@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 import holdfast as hf
+from holdfast.proof.conformance import cases_of, check, expected, gpu_way, selected
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -43,6 +45,122 @@ def test_a_program_goes_down_several_tiles(
     z = torch.randint(-3, 4, (310,), generator=draw, dtype=torch.int32) if with_zero_point else None
     made = packed_codes("gpu", DEVICE, x, scale, z)
     assert torch.equal(made, packed_codes("reference", "cpu", x, scale, z))
+
+
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [
+        ("QuantizePerTokenPlan", "sliced to padded rows"),
+        ("QuantizePerChannelPlan", "packed, leading axes transposed"),
+        ("QuantizePerChannelPlan", "bfloat16 pairs"),
+        ("QuantizePerTokenBackwardPlan", "accumulate"),
+        ("DequantizePerTokenPlan", "unaligned"),
+        ("DequantizePerTokenBackwardPlan", "accumulate"),
+        ("FakeQuantizePlan", "sliced to padded rows"),
+        ("FakeQuantizeBackwardPlan", "accumulate in bfloat16"),
+    ],
+)
+def test_tiles_are_counted_where_the_second_axis_is_too_short(
+    name: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.affine import gpu
+
+    ways, laid_out = [], gpu._grid
+
+    def watched(below: int, beside: int) -> tuple[str, tuple[int, int]]:
+        way, grid = laid_out(below, beside)
+        ways.append(way)
+        return way, grid
+
+    monkeypatch.setattr(gpu, "GRID_LIMIT", 1)
+    monkeypatch.setattr(gpu, "PROGRAMS", 1)
+    monkeypatch.setattr(gpu, "STEPS", 2)
+    monkeypatch.setattr(gpu, "_tile", lambda *_: (2, 4))
+    monkeypatch.setattr(gpu, "_grid", watched)
+    plan, way = hf.plans()[name], gpu_way()
+    (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
+    assert way is not None
+    assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+    assert set(ways) == {"tiles"}
+
+
+def test_programs_follow_the_memory() -> None:
+    from holdfast.ops.affine import gpu
+
+    assert gpu._grid(2**20, 1) == ("rows", (2**20, 1))
+    assert gpu._grid(gpu.GRID_LIMIT, 3) == ("columns and rows", (3, gpu.GRID_LIMIT))
+    assert gpu._grid(gpu.GRID_LIMIT + 1, 3) == ("tiles", (3 * 2**16, 1))
+
+
+def least_rounding_to(lo: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """The least float32 that is rounded to ``lo`` or more, found by trying."""
+    t = np.nextafter((lo - 0.5).astype(np.float32), np.float32(-np.inf))
+    for _ in range(3):
+        t = np.where(np.rint(t) < lo, np.nextafter(t, np.float32(np.inf)), t)
+    before = np.nextafter(t, np.float32(-np.inf))
+    assert (np.rint(t) >= lo).all() and (np.rint(before) < lo).all()
+    return t
+
+
+def around_the_end(lo: npt.NDArray[np.float64], s: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+    """For each scale, the float32 numbers around the x whose quotient is just rounded to ``lo`` or more."""
+    least = least_rounding_to(lo)
+    before = np.nextafter(least, np.float32(-np.inf))
+    x = ((least.astype(np.float64) + before) / 2 * s).astype(np.float32)
+    found = [x]
+    for towards in (-np.inf, np.inf):
+        step = x
+        for _ in range(3):
+            step = np.nextafter(step, np.float32(towards))
+            found.append(step)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "q_min", "q_max"),
+    [
+        (torch.int8, -128, 127),
+        (torch.uint8, 0, 255),
+        (torch.int16, -32768, 32767),
+        (torch.uint8, 0, 3),
+        (torch.int8, 1, 1),
+    ],
+)
+def test_a_range_of_x_ends_where_that_of_codes_does(dtype: torch.dtype, q_min: int, q_max: int) -> None:
+    """Where each column has a scale, x is compared with two numbers, and there no neighbour may be missed."""
+    draw = np.random.default_rng(1)
+    zero_points = [0, 3, -20, 1, 2**21 + 5, -(2**22), 1000 - 2**23, 2**23]
+    unusual = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, -3.4e38, 1.0, 2.0**-126, 2e-39]
+    s = np.concatenate([
+        np.repeat(np.array(unusual, np.float32), len(zero_points)),
+        draw.integers(1, 2**23, 96, dtype=np.int32).view(np.float32),
+        draw.integers(1, 2**31 - 2**23, 256, dtype=np.int32).view(np.float32) * np.resize([1, -1], 256),
+        draw.uniform(0.01, 0.03, 320),
+    ]).astype(np.float32)  # fmt: skip
+    z = np.resize(zero_points, len(s)).astype(np.int32)
+    ordinary = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 1.0])
+    with np.errstate(all="ignore"):
+        lower = around_the_end(q_min - z.astype(np.float64), s)
+        upper = [-x for x in around_the_end(z.astype(np.float64) - q_max, s)]
+        x = np.stack([*lower, *upper, *np.broadcast_to(ordinary[:, None], (10, len(s)))]).astype(np.float32)
+    desc = hf.QuantizePerChannelBackwardDescriptor(
+        shape=x.shape, axis=1, input_dtype=torch.float32, output_dtype=dtype, q_min=q_min, q_max=q_max
+    )
+
+    def gradient(backend: str, device: str) -> torch.Tensor:
+        stream = hf.Stream.current(device)
+        plan = hf.QuantizePerChannelBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+        given = {"x": torch.from_numpy(x), "scale": torch.from_numpy(s), "zero_point": torch.from_numpy(z)}
+        given |= {"dy": torch.ones(x.shape), "dx": torch.full(x.shape, torch.nan)}
+        args = hf.QuantizePerChannelBackwardArgs(**{name: t.to(device) for name, t in given.items()})
+        plan.run(stream, None, args)
+        return args.dx.cpu()
+
+    wanted = gradient("reference", "cpu")
+    assert torch.equal(gradient("gpu", DEVICE).view(torch.int32), wanted.view(torch.int32))
+    kept = wanted[:, -320 :: len(zero_points)] != 0  # plain scales, no zero point
+    for end in (kept[:7], kept[7:14]):
+        assert (end.any(0) & ~end.all(0)).all()
 
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]

@@ -41,15 +41,33 @@ GRID_LIMIT = 65535
 
 
 @triton.jit
-def tile_rows(rows, ROWS: tl.constexpr, ROW_AXIS: tl.constexpr):
-    """The numbers of the rows of this program's tile."""
-    return tl.program_id(ROW_AXIS).to(rows.dtype) * ROWS + tl.arange(0, ROWS)
+def tile_rows(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr, steps=1):
+    """The numbers of the rows of this program's tile: the first of ``steps``, one below the other."""
+    if GRID == "rows":
+        tile = tl.program_id(0)
+    elif GRID == "columns and rows":
+        tile = tl.program_id(1)
+    else:
+        tile = tl.program_id(0).to(tl.uint32) // column_tiles(columns, COLUMNS)
+    return tile.to(rows.dtype) * (ROWS * steps) + tl.arange(0, ROWS)
 
 
 @triton.jit
-def tile_start(COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr):
+def tile_start(columns, COLUMNS: tl.constexpr, GRID: tl.constexpr):
     """The first column of this program's tile."""
-    return tl.program_id(1 - ROW_AXIS).to(tl.int64) * COLUMNS
+    if GRID == "rows":
+        return tl.full([], 0, tl.int64)
+    elif GRID == "columns and rows":
+        return tl.program_id(0).to(tl.int64) * COLUMNS
+    else:
+        tile = tl.program_id(0).to(tl.uint32) % column_tiles(columns, COLUMNS)
+        return tile.to(tl.int64) * COLUMNS
+
+
+@triton.jit
+def column_tiles(columns, COLUMNS: tl.constexpr):
+    """How many tiles lie side by side; unsigned, since that divides faster."""
+    return ((columns - 1) // COLUMNS + 1).to(tl.uint32)
 
 
 @triton.jit
@@ -67,7 +85,7 @@ def row_offsets(row, sizes, strides):
 
 @triton.jit
 def tile_row_offsets(row, loops, strides):
-    """``row_offsets`` with loops as (size, multiplier, shift): no row that 31 bits hold is divided.
+    """``row_offsets`` with loops as ``_loops`` has them: no row that 31 bits hold is divided.
 
     An operand whose rows are one loop to it has one stride for them all.
     """
@@ -79,7 +97,7 @@ def tile_row_offsets(row, loops, strides):
             size, multiplier, shift = loops[d]
             if row.dtype == tl.int32:
                 high = tl.umulhi(row.to(tl.uint32), multiplier.to(tl.uint32))
-                outer = (high >> shift.to(tl.uint32)).to(tl.int32)
+                outer = (high >> (shift.to(tl.uint32) - 2)).to(tl.int32)
             else:
                 outer = row // size
             offset += (row - outer * size).to(tl.int64) * strides[d]
@@ -271,10 +289,9 @@ def launch_over(
     zero_points = tuple(clamp_zero_point(o) if isinstance(o, int) else 0 for o in shared[1:])
     if len(shared) > 1:
         constants["ZERO"] = "tensor" if 1 not in on_host else "host" if any(zero_points) else "none"
-    row_tiles, column_tiles = -(-space.rows // rows), -(-space.columns // columns)
-    steps = _steps(row_tiles * column_tiles) if looped and by_column and not by_row else 1
-    row_tiles = -(-row_tiles // steps)
-    row_axis = 0 if row_tiles > GRID_LIMIT else 1  # else programs follow the memory
+    below, beside = -(-space.rows // rows), -(-space.columns // columns)
+    steps = _steps(below * beside) if looped and by_column and not by_row else 1
+    way, grid = _grid(-(-below // steps), beside)
     constants |= {
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
         "SCALE_ON_HOST": 0 in on_host,
@@ -283,11 +300,11 @@ def launch_over(
         "BY_COLUMN": by_column,
         "ROWS": rows,
         "COLUMNS": columns,
-        "ROW_AXIS": row_axis,
+        "GRID": way,
     }
     run = prepare(
         kernel,
-        grid=(row_tiles, column_tiles) if row_axis == 0 else (column_tiles, row_tiles),
+        grid=grid,
         device=device,
         tensors=_pointers((*tensors, *shared)),
         scalars=(WIDE, *zero_points, *limits),
@@ -327,9 +344,11 @@ def _loops(space: Space) -> tuple[Any, ...]:
 
     With l = ceil(log2 size), ceil(2^(31 + l) / size) is less than one above 2^(31 + l) / size. That makes its
     product with a row below 2^31, over 2^(31 + l), less than 1 / size too large: its whole part is right.
+    The high half of the product is to be shifted by l - 1; what is passed is two more. A 1 would become a
+    constant of the kernel, and Triton 3.6 loses its place in a tuple within a loop.
     """
     rows = [(size, max(1, (size - 1).bit_length())) for size in space.sizes[:-1]]
-    return *((size, -(-(2 ** (31 + log)) // size), log - 1) for size, log in rows), space.columns
+    return *((size, -(-(2 ** (31 + log)) // size), log + 1) for size, log in rows), space.columns
 
 
 def _merged(space: Space) -> Iterator[tuple[int, ...]]:
@@ -347,6 +366,19 @@ def _double_bits(value: float) -> int:
 def _steps(tiles: int) -> int:
     """How many tiles a program takes, so that enough programs are left: a power of two."""
     return min(STEPS, 2 ** max(0, (tiles // PROGRAMS).bit_length() - 1))
+
+
+def _grid(below: int, beside: int) -> tuple[str, tuple[int, int]]:
+    """How programs are numbered, for so many tiles below and beside each other, and the grid.
+
+    Programs follow the memory: one that starts after another works beside it, or below if all columns are
+    taken. That takes no division unless there are more tiles below each other than the second axis holds.
+    """
+    if beside == 1:
+        return "rows", (below, 1)
+    if below <= GRID_LIMIT:
+        return "columns and rows", (beside, below)
+    return "tiles", (beside * below, 1)
 
 
 def _tile(space: Space, tensors: int, tile: int, most_columns: int) -> tuple[int, int]:

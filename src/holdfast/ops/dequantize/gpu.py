@@ -52,13 +52,14 @@ def dequantize(
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
     SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = (q - z) * scale over one tile."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -89,12 +90,13 @@ def dequantize_backward(
     rows, byte_columns, sizes, dq_strides, dy_strides, scale_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ACCUMULATE: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dq = dy * scale over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -114,13 +116,22 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
     kernel, args, packed = dequantize, DequantizeArgs, 1
 
     def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
-        codes, narrow = self.desc.codes, self.desc.real.bits == 16
-        one_scale = self.desc.view.scale_count == 1
+        codes = self.desc.codes
+        tile, scaled_tile = self._tiles()
         return {
-            "tile": TILE // 2 if narrow else TILE // 4 if one_scale else TILE,
-            "scaled_tile": TILE if narrow else TILE // 2,
+            "tile": tile,
+            "scaled_tile": scaled_tile,
             "SIGNED": isinstance(codes, Code) and codes.signed,
         }
+
+    def _tiles(self) -> tuple[int, int]:
+        """Elements of a tile, and of one where each column has a scale of its own."""
+        bits, one_scale = self.desc.real.bits, self.desc.view.scale_count == 1
+        if bits == 16:
+            return TILE // 2, TILE
+        if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
+            return TILE // 4, TILE // 4  # a thread then writes with two instructions, and reads with one
+        return TILE // 4 if one_scale else TILE, TILE // 2
 
 
 class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):

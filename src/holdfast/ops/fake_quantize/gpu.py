@@ -66,11 +66,11 @@ def fake_quantize(
     rows, columns, sizes, y_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = clamp(rint(x / scale), q_min - z, q_max - z) * scale, over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
     inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
@@ -92,11 +92,11 @@ def fake_quantize_backward(
     rows, columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, STE: tl.constexpr,
     ACCUMULATE: tl.constexpr, ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
-    BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dx = dy as far as the estimator lets it through, over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
     inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
     to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
     upstream = tl.load(dy + to_dy, mask=inside)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
+
 from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.dtypes import CODES
+from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, problems, real_values
 from holdfast.ops.quantize.plan import (
@@ -13,13 +17,42 @@ from holdfast.ops.quantize.plan import (
     QuantizeBackwardArgs,
     QuantizeBackwardDescriptor,
     QuantizeDescriptor,
+    QuantizePerChannelBackwardPlan,
+    QuantizePerChannelPlan,
 )
+
+#: Pairs of numbers whose rows are three loops, two of them short.
+_PAIRS_IN_LOOPS = Problem(
+    "bfloat16 pairs, leading axes transposed",
+    PerChannel(-1),
+    (2, 3, 4, 6),
+    real=torch.bfloat16,
+    codes=CODES["int4"].torch,
+    packed=True,
+    layouts=("leading transposed", "contiguous"),
+)
+#: Each column has a scale, of which the range of x is found.
+_SCALES_BY_COLUMN = [
+    Problem(
+        "last axis, unusual scales", PerChannel(-1), (41, 13), real=torch.bfloat16, values="special",
+        scale="unusual mixed",
+    ),
+    Problem(
+        "last axis, zero points far out", PerChannel(-1), (41, 13), values="ties", scale="dyadic",
+        zero_point="far mixed",
+    ),
+]  # fmt: skip
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     make = _forward if plan.direction == "forward" else _backward
-    return [make(plan, problem) for problem in problems(plan)]
+    found = problems(plan)
+    if plan is QuantizePerChannelPlan:
+        found.append(_PAIRS_IN_LOOPS)
+    elif plan is QuantizePerChannelBackwardPlan:
+        found += _SCALES_BY_COLUMN
+    return [make(plan, problem) for problem in found]
 
 
 def _described(plan: type[Plan[Any, Any]], problem: Problem, **more: Any) -> Any:

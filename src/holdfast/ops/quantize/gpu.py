@@ -17,6 +17,7 @@ from holdfast.numerics.gpu import (
     exact_quotient,
     in_range,
     narrow,
+    open_range,
     quotient,
     reciprocal,
     short_code,
@@ -67,13 +68,14 @@ def quantize(
     rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     RAGGED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -106,15 +108,15 @@ def quantize_pairs(
     rows, columns, steps, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte.
 
     It goes down ``steps`` tiles, for which the scales are prepared once: more than one where scales differ by
     column alone.
     """
-    row = tl.program_id(ROW_AXIS).to(rows.dtype) * (ROWS * steps) + tl.arange(0, ROWS)
-    start = tile_start(COLUMNS, ROW_AXIS)
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID, steps)
+    start = tile_start(columns, COLUMNS, GRID)
     here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
@@ -160,12 +162,16 @@ def quantize_backward(
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
     ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_AXIS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy / scale where the code was in range, else 0, over one tile."""
-    row = tile_rows(rows, ROWS, ROW_AXIS)
-    start = tile_start(COLUMNS, ROW_AXIS)
-    here = columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
+    """dx = dy / scale where the code was in range, else 0, over one tile.
+
+    If scales differ by column alone, all that depends on them is found once a column: the range of x too.
+    """
+    columns = sizes[len(sizes) - 1]
+    row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
+    start = tile_start(columns, COLUMNS, GRID)
+    here = columns_inside(start, columns, COLUMNS)
     s = load_scale(
         scale, scale_bits, row, start, rows, sizes, scale_strides, COMPUTE, SCALE_ON_HOST,
         BY_ROW, BY_COLUMN, COLUMNS,
@@ -176,9 +182,13 @@ def quantize_backward(
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    values = tl.load(x + to_x, mask=inside)
+    values = widen(tl.load(x + to_x, mask=inside), COMPUTE)
     upstream = widen(tl.load(dy + to_dy, mask=inside), COMPUTE)
-    kept = in_range(widen(values, COMPUTE), s, q_min, q_max, z, BY_COLUMN)
+    if BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
+        below, above = open_range(s, q_min, q_max, z)
+        kept = (below < values) & (values < above)
+    else:
+        kept = in_range(values, s, q_min, q_max, z, BY_COLUMN)
     if BY_COLUMN:
         most, rest = reciprocal(s)
         gradient = exact_quotient(upstream, s, most, rest)
