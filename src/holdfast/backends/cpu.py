@@ -34,7 +34,7 @@ _RANGES = 8
 #: Bytes of a line of the cache.
 LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
-BLOCK, _AHEAD = 256, 4096
+BLOCK, _AHEAD = 256, 2048
 
 
 def _digest_of_sources() -> str:
