@@ -95,7 +95,7 @@ def measure(
                     f"Not timed: {case.name}. Its check is red: {wrong} elements differ from the reference."
                 )
             else:
-                report.rows.append(_row(case, size, stream, threads))
+                report.rows.append(_row(case, size, stream, threads, quick))
             save(report)
             release(device)
             progress.advance(task)
@@ -109,17 +109,18 @@ def _backend(case: Case, stream: Stream) -> str:
     return case.problem(2**12, stream).plan.backend
 
 
-def _row(case: Case, elements: int, stream: Stream, threads: int) -> Row:
+def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -> Row:
     problem = case.problem(elements, stream)
     plan, tensors = problem.plan, problem.draw()
-    taken = seconds(problem.call(tensors), stream.device, threads)
+    taken = seconds(problem.call(tensors), stream.device, threads, quick=quick)
     row = Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), taken)
     for kind in kinds(problem, tensors):
         # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                row.peers[kind] = seconds(peer(kind, problem, tensors), stream.device, threads)
+                call = peer(kind, problem, tensors)
+                row.peers[kind] = seconds(call, stream.device, threads, quick=quick)
         except NoPeer as reason:
             row.reasons[kind] = str(reason)
         except Exception as error:

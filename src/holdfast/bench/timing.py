@@ -10,14 +10,15 @@ from typing import cast
 
 import torch
 
-#: Milliseconds of warm-up and of repetition on a GPU, and seconds of repetition on the CPU.
+#: Milliseconds of warm-up and of repetition on a GPU, and seconds of repetition on the CPU; or if it is to be
+#: quick.
 GPU_WARMUP, GPU_REPEAT = 10, 50
-CPU_SECONDS = 0.3
+CPU_SECONDS, QUICK_SECONDS = 0.3, 0.1
 #: Calls between two synchronisations, and how many such batches there are, for the host's cost.
 CALLS, BATCHES = 500, 9
 
 
-def seconds(call: Callable[[], object], device: torch.device, threads: int) -> float:
+def seconds(call: Callable[[], object], device: torch.device, threads: int, *, quick: bool = False) -> float:
     """The median time of a call, its device's work included."""
     if device.type == "cuda":
         from triton.testing import do_bench
@@ -28,7 +29,7 @@ def seconds(call: Callable[[], object], device: torch.device, threads: int) -> f
 
     call()
     timer = Timer("call()", globals={"call": call}, num_threads=threads)
-    return timer.blocked_autorange(min_run_time=CPU_SECONDS).median
+    return timer.blocked_autorange(min_run_time=QUICK_SECONDS if quick else CPU_SECONDS).median
 
 
 def host_seconds(call: Callable[[], object]) -> float:
