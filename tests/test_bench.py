@@ -44,6 +44,7 @@ app.command("other")(lambda: None)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few repetitions, and no wait for torch.compile but where a test asks for it."""
     monkeypatch.setattr(timing, "CPU_SECONDS", 1e-3)
+    monkeypatch.setattr(timing, "QUICK_SECONDS", 1e-3)
     monkeypatch.setattr(command, "COPY_ELEMENTS", 2**16)
     monkeypatch.setattr(command, "peer", without_compiler)
 
@@ -73,11 +74,18 @@ def test_it_prints_ratios_and_writes_json(tmp_path: Path) -> None:
 
 
 def test_a_failing_peer_is_a_reason_not_a_crash() -> None:
-    result = run("--quick", "--only", "quantize per group")
+    result = run("--only", "^quantize per group of 32, f32")
     assert result.exit_code == 0, result.output
     assert "n/a" in result.output
     assert "RuntimeError: no C++ compiler here." in result.output
     assert "long trace" not in result.output
+
+
+def test_a_quick_run_does_not_wait_for_a_compiler() -> None:
+    result = run("--quick", "--only", "quantize per group")
+    assert result.exit_code == 0, result.output
+    assert "left out of a quick run" in " ".join(result.output.split())
+    assert "no C++ compiler" not in result.output
 
 
 def test_a_wrong_kernel_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,9 @@ def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -
     taken = seconds(problem.call(tensors), stream.device, threads, quick=quick)
     row = Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), taken)
     for kind in kinds(problem, tensors):
+        if kind == "compiled" and quick and stream.device.type == "cpu":
+            row.reasons[kind] = "left out of a quick run: torch.compile takes longer than all else in it"
+            continue
         # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
         try:
             with warnings.catch_warnings():
