@@ -33,7 +33,9 @@ COPY_ELEMENTS = 2**28
 
 def bench(
     device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases at small sizes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few cases at small sizes; on the CPU, no torch.compile.")
+    ] = False,
     elements: Annotated[
         int,
         typer.Option(help="Elements of each tensor, a power of two; by default what fills the memory bus."),

@@ -415,8 +415,6 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
                 # Beside the sums, unless others follow in the same workspace.
                 beside = sums is not None and images == desc.batch
                 self.add_grid_gradient(steps, args, images, ordered, of_grid, in_order=False, beside=beside)
-            if isinstance(sums, CellSums):
-                sums.add_order(steps)
             if sums is not None:
                 sums.add_steps(steps, args, dinput, dout, grid)
             if of_grid and ordered is not None:

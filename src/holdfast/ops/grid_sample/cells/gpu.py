@@ -328,11 +328,6 @@ class CellSums:
                 WARPS,
             )  # fmt: skip
 
-    def add_order(self, steps: Steps) -> None:
-        """Order the samples by cell."""
-        walk = Space((self.count,), ((1,),))
-        self.order.add_steps(steps, self.keys, walk, counted=not self.order.sorts)
-
     def add_steps(
         self,
         steps: Steps,
@@ -341,8 +336,9 @@ class CellSums:
         dout: StepOperand,
         grid: StepOperand,
     ) -> None:
-        """Sum the samples, which are in order."""
+        """Order the samples by cell, then sum them."""
         desc, count, order = self.desc, self.count, self.order
+        order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=not order.sorts)
         if count and self.copies:
             add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
         if desc.channels:
