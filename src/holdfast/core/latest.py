@@ -8,6 +8,7 @@ That interface is internal: where it is missing, every run takes the long way, t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -20,11 +21,13 @@ except ImportError:
 
 T = TypeVar("T")
 
+_address = torch.Tensor.data_ptr
+
 
 class Latest(Generic[T]):
     """What was prepared for some operands and options, and a quick way to tell whether others are alike."""
 
-    __slots__ = ("_check", "_hosts", "_options", "_tensors", "prepared")
+    __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "prepared")
 
     def __init__(
         self, prepared: T, check: Callable[..., bool], operands: Sequence[Any], options: tuple[Any, ...]
@@ -32,11 +35,12 @@ class Latest(Generic[T]):
         self.prepared = prepared
         self._check = check
         self._options = options
-        self._tensors = [i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
+        tensors = [i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
+        # One position would give the tensor itself, one slice gives it in a tuple.
+        one = slice(tensors[0], tensors[0] + 1)
+        self._tensors_of = itemgetter(*tensors) if len(tensors) > 1 else itemgetter(one)
         self._hosts = [
-            (i, type(operand), host_key(operand))
-            for i, operand in enumerate(operands)
-            if i not in self._tensors
+            (i, type(operand), host_key(operand)) for i, operand in enumerate(operands) if i not in tensors
         ]
 
     @classmethod
@@ -61,17 +65,16 @@ class Latest(Generic[T]):
         """The address of each operand, 0 for one of the host; None if they are unlike the remembered ones."""
         if options != self._options:
             return None
-        if not self._hosts:
-            return [tensor.data_ptr() for tensor in operands] if self._check(*operands) else None
         for i, kind, key in self._hosts:
             operand = operands[i]
-            if type(operand) is not kind or host_key(operand) != key:
+            if operand is not key and (type(operand) is not kind or host_key(operand) != key):
                 return None
-        if not self._check(*[operands[i] for i in self._tensors]):
+        tensors = self._tensors_of(operands)
+        if not self._check(*tensors):
             return None
-        found = [0] * len(operands)
-        for i in self._tensors:
-            found[i] = operands[i].data_ptr()
+        found = list(map(_address, tensors))
+        for i, _, _ in self._hosts:
+            found.insert(i, 0)
         return found
 
 

@@ -113,11 +113,13 @@ class Candidate:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Admitted(Generic[A]):
     launch: Launch[A] | None
     extents: tuple[int, ...]
     misalignment: tuple[int, ...]
+    #: Addresses that were found to fit: aligned like that, no output in the memory of another operand.
+    fit: Sequence[int]
 
 
 def _addresses(operands: Sequence[Operand]) -> list[int]:
@@ -266,9 +268,12 @@ class Plan(Generic[D, A]):
         if admitted is None:
             admitted = self._admit(args)
         else:
-            reason = self._refused_values(args) or self._refused_overlap(addresses, admitted.extents)
+            reason = self._refused_values(args)
+            if not reason and addresses != admitted.fit:
+                reason = self._refused_overlap(addresses, admitted.extents)
             if reason:
                 raise InvalidArgs(reason)
+            admitted.fit = addresses
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, addresses)
 
@@ -278,15 +283,17 @@ class Plan(Generic[D, A]):
         latest = self._latest
         try:
             addresses = latest and latest.addresses(operands, options)
-            if latest and addresses and latest.prepared.misalignment == _misalignment(addresses):
-                return latest.prepared, addresses
+            if latest and addresses:
+                admitted = latest.prepared
+                if addresses == admitted.fit or admitted.misalignment == _misalignment(addresses):
+                    return admitted, addresses
             key, places = args.signature()
-            admitted = self._admitted.get(key)
+            remembered = self._admitted.get(key)
         except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
             raise InvalidArgs(self._refusal(args)) from None
-        if admitted is not None:
-            self._latest = Latest.of(admitted, operands, options)
-        return admitted, places
+        if remembered is not None:
+            self._latest = Latest.of(remembered, operands, options)
+        return remembered, places
 
     def _admit(self, args: A) -> _Admitted[A]:
         reason = self._refusal(args)
@@ -294,7 +301,7 @@ class Plan(Generic[D, A]):
             raise InvalidArgs(reason)
         launch = None if self.descriptor.empty else self.kernel.prepare(args)
         key, addresses = args.signature()
-        admitted = _Admitted(launch, _extents(args), _misalignment(addresses))
+        admitted = _Admitted(launch, _extents(args), _misalignment(addresses), addresses)
         if len(self._admitted) >= self._remembered:
             self._admitted.clear()
         self._admitted[key] = admitted

@@ -12,7 +12,11 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import code_dtype
@@ -77,24 +81,32 @@ _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
     if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
+        is_compiling()
+        or _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
         or forward_ad._current_level >= 0
-        or torch._C._autograd._profiler_enabled()
+        or _profiler_enabled()
     ):
         return False
+    positions = _plain_tensors(tuple(map(type, arguments)))
+    if positions is None:
+        return False
     recorded = torch.is_grad_enabled()
-    for argument in arguments:
-        kind = type(argument)
-        if kind in _TENSORS:
-            if argument.is_neg() or argument.is_meta or (recorded and argument.requires_grad):
-                return False
-        elif kind not in _VALUES:
+    for position in positions:
+        tensor = arguments[position]
+        if tensor.is_neg() or tensor.is_meta or (recorded and tensor.requires_grad):
             return False
     return True
+
+
+@lru_cache(maxsize=256)
+def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
+    """Where the tensors are among arguments of these types; None if any is of a type that torch treats."""
+    if not _TENSORS.union(_VALUES).issuperset(kinds):
+        return None
+    return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
 
 
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
@@ -171,7 +183,7 @@ def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
 
 def current_stream(device: torch.device) -> Stream:
     """The stream to launch on; on every call, so as cheap as torch allows."""
-    if device.type == "cpu":
+    if device == CPU_STREAM.device:
         return CPU_STREAM
     return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
 
