@@ -296,12 +296,16 @@ def minus_quotient(p, b):
 
     By Markstein's theorem, as in ``fused_quotient``: one step makes RN(-1 / b) of the hardware's estimate,
     which is within 2 ulp, and no step leaves the normal numbers. That every argument of ``tanh_slope`` gives
-    the rounded quotient, whatever the estimate, was tried. With -1 / b no step needs a minus of its own.
+    the rounded quotient, whatever the estimate, was tried. With -1 / b no step needs a minus of its own, and
+    the hardware takes that of b along: written as a division, the minus would be one more product.
     """
     if INTERPRETED:
         return -tl.div_rn(p, b)
     else:
-        y = libdevice.fast_dividef(tl.full(b.shape, -1.0, tl.float32), b)
+        y = tl.inline_asm_elementwise(
+            "{ .reg .f32 minus; neg.f32 minus, $1; rcp.approx.ftz.f32 $0, minus; }",
+            "=f,f", [b], tl.float32, True, 1,
+        )  # fmt: skip
         y = tl.fma(tl.fma(b, y, 1.0), y, y)
         q = p * y
         return tl.fma(tl.fma(b, q, p), y, q)
@@ -314,7 +318,8 @@ def tanh_slope(double):
     In float32 everything is scaled by powers of two and by -1, which changes no rounding. The low bits of
     ``near`` hold 258 - k; shifted into the exponent and subtracted, they multiply by 2^k, divide by 4, and
     turn the sign. So ``e`` is minus a quarter of exp(-v), ``b`` a sixteenth of (1 + exp(-v))**2, and the
-    result comes from -p / b as ``e`` comes from p.
+    result comes from -p / b as ``e`` comes from p. The product with ln2_hi is exact: fused with the sum, it
+    changes no bit.
     """
     if double.dtype == tl.float64:
         v = tl.minimum(tl.abs(double), -FLOOR_64)
@@ -331,7 +336,7 @@ def tanh_slope(double):
         v = tl.minimum(tl.abs(double), -FLOOR_32)
         near = v * LOG2_E_32 + (MAGIC + 258)
         minus_k = near - (MAGIC + 258)
-        r = (minus_k * LN2_HI_32 - v) + minus_k * LN2_LO_32
+        r = tl.fma(minus_k, LN2_HI_32, -v) + minus_k * LN2_LO_32
         q = C2 + r * (C3 + r * (C4 + r * (C5 + r * C6)))
         p = 1.0 + (r + (r * r) * q)
         shift = near.to(tl.int32, bitcast=True) << 23

@@ -11,6 +11,7 @@ from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.affine.gpu import (
+    KEPT,
     TILE,
     TiledKernel,
     byte_offsets,
@@ -71,10 +72,12 @@ def dequantize(
     if PER_BYTE > 1:
         first = start // COLUMNS * WIDTH
         exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
-        packed = tl.load(q + byte_offsets(row, first, sizes, q_strides, WIDTH), mask=exists)
+        to_bytes = byte_offsets(row, first, sizes, q_strides, WIDTH)
+        packed = tl.load(q + to_bytes, mask=exists, eviction_policy=KEPT)
         codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
     else:
-        codes = tl.load(q + tile_offsets(row, start, sizes, q_strides, COLUMNS), mask=inside)
+        to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
+        codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
     if codes.dtype.is_floating():
         difference = widen(codes, COMPUTE) - z.to(COMPUTE)
     else:
@@ -102,7 +105,8 @@ def dequantize_backward(
         BY_ROW, BY_COLUMN, COLUMNS,
     )  # fmt: skip
     inside = (row < rows)[:, None] & here
-    upstream = tl.load(dy + tile_offsets(row, start, sizes, dy_strides, COLUMNS), mask=inside)
+    to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
+    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT)
     gradient = widen(upstream, COMPUTE) * s
     out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
     if ACCUMULATE:

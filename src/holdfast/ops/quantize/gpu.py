@@ -25,6 +25,7 @@ from holdfast.numerics.gpu import (
     widen_pair,
 )
 from holdfast.ops.affine.gpu import (
+    KEPT,
     TILE,
     TiledKernel,
     alike_by_column,
@@ -84,7 +85,9 @@ def quantize(
         zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
     )
     inside = (row < rows)[:, None] & here
-    values = tl.load(x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
+    values = tl.load(
+        x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside, eviction_policy=KEPT
+    )
     codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
     if PER_BYTE > 1:
         if RAGGED:
@@ -142,7 +145,8 @@ def quantize_pairs(
     words = x.to(tl.pointer_type(tl.int32))
     for _ in tl.range(steps, num_stages=STAGES):
         inside = (row < rows)[:, None] & here
-        word = tl.load(words + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside)
+        to_word = tile_offsets(row, start, sizes, x_strides, COLUMNS)
+        word = tl.load(words + to_word, mask=inside, eviction_policy=KEPT)
         value, next_value = widen_pair(word, x.dtype.element_ty)
         if short:
             low = short_code(value, s, q_min, q_max, z)
@@ -182,8 +186,8 @@ def quantize_backward(
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    values = widen(tl.load(x + to_x, mask=inside), COMPUTE)
-    upstream = widen(tl.load(dy + to_dy, mask=inside), COMPUTE)
+    values = widen(tl.load(x + to_x, mask=inside, eviction_policy=KEPT), COMPUTE)
+    upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT), COMPUTE)
     if BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
         below, above = open_range(s, q_min, q_max, z)
         kept = (below < values) & (values < above)
