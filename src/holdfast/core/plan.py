@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
@@ -128,10 +130,9 @@ def _addresses(operands: Sequence[Operand]) -> list[int]:
 
 def _misalignment(addresses: Sequence[int]) -> tuple[int, ...]:
     """How far each address is from a multiple of 16, nothing if all are one: kernels make use of that."""
-    bits = 0
-    for address in addresses:
-        bits |= address
-    return tuple(address & 15 for address in addresses) if bits & 15 else ()
+    if not reduce(or_, addresses, 0) & 15:
+        return ()
+    return tuple(address & 15 for address in addresses)
 
 
 def _described(operand: Operand) -> Any:
@@ -332,14 +333,14 @@ class Plan(Generic[D, A]):
         return ""
 
     def _refused_overlap(self, addresses: Sequence[int], extents: Sequence[int]) -> str:
-        for i in range(len(self.outputs)):
-            start, end = addresses[i], addresses[i] + extents[i]
-            for j in range(i + 1, len(addresses)):
-                other = addresses[j]
-                if other < end and start < other + extents[j]:
+        for i, name in enumerate(self.outputs):
+            start = addresses[i]
+            end = start + extents[i]
+            for other, extent in zip(addresses[i + 1 :], extents[i + 1 :], strict=True):
+                if other < end and start < other + extent:
                     return (
-                        f"{self.outputs[i]} shares memory with another argument; an output must have memory "
-                        "of its own. Allocate it with torch.empty_like."
+                        f"{name} shares memory with another argument; an output must have memory of its own. "
+                        "Allocate it with torch.empty_like."
                     )
         return ""
 
