@@ -1,4 +1,4 @@
-"""How CPU kernels are compiled, cached on disk, and split over threads; knows no op.
+"""How CPU kernels are compiled and cached on disk; knows no op.
 
 Kernels take addresses, not arrays: the dtype of an operand is a number known at run time, so that each kernel
 is compiled once for each compute type and never for a combination of dtypes.
@@ -10,13 +10,10 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -27,10 +24,6 @@ from numba.extending import intrinsic
 
 from holdfast.core import fork
 
-#: Fewer elements than this are not worth waking a thread.
-PARALLEL_ELEMENTS = 32768
-#: Into how many ranges work is cut for each thread.
-_RANGES = 8
 #: Bytes of a line of the cache.
 LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
@@ -263,54 +256,4 @@ def compile_kernel(entry: Any, *args: Any) -> None:
         entry(*args)
 
 
-_pool: ThreadPoolExecutor | None = None
-_pool_threads = 0
-_pool_lock = threading.Lock()
-
-
-def _submit(work: Callable[[], None], threads: int) -> Future[None]:
-    global _pool, _pool_threads
-    with _pool_lock:
-        if _pool is None or _pool_threads < threads - 1:
-            if _pool is not None:
-                _pool.shutdown(wait=False)
-            _pool_threads = threads - 1
-            _pool = ThreadPoolExecutor(_pool_threads, thread_name_prefix="holdfast")
-        return _pool.submit(work)
-
-
-def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
-    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on as many threads as torch.
-
-    Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
-    what holds it up. The caller works too, and never waits behind other callers.
-    """
-    threads = min(torch.get_num_threads(), count) if elements >= PARALLEL_ELEMENTS else 1
-    if threads == 1:
-        part(0, count)
-        return
-    number = max(threads, min(_RANGES * threads, count, elements // PARALLEL_ELEMENTS))
-    bounds = [count * i // number for i in range(number + 1)]
-    ranges = iter(list(pairwise(bounds)))
-
-    def work() -> None:
-        for first, last in ranges:
-            part(first, last)
-
-    futures = [_submit(work, threads) for _ in range(threads - 1)]
-    try:
-        work()
-    finally:
-        for future in futures:
-            if not future.cancel():
-                future.result()
-
-
-def _without_threads() -> None:
-    global _pool
-    _pool = None  # its threads stayed in the parent
-
-
 fork.wait_for(_compiling)
-fork.wait_for(_pool_lock)
-fork.in_child(_without_threads)

@@ -9,7 +9,6 @@ loaded once. So strides, dtypes and short rows are dealt with here, and the arit
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -24,11 +23,11 @@ from holdfast.backends.cpu import (
     fence,
     jit,
     outlined,
-    parallel,
     pointer,
     prefetch,
     stream_and_prefetch,
 )
+from holdfast.backends.threads import parallel, scratch_of_thread
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
@@ -167,21 +166,10 @@ def launch(
         table[0, _LAYOUT] = _STREAMED
 
     def part(first: int, last: int) -> None:
-        walk = (cut.shape, table, _scratch(2 * len(operands) + 2))
+        walk = (cut.shape, table, scratch_of_thread((2 * len(operands) + 2) * _RUN))
         entry(first, last, walk, cut.shared, *scalars)
 
     parallel(part, cut.tiles, space.rows * space.columns)
-
-
-_local = threading.local()
-
-
-def _scratch(runs: int) -> int:
-    """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
-    if getattr(_local, "runs", 0) < runs:
-        _local.memory = torch.empty(runs * _RUN, dtype=torch.uint8, device="cpu")
-        _local.runs = runs
-    return int(_local.memory.data_ptr())
 
 
 @cache

@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, parallel, pointer
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
+from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch

@@ -18,17 +18,8 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import (
-    BLOCK,
-    compile_kernel,
-    emit,
-    jit,
-    kernel,
-    outlined,
-    parallel,
-    pointer,
-    prefetch,
-)
+from holdfast.backends.cpu import BLOCK, compile_kernel, emit, jit, kernel, outlined, pointer, prefetch
+from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides

@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from holdfast.backends.cpu import compile_kernel, copy, fence, kernel, parallel, pointer, prefetch_run, stream
+from holdfast.backends.cpu import compile_kernel, copy, fence, kernel, pointer, prefetch_run, stream
+from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor

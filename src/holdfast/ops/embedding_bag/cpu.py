@@ -8,7 +8,6 @@ are, with the rows of the table for terms; the gradient of the table is a segmen
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, parallel, pointer
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
+from holdfast.backends.threads import parallel, scratch_of_thread
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.plan import Launch
@@ -55,6 +55,7 @@ CHUNK = indexed.CHUNK
 # Scratch runs: elements as they are stored, two rows in the compute type, what is best, where it was found.
 _RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
 _RUN = COLUMNS * 8 + 192
+_SCRATCH = _RUNS * _RUN
 
 
 @jit
@@ -273,27 +274,17 @@ def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, outpu
         store_run(row_at, 1, target, out_kind, 1, raw, like)
 
 
-_local = threading.local()
-
-
-def _scratch() -> int:
-    """The address of the calling thread's scratch, which is kept."""
-    if not hasattr(_local, "memory"):
-        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8, device="cpu")
-    return int(_local.memory.data_ptr())
-
-
 @cache
 def _compile(entry: Any, compute: Float) -> None:
     """Compile a kernel for a compute type, by a launch of nothing."""
-    like, table, scratch = number(compute), table_of((1,), (1,)), _scratch()
+    like, table, runs = number(compute), table_of((1,), (1,)), scratch_of_thread(_SCRATCH)
     memory = np.zeros(4, np.int32)
     starts, rows = memory.ctypes.data, (0, like.itemsize, 1, 1)
     nothing: dict[Any, tuple[Any, ...]] = {
-        max_bags: (0, 0, starts, starts, rows, 1, rows, 0, scratch, like),
-        divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, scratch, like),
+        max_bags: (0, 0, starts, starts, rows, 1, rows, 0, runs, like),
+        divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, runs, like),
         weight_gradients: (
-            0, 0, starts, starts, rows, rows, 1, (0, like.itemsize, table), False, scratch, like,
+            0, 0, starts, starts, rows, rows, 1, (0, like.itemsize, table), False, runs, like,
         ),
     }  # fmt: skip
     compile_kernel(entry, *nothing[entry])
@@ -353,11 +344,20 @@ class Bags:
         starts, kept, counts = (first + piece.offset for piece in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
         named = (indices.data_ptr(), indices.element_size(), desc.count)
-        all_name = find_bags(
-            0, desc.bags, named, table, given, desc.bags, desc.length, desc.rows, desc.padding, starts, kept,
-            bags, counts,
-        )  # fmt: skip
-        if raises and not all_name:
+        unnamed: list[int] = []
+
+        def find(first: int, last: int) -> None:
+            if not find_bags(
+                first, last, named, table, given, desc.bags, desc.length, desc.rows, desc.padding, starts,
+                kept, bags, counts,
+            ):  # fmt: skip
+                unnamed.append(first)
+
+        if desc.bags:
+            parallel(find, desc.bags, desc.count)
+        else:  # the indices are in no bag
+            find(0, 0)
+        if raises and unnamed:
             raise_outside(indices, table, desc.rows)
         return Found(starts, kept, bags, counts, longest)
 
@@ -407,8 +407,8 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 def part(first: int, last: int) -> None:
                     max_bags(
-                        first, last, found.starts, found.kept, weight, desc.columns, out, 0, _scratch(),
-                        number(compute),
+                        first, last, found.starts, found.kept, weight, desc.columns, out, 0,
+                        scratch_of_thread(_SCRATCH), number(compute),
                     )  # fmt: skip
 
                 parallel(part, desc.bags, desc.count * desc.columns)
@@ -496,7 +496,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             divided, item = first + self.divided.offset, compute.torch.itemsize
 
             def divide(first: int, last: int) -> None:
-                divide_rows(first, last, found.counts, dout, columns, divided, item, _scratch(), like)
+                divide_rows(
+                    first, last, found.counts, dout, columns, divided, item, scratch_of_thread(_SCRATCH), like
+                )
 
             parallel(divide, desc.bags, desc.bags * columns)
             table = table_of((max(desc.bags, 1),), (columns,))
@@ -507,8 +509,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
             def choose(first: int, last: int) -> None:
                 max_bags(
-                    first, last, found.starts, found.kept, weight, columns, weight, chosen, _scratch(), like
-                )
+                    first, last, found.starts, found.kept, weight, columns, weight, chosen,
+                    scratch_of_thread(_SCRATCH), like,
+                )  # fmt: skip
 
             parallel(choose, desc.bags, elements)
             return source, (CHOSEN, chosen, columns)
@@ -526,7 +529,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         def part(first: int, last: int) -> None:
             weight_gradients(
                 first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
-                _scratch(), number(compute),
+                scratch_of_thread(_SCRATCH), number(compute),
             )  # fmt: skip
 
         parallel(part, desc.count, desc.count * desc.columns)

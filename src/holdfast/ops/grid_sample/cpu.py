@@ -15,15 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import (
-    PARALLEL_ELEMENTS,
-    compile_kernel,
-    jit,
-    kernel,
-    outlined,
-    parallel,
-    pointer,
-)
+from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
+from holdfast.backends.threads import PARALLEL_ELEMENTS, parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch

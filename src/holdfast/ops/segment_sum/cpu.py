@@ -9,7 +9,6 @@ that is more than a thread's share is cut by its columns. Neither changes the or
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -28,10 +27,10 @@ from holdfast.backends.cpu import (
     jit,
     kernel,
     outlined,
-    parallel,
     pointer,
     prefetch_line,
 )
+from holdfast.backends.threads import parallel, scratch_of_thread
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
@@ -421,16 +420,6 @@ def sum_segments(first, last, ordering, dealing, source, factor, output, accumul
             store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
 
 
-_local = threading.local()
-
-
-def scratch() -> int:
-    """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
-    if not hasattr(_local, "memory"):
-        _local.memory = torch.empty(_RUNS * _RUN, dtype=torch.uint8, device="cpu")
-    return int(_local.memory.data_ptr())
-
-
 def table_of(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
     """The loops over rows as kernels take them."""
     return np.array([sizes, strides], np.int64)
@@ -474,7 +463,7 @@ def add_up(
         def work(first: int, last: int) -> None:
             sum_segments(
                 first, last, order_of, dealing, source, factor, output, accumulate, int(by_count),
-                scratch(), like,
+                scratch_of_thread(_RUNS * _RUN), like,
             )  # fmt: skip
 
         parallel(work, units * -(-columns // part), terms * columns)
@@ -503,7 +492,7 @@ def compile_for(compute: Float) -> None:
         output,
         False,
         0,
-        scratch(),
+        scratch_of_thread(_RUNS * _RUN),
         like,
     )
 

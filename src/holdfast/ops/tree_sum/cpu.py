@@ -10,7 +10,6 @@ no bit.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, parallel, pointer
+from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, pointer
+from holdfast.backends.threads import parallel, scratch_of_thread
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.stream import Workspace
@@ -107,14 +107,14 @@ def launch(
     walk = jobs.shape, jobs.over, jobs.within, table
 
     def level(first: int, last: int) -> None:
-        first_level(first, last, (*walk, _scratch(2 * len(operands) + _SPARE)), sums)
+        first_level(first, last, (*walk, scratch_of_thread((2 * len(operands) + _SPARE) * RUN)), sums)
 
     number = np.float64 if compute.bits == 64 else np.float32
     numbers = number(factor), number(floor or 0.0)
 
     def total(first: int, last: int) -> None:
         for operand, sums_of_tree in zip(totals, sums, strict=True):
-            with_scratch = (*walk, _scratch(2 * len(operands) + _SPARE))
+            with_scratch = (*walk, scratch_of_thread((2 * len(operands) + _SPARE) * RUN))
             add_up(first, last, with_scratch, operand, sums_of_tree, *numbers, floor is not None, accumulate)
 
     parallel(level, jobs.number, count * length)
@@ -143,17 +143,6 @@ TREE = 3
 RESULTS = 2 * TREE
 _SPREAD = RESULTS + 1
 _SPARE = _SPREAD + 2
-
-_local = threading.local()
-
-
-def _scratch(runs: int) -> int:
-    """The address of the calling thread's scratch. It is kept: fresh memory costs a fault for each page."""
-    if getattr(_local, "runs", 0) < runs:
-        _local.memory = torch.empty(runs * RUN, dtype=torch.uint8, device="cpu")
-        _local.runs = runs
-    return int(_local.memory.data_ptr())
-
 
 # A kernel's ``walk`` is (shape, over, within, table, address of the scratch). Each operand has two runs of
 # the scratch, one for its elements as they are stored and one for the compute type; the spare ones come after

@@ -1,0 +1,134 @@
+"""Work on several threads: those that torch itself computes on, where they can be had.
+
+After an operator of torch its threads stay awake for a while, each on a processor of its own, to be there for
+the next one. Anybody else's threads would have to share the processors with them: what follows an operator
+would take as long as on one thread. So work goes to the same threads, by way of the OpenMP library that torch
+has loaded. A pool of our own stands in where there is no such library, and in a forked child, where the
+threads of the parent do not exist.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core import fork
+
+#: Fewer elements than this are not worth waking a thread.
+PARALLEL_ELEMENTS = 32768
+#: Into how many ranges work is cut for each thread.
+_RANGES = 8
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+_forked = False
+_pool: ThreadPoolExecutor | None = None
+_pool_threads = 0
+_pool_lock = threading.Lock()
+
+
+def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
+    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on as many threads as torch.
+
+    Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
+    what holds it up. The caller works too, and never waits behind other callers.
+    """
+    threads = min(torch.get_num_threads(), count) if elements >= PARALLEL_ELEMENTS else 1
+    if threads == 1:
+        part(0, count)
+        return
+    number = max(threads, min(_RANGES * threads, count, elements // PARALLEL_ELEMENTS))
+    bounds = [count * i // number for i in range(number + 1)]
+    ranges = iter(list(pairwise(bounds)))
+    failures: list[BaseException] = []
+
+    def work(_: object = None) -> None:
+        try:
+            for first, last in ranges:
+                part(first, last)
+        except BaseException as failure:  # it has a way to the caller, but not through the library
+            failures.append(failure)
+
+    team = None if _forked else _team_of_torch()
+    if team is None:
+        _on_pool(work, threads)
+    else:
+        team(_Callback(work), None, threads, 0)
+    if failures:
+        raise failures[0]
+
+
+@cache
+def _team_of_torch() -> Any:
+    """What calls a function on every thread of a team of torch's OpenMP library; None if it is not found.
+
+    It is the entry that GCC compiles a parallel region to.
+    """
+    if sys.platform != "linux" or not torch.backends.openmp.is_available():
+        return None
+    home = Path(torch.__file__).parents[1]
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        found = [path for path in mapped if Path(path).name.startswith("libgomp")]
+        own = [path for path in found if Path(path).is_relative_to(home)]
+        (library,) = own if own else found
+        team = ctypes.CDLL(library).GOMP_parallel
+    except (OSError, ValueError, AttributeError):
+        return None
+    team.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    team.restype = None
+    return team
+
+
+def _on_pool(work: Callable[[], None], threads: int) -> None:
+    futures = [_submit(work, threads) for _ in range(threads - 1)]
+    work()
+    for future in futures:
+        if not future.cancel():
+            future.result()
+
+
+def _submit(work: Callable[[], None], threads: int) -> Future[None]:
+    global _pool, _pool_threads
+    with _pool_lock:
+        if _pool is None or _pool_threads < threads - 1:
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool_threads = threads - 1
+            _pool = ThreadPoolExecutor(_pool_threads, thread_name_prefix="holdfast")
+        return _pool.submit(work)
+
+
+_scratch: dict[int, torch.Tensor] = {}
+
+
+def scratch_of_thread(size: int) -> int:
+    """The address of so many bytes that the calling thread alone uses, until it asks again.
+
+    They are kept: fresh memory costs a fault for each page. Python forgets what it kept for a thread of torch
+    whenever that is done with a part, so that they are found by the thread's own number.
+    """
+    thread = threading.get_ident()
+    memory = _scratch.get(thread)
+    if memory is None or memory.numel() < size:
+        memory = _scratch[thread] = torch.empty(size, dtype=torch.uint8, device="cpu")
+    return memory.data_ptr()
+
+
+def _without_threads() -> None:
+    global _forked, _pool
+    _forked = True
+    _pool = None  # its threads stayed in the parent
+
+
+fork.wait_for(_pool_lock)
+fork.in_child(_without_threads)
