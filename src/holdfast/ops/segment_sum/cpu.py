@@ -56,7 +56,7 @@ _RUNS = _LEVEL + LEVELS
 #: Elements of a vector, and vectors of a sum that registers hold together.
 _LANES, _VECTORS = 8, 8
 #: How many terms before it is added a term is asked for.
-_AHEAD = 32
+_AHEAD = 16
 
 # What becomes of a term before it is added.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
