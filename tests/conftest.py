@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -49,3 +51,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     if importlib.util.find_spec("triton") is not None:
         _patch_once_a_launch()
+
+
+@pytest.fixture
+def shared_finely() -> Iterator[None]:
+    """Threads share out work of any size, so that a test of them need not be large."""
+    from holdfast.backends import threads
+
+    with threads.shared_finely():
+        yield

@@ -103,6 +103,7 @@ def test_repeats_are_within_one_ulp_of_the_exact_sum_rounded_once(dtype: torch.d
     assert (weight.grad[[0, 2]] == 0).all()
 
 
+@pytest.mark.usefixtures("shared_finely")
 def test_threads_change_nothing() -> None:
     indices = index_values("zipf", "threads", (40, 150), 3000, torch.int64)
     dout = row_values("threads", (40, 150, 64), torch.bfloat16)

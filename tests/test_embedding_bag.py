@@ -181,6 +181,7 @@ def test_autocast_changes_nothing() -> None:
     assert out.dtype == torch.float32 and torch.equal(out, hf.embedding_bag(indices_of(True), weight))
 
 
+@pytest.mark.usefixtures("shared_finely")
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_threads_change_no_bit(mode: str) -> None:
     indices = index_values("zipf", "threads", (40000,), 900, torch.int64)

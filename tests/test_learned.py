@@ -235,6 +235,7 @@ def threads() -> Any:
     torch.set_num_threads(before)
 
 
+@pytest.mark.usefixtures("shared_finely")
 def test_the_number_of_threads_changes_no_bit(threads: Callable[[int], None]) -> None:
     given = {
         "x": numbers("threads x", (70, 40, 50), torch.bfloat16),

@@ -5,14 +5,23 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import holdfast as hf
 from holdfast.backends import threads
-from holdfast.backends.threads import PARALLEL_ELEMENTS, parallel, scratch_of_thread
+from holdfast.backends.threads import (
+    WORTH_A_THREAD,
+    parallel,
+    scratch_of_thread,
+    shared_finely,
+    threads_for,
+)
+from holdfast.proof.conformance import Way, cases_of, check, expected, selected
 
 WAYS = ["torch's threads", "a pool"]
 
@@ -38,7 +47,7 @@ def test_the_library_of_torch_is_found() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1000])
 def test_every_range_is_taken_once(count: int) -> None:
     taken: list[int] = []
-    parallel(lambda first, last: taken.extend(range(first, last)), count, 100 * PARALLEL_ELEMENTS)
+    parallel(lambda first, last: taken.extend(range(first, last)), count, 100 * WORTH_A_THREAD)
     assert sorted(taken) == list(range(count))
 
 
@@ -46,7 +55,7 @@ def test_every_range_is_taken_once(count: int) -> None:
 def test_two_threads_work_at_the_same_time() -> None:
     """Each of two parts waits for the other; one thread alone would wait in vain."""
     met = threading.Barrier(2)
-    parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * PARALLEL_ELEMENTS)
+    parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * WORTH_A_THREAD)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -58,14 +67,14 @@ def test_a_failure_reaches_the_caller_and_ends_nothing(failing: int) -> None:
 
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no memory"):
-            parallel(part, 1000, 100 * PARALLEL_ELEMENTS)
+            parallel(part, 1000, 100 * WORTH_A_THREAD)
     test_every_range_is_taken_once(1000)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_little_work_stays_with_the_caller() -> None:
     callers: list[int] = []
-    parallel(lambda first, last: callers.append(threading.get_ident()), 1000, PARALLEL_ELEMENTS - 1)
+    parallel(lambda first, last: callers.append(threading.get_ident()), 1000, 2 * WORTH_A_THREAD - 1)
     assert callers == [threading.get_ident()]
 
 
@@ -79,7 +88,7 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
             time.sleep(0.001)  # so that the other thread finds something to do
 
         while len(found) < 2:
-            parallel(part, 16, 100 * PARALLEL_ELEMENTS)
+            parallel(part, 16, 100 * WORTH_A_THREAD)
         return found
 
     before = addresses()
@@ -93,3 +102,48 @@ def test_scratch_grows() -> None:
     assert scratch_of_thread(5) == small
     large = scratch_of_thread(2**26)
     assert scratch_of_thread(2**20) == large
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_are_as_many_as_work_is_worth() -> None:
+    most = 10 * WORTH_A_THREAD
+    assert [threads_for(n) for n in (0, 1, WORTH_A_THREAD, 2 * WORTH_A_THREAD, most)] == [1, 1, 1, 2, 2]
+    with shared_finely():
+        assert threads_for(50000) == 2
+    assert threads_for(50000) == 1
+
+
+def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenMP would end the threads that a smaller team leaves out; torch would have to start them anew."""
+
+    def refuse() -> None:
+        raise AssertionError("torch's threads were asked for")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "_team_of_torch", refuse)
+            test_every_range_is_taken_once(3)
+            parallel(lambda first, last: None, 1000, 3 * WORTH_A_THREAD)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("plan", [hf.QuantizePerTensorPlan, hf.EmbeddingBackwardPlan, hf.GridSamplePlan])
+def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If none were, that the number of threads changes no bit would be shown of nothing."""
+    shared: list[int] = []
+
+    def on_pool(work: Callable[[], None], count: int) -> None:
+        shared.append(count)
+        work()
+
+    monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
+    monkeypatch.setattr(threads, "_on_pool", on_pool)
+    for case in cases_of(plan):
+        args, reference = expected(plan, case)
+        assert not check(plan, case, Way("cpu", threads=2, times=1), args, reference, selected("cpu"))
+    assert 2 in shared

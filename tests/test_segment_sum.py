@@ -86,6 +86,7 @@ def test_segments_of_any_length_side_by_side(seed: int) -> None:
     assert torch.equal(summed("gpu", terms, destinations, 60), wanted)
 
 
+@pytest.mark.usefixtures("shared_finely")
 @pytest.mark.parametrize("kind", ["zipf", "equal", "uniform"])
 def test_threads_change_nothing(kind: str) -> None:
     """Enough work for every thread, and a row that is more than one thread's share."""

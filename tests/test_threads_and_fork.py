@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.backends.threads import shared_finely
 from holdfast.proof.bits import memory
 from holdfast.proof.conformance import cases_of, expected
 
@@ -129,4 +130,5 @@ def test_eight_threads_and_forked_children_at_once(warm: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] == "warm")
+    with shared_finely():
+        main(sys.argv[1] == "warm")

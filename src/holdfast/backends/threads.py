@@ -3,8 +3,9 @@
 After an operator of torch its threads stay awake for a while, each on a processor of its own, to be there for
 the next one. Anybody else's threads would have to share the processors with them: what follows an operator
 would take as long as on one thread. So work goes to the same threads, by way of the OpenMP library that torch
-has loaded. A pool of our own stands in where there is no such library, and in a forked child, where the
-threads of the parent do not exist.
+has loaded. A pool of our own stands in where there is no such library; in a forked child, where the parent's
+threads do not exist; and for work that is not worth them all, since OpenMP ends the threads that a smaller
+team leaves out.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +25,15 @@ import torch
 
 from holdfast.core import fork
 
-#: Fewer elements than this are not worth waking a thread.
-PARALLEL_ELEMENTS = 32768
-#: Into how many ranges work is cut for each thread.
+#: As many elements are worth a thread, or one more range: waking it, or taking turns with the others to start
+#: it, takes about as long as they do.
+WORTH_A_THREAD = 2**19
+#: Into how many ranges work is cut for each thread at most.
 _RANGES = 8
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
+_worth = WORTH_A_THREAD
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
@@ -42,11 +46,11 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
     Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
     what holds it up. The caller works too, and never waits behind other callers.
     """
-    threads = min(torch.get_num_threads(), count) if elements >= PARALLEL_ELEMENTS else 1
-    if threads == 1:
+    threads = min(threads_for(elements), count)
+    if threads <= 1:
         part(0, count)
         return
-    number = max(threads, min(_RANGES * threads, count, elements // PARALLEL_ELEMENTS))
+    number = max(threads, min(_RANGES * threads, count, elements // _worth))
     bounds = [count * i // number for i in range(number + 1)]
     ranges = iter(list(pairwise(bounds)))
     failures: list[BaseException] = []
@@ -58,13 +62,30 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
         except BaseException as failure:  # it has a way to the caller, but not through the library
             failures.append(failure)
 
-    team = None if _forked else _team_of_torch()
+    whole = threads == torch.get_num_threads()
+    team = _team_of_torch() if whole and not _forked else None
     if team is None:
         _on_pool(work, threads)
     else:
         team(_Callback(work), None, threads, 0)
     if failures:
         raise failures[0]
+
+
+def threads_for(elements: int) -> int:
+    """How many threads work on so many elements is worth, of those that torch has."""
+    return max(1, min(torch.get_num_threads(), elements // _worth))
+
+
+@contextmanager
+def shared_finely() -> Iterator[None]:
+    """Share out small work as well: if anything depended on how it is cut, small cases would show it."""
+    global _worth
+    before, _worth = _worth, 2**13
+    try:
+        yield
+    finally:
+        _worth = before
 
 
 @cache

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from holdfast.backends import interpreted
+from holdfast.backends.threads import shared_finely
 from holdfast.core.case import Case, operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.plan import Args, Kernel, Plan
@@ -98,7 +99,8 @@ def _threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with shared_finely():
+            yield
     finally:
         torch.set_num_threads(before)
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
-from holdfast.backends.threads import PARALLEL_ELEMENTS, parallel
+from holdfast.backends.threads import parallel, threads_for
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
@@ -378,7 +378,7 @@ class _SampleKernel(SampleKernel[D]):
         super().__init__(desc, device)
         self.problem = _Problem.of(desc)
         self.work = desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
-        threads = min(torch.get_num_threads(), self.most_threads) if self.work >= PARALLEL_ELEMENTS else 1
+        threads = min(threads_for(self.work), self.most_threads)
         self.parts = _parts(desc.batch, threads)
         self.tasks = desc.batch * self.parts
         self.slots = max(min(threads, self.tasks), 1)
