@@ -462,6 +462,7 @@ def test_a_limited_workspace_on_the_gpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
+@pytest.mark.usefixtures("shared_finely")  # each thread has its share of the usual workspace
 def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
     shape, size = (2, 16, 33, 35), (31, 37)
     image, grid, dout = torch.randn(shape), torch.rand(2, *size, 2) * 2.2 - 1.1, torch.randn(2, 16, *size)
