@@ -21,6 +21,7 @@ from holdfast.backends.threads import (
     shared_finely,
     threads_for,
 )
+from holdfast.core.case import Case, operands_of
 from holdfast.proof.conformance import Way, cases_of, check, expected, selected
 
 WAYS = ["torch's threads", "a pool"]
@@ -132,18 +133,25 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("plan", [hf.QuantizePerTensorPlan, hf.EmbeddingBackwardPlan, hf.GridSamplePlan])
+def elements_of(case: Case) -> int:
+    """Those of its largest tensor."""
+    operands = operands_of(case.make()).values()
+    return max(operand.numel() for operand in operands if isinstance(operand, torch.Tensor))
+
+
+@pytest.mark.parametrize("plan", hf.plans().values(), ids=hf.plans().keys())
 def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none were, that the number of threads changes no bit would be shown of nothing."""
-    shared: list[int] = []
+    """If none were, that eight threads change no bit would be shown of nothing."""
+    shared = {0}
 
     def on_pool(work: Callable[[], None], count: int) -> None:
-        shared.append(count)
+        shared.add(count)
         work()
 
     monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
     monkeypatch.setattr(threads, "_on_pool", on_pool)
     for case in cases_of(plan):
-        args, reference = expected(plan, case)
-        assert not check(plan, case, Way("cpu", threads=2, times=1), args, reference, selected("cpu"))
-    assert 2 in shared
+        if max(shared) <= 2 and elements_of(case) >= 2**12:
+            args, reference = expected(plan, case)
+            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, selected("cpu"))
+    assert max(shared) > 2

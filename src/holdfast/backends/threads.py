@@ -33,7 +33,8 @@ _RANGES = 8
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-_worth = WORTH_A_THREAD
+#: The fewest elements that are shared out, and how many are worth a thread.
+_least, _worth = 2 * WORTH_A_THREAD, WORTH_A_THREAD
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
@@ -41,7 +42,7 @@ _pool_lock = threading.Lock()
 
 
 def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
-    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on as many threads as torch.
+    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on ``threads_for(elements)``.
 
     Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
     what holds it up. The caller works too, and never waits behind other callers.
@@ -74,18 +75,19 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
 
 def threads_for(elements: int) -> int:
     """How many threads work on so many elements is worth, of those that torch has."""
-    return max(1, min(torch.get_num_threads(), elements // _worth))
+    return min(torch.get_num_threads(), elements // _worth) if elements >= _least else 1
 
 
 @contextmanager
 def shared_finely() -> Iterator[None]:
     """Share out small work as well: if anything depended on how it is cut, small cases would show it."""
-    global _worth
-    before, _worth = _worth, 2**13
+    global _least, _worth
+    before = _least, _worth
+    _least, _worth = 2**15, 2**12
     try:
         yield
     finally:
-        _worth = before
+        _least, _worth = before
 
 
 @cache

@@ -422,7 +422,7 @@ class Observer:
             def join(begin: int, end: int) -> None:
                 _join(begin, end, over, pieces, results, *tail)
 
-            parallel(observe, blocks * number, elements // 4)  # to read is a fraction of what others do
+            parallel(observe, blocks * number, elements)
             if number > 1:
                 parallel(join, count, count * number)
 

@@ -353,10 +353,7 @@ class Bags:
             ):  # fmt: skip
                 unnamed.append(first)
 
-        if desc.bags:
-            parallel(find, desc.bags, desc.count)
-        else:  # the indices are in no bag
-            find(0, 0)
+        parallel(find, desc.bags, desc.count)
         if raises and unnamed:
             raise_outside(indices, table, desc.rows)
         return Found(starts, kept, bags, counts, longest)
