@@ -85,9 +85,8 @@ def quantize(
         zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
     )
     inside = (row < rows)[:, None] & here
-    values = tl.load(
-        x + tile_offsets(row, start, sizes, x_strides, COLUMNS), mask=inside, eviction_policy=KEPT
-    )
+    to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
+    values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
     codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
     if PER_BYTE > 1:
         if RAGGED:
