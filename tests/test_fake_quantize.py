@@ -416,14 +416,22 @@ def test_the_slope_of_tanh_is_1_at_0_and_falls() -> None:
     assert (reference.tanh_slope(-t, compute) == slope).all()
 
 
-def test_the_division_of_the_gpu_rounds_correctly() -> None:
-    """The steps of ``minus_quotient``, with fused multiply-adds, from estimates off by up to 2 ulp."""
-    from numba import njit, types
+@pytest.fixture(scope="module")
+def fma() -> Any:
+    """Fused multiply-add in float32, for compiled functions: what the steps of the GPU are made of."""
+    from numba import types
     from numba.extending import intrinsic
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def fma(context: Any, a: Any, b: Any, c: Any) -> Any:
+    def fused(context: Any, a: Any, b: Any, c: Any) -> Any:
         return types.float32(a, b, c), lambda _, builder, signature, args: builder.fma(*args)
+
+    return fused
+
+
+def test_the_division_of_the_gpu_rounds_correctly(fma: Any) -> None:
+    """The slope's ``minus_quotient``, from estimates off by up to 2 ulp."""
+    from numba import njit
 
     @njit(error_model="numpy")  # type: ignore[untyped-decorator]
     def wrong(p: Any, b: Any, estimates: Any) -> int:
@@ -444,6 +452,68 @@ def test_the_division_of_the_gpu_rounds_correctly() -> None:
     for off in range(-2, 3):
         assert wrong(p, b, (best + off).view(np.float32)) == 0
     assert wrong(p, b, (best + 2**17).view(np.float32)) > 0
+
+
+@pytest.mark.parametrize("off", range(-3, 4))
+def test_the_reciprocals_of_the_gpu_round_correctly(fma: Any, off: int) -> None:
+    """The steps of ``minus_reciprocal`` for every significand, from estimates off by up to 3 ulp."""
+    from numba import njit
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def steps(b: Any, estimates: Any) -> Any:
+        one, found = np.float32(1), np.empty_like(b)
+        for i in range(len(b)):
+            y = fma(fma(b[i], estimates[i], one), estimates[i], estimates[i])
+            found[i] = fma(fma(b[i], y, one), y, y)
+        return found
+
+    b = np.arange(0x3F800000, 0x40000000, dtype=np.int32).view(np.float32)
+    right = np.float32(-1) / b
+    found = steps(b, (right.view(np.int32) + np.int32(off)).view(np.float32))
+    assert (found[:-1] == right[:-1]).all()
+    assert found.view(np.int32)[-1] | 1 == right.view(np.int32)[-1]
+    assert (found[-1] == right[-1]) == (off == 0)
+
+
+def test_the_argument_of_the_gpu_is_right_for_scales_of_every_size(fma: Any) -> None:
+    """The steps of ``tanh_argument``: right where the slope depends on them, and else of the same slope."""
+    from numba import njit
+
+    @njit(error_model="numpy")  # type: ignore[untyped-decorator]
+    def steps(x: Any, mid: Any, unit: Any, quarter: Any, y: Any, first: Any, second: Any) -> None:
+        for i in range(len(x)):
+            difference = fma(x[i], unit[i], np.float32(mid[i] * -unit[i]))
+            first[i] = difference * y[i]
+            second[i] = fma(fma(quarter[i], first[i], difference), y[i], first[i])
+
+    generator = np.random.default_rng(7)
+    count = 2_000_000
+    with np.errstate(all="ignore"):
+        s = generator.integers(-(2**31), 2**31, count, dtype=np.int32)
+        s[::3] |= 0x7FFFFF
+        s[::1000] &= np.int32(-(2**31))  # zeros
+        s = s.view(np.float32)
+        low, high = generator.integers(-2, 3, (2, count)).astype(np.float32)
+        mid = (low * s + high * s) * np.float32(0.5)
+        steps_from_mid = generator.uniform(1, 2, count) * np.exp2(generator.integers(-30, 9, count))
+        x = (mid.astype(np.float64) + s.astype(np.float64) * steps_from_mid).astype(np.float32)
+        x[::5] = generator.integers(-(2**31), 2**31, len(x[::5]), dtype=np.int32).view(np.float32)
+        exponent = s.view(np.int32) & 0x7F800000
+        unit = np.maximum(0x7F000000 - exponent, 0x3F800000).astype(np.int32).view(np.float32)
+        quarter = s * (unit * np.float32(0.25))
+        first, second = np.empty_like(x), np.empty_like(x)
+        steps(x, mid, unit, quarter, np.float32(-1) / quarter, first, second)
+        t = (x - mid) / s
+        slope = reference.tanh_slope(t, FLOATS["float32"])
+        # Where the second is not a number, a minimum takes the other one.
+        found = np.where(np.isnan(second), np.float32(40), second * np.float32(0.25))
+        assert (np.isnan(first) == np.isnan(t)).all()
+        known = ~np.isnan(t)
+        assert (reference.tanh_slope(found, FLOATS["float32"]) == slope)[known].all()
+        counts = (np.abs(t) >= 2.0**-27) & (np.abs(t) <= 40)
+        assert (found == -t)[counts].all() and counts.sum() > count // 3
+        for few in (np.abs(s) < 2.0**-126, np.abs(s) > 2.0**126, s.view(np.int32) & 0x7FFFFF == 0x7FFFFF):
+            assert (few & counts).sum() > 100
 
 
 # Names, descriptors, promises.

@@ -33,6 +33,9 @@ LEAST, MOST = tl.constexpr(deferred.LEAST), tl.constexpr(deferred.MOST)
 COMPILED = tl.constexpr(not interpreted())
 
 _handles: dict[tuple[Any, ...], Any] = {}
+#: Held while a binary is loaded. Triton loads launchers as modules of one name: of two threads that do so at
+#: once, one may get the other's launcher, which reads the arguments of its kernel as those of another.
+_loading = threading.Lock()
 
 
 def prepare(
@@ -80,7 +83,8 @@ def prepare(
     if handle is None:
         with torch.cuda.device(device):
             handle = kernel.warmup(*tensors, *scalars, *settled, **constants, grid=(1,), **options)
-            handle.run  # noqa: B018  (loads the binary on this device)
+            with _loading:
+                handle.run  # noqa: B018  (loads the binary on this device)
             if left_percent is not None:
                 _leave_shared_memory(handle, left_percent)
         _handles[key] = handle

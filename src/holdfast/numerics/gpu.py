@@ -111,17 +111,6 @@ def inverse(s, QUICK: tl.constexpr):
 
 
 @triton.jit
-def doubled_quotient(x, s, QUICK: tl.constexpr):
-    """2x / s, as ``code_quotient`` is x / s."""
-    if x.dtype == tl.float64:
-        return 2.0 * (x / s)
-    elif QUICK:
-        return (x.to(tl.float64) * (2.0 * inverse(s, QUICK))).to(tl.float32)
-    else:
-        return (x.to(tl.float64) * (2.0 / s.to(tl.float64))).to(tl.float32)
-
-
-@triton.jit
 def code_quotient(x, s, QUICK: tl.constexpr):
     """x / s for finding a code: correctly rounded where its magnitude is at least 2^-126.
 
@@ -291,38 +280,84 @@ def whole_zero_point(z):
 
 
 @triton.jit
-def minus_quotient(p, b):
-    """-p / b, correctly rounded, for p from 2^-1 to 2 and b from 2^-4 to 2^-2.
+def near_minus_reciprocal(b):
+    """-1 / b as the hardware estimates it: within 2 ulp, infinite for zero and zero for an infinite b.
 
-    By Markstein's theorem, as in ``fused_quotient``: one step makes RN(-1 / b) of the hardware's estimate,
-    which is within 2 ulp, and no step leaves the normal numbers. That every argument of ``tanh_slope`` gives
-    the rounded quotient, whatever the estimate, was tried. With -1 / b no step needs a minus of its own, and
-    the hardware takes that of b along: written as a division, the minus would be one more product.
+    It takes the minus of b along, where a division would need one more product for it.
     """
-    if INTERPRETED:
-        return -tl.div_rn(p, b)
-    else:
-        y = tl.inline_asm_elementwise(
-            "{ .reg .f32 minus; neg.f32 minus, $1; rcp.approx.ftz.f32 $0, minus; }",
-            "=f,f", [b], tl.float32, True, 1,
-        )  # fmt: skip
-        y = tl.fma(tl.fma(b, y, 1.0), y, y)
-        q = p * y
-        return tl.fma(tl.fma(b, q, p), y, q)
+    return tl.inline_asm_elementwise(
+        "{ .reg .f32 minus; neg.f32 minus, $1; rcp.approx.ftz.f32 $0, minus; }",
+        "=f,f", [b], tl.float32, True, 1,
+    )  # fmt: skip
 
 
 @triton.jit
-def tanh_slope(double):
-    """1 - tanh(t)**2 with double = 2t. It is 4e / (1 + e)**2, where e = exp(-v), v = |double|.
+def nearer_minus_reciprocal(b, near):
+    """A step of Newton's towards -1 / b."""
+    return tl.fma(tl.fma(b, near, 1.0), near, near)
 
-    In float32 everything is scaled by powers of two and by -1, which changes no rounding. The low bits of
-    ``near`` hold 258 - k; shifted into the exponent and subtracted, they multiply by 2^k, divide by 4, and
-    turn the sign. So ``e`` is minus a quarter of exp(-v), ``b`` a sixteenth of (1 + exp(-v))**2, and the
-    result comes from -p / b as ``e`` comes from p. The product with ln2_hi is exact: fused with the sum, it
-    changes no bit.
+
+@triton.jit
+def minus_reciprocal(b):
+    """-1 / b, correctly rounded for every b from 2^-24 to 2^126; infinite for zero, zero for an infinite b.
+
+    Two steps give it, from any estimate within 3 ulp, unless all 24 bits of b are ones: then -1 / b is just
+    beyond the middle of a power of two and the next number, and the steps may end at the first. That there
+    are no others was tried with every b.
     """
-    if double.dtype == tl.float64:
-        v = tl.minimum(tl.abs(double), -FLOOR_64)
+    near = near_minus_reciprocal(b)
+    y = nearer_minus_reciprocal(b, nearer_minus_reciprocal(b, near))
+    all_ones = (b.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0x7FFFFF
+    y = (y.to(tl.int32, bitcast=True) | all_ones.to(tl.int32)).to(tl.float32, bitcast=True)
+    return tl.where(y == y, y, near)
+
+
+@triton.jit
+def minus_quotient(p, b, y):
+    """(p * y, -p / b) with y = -1 / b, the second correctly rounded if no step leaves the normal numbers.
+
+    By Markstein's theorem, if y is correctly rounded. With the minus in y no step needs one of its own.
+    """
+    near = p * y
+    return near, tl.fma(tl.fma(b, near, p), y, near)
+
+
+@triton.jit
+def tanh_argument(x, mid, s):
+    """4(x - mid) / s but for its sign, twice: the first is NaN where it is, the second is for ``tanh_slope``.
+
+    The second is correctly rounded where its magnitude is from 2^-25 to 160. Less gives the slope of zero and
+    more that of 160, whatever it is; if the first is infinite, it may be NaN. ``unit``, a power of two,
+    brings a scale to 1 or more (a subnormal one to 2^-22), so that no step leaves the normal numbers. As a
+    factor of x and mid it changes no rounding, and it is never less than 1: a difference beyond the largest
+    number is infinite with it too.
+    """
+    if x.dtype == tl.float64:
+        argument = 4.0 * ((x - mid) / s)
+        return argument, argument
+    elif INTERPRETED:
+        argument = 4.0 * tl.div_rn(x - mid, s)
+        return argument, argument
+    else:
+        exponent = s.to(tl.int32, bitcast=True) & 0x7F800000
+        unit = tl.maximum(0x7F000000 - exponent, 0x3F800000).to(tl.float32, bitcast=True)
+        quarter = s * (unit * 0.25)
+        difference = tl.fma(x, unit, mid * -unit)
+        return minus_quotient(difference, quarter, minus_reciprocal(quarter))
+
+
+@triton.jit
+def tanh_slope(argument):
+    """1 - tanh(t)**2 for an argument of 4t or -4t. It is 4e / (1 + e)**2, where e = exp(-2|t|).
+
+    In float32 everything is scaled by powers of two and by -1, which changes no rounding. ``r`` is twice what
+    exp is a polynomial of. The low bits of ``near`` hold 258 - k; shifted into the exponent and subtracted,
+    they multiply by 2^k, divide by 4, and turn the sign. So ``e`` is minus a quarter of exp, ``b`` a
+    sixteenth of (1 + exp)**2, and the result comes from -p / b as ``e`` comes from p. The products that are
+    fused with a sum are exact: that changes no bit.
+    """
+    if argument.dtype == tl.float64:
+        v = tl.minimum(tl.abs(argument) * 0.5, -FLOOR_64)
         near = v * LOG2_E_64 + MAGIC_64
         minus_k = near - MAGIC_64
         r = (minus_k * LN2_HI_64 - v) + minus_k * LN2_LO_64
@@ -333,16 +368,21 @@ def tanh_slope(double):
         e = bits.to(tl.float64, bitcast=True)
         return (4.0 * e) / (1.0 + e * (2.0 + e))
     else:
-        v = tl.minimum(tl.abs(double), -FLOOR_32)
-        near = v * LOG2_E_32 + (MAGIC + 258)
+        v = tl.minimum(tl.abs(argument), -2 * FLOOR_32)
+        near = v * (LOG2_E_32 / 2) + (MAGIC + 258)
         minus_k = near - (MAGIC + 258)
-        r = tl.fma(minus_k, LN2_HI_32, -v) + minus_k * LN2_LO_32
-        q = C2 + r * (C3 + r * (C4 + r * (C5 + r * C6)))
-        p = 1.0 + (r + (r * r) * q)
+        r = tl.fma(minus_k, 2 * LN2_HI_32, -v) + minus_k * (2 * LN2_LO_32)
+        q = C2 / 4 + r * (C3 / 8 + r * (C4 / 16 + r * (C5 / 32 + r * (C6 / 64))))
+        p = 1.0 + tl.fma(r, 0.5, (r * r) * q)
         shift = near.to(tl.int32, bitcast=True) << 23
         e = (p.to(tl.int32, bitcast=True) - shift).to(tl.float32, bitcast=True)
         b = 0.0625 + e * (e - 0.5)
-        return (minus_quotient(p, b).to(tl.int32, bitcast=True) - shift).to(tl.float32, bitcast=True)
+        if INTERPRETED:
+            slope = -tl.div_rn(p, b)
+        else:
+            # One step is enough here: tried with every argument, and every estimate within 2 ulp.
+            _, slope = minus_quotient(p, b, nearer_minus_reciprocal(b, near_minus_reciprocal(b)))
+        return (slope.to(tl.int32, bitcast=True) - shift).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -140,6 +140,8 @@ def shapes_of(granularity: type[Granularity]) -> _Shapes:
     return next(shapes for shapes in _SHAPES.values() if isinstance(shapes.plain[1], granularity))
 
 
+#: What makes a problem one of scales of every size, with values to match.
+EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}
 _REALS = [record.torch for record in FLOATS.values()]
 #: Every way in which integer codes are stored.
 STORED = [(code.torch, False) for code in CODES.values()] + [
@@ -244,7 +246,7 @@ def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
     """16-bit numbers and an even last axis: then two of them can be read at once, for one byte of codes."""
     shape, granularity = shapes.even
     pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
-    return [
+    found = [
         replace(
             pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=CODES["int4"].torch, values="special"
         ),
@@ -253,6 +255,10 @@ def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
             zero_point="none", values="special",
         ),
     ]  # fmt: skip
+    if plain.scale_shape:
+        sized = replace(pairs, name="bfloat16 pairs, scales of every size", **EVERY_SIZE)
+        found.append(replace(sized, real=torch.bfloat16, codes=CODES["int4"].torch))
+    return found
 
 
 def _of_ranges(plain: Problem) -> list[Problem]:
@@ -292,6 +298,8 @@ def _of_values(plain: Problem) -> list[Problem]:
         found.append(
             replace(plain, name=f"ties of {dtype_name(real)}", real=real, values="ties", scale="dyadic")
         )
+    if plain.scale_shape:
+        found.append(replace(plain, name="scales of every size", **EVERY_SIZE))
     found.append(replace(plain, name="ties, odd zero point", values="ties", scale="dyadic", zero_point="odd"))
     found.append(replace(plain, name="ties, awkward scale", values="ties", scale="host", zero_point="odd"))
     return found
@@ -329,6 +337,8 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = tie_values(problem, record)
     elif problem.values == "bounds":
         wanted = bound_values(problem, record)
+    elif problem.values == "of the scale":
+        values = values_of_the_scale(problem, label).flatten()
     if wanted is not None:
         step = 1 if len(wanted) >= count else 2  # leave every other one as it is, where there is room
         found = values[::step]
@@ -359,6 +369,18 @@ def bound_values(problem: Problem, record: Float) -> torch.Tensor:
     s, z = _first_scale(problem)
     low, high = (end - z for end in problem.code_range)
     return _with_neighbours(np.array([low, high, low - 1, high + 1, (low + high) / 2, 0]), s, record)
+
+
+def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
+    """Each from 2^-27 to 2^7 of the element's own scale, around zero and the middle of the range in turn."""
+    view, scale, zero_point = problem.granularity.view(problem.shape), make_scale(problem), problem.zero_point
+    assert isinstance(scale, torch.Tensor) and zero_point == "none"
+    own = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
+    scales = scale.double().reshape(own).expand(view.shape).reshape(problem.shape).numpy()
+    record = float_dtype(problem.real, "real")
+    steps = spread(label, scales.size, record.precision, -27, 7)
+    steps[::2] += sum(problem.code_range) / 2
+    return rounded(steps.reshape(scales.shape) * scales, problem.real)
 
 
 def _first_scale(problem: Problem) -> tuple[float, int]:
@@ -400,6 +422,12 @@ _HUGE = {
 }  # fmt: skip
 
 
+#: Scales from the least number to the greatest; those with many ones are hard to divide by.
+_EVERY_SIZE = [
+    2.0**-149, 5 * 2.0**-149, -1e-40, 2.0**-126, (2 - 2.0**-23) * 2.0**-126, 1.3 * 2.0**-100, 3e-31, 2.0**-60,
+    1e-9, 1 - 2.0**-24, 1.0, 2 - 2.0**-23, -1e9, 1e20, 1.7 * 2.0**100, 2.0**120, 1.1 * 2.0**126, 2.0**127,
+    (2 - 2.0**-23) * 2.0**127,
+]  # fmt: skip
 #: Zero points that are learned: halves, which go to even, and what is no number of codes at all.
 _FRACTIONS = [
     2.5, -0.5, 3.5, 0.75, -1.25, 7.0, -2.5, float("nan"), float("inf"), -float("inf"), 1e30, 2.0**22 + 0.5,
@@ -428,6 +456,8 @@ def make_scale(problem: Problem) -> Scale:
     elif kind.startswith("unusual "):
         chosen = _UNUSUAL.get(kind.removeprefix("unusual "))
         values = np.resize([unit, *_UNUSUAL.values()] if chosen is None else [chosen], count)
+    elif kind == "every size":
+        values = np.resize(_EVERY_SIZE, count)
     made = rounded(values, record.torch)
     if kind == "expanded" and count:
         return made.reshape((1,) * len(shape)).expand(shape)

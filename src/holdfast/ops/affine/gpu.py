@@ -274,6 +274,7 @@ def launch_over(
     tile: int = TILE,
     scaled_tile: int = TILE,
     looped: bool = False,
+    registers: int | None = None,
     **constants: Any,
 ) -> Launch[Any]:
     """Lay ``kernel`` out over ``space``.
@@ -281,8 +282,9 @@ def launch_over(
     ``tensors`` and ``shared`` are its operands in the order of the space; ``limits`` are integers that follow
     the host's scale and zero point; ``per_byte`` codes share a byte of the codes; ``per_column`` elements are
     one column of the space; ``tile`` is how many elements a tile has, ``scaled_tile`` if each column has a
-    scale of its own. A ``looped`` kernel takes several tiles then, and their number after the columns. A
-    value of the host needs a pointer all the same, and gets the first one.
+    scale of its own. A ``looped`` kernel takes several tiles then, and their number after the columns.
+    ``registers`` is as in ``prepare``. A value of the host needs a pointer all the same, and gets the first
+    one.
     """
     scales = space.strides[len(tensors) :]
     by_row, by_column = any(any(own[:-1]) for own in scales), any(own[-1] for own in scales)
@@ -320,6 +322,7 @@ def launch_over(
         ),
         constants=constants,
         num_warps=max(1, min(WARPS, rows * columns // 256)),
+        registers=registers,
     )
     scale_on_host, interpreting = 0 in on_host, interpreted()
     fixed = (0, *zero_points, *limits)

@@ -17,7 +17,7 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import CODES, FLOATS, dtype_name
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, real_values, shapes_of
+from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_scale, make_zero_point, real_values, shapes_of
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -74,6 +74,7 @@ def _forward_problems() -> Iterator[Problem]:
     yield plain(PerTensor, name="host scale in float64", scale="host", zero_point="host", real=torch.float64)
     yield plain(PerTensor, name="scale in bfloat16", scale="own", zero_point="none", real=torch.bfloat16)
     yield plain(PerChannel, name="unusual scales", values="special", scale="unusual mixed")
+    yield plain(PerChannel, name="scales of every size", **EVERY_SIZE)
     yield plain(PerGroup, name="unusual scales, 0 out of range", values="special", scale="unusual mixed",
                 limits=(3, 60), zero_point="none")  # fmt: skip
     yield plain(PerChannel, name="zero points far out", values="ties", zero_point="far mixed")
@@ -116,12 +117,25 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
     for ste in (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.TANH, SteKind.HARD_TANH):
         unusual = plain(PerChannel, codes=_INT4, values="special", scale="unusual mixed")
         yield _named(unusual, ste, "unusual scales"), ste
+        for limits in ((-8, 7), (-1, 0), (-1, 1)):  # with the last two, the range of any scale is finite
+            sized = plain(PerChannel, codes=_INT4, limits=limits, **EVERY_SIZE)
+            yield _named(sized, ste, f"scales of every size, codes from {limits[0]} to {limits[1]}"), ste
         yield (
             _named(plain(PerToken, values="bounds", zero_point="far mixed"), ste, "zero points far out"),
             ste,
         )
         bounds = plain(PerTensor, values="bounds", scale="host", zero_point="none", codes=_INT4)
         yield _named(bounds, ste, "bounds, host scale"), ste
+    # Whole vectors in every row: the slope of tanh is laid out in another way then.
+    for real, shape, granularity in (
+        (torch.float32, (35, 272), PerChannel(-1)),
+        (torch.bfloat16, (35, 272), PerChannel(-1)),
+        (torch.float16, (35, 272), PerToken()),
+        (torch.bfloat16, (35, 256), PerGroup(32)),
+    ):
+        name = f"scales of every size, even, {granularity.name}, {dtype_name(real)}"
+        vectors = Problem(name, granularity, shape, real=real, codes=_INT4, **EVERY_SIZE)
+        yield _named(vectors, SteKind.TANH, name), SteKind.TANH
     for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
         yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste
     for problem, ste in (
@@ -186,7 +200,8 @@ def _backward_args(problem: Problem) -> FakeQuantizeBackwardArgs:
     if problem.accumulate:
         dx.copy_(real_values(problem, f"dx/{problem.name}"))
     # Special gradients meet ordinary values, and the other way round.
-    dy = real_values(problem, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
+    like = replace(problem, values="spread") if problem.values == "of the scale" else problem
+    dy = real_values(like, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
     return FakeQuantizeBackwardArgs(
         dy=laid_out(dy, of_input),
         x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),

@@ -10,10 +10,10 @@ import triton.language as tl
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     code_quotient,
-    doubled_quotient,
     in_range,
     narrow,
     rounded_to_code,
+    tanh_argument,
     tanh_slope,
     widen,
 )
@@ -37,6 +37,10 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
 )
 
+#: Registers of a thread for the slope of tanh, by the bits of a number. The compiler would take so few that
+#: it puts off loads, or so many that fewer threads are at work: either takes up to a tenth longer.
+TANH_REGISTERS = {16: 80, 32: 128}
+
 
 @triton.jit
 def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr, QUICK: tl.constexpr):
@@ -52,8 +56,8 @@ def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr, QUICK: tl.constexpr)
     elif STE == "clipped_identity":
         return tl.where((lo_x <= x) & (x <= hi_x), dy, 0.0)
     elif STE == "tanh":
-        double = doubled_quotient(x - (lo_x + hi_x) * 0.5, s, QUICK)
-        return tl.where(double == double, dy * tanh_slope(double), 0.0)
+        first, argument = tanh_argument(x, (lo_x + hi_x) * 0.5, s)
+        return tl.where(first == first, dy * tanh_slope(argument), 0.0)
     else:
         tl.static_assert(STE == "hard_tanh")
         t = tl.abs(code_quotient(x - (lo_x + hi_x) * 0.5, (hi_x - lo_x) * 0.5, QUICK))
@@ -141,10 +145,13 @@ class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
     kernel, args, tensors = fake_quantize_backward, FakeQuantizeBackwardArgs, 3
 
     def layout(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
-        long = self.desc.ste is SteKind.TANH  # it computes long enough to hide more loads
+        registers = None
+        if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # or a thread would see many rows
+            registers = TANH_REGISTERS.get(self.desc.real.bits)
         return {
             "limits": self.desc.code_range,
-            "tile": TILE if long else TILE // 2,
+            "tile": TILE if registers else TILE // 2,  # it computes long enough to hide more loads
+            "registers": registers,
             "STE": self.desc.ste.value,
             "ACCUMULATE": args.accumulate,
             "ALIKE": alike_by_column(space, self.tensors),

@@ -11,7 +11,14 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import CODES
 from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, problems, real_values
+from holdfast.ops.affine.cases import (
+    EVERY_SIZE,
+    Problem,
+    make_scale,
+    make_zero_point,
+    problems,
+    real_values,
+)
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
@@ -41,6 +48,7 @@ _SCALES_BY_COLUMN = [
         "last axis, zero points far out", PerChannel(-1), (41, 13), values="ties", scale="dyadic",
         zero_point="far mixed",
     ),
+    Problem("last axis, scales of every size", PerChannel(-1), (41, 19), **EVERY_SIZE),
 ]  # fmt: skip
 
 
