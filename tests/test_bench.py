@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ app.command("other")(lambda: None)
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few repetitions, and no wait for torch.compile but where a test asks for it."""
+    monkeypatch.setattr(timing, "CPU_WARMUP", 1e-3)
     monkeypatch.setattr(timing, "CPU_SECONDS", 1e-3)
     monkeypatch.setattr(timing, "QUICK_SECONDS", 1e-3)
     monkeypatch.setattr(command, "COPY_ELEMENTS", 2**16)
@@ -218,3 +221,25 @@ def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -
     tensors = problem.draw()
     made: Any = peer("compiled", problem, tensors)()
     assert made.equal(problem.call(tensors)()[0])
+
+
+def test_calls_take_turns_on_the_cpu() -> None:
+    order: list[str] = []
+    calls = {name: partial(order.append, name) for name in ("ours", "theirs")}
+    taken = timing.side_by_side(calls, torch.device("cpu"), 1)
+    assert taken.keys() == calls.keys() and all(seconds > 0 for seconds in taken.values())
+    changes = [after for before, after in pairwise(order) if after != before]
+    # The warm-up is a turn of its own.
+    assert changes == ["theirs", "ours"] * timing.CPU_TURNS + ["theirs"]
+
+
+def test_what_takes_long_is_still_timed_in_every_turn() -> None:
+    order: list[str] = []
+
+    def slowly() -> None:
+        order.append("slow")
+        time.sleep(0.01)
+
+    calls = {"slow": slowly, "fast": partial(order.append, "fast")}
+    assert timing.side_by_side(calls, torch.device("cpu"), 1)["slow"] >= 0.01
+    assert sum(before != after == "slow" for before, after in pairwise(order)) == timing.CPU_TURNS

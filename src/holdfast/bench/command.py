@@ -22,13 +22,15 @@ from holdfast.bench.ops.fake_quantize import FakeQuantizeCase
 from holdfast.bench.ops.quantize import QuantizeCase
 from holdfast.bench.peers import kinds, peer
 from holdfast.bench.report import Report, Row, device_name
-from holdfast.bench.timing import copy_rate, host_seconds, release, seconds
+from holdfast.bench.timing import copy_rate, host_seconds, release, side_by_side
 from holdfast.core.stream import Stream
 
 #: The size of a small tensor, for what a call costs the host.
 SMALL = 2**12
 #: The size of a tensor that no cache holds, for the copy.
 COPY_ELEMENTS = 2**28
+#: What the plan's own call is known by, beside its peers.
+OURS = "ours"
 
 
 def bench(
@@ -114,24 +116,29 @@ def _backend(case: Case, stream: Stream) -> str:
 def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -> Row:
     problem = case.problem(elements, stream)
     plan, tensors = problem.plan, problem.draw()
-    taken = seconds(problem.call(tensors), stream.device, threads, quick=quick)
-    row = Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), taken)
+    calls: dict[str, Callable[[], object]] = {OURS: problem.call(tensors)}
+    reasons: dict[str, str] = {}
     for kind in kinds(problem, tensors):
         if kind == "compiled" and quick and stream.device.type == "cpu":
-            row.reasons[kind] = "left out of a quick run: torch.compile takes longer than all else in it"
+            reasons[kind] = "left out of a quick run: torch.compile takes longer than all else in it"
             continue
         # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 call = peer(kind, problem, tensors)
-                row.peers[kind] = seconds(call, stream.device, threads, quick=quick)
+                call()
+            calls[kind] = call
         except NoPeer as reason:
-            row.reasons[kind] = str(reason)
+            reasons[kind] = str(reason)
         except Exception as error:
             first = str(error).strip().partition("\n")[0]
-            row.reasons[kind] = f"{type(error).__name__}: {first}".rstrip(".")
-    return row
+            reasons[kind] = f"{type(error).__name__}: {first}".rstrip(".")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        taken = side_by_side(calls, stream.device, threads, quick=quick)
+    ours = taken.pop(OURS)
+    return Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), ours, taken, reasons)
 
 
 def _host_costs(stream: Stream) -> dict[str, float]:
