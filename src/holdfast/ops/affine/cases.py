@@ -373,8 +373,8 @@ def bound_values(problem: Problem, record: Float) -> torch.Tensor:
 
 def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
     """Each from 2^-27 to 2^7 of the element's own scale, around zero and the middle of the range in turn."""
-    view, scale, zero_point = problem.granularity.view(problem.shape), make_scale(problem), problem.zero_point
-    assert isinstance(scale, torch.Tensor) and zero_point == "none"
+    view, scale = problem.granularity.view(problem.shape), make_scale(problem)
+    assert isinstance(scale, torch.Tensor) and problem.zero_point == "none"
     own = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
     scales = scale.double().reshape(own).expand(view.shape).reshape(problem.shape).numpy()
     record = float_dtype(problem.real, "real")
