@@ -17,8 +17,6 @@ from holdfast.backends import gpu
 class Handle:
     """A compiled kernel whose launcher takes a while to load, and counts who loads one at the same time."""
 
-    packed_metadata = function = None
-    asm: dict[str, str] = {"ptx": ""}
     loading = most = 0
     counting = threading.Lock()
 

@@ -423,7 +423,7 @@ _HUGE = {
 
 
 #: Scales from the least number to the greatest; those with many ones are hard to divide by.
-_EVERY_SIZE = [
+_SIZES = [
     2.0**-149, 5 * 2.0**-149, -1e-40, 2.0**-126, (2 - 2.0**-23) * 2.0**-126, 1.3 * 2.0**-100, 3e-31, 2.0**-60,
     1e-9, 1 - 2.0**-24, 1.0, 2 - 2.0**-23, -1e9, 1e20, 1.7 * 2.0**100, 2.0**120, 1.1 * 2.0**126, 2.0**127,
     (2 - 2.0**-23) * 2.0**127,
@@ -457,7 +457,7 @@ def make_scale(problem: Problem) -> Scale:
         chosen = _UNUSUAL.get(kind.removeprefix("unusual "))
         values = np.resize([unit, *_UNUSUAL.values()] if chosen is None else [chosen], count)
     elif kind == "every size":
-        values = np.resize(_EVERY_SIZE, count)
+        values = np.resize(_SIZES, count)
     made = rounded(values, record.torch)
     if kind == "expanded" and count:
         return made.reshape((1,) * len(shape)).expand(shape)
