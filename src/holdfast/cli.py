@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -14,11 +13,11 @@ from rich.table import Table
 
 from holdfast.bench.command import bench
 from holdfast.core.contract import PlanPreference
-from holdfast.core.errors import HoldfastError
-from holdfast.core.registry import plans as registered
+from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.core.stream import Stream
 from holdfast.proof.catalogue import Entry, catalogue
-from holdfast.proof.conformance import AnyPlan
+from holdfast.proof.conformance import AnyPlan, plan_named
+from holdfast.proof.fuzz.command import fuzz
 from holdfast.proof.report import bar, show
 from holdfast.proof.verify import verify as run_verify
 
@@ -29,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
+app.command()(fuzz)
 
 
 def main() -> None:
@@ -115,12 +115,10 @@ def explain(
 
 
 def _plan(name: str) -> AnyPlan:
-    known = registered()
-    for candidate in (name, f"{name}Plan"):
-        if candidate in known:
-            return known[candidate]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-    _refuse(f"there is no plan called {name!r}; near it: {', '.join(near)}. `holdfast plans` lists them all.")
+    try:
+        return plan_named(name)
+    except InvalidArgs as error:
+        _refuse(str(error))
 
 
 def _fields(given: list[str]) -> dict[str, Any]:

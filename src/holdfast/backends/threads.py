@@ -79,11 +79,11 @@ def threads_for(elements: int) -> int:
 
 
 @contextmanager
-def shared_finely() -> Iterator[None]:
+def shared_finely(least: int = 2**15, worth: int = 2**12) -> Iterator[None]:
     """Share out small work as well: if anything depended on how it is cut, small cases would show it."""
     global _least, _worth
     before = _least, _worth
-    _least, _worth = 2**15, 2**12
+    _least, _worth = least, worth
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -60,19 +60,58 @@ def poisoned_output(shape: Sequence[int], dtype: torch.dtype, layout: str = "con
 
 
 def laid_out(values: torch.Tensor, layout: str = "contiguous") -> torch.Tensor:
-    """A tensor with these values and this layout; ``broadcast`` repeats the first index of axis 0."""
+    """A tensor with these values and this layout; a broadcast axis repeats its first index."""
     placed = _place(tuple(values.shape), values.dtype, layout)
-    if layout == "broadcast":
-        placed[:1].copy_(values[:1])
-    else:
-        placed.copy_(values)
+    own = tuple(slice(None, 1) if stride == 0 else slice(None) for stride in placed.stride())
+    placed[own].copy_(values[own])
     return placed
 
 
 def _place(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
-    strides, shift = LAYOUTS[layout](shape)
+    strides, shift = LAYOUTS[layout](shape) if layout in LAYOUTS else Layout.parse(layout).place(shape)
     size = span(shape, strides) + shift + 2 * GUARD
     return poisoned(size, dtype).as_strided(shape, strides, GUARD + shift)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout that fits a tensor of any shape, written as ``"order=3 step=2"``; defaults are left out.
+
+    ``order`` numbers the permutations of the axes in memory; with ``last`` the last axis stays innermost and
+    its elements side by side. ``step`` is the distance of innermost elements, ``gap`` the elements after each
+    row of them, ``shift`` those before the first; bit i of ``broadcast`` makes axis i repeat its first index.
+    """
+
+    order: int = 0
+    step: int = 1
+    gap: int = 0
+    shift: int = 0
+    broadcast: int = 0
+    last: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        named = (part.partition("=") for part in text.removeprefix("contiguous").split())
+        return cls(**{name: int(value) for name, _, value in named})
+
+    def __str__(self) -> str:
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return " ".join(f"{name}={value}" for name, value in changed.items()) or "contiguous"
+
+    def place(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """The strides for this shape, and how many elements the tensor begins late."""
+        axes, order, code = list(range(len(shape))), [], self.order
+        fixed = [axes.pop()] if self.last and axes else []
+        while axes:
+            code, place = divmod(code, len(axes))
+            order.append(axes.pop(place))
+        strides, room = [0] * len(shape), 1 if fixed else self.step
+        for number, axis in enumerate(reversed(order + fixed)):
+            if self.broadcast >> axis & 1 and shape[axis] and axis not in fixed:
+                continue
+            strides[axis] = room
+            room = room * max(shape[axis], 1) + (self.gap if number == 0 else 0)
+        return tuple(strides), self.shift
 
 
 def _in_order(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ LEAST, MOST = -(2**31), 2**31 - 1
 class Complaint(Protocol):
     """What a bad value was bad for. Hashable: complaints that are equal share a word."""
 
-    def error(self, position: int, value: str) -> HoldfastError:
-        """The error to raise."""
+    def error(self, position: int, value: int) -> HoldfastError:
+        """The error to raise; it names the value as ``shown`` does, so that backends use the same words."""
         ...
 
 
@@ -60,13 +60,14 @@ class Box:
             if report != NOTHING:
                 self.words[place] = NOTHING
                 self._raised.value = int((self.words[1:] != NOTHING).any())
-                raise complaint.error(report >> 32, _shown(((report & 0xFFFFFFFF) ^ 2**31) - 2**31))
+                raise complaint.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 
-def _shown(value: int) -> str:
-    if value == LEAST:
-        return f"{value} or less"
-    return f"{value} or more" if value == MOST else str(value)
+def shown(value: int) -> str:
+    """A bad value in words, as far as a report can hold it."""
+    if value <= LEAST:
+        return f"{LEAST} or less"
+    return f"{MOST} or more" if value >= MOST else str(value)
 
 
 _lock = threading.Lock()

@@ -53,6 +53,8 @@ class Mismatch:
 
 def mismatch(name: str, expected: torch.Tensor, found: torch.Tensor) -> Mismatch | None:
     """Where ``found`` differs from ``expected``, or else where the memory around it does."""
+    if same_layout(expected, found) and torch.equal(_bytes(expected), _bytes(found)):
+        return None
     differs = (canonical(expected) != canonical(found)).nonzero()
     if len(differs):
         index = tuple(differs[0].tolist())
@@ -65,6 +67,20 @@ def mismatch(name: str, expected: torch.Tensor, found: torch.Tensor) -> Mismatch
         where = f"memory beside {name}, {place - expected.storage_offset():+d} elements from its start"
         return Mismatch(where, _shown(around[place]), _shown(found_around[place]), len(differs))
     return None
+
+
+def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie in their storages alike, so that storages may be compared in their place."""
+    return (
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the storage that ``tensor`` is a view of."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _shown(element: torch.Tensor) -> str:

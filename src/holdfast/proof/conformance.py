@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from holdfast.backends import interpreted
 from holdfast.backends.threads import shared_finely
 from holdfast.core.case import Case, operands_of
 from holdfast.core.contract import PlanPreference
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.plan import Args, Kernel, Plan
+from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
 from holdfast.proof.bits import memory, mismatch
 
@@ -75,6 +78,18 @@ def ways() -> list[Way]:
 def cases_of(plan: AnyPlan) -> list[Case]:
     """The named inputs of ``plan``."""
     return cast(list[Case], importlib.import_module(plan.cases).cases(plan))
+
+
+def plan_named(name: str) -> AnyPlan:
+    """The plan of this name, with or without ``Plan`` at its end."""
+    known = plans()
+    for candidate in (name, f"{name}Plan"):
+        if candidate in known:
+            return known[candidate]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
+    raise InvalidArgs(
+        f"there is no plan called {name!r}; near it: {', '.join(near)}. `holdfast plans` lists them all."
+    )
 
 
 def moved(args: Args, device: str) -> Args:

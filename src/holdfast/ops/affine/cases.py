@@ -6,6 +6,7 @@ dtypes at each granularity and all of them at the four together; the rest varies
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -331,6 +332,8 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
     record, count = float_dtype(problem.real, "real"), prod(problem.shape)
     values = rounded(spread(label, count, record.precision, -9, 5), problem.real)
     wanted = None
+    if count == 0:
+        return values.reshape(problem.shape)
     if problem.values == "special":
         wanted = special_values(record)
     elif problem.values == "ties":
@@ -339,6 +342,10 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = bound_values(problem, record)
     elif problem.values == "of the scale":
         values = values_of_the_scale(problem, label).flatten()
+    elif problem.values == "exponents":
+        values = of_every_exponent(label, count, record)
+    elif problem.values == "any bits":
+        values = of_any_bits(label, count, record)
     if wanted is not None:
         step = 1 if len(wanted) >= count else 2  # leave every other one as it is, where there is room
         found = values[::step]
@@ -355,6 +362,19 @@ def special_values(record: Float) -> torch.Tensor:
 
 
 _BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
+
+
+def of_every_exponent(label: str, count: int, record: Float) -> torch.Tensor:
+    """Finite numbers of every size that the dtype has, subnormal ones included."""
+    info = torch.finfo(record.torch)
+    least, most = (round(math.log2(end)) for end in (info.smallest_normal, info.max))
+    return rounded(spread(label, count, record.precision, least - record.precision, most), record.torch)
+
+
+def of_any_bits(label: str, count: int, record: Float) -> torch.Tensor:
+    """Random bits: numbers of every size, infinities and NaN of any payload."""
+    bits = torch.from_numpy((random_bits(label, count) >> np.uint64(64 - record.bits)).astype(np.int64))
+    return bits.to(_BITS[record.bits]).view(record.torch)
 
 
 def tie_values(problem: Problem, record: Float) -> torch.Tensor:
@@ -447,6 +467,8 @@ def make_scale(problem: Problem) -> Scale:
     count, unit = prod(shape), scale_unit(problem)
     if kind == "host":
         return 0.1 * unit
+    if kind.startswith("host "):
+        return float(kind.removeprefix("host "))
     record = float_dtype(problem.real if kind == "own" else torch.float32, "scale")
     values = np.abs(spread(f"scale/{shape}/{kind}", count, record.precision, -1, 1)) * unit
     if kind == "dyadic":
@@ -459,6 +481,8 @@ def make_scale(problem: Problem) -> Scale:
     elif kind == "every size":
         values = np.resize(_SIZES, count)
     made = rounded(values, record.torch)
+    if kind == "any bits":
+        made = of_any_bits(f"scale/{problem.name}", count, record)
     if kind == "expanded" and count:
         return made.reshape((1,) * len(shape)).expand(shape)
     return _shaped(problem, made, kind)
@@ -477,6 +501,9 @@ def make_zero_point(problem: Problem) -> ZeroPoint:
     if kind in ("floating", "floating own"):
         record = float_dtype(problem.real if kind == "floating own" else torch.float32, "zero point")
         return _shaped(problem, rounded(np.resize(_FRACTIONS, count), record.torch), kind)
+    if kind == "any bits":
+        words = random_bits(f"zero point/{problem.name}", count).astype(np.int64)
+        return _shaped(problem, torch.from_numpy(words >> (32 + words % 32)).to(torch.int32), kind)
     values = (random_bits(f"zero point/{shape}", count) >> np.uint64(30)).astype(np.int64) % 23 - 11
     if kind == "odd":
         values = values | 1

@@ -13,7 +13,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import FLOATS, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.affine.cases import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -72,10 +72,11 @@ def problems() -> list[Problem]:
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
-    return [_case(plan, problem) for problem in problems()]
+    return [case(plan, problem) for problem in problems()]
 
 
-def _case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
     if plan.direction == "forward":
         return Case(problem.name, AffineGridDescriptor(**problem.fields), partial(_forward, problem))
     return Case(problem.name, AffineGridBackwardDescriptor(**problem.fields), partial(_backward, problem))
@@ -87,6 +88,10 @@ def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor
     if problem.values == "special":
         wanted, found = special_values(record), values[::2]
         found.copy_(wanted.repeat(-(-len(found) // len(wanted)))[: len(found)])
+    elif problem.values == "exponents":
+        values = of_every_exponent(f"{name}/{problem.name}", prod(shape), record)
+    elif problem.values == "any bits":
+        values = of_any_bits(f"{name}/{problem.name}", prod(shape), record)
     return values.reshape(shape)
 
 

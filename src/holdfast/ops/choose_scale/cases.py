@@ -14,7 +14,7 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import CODES, FLOATS, Float, float_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.affine.cases import of_every_exponent, rounded, special_values, spread
 from holdfast.ops.choose_scale.plan import (
     ChooseScaleArgs,
     ChooseScaleDescriptor,
@@ -84,7 +84,9 @@ def input_values(problem: Problem) -> torch.Tensor:
         found = values[::2]
         wanted = special_values(record)
         found.copy_(wanted.repeat(-(-count // len(wanted)))[: len(found)])
-    elif problem.values != "spread":
+    elif problem.values == "exponents":
+        values = of_every_exponent(f"x/{problem.name}", count, record)
+    elif problem.values != "spread" and count:
         kinds = segment_values(record)
         _fill(problem, values, list(kinds.values()) if problem.values == "mixed" else [kinds[problem.values]])
     return values.reshape(problem.shape)
@@ -170,9 +172,14 @@ def places() -> list[Problem]:
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``. A range does not depend on what it is for."""
     if plan.op == "choose_scale":
-        return [_choose_scale(problem) for problem in [*rules(), *places()]]
+        return [case(plan, problem) for problem in [*rules(), *places()]]
     ranges = [problem for problem in rules() if problem.name.startswith("segments") and problem.symmetric]
-    return [_observe_range(problem) for problem in [*ranges, *places()]]
+    return [case(plan, problem) for problem in [*ranges, *places()]]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_choose_scale if plan.op == "choose_scale" else _observe_range)(problem)
 
 
 def _choose_scale(problem: Problem) -> Case:

@@ -29,9 +29,13 @@ from holdfast.ops.dequantize.plan import (
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     forward = plan.direction == "forward"
-    make = _forward if forward else _backward
     found = problems(plan, reads_codes=forward)
-    return [make(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
+    return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_forward if plan.direction == "forward" else _backward)(plan, problem)
 
 
 def _described(plan: type[Plan[Any, Any]], problem: Problem, **more: Any) -> Any:

@@ -82,10 +82,11 @@ def problems() -> list[Problem]:
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of dynamic quantization."""
-    return [_case(problem) for problem in problems()]
+    return [case(problem) for problem in problems()]
 
 
-def _case(problem: Problem) -> Case:
+def case(problem: Problem) -> Case:
+    """The case that ``problem`` is about."""
     descriptor = DynamicQuantizeDescriptor(**problem.rule, packed=problem.packed)
     return Case(problem.name, descriptor, partial(_args, descriptor, problem))
 

@@ -101,8 +101,12 @@ _BACKWARD = (
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     forward = plan.direction == "forward"
-    make = _forward if forward else _backward
-    return [make(problem) for problem in (*_SHARED, *(_FORWARD if forward else _BACKWARD))]
+    return [case(plan, problem) for problem in (*_SHARED, *(_FORWARD if forward else _BACKWARD))]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_forward if plan.direction == "forward" else _backward)(problem)
 
 
 def _case(problem: Problem, descriptor: Any, make: Callable[..., Args]) -> Case:

@@ -174,9 +174,14 @@ _FORWARD_ALONE = (
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     if plan.direction == "forward":
-        return [_forward(problem) for problem in _SHARED]
+        return [case(plan, problem) for problem in _SHARED]
     shared = [problem for problem in _SHARED if problem.name not in _FORWARD_ALONE]
-    return [_backward(problem) for problem in (*shared, *_BACKWARD)]
+    return [case(plan, problem) for problem in (*shared, *_BACKWARD)]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_forward if plan.direction == "forward" else _backward)(problem)
 
 
 def _forward(problem: Problem) -> Case:

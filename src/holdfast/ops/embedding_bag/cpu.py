@@ -340,7 +340,7 @@ class Bags:
             given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
             wrong, longest = check_offsets(given, desc.count)
             if wrong >= 0:
-                raise BadOffset(desc.count).error(wrong, str(offsets[wrong].item()))
+                raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
         starts, kept, counts = (first + piece.offset for piece in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
         named = (indices.data_ptr(), indices.element_size(), desc.count)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.core.deferred import shown
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.segment_sum.indexed import (
@@ -185,9 +186,9 @@ class BadOffset:
 
     count: int
 
-    def error(self, position: int, value: str) -> InvalidIndex:
+    def error(self, position: int, value: int) -> InvalidIndex:
         return InvalidIndex(
-            f"offsets[{position}] is {value}; offsets must begin with 0, never descend, and not pass "
+            f"offsets[{position}] is {shown(value)}; offsets must begin with 0, never descend, and not pass "
             f"the end of the {self.count} indices. Correct it."
         )
 

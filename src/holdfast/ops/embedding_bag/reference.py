@@ -29,7 +29,7 @@ def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
         (begins < before) | (begins > desc.count) | ((np.arange(len(begins)) == 0) & (begins != 0))
     )
     if len(wrong):
-        raise BadOffset(desc.count).error(int(wrong[0]), str(begins[wrong[0]]))
+        raise BadOffset(desc.count).error(int(wrong[0]), int(begins[wrong[0]]))
     return begins if desc.include_last_offset else np.append(begins, desc.count)
 
 

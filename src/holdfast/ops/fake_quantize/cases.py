@@ -35,8 +35,8 @@ _INT4 = CODES["int4"].torch
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     if plan.direction == "forward":
-        return [_forward(problem) for problem in _forward_problems()]
-    return [_backward(problem, ste) for problem, ste in _backward_problems()]
+        return [forward_case(problem) for problem in _forward_problems()]
+    return [backward_case(problem, ste) for problem, ste in _backward_problems()]
 
 
 def plain(kind: type[Granularity], **fields: Any) -> Problem:
@@ -175,7 +175,8 @@ def _fields(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _forward(problem: Problem) -> Case:
+def forward_case(problem: Problem) -> Case:
+    """The case of the forward that ``problem`` is about."""
     return Case(problem.name, FakeQuantizeDescriptor(**_fields(problem)), partial(_forward_args, problem))
 
 
@@ -189,7 +190,8 @@ def _forward_args(problem: Problem) -> FakeQuantizeArgs:
     )
 
 
-def _backward(problem: Problem, ste: SteKind) -> Case:
+def backward_case(problem: Problem, ste: SteKind) -> Case:
+    """The case of the backward that ``problem`` is about."""
     descriptor = FakeQuantizeBackwardDescriptor(**_fields(problem), ste=ste)
     return Case(problem.name, descriptor, partial(_backward_args, problem))
 

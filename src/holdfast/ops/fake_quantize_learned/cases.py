@@ -38,7 +38,7 @@ _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 _SPECIAL_STEP = 61
 
 
-class _Learned(NamedTuple):
+class Learned(NamedTuple):
     """A problem with its estimator; a floating zero point is learned."""
 
     problem: Problem
@@ -49,7 +49,12 @@ class _Learned(NamedTuple):
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     found = [*_of_estimators(), *_of_lengths(), *_of_layouts(), *_of_scales()]
-    return [Case(of.problem.name, _descriptor(of), partial(_args, of)) for of in found]
+    return [case(of) for of in found]
+
+
+def case(of: Learned) -> Case:
+    """The case that ``of`` is about."""
+    return Case(of.problem.name, _descriptor(of), partial(_args, of))
 
 
 def _sized(
@@ -60,16 +65,14 @@ def _sized(
     return Problem(granularity=granularity, shape=shape, real=real, **fields)
 
 
-def _of_estimators() -> Iterator[_Learned]:
-    yield _Learned(
-        plain(PerChannel, name="in range, ties", codes=_INT4, values="ties", zero_point="floating")
-    )
-    yield _Learned(
+def _of_estimators() -> Iterator[Learned]:
+    yield Learned(plain(PerChannel, name="in range, ties", codes=_INT4, values="ties", zero_point="floating"))
+    yield Learned(
         plain(
             PerGroup, name="in range, special values", real=_F16, values="special", zero_point="floating own"
         )
     )
-    yield _Learned(
+    yield Learned(
         plain(
             PerTensor,
             name="clipped, bounds",
@@ -80,9 +83,9 @@ def _of_estimators() -> Iterator[_Learned]:
         ),
         SteKind.CLIPPED_IDENTITY,
     )
-    yield _Learned(plain(PerGroup, name="tanh", real=_BF16, codes=_INT2), SteKind.TANH)
-    yield _Learned(plain(PerToken, name="tanh in float64", real=_F64, codes=_INT2), SteKind.TANH)
-    yield _Learned(
+    yield Learned(plain(PerGroup, name="tanh", real=_BF16, codes=_INT2), SteKind.TANH)
+    yield Learned(plain(PerToken, name="tanh in float64", real=_F64, codes=_INT2), SteKind.TANH)
+    yield Learned(
         plain(
             PerToken,
             name="hard tanh, bounds",
@@ -93,62 +96,62 @@ def _of_estimators() -> Iterator[_Learned]:
         ),
         SteKind.HARD_TANH,
     )
-    yield _Learned(
+    yield Learned(
         plain(PerChannel, name="identity", real=_BF16, codes=_INT4, values="special"), SteKind.IDENTITY, 1.0
     )
 
 
-def _of_lengths() -> Iterator[_Learned]:
-    yield _Learned(_sized(PerTensor(), (255,)))
-    yield _Learned(_sized(PerTensor(), (256,), _BF16))
-    yield _Learned(_sized(PerTensor(), (4095,), _F16, codes=torch.int8))
-    yield _Learned(_sized(PerTensor(), (4096,), values="ties"))
-    yield _Learned(_sized(PerTensor(), (17, 241), zero_point="floating"))
-    yield _Learned(_sized(PerTensor(), (4, 8192), _BF16))
-    yield _Learned(_sized(PerTensor(), (70000,), zero_point="host", codes=torch.int8))
-    yield _Learned(_sized(PerChannel(0), (2, 35000), _BF16, zero_point="floating"))
-    yield _Learned(_sized(PerChannel(0), (3, 8191), _F64))
-    yield _Learned(_sized(PerToken(), (8, 4096), _BF16))
-    yield _Learned(_sized(PerToken(), (21, 300), zero_point="floating"))
-    yield _Learned(_sized(PerChannel(1), (4099, 40), zero_point="floating"))
-    yield _Learned(_sized(PerChannel(1), (512, 32), _BF16))
-    yield _Learned(_sized(PerChannel(1), (700, 3), _F16))
-    yield _Learned(_sized(PerChannel(1), (3, 5, 1700)))
-    yield _Learned(_sized(PerChannel(1), (4, 8, 1024), _BF16, zero_point="floating"))
-    yield _Learned(_sized(PerGroup(32), (9, 256), _BF16))
-    yield _Learned(_sized(PerGroup(128), (16, 256), zero_point="tensor"))
-    yield _Learned(_sized(PerGroup(32, axis=0), (64, 37)))
-    yield _Learned(odd(PerTensor, "rank 0"))
-    yield _Learned(odd(PerGroup, "groups of one", codes=_INT2))
-    yield _Learned(odd(PerGroup, "rank 8", real=_BF16))
-    yield _Learned(odd(PerTensor, "empty", zero_point="floating"))
-    yield _Learned(odd(PerToken, "empty tokens", accumulate=True))
-    yield _Learned(odd(PerToken, "no tokens"))
+def _of_lengths() -> Iterator[Learned]:
+    yield Learned(_sized(PerTensor(), (255,)))
+    yield Learned(_sized(PerTensor(), (256,), _BF16))
+    yield Learned(_sized(PerTensor(), (4095,), _F16, codes=torch.int8))
+    yield Learned(_sized(PerTensor(), (4096,), values="ties"))
+    yield Learned(_sized(PerTensor(), (17, 241), zero_point="floating"))
+    yield Learned(_sized(PerTensor(), (4, 8192), _BF16))
+    yield Learned(_sized(PerTensor(), (70000,), zero_point="host", codes=torch.int8))
+    yield Learned(_sized(PerChannel(0), (2, 35000), _BF16, zero_point="floating"))
+    yield Learned(_sized(PerChannel(0), (3, 8191), _F64))
+    yield Learned(_sized(PerToken(), (8, 4096), _BF16))
+    yield Learned(_sized(PerToken(), (21, 300), zero_point="floating"))
+    yield Learned(_sized(PerChannel(1), (4099, 40), zero_point="floating"))
+    yield Learned(_sized(PerChannel(1), (512, 32), _BF16))
+    yield Learned(_sized(PerChannel(1), (700, 3), _F16))
+    yield Learned(_sized(PerChannel(1), (3, 5, 1700)))
+    yield Learned(_sized(PerChannel(1), (4, 8, 1024), _BF16, zero_point="floating"))
+    yield Learned(_sized(PerGroup(32), (9, 256), _BF16))
+    yield Learned(_sized(PerGroup(128), (16, 256), zero_point="tensor"))
+    yield Learned(_sized(PerGroup(32, axis=0), (64, 37)))
+    yield Learned(odd(PerTensor, "rank 0"))
+    yield Learned(odd(PerGroup, "groups of one", codes=_INT2))
+    yield Learned(odd(PerGroup, "rank 8", real=_BF16))
+    yield Learned(odd(PerTensor, "empty", zero_point="floating"))
+    yield Learned(odd(PerToken, "empty tokens", accumulate=True))
+    yield Learned(odd(PerToken, "no tokens"))
 
 
-def _of_layouts() -> Iterator[_Learned]:
-    yield _Learned(
+def _of_layouts() -> Iterator[Learned]:
+    yield Learned(
         image(PerTensor, name="transposed output", layouts=("contiguous", "transposed"), real=_BF16)
     )
-    yield _Learned(
+    yield Learned(
         image(
             PerChannel, name="channels last, accumulate", layouts=("channels last", "channels last"),
             zero_point="floating", accumulate=True,
         )
     )  # fmt: skip
-    yield _Learned(
+    yield Learned(
         plain(PerToken, name="sliced to padded rows", layouts=("sliced", "padded rows"), real=_F16),
         SteKind.HARD_TANH,
     )
-    yield _Learned(
+    yield Learned(
         plain(
             PerGroup, name="broadcast to sliced, accumulate", layouts=("broadcast", "sliced"), accumulate=True
         )
     )
-    yield _Learned(
+    yield Learned(
         _sized(PerChannel(1), (40, 130), name="rows to columns", layouts=("transposed", "contiguous"))
     )
-    yield _Learned(
+    yield Learned(
         _sized(
             PerChannel(0),
             (40, 130),
@@ -157,28 +160,28 @@ def _of_layouts() -> Iterator[_Learned]:
             accumulate=True,
         )
     )
-    yield _Learned(
+    yield Learned(
         plain(PerChannel, name="unaligned", layouts=("unaligned", "unaligned"), zero_point="floating")
     )
 
 
-def _of_scales() -> Iterator[_Learned]:
-    yield _Learned(plain(PerTensor, name="host scale and zero point", scale="host", zero_point="host"))
-    yield _Learned(plain(PerGroup, name="host scale", scale="host", zero_point="floating own", real=_F64))
-    yield _Learned(
+def _of_scales() -> Iterator[Learned]:
+    yield Learned(plain(PerTensor, name="host scale and zero point", scale="host", zero_point="host"))
+    yield Learned(plain(PerGroup, name="host scale", scale="host", zero_point="floating own", real=_F64))
+    yield Learned(
         plain(PerToken, name="scales in bfloat16, accumulate", scale="own", real=_BF16, accumulate=True)
     )
-    yield _Learned(
+    yield Learned(
         plain(PerChannel, name="strided scales", scale="strided", zero_point="strided", codes=_INT4)
     )
-    yield _Learned(plain(PerToken, name="scales with keepdim", scale="keepdim", zero_point="none"))
-    yield _Learned(
+    yield Learned(plain(PerToken, name="scales with keepdim", scale="keepdim", zero_point="none"))
+    yield Learned(
         plain(
             PerChannel, name="unusual scales", values="special", scale="unusual mixed", zero_point="floating",
             codes=_INT4,
         )
     )  # fmt: skip
-    yield _Learned(
+    yield Learned(
         plain(
             PerGroup,
             name="unusual scales, 0 out of range",
@@ -187,10 +190,10 @@ def _of_scales() -> Iterator[_Learned]:
             limits=(3, 60),
         )
     )
-    yield _Learned(plain(PerChannel, name="zero points far out", values="ties", zero_point="far mixed"))
+    yield Learned(plain(PerChannel, name="zero points far out", values="ties", zero_point="far mixed"))
 
 
-def _descriptor(of: _Learned) -> FakeQuantizeLearnedBackwardDescriptor:
+def _descriptor(of: Learned) -> FakeQuantizeLearnedBackwardDescriptor:
     problem = of.problem
     q_min, q_max = problem.limits or (None, None)
     scale, zero_point = make_scale(problem), make_zero_point(problem)
@@ -213,7 +216,7 @@ def _floating(learned: Any) -> torch.dtype | None:
     return learned.dtype if isinstance(learned, torch.Tensor) and learned.is_floating_point() else None
 
 
-def _args(of: _Learned) -> FakeQuantizeLearnedBackwardArgs:
+def _args(of: Learned) -> FakeQuantizeLearnedBackwardArgs:
     problem, descriptor = of.problem, _descriptor(of)
     of_input, of_output = problem.layouts
     scale, zero_point = make_scale(problem), make_zero_point(problem)

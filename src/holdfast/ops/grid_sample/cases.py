@@ -20,7 +20,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import dtype_name, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.affine.cases import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -50,6 +50,7 @@ class Problem:
     batch: int = 2
     layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
     grid_layout: str = "contiguous"
+    dgrid_layout: str = "contiguous"
     needs: tuple[bool, bool] = (True, True)  # dinput, dgrid
     accumulate: bool = False
     of_sums: bool = False  # about sums that only gradients have
@@ -70,7 +71,7 @@ class Problem:
 
 
 #: An image in 16 bits may have a grid in its own dtype, or in float32.
-_DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
+DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
     (torch.float32, None),
     (torch.bfloat16, torch.float32),
     (torch.float64, None),
@@ -78,7 +79,8 @@ _DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
     (torch.bfloat16, None),
     (torch.float16, torch.float32),
 )
-_GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on one pixel", "identity")
+#: The kinds of grids.
+GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on one pixel", "identity")
 
 
 def problems() -> list[Problem]:
@@ -94,9 +96,9 @@ def _every_kind() -> Iterator[Problem]:
         modes = [mode for mode in Mode if axes == 2 or mode != Mode.BICUBIC]
         for mode, padding, aligned in product(modes, Padding, (False, True)):
             n = next(number)
-            for turn in range(len(_DTYPES)):
-                dtype, grid_dtype = _DTYPES[(n + n // 6 + axes + turn) % len(_DTYPES)]
-                grid = _GRIDS[(n + turn) % len(_GRIDS)]
+            for turn in range(len(DTYPES)):
+                dtype, grid_dtype = DTYPES[(n + n // 6 + axes + turn) % len(DTYPES)]
+                grid = GRIDS[(n + turn) % len(GRIDS)]
                 exact = grid == "on centres and borders"  # sizes by which coordinates come out even
                 image = (3, 4, 8, 16) if exact else (3, 4, 5, 9)
                 yield Problem(
@@ -175,8 +177,13 @@ def _layouts() -> Iterator[Problem]:
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     if plan.direction == "backward":
-        return [_backward(problem) for problem in problems()]
-    return [_forward(problem) for problem in problems() if not problem.of_sums]
+        return [case(plan, problem) for problem in problems()]
+    return [case(plan, problem) for problem in problems() if not problem.of_sums]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_forward if plan.direction == "forward" else _backward)(problem)
 
 
 def _forward(problem: Problem) -> Case:
@@ -207,7 +214,9 @@ def _backward_args(problem: Problem, descriptor: GridSampleBackwardDescriptor) -
     needs_dinput, needs_dgrid = problem.needs
     made = {
         "dinput": poisoned_output(descriptor.shape, problem.dtype, of_output) if needs_dinput else None,
-        "dgrid": poisoned_output(descriptor.grid_shape, descriptor.grid_dtype) if needs_dgrid else None,
+        "dgrid": poisoned_output(descriptor.grid_shape, descriptor.grid_dtype, problem.dgrid_layout)
+        if needs_dgrid
+        else None,
     }
     for name, out in made.items():
         if out is not None and problem.accumulate:
@@ -230,6 +239,10 @@ def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor
     if problem.values == "special":
         wanted, found = special_values(record), values[::5]
         found.copy_(wanted.repeat(-(-len(found) // len(wanted)))[: len(found)])
+    elif problem.values == "exponents":
+        values = of_every_exponent(f"{name}/{problem.name}", size, record)
+    elif problem.values == "any bits":
+        values = of_any_bits(f"{name}/{problem.name}", size, record)
     return values.reshape(shape)
 
 
@@ -260,6 +273,10 @@ def _along(problem: Problem, axis: int, label: str) -> Array:
     own = np.broadcast_to(
         steps[-1 - axis].reshape([-1 if d == len(steps) - 1 - axis else 1 for d in range(len(steps))]), shape
     )
+    if problem.grid == "affine":  # within a few hundredths of the identity, in every image another one
+        bent = _uniform(f"{label}/{axis}/map", problem.batch, 0.97, 1.03).reshape(-1, *[1] * len(steps))
+        moved = _uniform(f"{label}/{axis}/shift", problem.batch, -0.03, 0.03).reshape(bent.shape)
+        return (2 * own + 1 - size) / max(size, 1) * bent + moved
     straight = 2 * own / max(size - 1, 1) - 1 if problem.aligned else (2 * own + 1) / max(size, 1) - 1
     if problem.grid == "identity":
         return straight

@@ -21,7 +21,12 @@ _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
-    return [Case(problem.name, _descriptor(problem), partial(_args, problem)) for problem in _problems()]
+    return [case(problem) for problem in _problems()]
+
+
+def case(problem: Problem) -> Case:
+    """The case that ``problem`` is about."""
+    return Case(problem.name, _descriptor(problem), partial(_args, problem))
 
 
 def _sized(granularity: Granularity, shape: tuple[int, ...], real: torch.dtype = torch.float32) -> Problem:

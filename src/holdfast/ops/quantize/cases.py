@@ -54,13 +54,17 @@ _SCALES_BY_COLUMN = [
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
-    make = _forward if plan.direction == "forward" else _backward
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found.append(_PAIRS_IN_LOOPS)
     elif plan is QuantizePerChannelBackwardPlan:
         found += _SCALES_BY_COLUMN
-    return [make(plan, problem) for problem in found]
+    return [case(plan, problem) for problem in found]
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    """The case of ``plan`` that ``problem`` is about."""
+    return (_forward if plan.direction == "forward" else _backward)(plan, problem)
 
 
 def _described(plan: type[Plan[Any, Any]], problem: Problem, **more: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import FLOATS, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import rounded, special_values, spread
+from holdfast.ops.affine.cases import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
 #: Segments of these lengths, side by side: chunks of two long ones begin within 32 places of each other.
@@ -31,7 +31,7 @@ def index_values(kind: str, label: str, shape: Sequence[int], rows: int, dtype: 
         found = np.sort(found) if kind == "sorted" else found
     elif kind == "zipf":  # each power of two as likely as any other
         reach = np.uint64(1) << (high % np.uint64(max(rows, 2).bit_length()))
-        found = (low % reach % np.uint64(rows)).astype(np.int64)
+        found = (low % reach % np.uint64(max(rows, 1))).astype(np.int64)
     elif kind == "equal":
         found = np.full(count, rows // 2, np.int64)
     elif kind == "distinct":
@@ -43,7 +43,9 @@ def index_values(kind: str, label: str, shape: Sequence[int], rows: int, dtype: 
         widest = 2**31 - 1 if dtype == torch.int32 else 2**63 - 1
         wrong = np.array([-1, rows, -rows - 1, widest, -widest - 1], np.int64)
         found = np.where(
-            high % np.uint64(3) == 0, wrong[low % np.uint64(5)], (low % np.uint64(rows)).astype(np.int64)
+            high % np.uint64(3) == 0,
+            wrong[low % np.uint64(5)],
+            (low % np.uint64(max(rows, 1))).astype(np.int64),
         )
     return torch.from_numpy(np.ascontiguousarray(found.astype(np.int64))).to(dtype).reshape(tuple(shape))
 
@@ -55,6 +57,10 @@ def row_values(label: str, shape: Sequence[int], dtype: torch.dtype, values: str
     if values == "special":
         wanted = special_values(record)
         made[: 2 * len(wanted) : 2] = wanted[: len(made[: 2 * len(wanted) : 2])]
+    elif values == "exponents":
+        made = of_every_exponent(f"rows/{label}", count, record)
+    elif values == "any bits":
+        made = of_any_bits(f"rows/{label}", count, record)
     elif values == "zeros":
         made = torch.zeros(count, dtype=dtype)
         made[::2] = -0.0
@@ -129,10 +135,11 @@ PROBLEMS = (
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
-    return [_case(problem) for problem in PROBLEMS]
+    return [case(problem) for problem in PROBLEMS]
 
 
-def _case(problem: Problem) -> Case:
+def case(problem: Problem) -> Case:
+    """The case that ``problem`` is about."""
     descriptor = SegmentSumDescriptor(
         shape=problem.shape,
         segments=problem.segments,

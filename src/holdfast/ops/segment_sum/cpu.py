@@ -532,7 +532,7 @@ def raise_outside(indices: torch.Tensor, table: np.ndarray[Any, Any], rows: int)
     at, item = indices.data_ptr(), indices.element_size()
     place = first_outside(at, item, table, indices.numel(), rows)
     if place >= 0:
-        raise BadIndex(rows).error(place, str(indices.reshape(-1)[place].item()))
+        raise BadIndex(rows).error(place, int(indices.reshape(-1)[place].item()))
 
 
 def ordered(

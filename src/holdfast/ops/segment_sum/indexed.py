@@ -14,6 +14,7 @@ from typing import ClassVar, TypeVar, cast
 import torch
 
 from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.deferred import shown
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
@@ -126,10 +127,10 @@ class BadIndex:
 
     rows: int
 
-    def error(self, position: int, value: str) -> InvalidIndex:
+    def error(self, position: int, value: int) -> InvalidIndex:
         accepted = f"0 to {self.rows - 1}" if self.rows else "none"
         return InvalidIndex(
-            f"the index at position {position} of the flattened indices is {value}; the table has "
+            f"the index at position {position} of the flattened indices is {shown(value)}; the table has "
             f"{self.rows} rows, so that accepted are {accepted}. Correct it, or pass "
             'bad_index="skip" to read it as zeros.'
         )

@@ -43,7 +43,7 @@ def raise_outside(indices: torch.Tensor, rows: int) -> None:
     flat = indices.numpy().reshape(-1)
     outside = np.flatnonzero((flat < 0) | (flat >= rows))
     if len(outside):
-        raise BadIndex(rows).error(int(outside[0]), str(flat[outside[0]]))
+        raise BadIndex(rows).error(int(outside[0]), int(flat[outside[0]]))
 
 
 def store_rows(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, compute: Float) -> None:

@@ -1,0 +1,120 @@
+"""Random problems: how a plan's space is drawn from.
+
+Draws depend on the seed alone, and are the same on every machine. Compiling is what a search over problems
+costs, so problems come in themes: what decides which variant of a kernel is compiled is drawn once for each
+theme (``kind``), everything else for each problem.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import torch
+
+from holdfast.core.case import Case, Layout
+
+if TYPE_CHECKING:
+    from holdfast.core.plan import Args, Plan
+
+T = TypeVar("T")
+
+#: Sizes around which loops, tiles, vectors and blocks of lanes end.
+_EDGES = [2**power + beside for power in range(2, 17) for beside in (-1, 0, 1)]
+_PRIMES = [2, 3, 5, 7, 11, 13, 17, 23, 37, 53, 97, 131, 257, 641, 1021, 4099]
+
+
+class Draw:
+    """The choices that make one problem. ``budget`` bounds how many elements a tensor may have."""
+
+    def __init__(self, theme: str, number: int, budget: int) -> None:
+        self._kinds = Random(f"kinds of {theme}")
+        self._random = Random(f"{number} of {theme}")
+        self.label = f"{theme}/{number}"
+        self.budget = self.one_of([budget // 20, budget // 20, budget // 5, budget], [8, 8, 5, 1])
+
+    def kind(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
+        """One of ``options``, the same for all problems of a theme: it decides what is compiled."""
+        return self._kinds.choices(options, weights)[0]
+
+    def one_of(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
+        return self._random.choices(options, weights)[0]
+
+    def chance(self, one_in: int) -> bool:
+        return self._random.randrange(one_in) == 0
+
+    def between(self, least: int, most: int) -> int:
+        return self._random.randint(least, most)
+
+    def size(self, most: int, least: int = 0) -> int:
+        """A size up to ``most``: rarely 0, often 1, a prime, or beside a power of two."""
+        if least == 0 and self.chance(40):
+            return 0
+        least = max(least, 1)
+        if most <= least:
+            return least
+        choice = self.between(0, 5)
+        if choice == 0:
+            return least
+        if choice <= 3:
+            edges = [edge for edge in (_PRIMES if choice == 1 else _EDGES) if least <= edge <= most]
+            if edges:
+                return self.one_of(edges)
+        return self.between(least, min(most, max(least, 4 ** self.between(1, 12))))
+
+    def shape(self, least_rank: int = 0, most_rank: int = 8) -> tuple[int, ...]:
+        """Any shape of no more than ``budget`` elements: a few axes mostly, up to eight."""
+        weights = [2, 6, 8, 6, 4, 2, 1, 1, 1][least_rank : most_rank + 1]
+        rank = self.one_of(range(least_rank, most_rank + 1), weights)
+        sizes, room = [1] * rank, self.budget
+        for axis in self._random.sample(range(rank), rank):
+            sizes[axis] = self.size(max(room if self.chance(2) else int(room**0.5), 1))
+            room //= max(sizes[axis], 1)
+        return tuple(sizes)
+
+    def layout(self, *, written: bool = False, packed: bool = False) -> str:
+        """Any layout. Elements of a ``written`` tensor never share memory; ``packed`` rows are contiguous."""
+        if self.chance(3):
+            return "contiguous"
+        kinds = Random(self._kinds.random() + self.between(0, 2))  # a few layouts to a theme
+        return str(
+            Layout(
+                order=kinds.choice([0, 0, 1, kinds.randrange(40320)]),
+                step=1 if packed else kinds.choice([1, 1, 1, 2, 3]),
+                gap=kinds.choice([0, 0, 1, 16, 5]),
+                shift=kinds.choice([0, 0, 0, 1, 3, 8]),
+                broadcast=0 if written else kinds.choice([0] * 12 + [1, 2, 4, 3, 255]),
+                last=int(packed),
+            )
+        )
+
+
+class Space(Protocol):
+    """What ``ops/<op>/space.py`` declares: every problem that a plan can be given, and its public function.
+
+    A problem is a frozen dataclass whose fields are numbers, strings, dtypes, enums, granularities, or tuples
+    of these. ``FREE`` names the fields that its descriptor does not depend on.
+    """
+
+    FREE: Sequence[str]
+
+    def draw(self, plan: type[Plan[Any, Any]], draw: Draw) -> Any:
+        """A problem; one whose descriptor is not valid is drawn again."""
+
+    def case(self, plan: type[Plan[Any, Any]], problem: Any) -> Case:
+        """The problem's descriptor and tensors."""
+
+    def public(
+        self, plan: type[Plan[Any, Any]], problem: Any, desc: Any, args: Args
+    ) -> dict[str, torch.Tensor] | None:
+        """What the public function gives for ``args``, by the plan's names for its outputs; gradients too.
+
+        None if the function cannot be asked for this.
+        """
+
+
+def space_of(plan: type[Plan[Any, Any]]) -> Space:
+    """The space of a plan: the module ``space`` beside its cases."""
+    return cast(Space, importlib.import_module(plan.cases.removesuffix("cases") + "space"))

@@ -1,0 +1,112 @@
+"""What all ops with scales draw: shapes with a granularity, dtypes of codes, scales, zero points, values."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.dtypes import FLOATS, code_dtype
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import STORED, Problem
+from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens
+
+P = TypeVar("P", bound=Problem)
+
+#: The fields of a problem that no descriptor depends on.
+FREE = ("layouts", "values", "scale", "zero_point")
+
+_REALS = [record.torch for record in FLOATS.values()]
+_SCALES = (
+    "host", "float32", "own", "dyadic", "expanded", "strided", "keepdim", "unusual mixed", "every size",
+    "unusual 1e-40", "any bits", "host 3e-39", "host 2e38",
+)  # fmt: skip
+_ZERO_POINTS = ("none", "tensor", "host", "host huge", "strided", "odd", "far mixed", "any bits")
+_VALUES = ("spread", "special", "ties", "bounds", "exponents", "any bits")
+
+
+def draw_real(draw: Draw) -> torch.dtype:
+    return draw.kind(_REALS)
+
+
+def draw_granular(
+    draw: Draw, kind: type[Granularity] | None = None, multiple: int = 1
+) -> tuple[tuple[int, ...], Granularity]:
+    """A shape and how its scales are shared; groups of the last axis have a ``multiple`` of elements."""
+    kind = kind or draw.kind((PerTensor, PerChannel, PerToken, PerGroup))
+    shape = list(draw.shape(least_rank=1 if kind in (PerChannel, PerGroup) or multiple > 1 else 0))
+    if kind in (PerTensor, PerToken):
+        return tuple(shape), kind()
+    axis = draw.between(-len(shape), len(shape) - 1)
+    if kind is PerChannel:
+        return tuple(shape), PerChannel(axis)
+    last = axis % len(shape) == len(shape) - 1
+    group = draw.size(max(shape[axis], 1), least=1) * (multiple if last else 1)
+    shape[axis] = shape[axis] // group * group if draw.chance(2) else group * draw.size(3)
+    return tuple(shape), PerGroup(group, axis)
+
+
+def draw_codes(
+    draw: Draw, real: torch.dtype, *, packs: bool, carried: bool = True
+) -> tuple[torch.dtype, bool]:
+    """A dtype of codes, and whether they share bytes."""
+    if carried and draw.kind((True, False), (1, 4)):
+        return draw.kind((torch.float32, real)), False
+    codes, packed = draw.kind(STORED)
+    return codes, packed and packs
+
+
+def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
+    """A range of codes, or all of them."""
+    low, high = code_dtype(codes, "codes").code_range
+    if not codes.is_floating_point and draw.chance(2):
+        return None
+    near = [low, high, 0, 1, -1, low + 1, high - 1, draw.between(low, high), draw.between(-9, 9)]
+    ends = sorted(min(max(draw.one_of(near), low), high) for _ in range(2))
+    return ends[0], ends[1]
+
+
+def granularity_of(plan: type[Plan[Any, Any]]) -> type[Granularity]:
+    """The granularity that a plan is for."""
+    kinds = {OverTensor: PerTensor, OverChannels: PerChannel, OverTokens: PerToken, OverGroups: PerGroup}
+    return next(kind for over, kind in kinds.items() if issubclass(plan.Descriptor, over))
+
+
+def draw_problem(
+    draw: Draw,
+    kind: type[Granularity] | None = None,
+    *,
+    kind_of_problem: type[P] = Problem,  # type: ignore[assignment]
+    packs: bool = False,
+    carried: bool = True,
+    reads_codes: bool = False,
+    floating_zero_points: bool = False,
+    **more: Any,
+) -> P:
+    """Any problem of a granularity, or of all of them."""
+    real = draw_real(draw)
+    codes, packed = draw_codes(draw, real, packs=packs, carried=carried)
+    per_byte = getattr(code_dtype(codes, "codes"), "per_byte", 1) if packed else 1
+    shape, granularity = draw_granular(draw, kind, per_byte)
+    scale, zero_point = draw.one_of(_SCALES), draw.one_of(_ZERO_POINTS, [3, 3, 1, 1, 1, 1, 1, 2])
+    if floating_zero_points and draw.kind((False, True)):
+        zero_point = draw.one_of(("floating", "floating own"))
+    values = draw.one_of(_VALUES, [3, 2, 2, 2, 2, 1])
+    if scale == "every size" and zero_point == "none":
+        values = draw.one_of(("of the scale", values))
+    fields: dict[str, Any] = {
+        "real": real,
+        "codes": codes,
+        "packed": packed,
+        "limits": draw_limits(draw, codes),
+        "layouts": (
+            draw.layout(packed=packed and reads_codes),
+            draw.layout(written=True, packed=packed and not reads_codes),
+        ),
+        "values": values,
+        "scale": scale,
+        "zero_point": zero_point,
+    }
+    return kind_of_problem(draw.label, granularity, shape, **{**fields, **more})

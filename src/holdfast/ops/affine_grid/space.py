@@ -1,0 +1,46 @@
+"""Every problem of affine_grid and of its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.plan import Plan
+from holdfast.ops.affine_grid.cases import Problem, case
+from holdfast.ops.affine_grid.torch_op import affine_grid
+
+__all__ = ["FREE", "case", "draw", "public"]
+
+FREE = ("layouts", "values")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    axes = draw.kind((2, 3))
+    batch, *size = draw.shape(1 + axes, 1 + axes)
+    return Problem(
+        draw.label,
+        tuple(size),
+        batch,
+        draw.kind((False, True)),
+        draw.kind([record.torch for record in FLOATS.values()]),
+        draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1]),
+        (draw.layout(), draw.layout(written=True)),
+        accumulate=plan.direction == "backward" and draw.chance(4),
+    )
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    size = (desc.batch, 1, *desc.output_size)
+    if plan.direction == "forward":
+        return {"grid": affine_grid(args.theta, size, desc.align_corners)}
+    if args.accumulate:
+        return None
+    theta = torch.zeros(desc.shape, dtype=desc.dtype, device=args.dgrid.device, requires_grad=True)
+    affine_grid(theta, size, desc.align_corners).backward(args.dgrid)
+    assert theta.grad is not None
+    return {"dtheta": theta.grad}

@@ -1,0 +1,56 @@
+"""Every problem of observe_range and choose_scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.space import draw_codes, draw_granular, draw_limits, draw_real
+from holdfast.ops.choose_scale.cases import Problem, case
+from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range
+
+__all__ = ["FREE", "case", "draw", "draw_rule", "public"]
+
+FREE = ("layout", "results", "values")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    return Problem(draw.label, **draw_rule(draw))
+
+
+def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
+    """The fields of a problem about scales that follow from the data."""
+    real = draw_real(draw)
+    codes, packed = draw_codes(draw, real, packs=packs)
+    shape, granularity = draw_granular(draw, multiple=4 if packed else 1)
+    fields = {
+        "granularity": granularity,
+        "shape": shape,
+        "real": real,
+        "codes": codes,
+        "limits": draw_limits(draw, codes),
+        "symmetric": draw.kind((True, False)),
+        "narrow": draw.one_of((None, True, False)),
+        "values": draw.one_of(("spread", "special", "mixed", "exponents"), [3, 1, 2, 2]),
+        "layout": draw.layout(),
+        "results": draw.layout(written=True),
+    }
+    return fields | ({"packed": packed} if packs else {})
+
+
+def rule(desc: Any) -> dict[str, Any]:
+    """The arguments of a public function that say what scales are for."""
+    named = {name: getattr(desc, name) for name in ("q_min", "q_max", "granularity", "symmetric", "narrow")}
+    return {"dtype": desc.output_dtype, **named}
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    if plan.op == "observe_range":
+        return dict(zip(("low", "high"), observe_range(args.x, granularity=desc.granularity), strict=True))
+    found = choose_scale(args.x, **rule(desc))
+    return {"scale": found} if desc.symmetric else dict(zip(("scale", "zero_point"), found, strict=True))

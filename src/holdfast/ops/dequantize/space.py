@@ -1,0 +1,38 @@
+"""Every problem of dequantize and of its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.affine.cases import Problem
+from holdfast.ops.affine.space import FREE, draw_problem, granularity_of
+from holdfast.ops.dequantize.cases import case
+from holdfast.ops.dequantize.torch_op import dequantize
+
+__all__ = ["FREE", "case", "draw", "public"]
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    if plan.direction == "backward":
+        return draw_problem(draw, granularity_of(plan), accumulate=draw.chance(4))
+    return draw_problem(draw, granularity_of(plan), packs=True, reads_codes=True)
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    how = {"dtype": desc.output_dtype, "granularity": desc.granularity}
+    if plan.direction == "forward":
+        length = desc.shape[-1] if desc.packed else None
+        how |= {"code_dtype": desc.input_dtype, "packed": desc.packed, "length": length}
+        return {"y": dequantize(args.q, args.scale, args.zero_point, **how)}
+    if args.accumulate or not desc.input_dtype.is_floating_point:  # integers have no gradient
+        return None
+    q = torch.zeros(desc.shape, dtype=desc.input_dtype, device=args.dy.device, requires_grad=True)
+    dequantize(q, args.scale, **how).backward(args.dy)
+    assert q.grad is not None
+    return {"dq": q.grad}

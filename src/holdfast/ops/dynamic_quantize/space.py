@@ -1,0 +1,33 @@
+"""Every problem of dynamic quantization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.choose_scale.space import draw_rule, rule
+from holdfast.ops.dynamic_quantize import cases
+from holdfast.ops.dynamic_quantize.cases import Problem
+from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic
+
+FREE = ("layout", "results", "written", "values")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    fields = draw_rule(draw, packs=True)
+    return Problem(draw.label, **fields, written=draw.layout(written=True, packed=fields["packed"]))
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    return cases.case(problem)
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    found = quantize_dynamic(args.x, packed=desc.packed, **rule(desc))
+    return dict(zip(("q", "scale", "zero_point"), found, strict=False))

@@ -1,0 +1,46 @@
+"""Every problem of embedding and of its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.embedding.cases import Problem, case
+from holdfast.ops.embedding.torch_op import embedding
+from holdfast.ops.segment_sum.space import draw_spread, draw_table
+
+__all__ = ["FREE", "case", "draw", "public"]
+
+FREE = ("layouts", "values", "spread")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    shape = draw.shape(most_rank=7)
+    fields = draw_table(draw, shape)
+    fields["spread"] = draw_spread(draw, fields["rows"])
+    if plan.direction == "forward":
+        fields["bad_index"] = draw.kind(("raise", "skip"))
+    else:
+        if fields["rows"] and draw.kind((True, False)):
+            fields["padding"] = draw.between(0, fields["rows"] - 1)
+        fields |= {"frequency": draw.kind((False, True)), "accumulate": draw.chance(4)}
+    return Problem(draw.label, shape, **fields)
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    if plan.direction == "forward":
+        return {"out": embedding(args.indices, args.weight, bad_index=desc.bad_index)}
+    if args.accumulate:
+        return None
+    weight = torch.zeros(
+        desc.num_embeddings, desc.embedding_dim, dtype=desc.dtype, device=args.dout.device, requires_grad=True
+    )
+    how = {"padding_idx": desc.padding_idx, "scale_grad_by_freq": desc.scale_grad_by_freq}
+    embedding(args.indices, weight, bad_index="skip", **how).backward(args.dout)
+    assert weight.grad is not None
+    return {"dweight": weight.grad}

@@ -1,0 +1,82 @@
+"""Every problem of embedding_bag and of its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.embedding_bag.cases import Problem, case
+from holdfast.ops.embedding_bag.plan import MODES
+from holdfast.ops.embedding_bag.torch_op import embedding_bag
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+from holdfast.ops.segment_sum.space import draw_spread, draw_table
+
+__all__ = ["FREE", "case", "draw", "public"]
+
+FREE = ("layouts", "values", "spread")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    by_offsets, mode = draw.kind((True, False)), draw.kind(MODES)
+    shape = draw.shape(1, 1) if by_offsets else draw.shape(2, 2)
+    fields = draw_table(draw, shape) | {"mode": mode}
+    fields["spread"] = draw_spread(draw, fields["rows"])
+    if by_offsets:
+        fields |= {"last": draw.kind((False, True)), "offsets_dtype": draw.kind(INDEX_DTYPES)}
+        fields["bags"] = _draw_bags(draw, shape[0], fields["last"])
+    if mode == "sum":
+        fields["weighted"] = draw.kind((False, True))
+    if fields["rows"] and draw.kind((True, False)):
+        fields["padding"] = draw.between(0, fields["rows"] - 1)
+    if plan.direction == "forward":
+        fields["bad_index"] = draw.kind(("raise", "skip"))
+    else:
+        fields |= {"frequency": mode != "max" and draw.kind((False, True)), "accumulate": draw.chance(4)}
+        if fields.get("weighted"):
+            fields["gradients"] = draw.kind(((True, True), (True, False), (False, True)))
+    return Problem(draw.label, shape, **fields)
+
+
+def _draw_bags(draw: Draw, count: int, last: bool) -> tuple[int, ...]:
+    """The lengths of bags, which have all of the indices or, with the last offset given, perhaps fewer.
+
+    Rarely they have more, which is an error.
+    """
+    bags: list[int] = []
+    left = count
+    for _ in range(draw.size(40)):
+        bags.append(draw.size(left) if left and not draw.chance(4) else 0)
+        left -= bags[-1]
+    if not last and bags:
+        bags[-1] += left  # the last bag has the rest, whatever its length is said to be
+    if draw.chance(25):
+        bags.extend([left + 1, 0])
+    return tuple(bags)
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    how = {name: getattr(desc, name) for name in ("mode", "include_last_offset", "padding_idx")}
+    weights = args.per_sample_weights
+    if plan.direction == "forward":
+        how |= {"per_sample_weights": weights, "bad_index": desc.bad_index}
+        return {"out": embedding_bag(args.indices, args.weight, args.offsets, **how)}
+    if args.accumulate or (desc.per_sample_weights and weights is None):
+        return None
+    table = args.weight
+    if table is None:
+        table = torch.zeros(
+            desc.num_embeddings, desc.embedding_dim, dtype=desc.dtype, device=args.dout.device
+        )
+    wanted = {}
+    if desc.dweight:
+        wanted["dweight"] = table = table.detach().requires_grad_()
+    if desc.dper_sample_weights:
+        wanted["dper_sample_weights"] = weights = weights.detach().requires_grad_()
+    how |= {"per_sample_weights": weights, "scale_grad_by_freq": desc.scale_grad_by_freq, "bad_index": "skip"}
+    embedding_bag(args.indices, table, args.offsets, **how).backward(args.dout)
+    return {name: tensor.grad for name, tensor in wanted.items()}

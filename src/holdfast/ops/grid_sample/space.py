@@ -1,0 +1,69 @@
+"""Every problem of grid_sample and of its backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw
+from holdfast.core.plan import Plan
+from holdfast.ops.grid_sample.cases import DTYPES, GRIDS, Problem, case
+from holdfast.ops.grid_sample.plan import Mode, Padding
+from holdfast.ops.grid_sample.torch_op import grid_sample
+
+__all__ = ["FREE", "case", "draw", "public"]
+
+FREE = ("layouts", "values", "grid", "grid_layout", "dgrid_layout")
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    axes = draw.kind((2, 3))
+    channels = draw.size(draw.one_of([9, 9, 70, 300]))
+    room = max(draw.budget // max(channels, 1), 1)
+    batch = draw.size(4)
+    image: list[int] = []
+    size: list[int] = []
+    for sizes, least in ((image, 1), (size, 0)):
+        left = room
+        for _ in range(axes):
+            sizes.append(draw.size(max(int(left ** draw.one_of([0.3, 0.5, 0.8, 1.0])), 1), least))
+            left //= max(sizes[-1], 1)
+    dtype, grid_dtype = draw.kind(DTYPES)
+    return Problem(
+        draw.label,
+        (channels, *image),
+        tuple(size),
+        draw.kind([mode for mode in Mode if axes == 2 or mode != Mode.BICUBIC]),
+        draw.kind(tuple(Padding)),
+        draw.kind((False, True)),
+        dtype,
+        grid_dtype,
+        draw.one_of((*GRIDS, "affine")),
+        draw.one_of(("spread", "special", "exponents", "any bits"), [6, 1, 2, 1]),
+        batch,
+        (draw.layout(), draw.layout(written=True)),
+        draw.layout(),
+        draw.layout(written=True),
+        draw.kind(((True, True), (True, False), (False, True))),
+        plan.direction == "backward" and draw.chance(4),
+    )
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    how = (str(desc.mode), str(desc.padding_mode), desc.align_corners)
+    if plan.direction == "forward":
+        return {"out": grid_sample(args.input, args.grid, *how)}
+    if args.accumulate:
+        return None
+    image, grid, wanted = args.input, args.grid, {}
+    if image is None:
+        image = torch.zeros(desc.shape, dtype=desc.input_dtype, device=grid.device)
+    if desc.needs_dinput:
+        wanted["dinput"] = image = image.detach().requires_grad_()
+    if desc.needs_dgrid:
+        wanted["dgrid"] = grid = grid.detach().requires_grad_()
+    grid_sample(image, grid, *how).backward(args.dout)
+    return {name: tensor.grad for name, tensor in wanted.items()}

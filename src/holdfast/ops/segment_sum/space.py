@@ -1,0 +1,56 @@
+"""Every problem of segment_sum, and the indices that embedding and embedding_bag draw as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case
+from holdfast.core.draw import Draw
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.plan import Plan
+from holdfast.ops.segment_sum import cases
+from holdfast.ops.segment_sum.cases import Problem
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+
+FREE = ("layouts", "values", "indices")
+_REALS = [record.torch for record in FLOATS.values()]
+_VALUES = ("spread", "special", "zeros", "exponents", "any bits")
+
+
+def draw_spread(draw: Draw, rows: int) -> str:
+    """How indices are spread over the rows: mostly skewed, with and without such as name no row."""
+    return draw.one_of(("uniform", "zipf", "equal", "sorted", "bad"), [2, 3, 2, 1, 2]) if rows else "bad"
+
+
+def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Sizes and dtypes of rows that are named by indices of this shape."""
+    columns = draw.size(max(draw.budget // max(torch.Size(shape).numel(), 1), 1))
+    rows = draw.size(max(draw.budget // max(columns, 1), 1))
+    return {
+        "rows": rows,
+        "columns": columns,
+        "dtype": draw.kind(_REALS),
+        "index_dtype": draw.kind(INDEX_DTYPES),
+        "layouts": (draw.layout(), draw.layout(), draw.layout(written=True)),
+        "values": draw.one_of(_VALUES, [5, 1, 1, 2, 1]),
+    }
+
+
+def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+    shape = draw.shape(most_rank=7)
+    fields = draw_table(draw, shape)
+    rows, columns = fields.pop("rows"), fields.pop("columns")
+    spread = draw_spread(draw, rows)
+    return Problem(draw.label, shape, rows, columns, spread, accumulate=draw.chance(4), **fields)
+
+
+def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
+    return cases.case(problem)
+
+
+def public(
+    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
+) -> dict[str, torch.Tensor] | None:
+    return None  # it is reached through embedding and embedding_bag

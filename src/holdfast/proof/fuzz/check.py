@@ -1,0 +1,272 @@
+"""One drawn problem, run every way there is on this machine, and compared bit for bit.
+
+The reference says what is right. A plan of each other backend runs the problem and its other form in turn, on
+1, 2 and 8 threads, so that what it remembers of earlier runs is used for tensors with other strides and other
+addresses. Every operand, output and workspace lies between guard zones; outputs and workspaces are poisoned.
+The public function, with its gradients, must give the same bits. What is wrong must be refused with the same
+sentence everywhere, and leave no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from holdfast.backends.threads import shared_finely
+from holdfast.core.case import Case, operands_of
+from holdfast.core.contract import PlanPreference
+from holdfast.core.deferred import check_errors
+from holdfast.core.draw import Space, space_of
+from holdfast.core.errors import HoldfastError, Unsupported
+from holdfast.core.plan import Args, Plan
+from holdfast.core.stream import Stream
+from holdfast.proof.bits import canonical, mismatch
+from holdfast.proof.conformance import THREADS, AnyPlan, gpu_way, moved
+from holdfast.proof.fuzz.problem import Drawn
+
+#: Bytes around a workspace that nobody may write to, and what they hold.
+_GUARD, _PATTERN = 512, 0xA5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem that went wrong, and how."""
+
+    plan: str
+    problem: str
+    way: str
+    detail: str
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        return f"holdfast fuzz --plan {self.plan} --problem '{self.problem}'"
+
+    def __str__(self) -> str:
+        return f"{self.plan}, {self.way}: {self.detail}"
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a run left behind: its args, and the error that it raised."""
+
+    args: Args
+    error: str = ""
+
+
+class Differs(Exception):
+    """Two ways to run a problem do not agree."""
+
+    def __init__(self, way: str, detail: str) -> None:
+        super().__init__(detail)
+        self.way = way
+
+
+def check_problem(plan: AnyPlan, drawn: Drawn, *, interpret: bool = True) -> Finding | None:
+    """Run ``drawn`` every way, and report the first that differs; the GPU's kernels only if it can be had."""
+    try:
+        with _threads(1):  # all but the kernels that are told otherwise
+            _check(plan, drawn, interpret)
+    except Differs as found:
+        return Finding(plan.__name__, drawn.to_json(), found.way, str(found))
+    except Exception as error:  # whatever goes wrong with a problem is a finding, not the end of the search
+        return Finding(plan.__name__, drawn.to_json(), "every way", f"{type(error).__name__}: {error}")
+    return None
+
+
+def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
+    space = space_of(plan)
+    first, second = (space.case(plan, problem) for problem in (drawn.problem, drawn.other))
+    desc: Any = first.descriptor
+    if type(desc).from_json(desc.to_json()) != desc:
+        raise Differs("descriptor", "it does not come back from its JSON form")
+    reference = _selected(plan, desc, "reference", "cpu")
+    given = (first.make(), second.make())
+    expected = [_run(reference, args, "cpu") for args in given]
+    gpu = gpu_way() if interpret or torch.cuda.is_available() else None
+    cpu = _selected(plan, desc, "cpu", "cpu")
+    for turn, threads in enumerate(2 * THREADS):
+        way = f"cpu on {threads} thread{'s' * (threads > 1)}"
+        _compare(plan, expected[turn % 2], _run(cpu, given[turn % 2], "cpu", threads), way)
+    if gpu is not None:
+        made = _selected(plan, desc, "gpu", gpu.device)
+        for which in (0, 1, 0):
+            _compare(plan, expected[which], _run(made, given[which], gpu.device), f"gpu on {gpu.device}")
+    if drawn.limit is not None:
+        _check_limit(plan, desc, drawn.limit, given[0], expected[0], gpu.device if gpu else None)
+    _check_public(plan, space, drawn.problem, first, given[0], expected[0], "cpu")
+    if gpu is not None and gpu.device == "cuda":
+        _check_public(plan, space, drawn.problem, first, given[0], expected[0], "cuda")
+    if drawn.broken is not None:
+        _check_broken(plan, [reference, cpu], given[0], drawn.broken)
+
+
+def _selected(
+    plan: AnyPlan, desc: Any, backend: str, device: str, limit: int | None = None
+) -> Plan[Any, Any]:
+    pref = PlanPreference(backend=backend, precompile=False, max_workspace_bytes=limit)
+    return plan.select(Stream.current(device), desc, pref)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with shared_finely(least=64, worth=16):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Outcome:
+    """Run on a copy of ``args``, in a workspace between guard zones."""
+    given = moved(args, device)
+    verdict = made.can_implement(given)
+    if not verdict:
+        raise Differs(made.backend, f"can_implement refuses what was drawn: {verdict.reason}")
+    size = made.workspace_size()
+    memory = torch.empty(size + 2 * _GUARD + 8, dtype=torch.uint8, device=device)
+    begin = _GUARD + size % 8  # any address will do
+    workspace, zones = memory[begin : begin + size], (memory[:begin], memory[begin + size :])
+    workspace.fill_(0xFF)  # NaN in every dtype
+    for zone in zones:
+        zone.fill_(_PATTERN)
+    error = ""
+    try:
+        with _threads(threads):
+            made.run(Stream.current(device), workspace if size else None, given)
+        check_errors()
+    except HoldfastError as refused:
+        error = f"{type(refused).__name__}: {refused}"
+    for name, zone in zip(("before", "after"), zones, strict=True):
+        touched = int((zone != _PATTERN).sum())
+        if touched:
+            raise Differs(made.backend, f"{touched} bytes {name} the workspace were written")
+    return _Outcome(given if device == "cpu" else moved(given, "cpu"), error)
+
+
+def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> None:
+    if expected.error != found.error:
+        raise Differs(way, f"{expected.error or 'no error'!r} expected, {found.error or 'no error'!r} found")
+    deferred = bool(found.error) and way.startswith("gpu")  # what it wrote before it was heard of, it wrote
+    results = operands_of(found.args)
+    for name, value in operands_of(expected.args).items():
+        if isinstance(value, torch.Tensor) and not (deferred and name in plan.outputs):
+            differing = mismatch(name, value, results[name])
+            if differing:
+                raise Differs(way, str(differing))
+
+
+def _check_limit(
+    plan: AnyPlan, desc: Any, share: float, args: Args, expected: _Outcome, gpu: str | None
+) -> None:
+    """With less workspace there is another kernel with the same bits, or none."""
+    for backend, device in (("cpu", "cpu"), *([("gpu", gpu)] if gpu else [])):
+        limit = int(_selected(plan, desc, backend, device).workspace_size() * share)
+        try:
+            made = _selected(plan, desc, backend, device, limit)
+        except Unsupported:
+            continue
+        way = f"{backend} with {limit} bytes of workspace"
+        if made.workspace_size() > limit:
+            raise Differs(way, f"a plan was selected that needs {made.workspace_size()}")
+        _compare(plan, expected, _run(made, args, device), way.replace("gpu", f"gpu on {device}"))
+
+
+def _check_public(
+    plan: AnyPlan, space: Space, problem: Any, case: Case, args: Args, expected: _Outcome, device: str
+) -> None:
+    way, error = f"public function on {device}", ""
+    given = moved(args, device)
+    try:
+        found = space.public(plan, problem, case.descriptor, given)
+        check_errors()
+    except HoldfastError as refused:
+        found, error = {}, f"{type(refused).__name__}: {refused}"
+    if found is None:
+        return
+    if error != expected.error:
+        raise Differs(way, f"{expected.error or 'no error'!r} expected, {error or 'no error'!r} found")
+    for name, value in found.items():
+        wanted, got = getattr(expected.args, name), value.detach().cpu()
+        if (tuple(wanted.shape), wanted.dtype) != (tuple(got.shape), got.dtype):
+            found_one, plans_own = (f"{tuple(t.shape)} of {t.dtype}" for t in (got, wanted))
+            raise Differs(way, f"{name} is {found_one}; the plan's is {plans_own}")
+        if not torch.equal(canonical(wanted), canonical(got)):
+            raise Differs(way, str(mismatch(name, wanted.clone(), got.clone())))
+    after = operands_of(given if device == "cpu" else moved(given, "cpu"))
+    for name, value in operands_of(args).items():
+        if isinstance(value, torch.Tensor) and name not in plan.outputs:
+            differing = mismatch(name, value, after[name])
+            if differing:
+                raise Differs(way, f"an input was changed: {differing}")
+
+
+def _check_broken(plan: AnyPlan, plans: list[Plan[Any, Any]], args: Args, number: int) -> None:
+    """Every backend refuses a wrong argument with the same sentence, and writes nothing."""
+    ways = _BROKEN
+    names = [f.name for f in fields(args) if isinstance(getattr(args, f.name), torch.Tensor)]  # type: ignore[arg-type]
+    if not names:
+        return
+    name, how = names[number % len(names)], ways[number // len(names) % len(ways)]
+    broken = how(getattr(args, name))
+    if broken is None:
+        return
+    sentences = set()
+    for made in plans:
+        given = moved(args, "cpu")
+        before = moved(given, "cpu")
+        setattr(given, name, broken)
+        way = f"{made.backend}, {name} {how.__name__.strip('_').replace('_', ' ')}"
+        verdict = made.can_implement(given)
+        try:
+            made.run(Stream.current("cpu"), torch.empty(made.workspace_size(), dtype=torch.uint8), given)
+        except HoldfastError as refused:
+            sentences.add(f"{type(refused).__name__}: {refused}")
+            if str(refused) != verdict.reason and not verdict.reason == "":
+                raise Differs(way, f"run says {refused!s}; can_implement says {verdict.reason}") from None
+        else:
+            raise Differs(way, "it was not refused")
+        for other in fields(args):  # type: ignore[arg-type]
+            value = getattr(before, other.name)
+            if other.name != name and isinstance(value, torch.Tensor):
+                differing = mismatch(other.name, value, getattr(given, other.name))
+                if differing:
+                    raise Differs(way, f"something was written: {differing}")
+    if len(sentences) > 1:
+        raise Differs(f"{name} broken", f"backends refuse it in different words: {sorted(sentences)}")
+
+
+def _of_another_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex64)
+
+
+def _with_one_more_axis(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.unsqueeze(0).expand(2, *tensor.shape)
+
+
+def _as_a_list(tensor: torch.Tensor) -> Any:
+    return ["a", "list"]
+
+
+def _on_no_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
+def _sparse(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor.to_sparse() if tensor.dim() and tensor.dtype.is_floating_point else None
+
+
+#: How an argument is made wrong: each takes the tensor that was drawn.
+_BROKEN: tuple[Callable[[torch.Tensor], Any], ...] = (
+    _of_another_dtype,
+    _with_one_more_axis,
+    _as_a_list,
+    _on_no_device,
+    _sparse,
+)

@@ -1,0 +1,103 @@
+"""``holdfast fuzz``: the search on the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.registry import plans
+from holdfast.proof.conformance import plan_named
+from holdfast.proof.fuzz.check import Finding, check_problem
+from holdfast.proof.fuzz.problem import Drawn
+from holdfast.proof.fuzz.search import Report, search
+
+
+def fuzz(
+    plan: Annotated[
+        list[str] | None, typer.Option("--plan", metavar="NAME", help="Only this plan; may be repeated.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to search.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other problems.")] = 0,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default one for each processor.")
+    ] = None,
+    interpret: Annotated[
+        bool, typer.Option("--interpret", help="Run the GPU's kernels too, in Triton's interpreter: slow.")
+    ] = False,
+    problem: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Repeat this problem of one plan, and nothing else.")
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write counts and findings to FILE.")
+    ] = None,
+) -> None:
+    """Draw problems from the whole space of every plan; every way to run one must give the same bits."""
+    console = Console()
+    try:
+        names = [plan_named(name).__name__ for name in plan or []]
+        if problem is not None:
+            report = _repeat(names, problem, interpret)
+        else:
+            report = _search(console, names, seed, seconds, jobs or os.cpu_count() or 1, interpret)
+    except HoldfastError as error:
+        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from None
+    _show(console, report)
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _repeat(names: list[str], problem: str, interpret: bool) -> Report:
+    if len(names) != 1:
+        raise HoldfastError("--problem repeats a problem of one plan; give that plan with --plan.")
+    if interpret:
+        os.environ["TRITON_INTERPRET"] = "1"
+    kind, began = plans()[names[0]], time.monotonic()
+    found = check_problem(kind, Drawn.from_json(kind, problem), interpret=interpret)
+    return Report(0, time.monotonic() - began, {names[0]: 1}, [found] if found else [], interpret)
+
+
+def _search(
+    console: Console, names: list[str], seed: int, seconds: float, jobs: int, interpret: bool
+) -> Report:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as display:
+        task, began = display.add_task("starting", total=seconds), time.monotonic()
+
+        def progress(at: str, done: int) -> None:
+            display.update(task, completed=time.monotonic() - began, description=f"{done:,} problems, {at}")
+
+        return search(names, seed=seed, seconds=seconds, jobs=jobs, interpret=interpret, progress=progress)
+
+
+def _show(console: Console, report: Report) -> None:
+    failing: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        failing.setdefault(finding.plan, []).append(finding)
+    table = Table("plan", "problems", "result")
+    table.columns[1].justify = "right"
+    for name in sorted({*report.problems, *failing}):
+        bad = len(failing.get(name, ()))
+        result = f"[red]{bad} differ{'s' * (bad == 1)}[/]" if bad else "[green]equal[/]"
+        table.add_row(name, f"{report.problems.get(name, 0):,}", result)
+    console.print(table)
+    for finding in report.findings:
+        console.print(f"[red]differs[/] {escape(str(finding))}", soft_wrap=True, highlight=False)
+        console.print(escape(finding.command), soft_wrap=True, highlight=False)
+    verdict = "[green]every bit equal[/]" if report.passed else "[red]not equal[/]"
+    console.print(
+        f"{verdict}: {report.count:,} problems of {len(report.problems)} plans, seed {report.seed}, "
+        f"{report.seconds:.0f} s"
+    )

@@ -1,0 +1,136 @@
+"""Drawn problems, and their JSON form: one line that repeats one of them."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+
+from holdfast.core.draw import Draw, space_of
+from holdfast.core.dtypes import dtype_name, parse_dtype
+from holdfast.core.errors import HoldfastError, InvalidArgs, InvalidDescriptor
+from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.registry import plans
+from holdfast.proof.conformance import AnyPlan
+
+#: Problems that share what is compiled for them.
+THEME = 25
+#: Draws of one problem before a space is called empty: some draws are no valid descriptor.
+_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A problem, and what is done with it.
+
+    ``other`` has the same descriptor, but other layouts and values: the two take turns in one plan. ``limit``
+    is the share of the workspace that ``select`` is allowed. ``broken`` numbers a mistake in the args that
+    every backend must refuse.
+    """
+
+    problem: Any
+    other: Any
+    limit: float | None = None
+    broken: int | None = None
+
+    def to_json(self) -> str:
+        found: dict[str, Any] = {"problem": _encoded(self.problem)}
+        if self.other != self.problem:
+            pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
+            found["other"] = {n: _encode(v) for n, v in pairs if v != getattr(self.problem, n)}
+        for name in ("limit", "broken"):
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name)
+        return json.dumps(found)
+
+    @classmethod
+    def from_json(cls, plan: AnyPlan, text: str) -> Drawn:
+        """The problem that ``to_json`` wrote for ``plan``."""
+        try:
+            data = json.loads(text)
+            kind = _problem_type(plan.__name__)
+            problem = kind(**_values(kind, data.pop("problem")))
+            other = replace(problem, **_values(kind, data.pop("other", {})))
+            return cls(problem, other, **data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidArgs(
+                f"the problem is not one of {plan.__name__} ({type(error).__name__}: {error}); give what "
+                "`holdfast fuzz` printed, in single quotes."
+            ) from None
+
+
+def draw_problems(plan: AnyPlan, seed: int, budget: int) -> Iterator[Drawn]:
+    """The problems of ``plan`` for this seed, without an end; ``budget`` elements at most to a tensor."""
+    for theme in count():
+        for number in range(THEME):
+            yield draw_problem(plan, f"{plan.__name__}/{seed}/{theme}", number, budget)
+
+
+def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
+    """One problem of a theme: the first draw whose descriptor is valid."""
+    space = space_of(plan)
+    for again in range(_TRIES):
+        kinds = theme if again < 20 else f"{theme}~{again // 20}"  # some kinds fit no shape
+        draw = Draw(kinds, number + again * THEME, budget)
+        problem = space.draw(plan, draw)
+        try:
+            space.case(plan, problem).descriptor.validate()
+        except InvalidDescriptor:
+            continue
+        like = space.draw(plan, Draw(kinds, -1 - number - again * THEME, budget))
+        other = replace(
+            problem, name=f"{problem.name} other", **{name: getattr(like, name) for name in space.FREE}
+        )
+        limit = draw.one_of((0.0, 0.5, 0.99, 1.0)) if draw.chance(4) else None
+        return Drawn(problem, other, limit, draw.between(0, 999) if draw.chance(8) else None)
+    raise HoldfastError(f"{_TRIES} draws from the space of {plan.__name__} gave no valid descriptor.")
+
+
+@cache
+def _problem_type(name: str) -> type[Any]:
+    return type(draw_problem(plans()[name], "type", 0, 100).problem)
+
+
+def _encoded(problem: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults, in JSON."""
+    values = {f.name: getattr(problem, f.name) for f in fields(problem)}
+    return {f.name: _encode(values[f.name]) for f in fields(problem) if values[f.name] != f.default}
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Granularity):
+        return value.name
+    return [_encode(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _values(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {name: _decode(value, hints[name]) for name, value in data.items()}
+
+
+def _decode(value: Any, hint: Any) -> Any:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        items = typing.get_args(hint)
+        each = [items[0]] * len(value) if items[-1] is Ellipsis else items
+        return tuple(_decode(item, of) for item, of in zip(value, each, strict=True))
+    if hint is torch.dtype:
+        return parse_dtype(value)
+    if hint is Granularity:
+        return granularity_named(value)
+    return hint(value) if isinstance(hint, type) and issubclass(hint, Enum) else value

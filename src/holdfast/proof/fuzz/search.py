@@ -1,0 +1,176 @@
+"""The search: themes of every plan in turn, for as long as it is told, in one process or in several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from random import Random
+from typing import Any
+
+from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.registry import plans
+from holdfast.proof.conformance import gpu_way
+from holdfast.proof.fuzz.check import Finding, check_problem
+from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem
+from holdfast.proof.fuzz.shrink import shrink
+
+#: Elements that a tensor may have; fewer where every instruction is interpreted.
+BUDGET, INTERPRETED = 40_000, 2_000
+#: After this many findings of one plan the search leaves it alone.
+ENOUGH = 3
+
+#: Told of each problem: the plan, and how many are done in all.
+Progress = Callable[[str, int], None]
+
+
+@dataclass
+class Report:
+    """What a search did, and what it found."""
+
+    seed: int
+    seconds: float = 0.0
+    problems: dict[str, int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    interpreted: bool = False
+
+    @property
+    def count(self) -> int:
+        return sum(self.problems.values())
+
+    @property
+    def passed(self) -> bool:
+        return not self.findings
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "passed": self.passed,
+            "count": self.count,
+            "numerics_version": NUMERICS_VERSION,
+            **asdict(self),
+        }
+
+
+def fuzz_plan(
+    name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False, first_theme: int = 0
+) -> list[Finding]:
+    """So many problems of one plan, in this process; with ``interpret`` the GPU's kernels run interpreted."""
+    plan, found = plans()[name], []
+    budget = INTERPRETED if interpret else BUDGET
+    for number in range(problems):
+        theme = f"{name}/{seed}/{first_theme + number // THEME}"
+        drawn = draw_problem(plan, theme, number % THEME, budget)
+        finding = check_problem(plan, drawn, interpret=interpret)
+        if finding is not None:
+            found.append(shrink(drawn, finding, lambda d: check_problem(plan, d, interpret=interpret)))
+            if len(found) >= ENOUGH:
+                break
+    return found
+
+
+def search(
+    names: Sequence[str],
+    *,
+    seed: int,
+    seconds: float,
+    jobs: int,
+    interpret: bool,
+    progress: Progress = lambda plan, done: None,
+) -> Report:
+    """Problems of the plans called ``names``, or of all, for so many seconds, in ``jobs`` processes."""
+    began = time.monotonic()
+    report = Report(seed, interpreted=interpret)
+    chosen = sorted(names or plans())
+    if interpret:
+        os.environ["TRITON_INTERPRET"] = "1"
+    workers = [_Worker(chosen, seed, first, jobs, began + seconds, interpret) for first in range(jobs)]
+    found: dict[str, int] = dict.fromkeys(chosen, 0)
+    while workers:
+        for connection in wait([worker.connection for worker in workers]):
+            worker = next(worker for worker in workers if worker.connection is connection)
+            try:
+                what, *said = worker.connection.recv()
+            except EOFError:
+                workers.remove(worker)
+                crash = worker.died()
+                if crash is not None:
+                    report.findings.append(crash)
+                    workers.append(worker.next(began + seconds))
+                continue
+            if what == "begins":
+                worker.at = said[0], said[1], said[2]
+            elif what == "done":
+                report.problems[said[0]] = report.problems.get(said[0], 0) + 1
+                progress(said[0], report.count)
+            else:
+                report.findings.append(said[0])
+                found[said[0].plan] += 1
+    report.seconds = time.monotonic() - began
+    return report
+
+
+class _Worker:
+    """A process that searches every ``jobs``-th theme. It says what it begins, so that a crash has a name."""
+
+    def __init__(
+        self, names: list[str], seed: int, first: int, jobs: int, until: float, interpret: bool
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.given = names, seed, jobs, interpret
+        self.at: tuple[int, str, str] | None = None
+        self.connection, theirs = context.Pipe(duplex=False)
+        given = (theirs, names, seed, first, jobs, until - time.monotonic(), interpret)
+        self.process = context.Process(target=_work, args=given, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def died(self) -> Finding | None:
+        """The problem that killed the process, if one did."""
+        self.process.join()
+        if not self.process.exitcode or self.at is None:
+            return None
+        _, plan, problem = self.at
+        return Finding(plan, problem, "process", f"it ended with exit code {self.process.exitcode}")
+
+    def next(self, until: float) -> _Worker:
+        """Another process, which goes on after the theme that killed this one."""
+        names, seed, jobs, interpret = self.given
+        assert self.at is not None
+        return _Worker(names, seed, self.at[0] + jobs, jobs, until, interpret)
+
+
+def _work(
+    to: Connection, names: list[str], seed: int, first: int, jobs: int, seconds: float, interpret: bool
+) -> None:
+    until = time.monotonic() + seconds
+    budget = INTERPRETED if interpret and gpu_way() else BUDGET
+    left = dict.fromkeys(names, ENOUGH)
+    for theme in count(first, jobs):
+        for name in Random(f"{seed}/{theme}").sample(names, len(names)):
+            if not left[name]:
+                continue
+            for number in range(THEME):
+                if time.monotonic() > until:
+                    return
+                drawn = draw_problem(plans()[name], f"{name}/{seed}/{theme}", number, budget)
+                to.send(("begins", theme, name, drawn.to_json()))
+                finding = _checked(name, drawn, interpret)
+                to.send(("done", name))
+                if finding is not None:
+                    to.send(("found", finding))
+                    left[name] -= 1
+                    break
+        if not any(left.values()):
+            return
+
+
+def _checked(name: str, drawn: Drawn, interpret: bool) -> Finding | None:
+    plan = plans()[name]
+    finding = check_problem(plan, drawn, interpret=interpret)
+    if finding is None:
+        return None
+    return shrink(drawn, finding, lambda d: check_problem(plan, d, interpret=interpret))

@@ -1,0 +1,79 @@
+"""A smaller problem that fails as well: fields go back to their defaults, sizes go down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+from holdfast.core.errors import InvalidDescriptor
+from holdfast.proof.fuzz.check import Finding
+from holdfast.proof.fuzz.problem import Drawn
+
+#: How long a failing problem is made smaller, in seconds.
+LONGEST = 20.0
+
+
+def shrink(drawn: Drawn, found: Finding, check: Callable[[Drawn], Finding | None]) -> Finding:
+    """The finding of the smallest problem that was found to fail, whichever way it fails."""
+    until = time.monotonic() + LONGEST
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _simpler(drawn):
+            if time.monotonic() > until:
+                return found
+            again = _checked(candidate, check)
+            if again is not None:
+                drawn, found, smaller = candidate, again, True
+                break
+    return found
+
+
+def _checked(candidate: Drawn, check: Callable[[Drawn], Finding | None]) -> Finding | None:
+    """What ``check`` finds. A candidate that makes no sense is no smaller problem."""
+    try:
+        found = check(candidate)
+    except (InvalidDescriptor, ValueError, IndexError, ZeroDivisionError, AssertionError):
+        return None
+    return None if found is None or "InvalidDescriptor" in found.detail else found
+
+
+def _simpler(drawn: Drawn) -> Iterator[Drawn]:
+    if drawn.limit is not None:
+        yield replace(drawn, limit=None)
+    if drawn.broken is not None:
+        yield replace(drawn, broken=None)
+    if drawn.other != drawn.problem:
+        yield replace(drawn, other=drawn.problem)
+    for field in fields(drawn.problem):
+        value = getattr(drawn.problem, field.name)
+        if field.name == "name":
+            continue
+        if field.default is not MISSING and value != field.default:
+            yield _with(drawn, field.name, field.default)
+        for less in _less(value):
+            yield _with(drawn, field.name, less)
+
+
+def _with(drawn: Drawn, name: str, value: Any) -> Drawn:
+    """Both forms of the problem with this value, where they shared the old one."""
+    same = getattr(drawn.other, name) == getattr(drawn.problem, name)
+    other = replace(drawn.other, **{name: value}) if same else drawn.other
+    return replace(drawn, problem=replace(drawn.problem, **{name: value}), other=other)
+
+
+def _less(value: Any) -> Iterator[Any]:
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        yield from dict.fromkeys(less for less in (1, value // 2, value - 1) if 0 <= less < value)
+    elif isinstance(value, tuple):
+        for place, item in enumerate(value):
+            if isinstance(item, int) and not isinstance(item, bool) and len(value) > 1:
+                yield value[:place] + value[place + 1 :]
+            for less in _less(item):
+                yield (*value[:place], less, *value[place + 1 :])
+            if isinstance(item, str) and item != "contiguous":
+                yield (*value[:place], "contiguous", *value[place + 1 :])

@@ -1,0 +1,240 @@
+"""Drawn problems of every plan, on every backend; and that the search finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.cli import app
+from holdfast.core.case import GUARD, Layout, laid_out
+from holdfast.core.draw import Draw, space_of
+from holdfast.core.strided import overlaps_itself
+from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan
+from holdfast.proof.fuzz import check as checking
+from holdfast.proof.fuzz.search import BUDGET, search
+
+PLANS = sorted(hf.plans())
+#: Problems of each plan: on the CPU, and with the GPU's kernels in the interpreter.
+ON_CPU, INTERPRETED = 50, 4
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_drawn_problems_have_equal_bits_on_the_cpu(name: str) -> None:
+    assert fuzz_plan(name, seed=1, problems=ON_CPU) == []
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_drawn_problems_have_equal_bits_on_the_gpu(name: str) -> None:
+    assert fuzz_plan(name, seed=2, problems=INTERPRETED, interpret=True) == []
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_declares_its_space(name: str) -> None:
+    plan = hf.plans()[name]
+    space = space_of(plan)
+    for drawn in islice(draw_problems(plan, 3, 500), 40):
+        first, other = (space.case(plan, problem) for problem in (drawn.problem, drawn.other))
+        first.descriptor.validate()
+        assert type(first.descriptor) is plan.Descriptor
+        assert first.descriptor == other.descriptor
+        assert Drawn.from_json(plan, drawn.to_json()) == drawn
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_space_is_wide(name: str) -> None:
+    """Within a few thousand draws: every dtype of every field, both values of every switch, every layout."""
+    plan = hf.plans()[name]
+    draws = [drawn.problem for drawn in islice(draw_problems(plan, 4, 400), 0, 2500, 5)]
+    descriptors = [space_of(plan).case(plan, problem).descriptor for problem in draws]
+    for field in (f.name for f in fields(descriptors[0])):
+        values = {getattr(desc, field) for desc in descriptors}
+        kinds = {type(value) for value in values}
+        if kinds == {bool}:
+            assert values == {True, False}, field
+        if torch.dtype in kinds:
+            assert len(values) >= (2 if "index" in field or "offsets" in field else 4), field
+        if field == "shape":
+            assert any(0 in shape for shape in values) and any(1 in shape for shape in values)
+    text = "\n".join(str(problem) for problem in draws)
+    for part in ("step=2", "shift=1", "broadcast=", "gap=", "order="):
+        assert part in text
+    assert any(drawn.limit is not None for drawn in islice(draw_problems(plan, 4, 400), 50))
+    assert any(drawn.broken is not None for drawn in islice(draw_problems(plan, 4, 400), 50))
+
+
+@pytest.mark.parametrize("rank", range(9))
+def test_drawn_layouts_fit_any_shape(rank: int) -> None:
+    for number in range(60):
+        draw = Draw(f"layouts of rank {rank}, {number}", number, 300)
+        shape = draw.shape(rank, rank)
+        written, packed = (
+            draw.layout(written=True),
+            Layout.parse(draw.layout(packed=True).replace("contiguous", "")),
+        )
+        strides, _ = Layout.parse(written.replace("contiguous", "")).place(shape)
+        assert not overlaps_itself(shape, strides)
+        if rank and packed != Layout():
+            assert packed.place(shape)[0][-1] == 1
+        values = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape)
+        made = laid_out(values, written)
+        assert torch.equal(made, values)
+        around = made.as_strided((made.untyped_storage().nbytes() // 4,), (1,), 0)
+        assert around[:GUARD].isnan().all() and around[-GUARD:].isnan().all()
+
+
+def test_a_wrong_kernel_is_found_shrunk_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that is wrong in its last column, for rows of more than four, on more than one thread."""
+    plan: Any = hf.plans()["FakeQuantizePlan"]
+    right = plan.run
+
+    def run(self: Any, stream: Any, workspace: Any, args: Any) -> None:
+        right(self, stream, workspace, args)
+        if self.backend == "cpu" and torch.get_num_threads() > 1 and args.y.dim() and args.y.shape[-1] > 4:
+            args.y[..., -1] = 77.0
+
+    monkeypatch.setattr(plan, "run", run)
+    found = fuzz_plan("FakeQuantizePlan", problems=50)
+    assert found and "77.0" in found[0].detail and "on 2 threads" in found[0].way
+    smallest = Drawn.from_json(plan, found[0].problem)
+    assert max(smallest.problem.shape) == 5 and torch.Size(smallest.problem.shape).numel() == 5
+    assert smallest.problem.layouts == ("contiguous", "contiguous")
+    assert check_problem(plan, smallest) is not None
+    repeated = CliRunner().invoke(app, ["fuzz", "--plan", "FakeQuantize", "--problem", found[0].problem])
+    assert repeated.exit_code == 1 and "77.0" in repeated.output
+    monkeypatch.undo()
+    repeated = CliRunner().invoke(app, ["fuzz", "--plan", "FakeQuantize", "--problem", found[0].problem])
+    assert repeated.exit_code == 0 and "every bit equal: 1 problems" in repeated.output
+
+
+SPOILT: dict[str, Any] = {
+    "a byte beside the workspace": lambda self, ws, args: (
+        ws is not None and ws.as_strided((1,), (1,), ws.storage_offset() + ws.numel()).zero_()
+    ),
+    "an input": lambda self, ws, args: args.dout.zero_(),
+    "beside an input": lambda self, ws, args: args.grid.as_strided(
+        (1,), (1,), args.grid.storage_offset() - 1
+    ).zero_(),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_writing_where_nothing_may_be_written_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = hf.plans()["GridSampleBackwardPlan"]
+    right = plan.run
+
+    def run(self: Any, stream: Any, workspace: Any, args: Any) -> None:
+        right(self, stream, workspace, args)
+        if self.backend == "cpu" and args.dout.numel():
+            SPOILT[what](self, workspace, args)
+
+    monkeypatch.setattr(plan, "run", run)
+    monkeypatch.setattr("holdfast.proof.fuzz.search.shrink", lambda drawn, found, check: found)
+    assert fuzz_plan("GridSampleBackwardPlan", problems=40)
+
+
+def test_a_launch_remembered_for_other_strides_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = hf.plans()["DequantizePerTensorPlan"]
+    right, first = plan._recall, {}
+
+    def recall(self: Any, args: Any) -> Any:
+        admitted, addresses = right(self, args)
+        if admitted is not None:
+            first.setdefault(id(self), (self, admitted))
+        return first.get(id(self), (self, admitted))[1], addresses
+
+    monkeypatch.setattr(plan, "_recall", recall)
+    monkeypatch.setattr("holdfast.proof.fuzz.search.shrink", lambda drawn, found, check: found)
+    assert fuzz_plan("DequantizePerTensorPlan", problems=50)
+
+
+def test_a_public_function_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = hf.plans()["EmbeddingBackwardPlan"]
+    space = space_of(plan)
+    right = space.public
+
+    def public(*given: Any) -> Any:
+        found = right(*given)
+        return found and {name: tensor + 1 for name, tensor in found.items()}
+
+    monkeypatch.setattr(space, "public", public)
+    monkeypatch.setattr("holdfast.proof.fuzz.search.shrink", lambda drawn, found, check: found)
+    found = fuzz_plan("EmbeddingBackwardPlan", problems=30)
+    assert found and found[0].way == "public function on cpu"
+
+
+def test_an_argument_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = hf.plans()["LsqInitPlan"]
+    drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if drawn.broken is not None)
+    monkeypatch.setattr(checking, "_BROKEN", (lambda tensor: tensor.clone(),))
+    found = check_problem(plan, replace(drawn, broken=0))
+    assert found is not None and found.detail == "it was not refused"
+
+
+def test_a_search_in_processes_counts_and_ends() -> None:
+    told = []
+    report = search(
+        ["LsqInitPlan"], seed=5, seconds=6, jobs=2, interpret=False, progress=lambda *said: told.append(said)
+    )
+    assert report.passed and report.problems == {"LsqInitPlan": report.count}
+    assert report.count == len(told) > 0
+    assert json.loads(json.dumps(report.as_json()))["count"] == report.count
+
+
+def test_a_problem_that_kills_its_process_is_reported() -> None:
+    program = """
+import os
+import holdfast as hf
+from holdfast.proof.fuzz import search as searching
+def killed(name, drawn, interpret):
+    os._exit(11)
+searching._checked = killed
+if __name__ == "__main__":
+    report = searching.search(["LsqInitPlan"], seed=0, seconds=1, jobs=1, interpret=False)
+    print(report.findings[0].detail, report.findings[0].command)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", _as_file(program)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "exit code 11" in done.stdout and "holdfast fuzz --plan LsqInitPlan --problem" in done.stdout
+
+
+def _as_file(program: str) -> str:
+    """A program that runs ``program`` from a file, where a spawned process finds it again."""
+    return (
+        "import pathlib, runpy, sys, tempfile\n"
+        "path = pathlib.Path(tempfile.mkdtemp()) / 'killing.py'\n"
+        f"path.write_text({program!r})\n"
+        "sys.argv = [str(path)]\n"
+        "sys.path.insert(0, str(path.parent))\n"
+        "runpy.run_path(str(path), run_name='__main__')\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--plan", "LsqInitPlan", "--problem", "{"], "the problem is not one of LsqInitPlan"),
+        (["--plan", "LsqInitPlan", "--problem", '{"problem": {"colour": 1}}'], "the problem is not one of"),
+        (["--problem", "{}"], "--problem repeats a problem of one plan"),
+        (["--plan", "Nothing"], "there is no plan called 'Nothing'"),
+    ],
+)
+def test_bad_input_of_the_command_gets_a_sentence(given: list[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["fuzz", *given])
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.output.split())
+
+
+def test_the_budget_of_a_problem_is_kept() -> None:
+    plan = hf.plans()["QuantizePerTensorPlan"]
+    sizes = [torch.Size(d.problem.shape).numel() for d in islice(draw_problems(plan, 6, BUDGET), 200)]
+    assert max(sizes) <= BUDGET and max(sizes) > BUDGET // 20
