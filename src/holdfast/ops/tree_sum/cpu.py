@@ -24,7 +24,7 @@ from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.stream import Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
-from holdfast.ops.tree_sum.segments import BLOCK, LANES, Segments, blocks_of
+from holdfast.ops.tree_sum.segments import BLOCK, LANES, Segments, blocks_of, lanes_of
 
 #: The most segments of a job where they lie side by side, and the fewest for which it is worth it.
 COLUMNS, _FEW_COLUMNS = 1024, 16
@@ -58,7 +58,8 @@ def jobs_of(segments: Segments) -> Jobs:
     outer, inner = segments.outer, segments.inner
     side = outer.sizes[-1]
     side_by_side = side >= _FEW_COLUMNS and outer.strides[0][-1] == 1 and inner.strides[0][-1] != 1
-    taken = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, 1))
+    # A job's elements fit in a scratch run, and so do its lanes, which can be more: a power of two a segment.
+    taken = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, lanes_of(length)))
     groups = -(-side // taken) * (count // side) if side_by_side else -(-count // taken)
     table = np.zeros((len(outer.strides), 3), np.int64)
     for operand, steps in enumerate(inner.strides):
