@@ -19,7 +19,7 @@ from numba import types
 from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, compile_kernel, emit, jit, kernel, outlined, pointer, prefetch
-from holdfast.backends.threads import parallel
+from holdfast.backends.threads import parallel, scratch_of_thread
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides
@@ -47,6 +47,8 @@ from holdfast.ops.choose_scale.segments import Segments, segments
 #: Segments that are finished in one go, and the bytes between their extremes and what follows from them.
 MOST_SEGMENTS = 4096
 BLOCK_BYTES = MOST_SEGMENTS * 8 + 64
+#: Bytes of scratch: the extremes above and below, and the two results.
+_SCRATCH = 4 * BLOCK_BYTES
 #: Columns of a row within a segment: longer ones are cut.
 CHUNK = 8192
 #: Elements of a unit of work, about; and how many units are enough for any number of threads.
@@ -271,16 +273,17 @@ def keep(extremes, count, segment, piece, pieces, most):
 
 
 @kernel
-def _observe(first, last, walk, groups, over, within, pieces, results, kind, most, lowest, highest, floor):
+def _observe(
+    first, last, walk, groups, over, within, pieces, results, extremes, kind, most, lowest, highest, floor
+):
     """Units ``first`` to ``last`` of a walk: each a block of segments, or a piece of one.
 
     The columns run within the segments; or segments lie side by side, a column each, in ``groups`` of these.
+    ``extremes`` is the address of the scratch.
     """
     x, item, step, columns, columns_within, rows, block, steps = walk
     _, of_segment, segments = pieces
     both = results[2] != SYMMETRIC or lowest != -highest
-    memory = np.empty(4 * BLOCK_BYTES, np.uint8)
-    extremes = memory.ctypes.data
     above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
     across, chunks = (columns + block - 1) // block, (columns + CHUNK - 1) // CHUNK
     for unit in range(first, last):
@@ -319,12 +322,10 @@ def _observe(first, last, walk, groups, over, within, pieces, results, kind, mos
 
 
 @kernel
-def _join(first, last, over, pieces, results, kind, most, lowest, highest, floor):
+def _join(first, last, over, pieces, results, extremes, kind, most, lowest, highest, floor):
     """What is wanted of segments ``first`` to ``last``, each from its pieces."""
     address, of_segment, segments = pieces
     words = pointer(address, most)
-    memory = np.empty(4 * BLOCK_BYTES, np.uint8)
-    extremes = memory.ctypes.data
     above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
     for begin in range(first, last, MOST_SEGMENTS):
         count = min(MOST_SEGMENTS, last - begin)
@@ -370,8 +371,8 @@ def _compile(item: int) -> None:
     """Compile the kernels for elements of ``item`` bytes, by calls that do nothing."""
     loops, rule = np.ones((4, 1), np.int64), numbers(item, 0, 0)
     walk, pieces, results = (0, item, 1, 1, True, 1, 1, 1), (0, 1, 1), (0, 0, RANGE)
-    compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, FLOAT32, *rule)
-    compile_kernel(_join, 0, 0, loops, pieces, results, FLOAT32, *rule)
+    compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, 0, FLOAT32, *rule)
+    compile_kernel(_join, 0, 0, loops, pieces, results, 0, FLOAT32, *rule)
 
 
 def numbers(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
@@ -417,10 +418,11 @@ class Observer:
             pieces, results = (place, number, count), (at_first, at_second, wanted)
 
             def observe(begin: int, end: int) -> None:
-                _observe(begin, end, (at, *loops), groups, over, within, pieces, results, *tail)
+                scratch = scratch_of_thread(_SCRATCH)
+                _observe(begin, end, (at, *loops), groups, over, within, pieces, results, scratch, *tail)
 
             def join(begin: int, end: int) -> None:
-                _join(begin, end, over, pieces, results, *tail)
+                _join(begin, end, over, pieces, results, scratch_of_thread(_SCRATCH), *tail)
 
             parallel(observe, blocks * number, elements)
             if number > 1:

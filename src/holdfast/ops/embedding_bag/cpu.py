@@ -278,8 +278,7 @@ def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, outpu
 def _compile(entry: Any, compute: Float) -> None:
     """Compile a kernel for a compute type, by a launch of nothing."""
     like, table, runs = number(compute), table_of((1,), (1,)), scratch_of_thread(_SCRATCH)
-    memory = np.zeros(4, np.int32)
-    starts, rows = memory.ctypes.data, (0, like.itemsize, 1, 1)
+    starts, rows = runs, (0, like.itemsize, 1, 1)
     nothing: dict[Any, tuple[Any, ...]] = {
         max_bags: (0, 0, starts, starts, rows, 1, rows, 0, runs, like),
         divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, runs, like),
@@ -292,8 +291,7 @@ def _compile(entry: Any, compute: Float) -> None:
 
 @cache
 def _compile_finding() -> None:
-    memory, table = np.zeros(4, np.int32), table_of((1,), (1,))
-    starts = memory.ctypes.data
+    table, starts = table_of((1,), (1,)), scratch_of_thread(_SCRATCH)
     compile_kernel(check_offsets, (0, 8, 1, 0), 0)
     compile_kernel(
         find_bags, 0, 0, (0, 8, 0), table, (0, 8, 1, 0), 0, 0, 0, -1, starts, starts, starts, starts
