@@ -301,7 +301,8 @@ def test_bad_indices(value: int, backend: str) -> None:
     indices = indices_of(False)
     indices[17] = value
     weight = table()
-    with pytest.raises(IndexError, match=rf"position 17 .* is {value}; .* {ROWS} rows"):
+    shown = "2147483647 or more" if value > ROWS else value
+    with pytest.raises(IndexError, match=rf"position 17 .* is {shown}; .* {ROWS} rows"):
         run_plan(backend, weight, indices, OFFSETS)
     kept = indices.clone()
     kept[17] = 4  # the index becomes padding, and padding is what a bad index is like

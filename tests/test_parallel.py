@@ -14,10 +14,10 @@ import torch
 
 import holdfast as hf
 from holdfast.backends import threads
+from holdfast.backends.scratch import Runs, Scratch
 from holdfast.backends.threads import (
     WORTH_A_THREAD,
     parallel,
-    scratch_of_thread,
     shared_finely,
     threads_for,
 )
@@ -85,7 +85,7 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
         found: dict[int, int] = {}
 
         def part(first: int, last: int) -> None:
-            found[threading.get_ident()] = scratch_of_thread(1000)
+            found[threading.get_ident()] = Scratch("test", Runs(1, 1000)).of_thread()
             time.sleep(0.001)  # so that the other thread finds something to do
 
         while len(found) < 2:
@@ -99,10 +99,13 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
 
 
 def test_scratch_grows() -> None:
-    small = scratch_of_thread(10)
-    assert scratch_of_thread(5) == small
-    large = scratch_of_thread(2**26)
-    assert scratch_of_thread(2**20) == large
+    def address(size: int) -> int:
+        return Scratch("test", Runs(1, size)).of_thread()
+
+    small = address(10)
+    assert address(5) == small
+    large = address(2**26)
+    assert address(2**20) == large
 
 
 @pytest.mark.usefixtures("two_threads")

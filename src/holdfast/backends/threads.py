@@ -131,22 +131,6 @@ def _submit(work: Callable[[], None], threads: int) -> Future[None]:
         return _pool.submit(work)
 
 
-_scratch: dict[int, torch.Tensor] = {}
-
-
-def scratch_of_thread(size: int) -> int:
-    """The address of so many bytes that the calling thread alone uses, until it asks again.
-
-    They are kept: fresh memory costs a fault for each page. Python forgets what it kept for a thread of torch
-    whenever that is done with a part, so that they are found by the thread's own number.
-    """
-    thread = threading.get_ident()
-    memory = _scratch.get(thread)
-    if memory is None or memory.numel() < size:
-        memory = _scratch[thread] = torch.empty(size, dtype=torch.uint8, device="cpu")
-    return memory.data_ptr()
-
-
 def _without_threads() -> None:
     global _forked, _pool
     _forked = True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 
@@ -32,20 +35,73 @@ class Piece:
         return memory[begin : begin + self.count * self.dtype.itemsize].view(self.dtype)
 
 
+def step_of(size: int) -> int:
+    """Bytes from the beginning of a piece of ``size`` bytes to that of the next."""
+    return (-(-size // ALIGNMENT) + 1) * ALIGNMENT
+
+
 class Pieces:
-    """Pieces taken one after another; ``size`` is what a workspace must have for all of them."""
+    """Pieces taken one after another; ``size`` is what a workspace must have for all of them.
+
+    After each piece there are at least ALIGNMENT bytes that belong to none: no kernel may write to them.
+    """
 
     def __init__(self) -> None:
         self._end = 0
+        self._ranges: list[tuple[int, int]] = []
 
     def take(self, count: int, dtype: torch.dtype) -> Piece:
         piece = Piece(self._end, count, dtype)
-        self._end += -(-count * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        self._ranges.append((self._end, self._end + count * dtype.itemsize))
+        self._end += step_of(count * dtype.itemsize)
         return piece
+
+    def take_rows(self, rows: int, size: int) -> Piece:
+        """Take ``rows`` pieces of ``size`` bytes, ``step_of(size)`` bytes apart; the first is given back."""
+        first, *_ = (self.take(size, torch.uint8) for _ in range(rows))
+        return first
+
+    def take_again(self, times: int) -> None:
+        """Take all that was taken until now ``times`` times more, each time ``size`` bytes further on."""
+        once, size = list(self._ranges), self._end
+        for time in range(1, times + 1):
+            self._ranges += [(begin + time * size, end + time * size) for begin, end in once]
+        self._end += times * size
 
     @property
     def size(self) -> int:
-        return self._end + ALIGNMENT if self._end else 0
+        # The gap after the last piece makes up for a workspace that begins unaligned.
+        return self._end if any(end > begin for begin, end in self._ranges) else 0
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The first byte of each piece and one past its last, counted from the first aligned byte."""
+        return list(self._ranges)
+
+
+def strays(cuts: Sequence[Pieces], workspace: Workspace, filled: int) -> list[str]:
+    """What was written beside the pieces of a workspace that was full of the byte ``filled``, in words.
+
+    It was cut in one of the ``cuts`` after another. It may be larger than it need be: what lies after the
+    last piece counts as well.
+    """
+    if workspace.buffer is None:
+        return []
+    memory = workspace.buffer.view(-1).view(torch.uint8)
+    stray, first = (memory != filled).cpu(), first_address(workspace) - memory.data_ptr()
+    pieces = {piece for cut in cuts for piece in cut.ranges}
+    for begin, end in pieces:
+        stray[first + begin : first + end] = False
+    by_end = [(0, 0), *sorted(pieces, key=itemgetter(1))]
+    ends, by_piece = [end for _, end in by_end], dict[tuple[int, int], list[int]]()
+    for place in (stray.nonzero().flatten() - first).tolist():
+        before = by_end[max(bisect_right(ends, place) - 1, 0)]
+        by_piece.setdefault(before, []).append(place)
+    return [
+        f"piece {begin} to {end} of the workspace was overrun: {len(found)} bytes were written, the last "
+        f"{found[-1] + 1 - end} past its end"
+        for (begin, end), found in by_piece.items()
+    ]
 
 
 def first_address(workspace: Workspace) -> int:

@@ -21,6 +21,7 @@ from holdfast.core.contract import Direction, KernelSku, PlanPreference, Precisi
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
 from holdfast.core.latest import Latest, host_key
+from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.strided import overlaps_itself, span
 
@@ -64,6 +65,8 @@ class Kernel(Protocol[A_contra]):
     """One backend's implementation of a plan, made from a descriptor and a device."""
 
     workspace_size: int
+    #: How runs cut the workspace: one way, or several after another. No run writes beside the pieces.
+    cuts: tuple[Pieces, ...]
 
     def compile(self) -> None:
         """Compile the variant that contiguous tensors take."""
@@ -76,10 +79,16 @@ class DescribedKernel(Generic[D]):
     """What kernels have on any backend: a descriptor, a device, and no workspace unless they say so."""
 
     workspace_size = 0
+    cuts: tuple[Pieces, ...] = ()
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc
         self.device = device
+
+    def cut_workspace(self, *cuts: Pieces) -> None:
+        """Ask for a workspace that is cut in these ways."""
+        self.cuts = cuts
+        self.workspace_size = max(pieces.size for pieces in cuts)
 
     def compile(self) -> None:
         """Nothing, where there is no compiler."""

@@ -12,10 +12,12 @@ from typing import Any, cast
 import torch
 
 from holdfast.backends import interpreted
+from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
 from holdfast.core.case import Case, operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.pieces import strays
 from holdfast.core.plan import Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
@@ -23,6 +25,10 @@ from holdfast.proof.bits import memory, mismatch
 
 AnyPlan = type[Plan[Any, Any]]
 
+#: What workspaces are filled with: NaN in every floating dtype.
+WORKSPACE_FILL = 0xFF
+#: Bytes of the guard zone after a workspace.
+TAIL = 4096
 #: The numbers of threads that must not change a bit.
 THREADS = (1, 2, 8)
 
@@ -141,6 +147,14 @@ def around(make: Callable[[AnyPlan, Any, torch.device], Kernel[Any]]) -> Select:
     return select
 
 
+def guarded_workspace(size: int, device: str) -> Workspace:
+    """A workspace with a guard zone after its end, full of the bytes that no kernel may count on."""
+    workspace = Workspace.allocate(size + TAIL if size else 0, device)
+    if workspace.buffer is not None:
+        workspace.buffer.fill_(WORKSPACE_FILL)
+    return workspace
+
+
 def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str = "cpu") -> Args:
     """Run ``case`` on a copy of ``args``, and give the copy back, on the CPU."""
     stream = Stream.current(device)
@@ -149,10 +163,12 @@ def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str =
     verdict = made.can_implement(given)
     if not verdict:
         raise AssertionError(f"can_implement refuses the case: {verdict.reason}")
-    workspace = Workspace.allocate(made.workspace_size(), device)
-    if workspace.buffer is not None:
-        workspace.buffer.fill_(0xFF)  # NaN in every dtype: no kernel may count on what it finds there
-    made.run(stream, workspace, given)
+    workspace = guarded_workspace(made.workspace_size(), device)
+    with guarded() as guards:
+        made.run(stream, workspace, given)
+    overrun = [*guards.violations(), *strays(made.kernel.cuts, workspace, WORKSPACE_FILL)]
+    if overrun:
+        raise AssertionError("; ".join(overrun))
     return given if device == "cpu" else moved(given, "cpu")
 
 

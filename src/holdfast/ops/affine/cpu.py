@@ -27,7 +27,8 @@ from holdfast.backends.cpu import (
     prefetch,
     stream_and_prefetch,
 )
-from holdfast.backends.threads import parallel, scratch_of_thread
+from holdfast.backends.scratch import Runs, Scratch, step_of
+from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
@@ -50,8 +51,11 @@ from holdfast.ops.affine.plan import clamp_zero_point
 TILE = 8192
 #: Columns of a tile where some operand's columns are apart: a square touches few lines of every operand.
 _SQUARE = 64
-#: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
-_RUN = TILE * 8 + 192
+#: Bytes of a scratch run, and from one to the next: room for a tile of the widest type.
+_RUN_BYTES = TILE * 8
+_RUN = step_of(_RUN_BYTES)
+#: Bytes that ``unpack`` may write past the end of a run.
+_SPILL = 3
 
 #: Columns of a row that are worth a tile.
 _LONG_ROW = 2048
@@ -165,11 +169,18 @@ def launch(
     if streamed and in_place and space.rows * space.columns * compute.bits // 8 >= _STREAMED_FROM:
         table[0, _LAYOUT] = _STREAMED
 
+    scratch = _scratch_for(len(operands))
+
     def part(first: int, last: int) -> None:
-        walk = (cut.shape, table, scratch_of_thread((2 * len(operands) + 2) * _RUN))
-        entry(first, last, walk, cut.shared, *scalars)
+        entry(first, last, (cut.shape, table, scratch.of_thread()), cut.shared, *scalars)
 
     parallel(part, cut.tiles, space.rows * space.columns)
+
+
+@cache
+def _scratch_for(operands: int) -> Scratch:
+    """The scratch of a walk over so many operands."""
+    return Scratch("affine", Runs(2 * operands + 2, _RUN_BYTES, _SPILL))
 
 
 @cache

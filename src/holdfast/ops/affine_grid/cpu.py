@@ -15,7 +15,7 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address
+from holdfast.core.pieces import Pieces, first_address, step_of
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
@@ -34,8 +34,9 @@ from holdfast.ops.tree_sum import segments
 from holdfast.ops.tree_sum.segments import blocks_of
 
 LANES, BLOCK = segments.LANES, segments.BLOCK
-#: Bytes of a row of scratch: as many places as the tree sum has lanes, in the widest type.
-ROW = LANES * 8
+#: Bytes of a row of scratch, and from one to the next: as many places as the tree sum has lanes.
+_ROW_BYTES = LANES * 8
+ROW = step_of(_ROW_BYTES)
 # Rows of scratch: the coordinates along x, y and z, elements as they are stored, in the compute type, and as
 # they were, the elements of theta, and the lanes of the sums that make a row of dtheta.
 _RAW, _OWN, _OLD, _THETA, _LANES = 3, 4, 5, 6, 7
@@ -205,11 +206,10 @@ class _MapKernel(MapKernel[D]):
         self.along = pieces.take(sum(self.sizes), desc.compute.torch)
         self.units = self.count_units()
         self.slots = max(min(torch.get_num_threads(), self.units), 1)
-        self.row_bytes = ROWS * ROW
-        self.sum_count = self.count_sums()
-        self.sums = pieces.take(self.slots * self.sum_count, desc.compute.torch)
-        self.scratch = pieces.take(self.slots * self.row_bytes, torch.uint8)
-        self.workspace_size = pieces.size
+        sums = self.count_sums()
+        self.sums = [pieces.take(sums, desc.compute.torch) for _ in range(self.slots)]
+        self.scratch = [pieces.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]
+        self.cut_workspace(pieces)
 
     def count_units(self) -> int:
         raise NotImplementedError
@@ -218,11 +218,11 @@ class _MapKernel(MapKernel[D]):
         """The sums of blocks that a thread has to keep."""
         return 0
 
-    def measured(self, workspace: Workspace) -> tuple[int, int, int]:
-        """The addresses of the coordinates, which are made here, the sums, and the scratch."""
+    def measured(self, workspace: Workspace) -> tuple[int, int]:
+        """The address where pieces begin, and that of the coordinates, which are made here."""
         base = first_address(workspace)
         _measure(self.sizes, self.divisors, base + self.along.offset)
-        return base + self.along.offset, base + self.sums.offset, base + self.scratch.offset
+        return base, base + self.along.offset
 
     def share(self, first: int, last: int) -> tuple[int, int]:
         """The units of some slots."""
@@ -247,12 +247,12 @@ class AffineGrid(_MapKernel[AffineGridDescriptor]):
         def launch(
             stream: Stream, workspace: Workspace, args: AffineGridArgs, addresses: Sequence[int]
         ) -> None:
-            along, _, scratch = self.measured(workspace)
+            base, along = self.measured(workspace)
             theta = (_operand(args.theta, 1, compute), args.theta.stride(2))
             grid = _operand(args.grid, -1, compute)
 
             def work(first: int, last: int) -> None:
-                own = scratch + first * self.row_bytes
+                own = base + self.scratch[first].offset
                 _map(*self.share(first, last), self.sizes, desc.axes, theta, grid, table, along, own, like)
 
             parallel(work, self.slots, desc.batch * desc.places * desc.axes)
@@ -277,17 +277,17 @@ class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
         self.compile()
         like, walk = number(compute), loops(desc.output_size, args.dgrid.stride()[1:-1])
         table, accumulate = table_of(walk.sizes, walk.strides[0]), args.accumulate
-        blocks, item = blocks_of(desc.places), compute.bits // 8
+        blocks = blocks_of(desc.places)
 
         def launch(
             stream: Stream, workspace: Workspace, args: AffineGridBackwardArgs, addresses: Sequence[int]
         ) -> None:
-            along, sums, scratch = self.measured(workspace)
+            base, along = self.measured(workspace)
             dtheta = (_operand(args.dtheta, 1, compute), args.dtheta.stride(2))
             dgrid = _operand(args.dgrid, -1, compute)
 
             def work(first: int, last: int) -> None:
-                own_sums, own = sums + first * self.sum_count * item, scratch + first * self.row_bytes
+                own_sums, own = base + self.sums[first].offset, base + self.scratch[first].offset
                 _differentiate(
                     *self.share(first, last), self.sizes, desc.axes, dtheta, dgrid, table, blocks, accumulate,
                     along, own_sums, own, like,

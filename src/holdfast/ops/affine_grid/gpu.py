@@ -176,7 +176,7 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         while self.lengths[-1] > cut.BLOCK:
             self.lengths.append(blocks_of(self.lengths[-1]))
         self.sums = [pieces.take(self.elements * length, desc.compute.torch) for length in self.lengths]
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         dtheta, dgrid = _like(self.desc, "dtheta"), _like(self.desc, "dgrid")

@@ -19,7 +19,9 @@ from numba import types
 from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, compile_kernel, emit, jit, kernel, outlined, pointer, prefetch
+from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
+from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides
@@ -44,16 +46,18 @@ from holdfast.ops.choose_scale.plan import (
 )
 from holdfast.ops.choose_scale.segments import Segments, segments
 
-#: Segments that are finished in one go, and the bytes between their extremes and what follows from them.
+#: Segments that are finished in one go, and the bytes from one of their scratch runs to the next.
 MOST_SEGMENTS = 4096
-BLOCK_BYTES = MOST_SEGMENTS * 8 + 64
+BLOCK_BYTES = step_of(MOST_SEGMENTS * 8)
+#: The extremes above and below, and the two results.
+_SCRATCH = Scratch("choose_scale", Runs(4, MOST_SEGMENTS * 8))
 #: Columns of a row within a segment: longer ones are cut.
 CHUNK = 8192
 #: Elements of a unit of work, about; and how many units are enough for any number of threads.
 UNIT = 32768
 UNITS = 64
-#: The maxima of pieces begin in the workspace at a multiple of this many bytes.
-ALIGNMENT = 16
+#: The integers that have the bits of a float of so many bytes.
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # What is wanted of the extremes.
 RANGE, SYMMETRIC, AFFINE = 0, 1, 2
@@ -271,16 +275,17 @@ def keep(extremes, count, segment, piece, pieces, most):
 
 
 @kernel
-def _observe(first, last, walk, groups, over, within, pieces, results, kind, most, lowest, highest, floor):
+def _observe(
+    first, last, walk, groups, over, within, pieces, results, extremes, kind, most, lowest, highest, floor
+):
     """Units ``first`` to ``last`` of a walk: each a block of segments, or a piece of one.
 
     The columns run within the segments; or segments lie side by side, a column each, in ``groups`` of these.
+    ``extremes`` is the address of the scratch.
     """
     x, item, step, columns, columns_within, rows, block, steps = walk
     _, of_segment, segments = pieces
     both = results[2] != SYMMETRIC or lowest != -highest
-    memory = np.empty(4 * BLOCK_BYTES, np.uint8)
-    extremes = memory.ctypes.data
     above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
     across, chunks = (columns + block - 1) // block, (columns + CHUNK - 1) // CHUNK
     for unit in range(first, last):
@@ -319,12 +324,10 @@ def _observe(first, last, walk, groups, over, within, pieces, results, kind, mos
 
 
 @kernel
-def _join(first, last, over, pieces, results, kind, most, lowest, highest, floor):
+def _join(first, last, over, pieces, results, extremes, kind, most, lowest, highest, floor):
     """What is wanted of segments ``first`` to ``last``, each from its pieces."""
     address, of_segment, segments = pieces
     words = pointer(address, most)
-    memory = np.empty(4 * BLOCK_BYTES, np.uint8)
-    extremes = memory.ctypes.data
     above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
     for begin in range(first, last, MOST_SEGMENTS):
         count = min(MOST_SEGMENTS, last - begin)
@@ -370,8 +373,8 @@ def _compile(item: int) -> None:
     """Compile the kernels for elements of ``item`` bytes, by calls that do nothing."""
     loops, rule = np.ones((4, 1), np.int64), numbers(item, 0, 0)
     walk, pieces, results = (0, item, 1, 1, True, 1, 1, 1), (0, 1, 1), (0, 0, RANGE)
-    compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, FLOAT32, *rule)
-    compile_kernel(_join, 0, 0, loops, pieces, results, FLOAT32, *rule)
+    compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, 0, FLOAT32, *rule)
+    compile_kernel(_join, 0, 0, loops, pieces, results, 0, FLOAT32, *rule)
 
 
 def numbers(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
@@ -391,7 +394,8 @@ class Observer:
         if not desc.empty:
             self.most_pieces = cut(segments(desc.view, [contiguous_strides(desc.shape)], ())).pieces
         words = 2 * self.most_pieces * desc.view.scale_count if self.most_pieces > 1 else 0
-        self.workspace_size = words * self.item + (ALIGNMENT if words else 0)
+        self.pieces = Pieces()
+        self.maxima = self.pieces.take(words, _WORDS[self.item])
 
     def compile(self) -> None:
         _compile(self.item)
@@ -412,15 +416,15 @@ class Observer:
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             at_first, at_second, at = addresses
-            buffer = workspace.buffer
-            place = 0 if buffer is None else -(-buffer.data_ptr() // ALIGNMENT) * ALIGNMENT
+            place = first_address(workspace) + self.maxima.offset
             pieces, results = (place, number, count), (at_first, at_second, wanted)
 
             def observe(begin: int, end: int) -> None:
-                _observe(begin, end, (at, *loops), groups, over, within, pieces, results, *tail)
+                scratch = _SCRATCH.of_thread()
+                _observe(begin, end, (at, *loops), groups, over, within, pieces, results, scratch, *tail)
 
             def join(begin: int, end: int) -> None:
-                _join(begin, end, over, pieces, results, *tail)
+                _join(begin, end, over, pieces, results, _SCRATCH.of_thread(), *tail)
 
             parallel(observe, blocks * number, elements)
             if number > 1:
@@ -435,7 +439,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, RANGE, (0, 0))
-        self.workspace_size = self.observer.workspace_size
+        self.cut_workspace(self.observer.pieces)
 
     def compile(self) -> None:
         self.observer.compile()
@@ -451,7 +455,7 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
         super().__init__(desc, device)
         wanted = SYMMETRIC if desc.symmetric else AFFINE
         self.observer = Observer(desc, wanted, desc.ends(*desc.code_range))
-        self.workspace_size = self.observer.workspace_size
+        self.cut_workspace(self.observer.pieces)
 
     def compile(self) -> None:
         self.observer.compile()

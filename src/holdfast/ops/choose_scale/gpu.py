@@ -18,6 +18,7 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import prepare
+from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
@@ -46,8 +47,6 @@ STAGES = tl.constexpr(3)
 SEPARATE_COLUMNS = 512
 #: As many programs as fill the device a few times over; segments are cut into pieces until there are so many.
 PROGRAMS = 2048
-#: The maxima of pieces begin in the workspace at a multiple of this many bytes.
-ALIGNMENT = 16
 
 
 @triton.jit
@@ -342,8 +341,8 @@ class Observer:
             walk = segments(desc.view, [contiguous_strides(desc.shape)], ())
             self.most_pieces = _pieces(walk, tile_of(walk, self.tile))
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
-        self.bytes = words * self.word.itemsize
-        self.workspace_size = self.bytes + ALIGNMENT if words else 0
+        self.pieces = Pieces()
+        self.maxima = self.pieces.take(words, self.word)
 
     def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
         """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
@@ -412,14 +411,12 @@ class Observer:
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             first, second, x = addresses
-            assert workspace.buffer is not None
-            begin = workspace.buffer.data_ptr()
-            place = -(-begin // ALIGNMENT) * ALIGNMENT
+            place = first_address(workspace) + self.maxima.offset
             operands: Sequence[torch.Tensor] = ()
             pieces = []
             if interpreting:
                 operands = pointers(args.operands())
-                pieces = [workspace.buffer.view(torch.uint8)[place - begin :][: self.bytes].view(self.word)]
+                pieces = [self.maxima.tensor(workspace)]
             other = second or first
             observed(stream.handle, (*operands, *pieces), (first, other, x, place), ends)
             joining(stream.handle, (*operands[:2], *pieces), (first, other, place), ends)
@@ -452,7 +449,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, device, "range", (0, 0))
-        self.workspace_size = self.observer.workspace_size
+        self.cut_workspace(self.observer.pieces)
 
     def compile(self) -> None:
         made = {name: meta_tensor(*self.desc.expected(name)) for name in ("x", "low", "high")}
@@ -469,7 +466,7 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
         super().__init__(desc, device)
         ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, device, result_of(desc.symmetric, ends), ends)
-        self.workspace_size = self.observer.workspace_size
+        self.cut_workspace(self.observer.pieces)
 
     def compile(self) -> None:
         names = ("x", "scale") if self.desc.symmetric else ("x", "scale", "zero_point")

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
-from holdfast.backends.threads import parallel, scratch_of_thread
+from holdfast.backends.scratch import Runs, Scratch, step_of
+from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.plan import Launch
@@ -36,6 +37,7 @@ from holdfast.ops.segment_sum.cpu import (
     COLUMNS,
     LEVELS,
     PLAIN,
+    RUN_BYTES,
     TIMES,
     Ordering,
     add_up,
@@ -54,8 +56,8 @@ from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 CHUNK = indexed.CHUNK
 # Scratch runs: elements as they are stored, two rows in the compute type, what is best, where it was found.
 _RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
-_RUN = COLUMNS * 8 + 192
-_SCRATCH = _RUNS * _RUN
+_RUN = step_of(RUN_BYTES)
+_SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
 
 
 @jit
@@ -277,9 +279,8 @@ def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, outpu
 @cache
 def _compile(entry: Any, compute: Float) -> None:
     """Compile a kernel for a compute type, by a launch of nothing."""
-    like, table, runs = number(compute), table_of((1,), (1,)), scratch_of_thread(_SCRATCH)
-    memory = np.zeros(4, np.int32)
-    starts, rows = memory.ctypes.data, (0, like.itemsize, 1, 1)
+    like, table, runs = number(compute), table_of((1,), (1,)), _SCRATCH.of_thread()
+    starts, rows = runs, (0, like.itemsize, 1, 1)
     nothing: dict[Any, tuple[Any, ...]] = {
         max_bags: (0, 0, starts, starts, rows, 1, rows, 0, runs, like),
         divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, runs, like),
@@ -292,8 +293,7 @@ def _compile(entry: Any, compute: Float) -> None:
 
 @cache
 def _compile_finding() -> None:
-    memory, table = np.zeros(4, np.int32), table_of((1,), (1,))
-    starts = memory.ctypes.data
+    table, starts = table_of((1,), (1,)), _SCRATCH.of_thread()
     compile_kernel(check_offsets, (0, 8, 1, 0), 0)
     compile_kernel(
         find_bags, 0, 0, (0, 8, 0), table, (0, 8, 1, 0), 0, 0, 0, -1, starts, starts, starts, starts
@@ -378,7 +378,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         pieces = Pieces()
         self.bags = Bags(pieces, desc, by_index=False)
         self.weights = pieces.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         _compile_finding()
@@ -405,7 +405,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 def part(first: int, last: int) -> None:
                     max_bags(
                         first, last, found.starts, found.kept, weight, desc.columns, out, 0,
-                        scratch_of_thread(_SCRATCH), number(compute),
+                        _SCRATCH.of_thread(), number(compute),
                     )  # fmt: skip
 
                 parallel(part, desc.bags, desc.count * desc.columns)
@@ -437,7 +437,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             self.weights = pieces.take(desc.count, wide) if desc.per_sample_weights else None
             self.divided = pieces.take(elements, wide) if desc.mode == "mean" else None
             self.chosen = pieces.take(elements, torch.int32) if desc.mode == "max" else None
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         compute = self.desc.compute
@@ -494,7 +494,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
             def divide(first: int, last: int) -> None:
                 divide_rows(
-                    first, last, found.counts, dout, columns, divided, item, scratch_of_thread(_SCRATCH), like
+                    first, last, found.counts, dout, columns, divided, item, _SCRATCH.of_thread(), like
                 )
 
             parallel(divide, desc.bags, desc.bags * columns)
@@ -507,7 +507,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             def choose(first: int, last: int) -> None:
                 max_bags(
                     first, last, found.starts, found.kept, weight, columns, weight, chosen,
-                    scratch_of_thread(_SCRATCH), like,
+                    _SCRATCH.of_thread(), like,
                 )  # fmt: skip
 
             parallel(choose, desc.bags, elements)
@@ -526,7 +526,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         def part(first: int, last: int) -> None:
             weight_gradients(
                 first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
-                scratch_of_thread(_SCRATCH), number(compute),
+                _SCRATCH.of_thread(), number(compute),
             )  # fmt: skip
 
         parallel(part, desc.count, desc.count * desc.columns)

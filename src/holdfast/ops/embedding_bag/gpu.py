@@ -573,7 +573,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 pieces, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest, desc.mode == "mean",
                 SHORT,
             )  # fmt: skip
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         self.prepare(EmbeddingBagArgs(**described_operands(self.desc)))
@@ -660,7 +660,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             self.summing = Summing(
                 pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         described: dict[str, Any] = {**described_operands(self.desc)}

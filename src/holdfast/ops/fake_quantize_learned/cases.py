@@ -121,6 +121,12 @@ def _of_lengths() -> Iterator[Learned]:
     yield Learned(_sized(PerGroup(32), (9, 256), _BF16))
     yield Learned(_sized(PerGroup(128), (16, 256), zero_point="tensor"))
     yield Learned(_sized(PerGroup(32, axis=0), (64, 37)))
+    # Many segments to a job, and lanes that outnumber the elements by as much as they can.
+    yield Learned(_sized(PerToken(), (257, 33), _F64))
+    yield Learned(_sized(PerToken(), (131, 65), _F64, zero_point="floating own", accumulate=True))
+    yield Learned(_sized(PerChannel(0), (35, 129), _F64, zero_point="floating own"), SteKind.TANH)
+    yield Learned(_sized(PerGroup(3), (455, 9), _F64, zero_point="floating"))
+    yield Learned(_sized(PerToken(), (257, 33), _BF16, zero_point="floating"))
     yield Learned(odd(PerTensor, "rank 0"))
     yield Learned(odd(PerGroup, "groups of one", codes=_INT2))
     yield Learned(odd(PerGroup, "rank 8", real=_BF16))

@@ -218,7 +218,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
         learned = 1 if desc.zero_point_dtype is None else 2
-        self.workspace_size = trees.sums_of(count, length, desc.real.compute, learned)[1]
+        self.sums, cut = trees.sums_of(count, length, desc.real.compute, learned)
+        self.cut_workspace(cut)
 
     def compile(self) -> None:
         _compile(self.desc.ste, self.desc.real.compute)
@@ -254,6 +255,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
                 operands,
                 [*kinds, zero_point_kind(zero_point.dtype)],
                 (_DSCALE, _DZERO) if learns_zero else (_DSCALE,),
+                self.sums,
                 compute,
                 workspace,
                 factor=desc.grad_factor,

@@ -33,14 +33,13 @@ from holdfast.ops.tree_sum.gpu import (
     double_bits,
     further_levels,
     index_type,
+    most_sums,
     number,
     pieces_of,
     put_sums,
     rows_inside,
-    sums_of,
     tile_of,
     tile_place,
-    workspace_size,
 )
 from holdfast.ops.tree_sum.segments import blocks_of, segments
 
@@ -157,7 +156,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         self.trees = 1 if desc.zero_point_dtype is None else 2
         self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.workspace_size = workspace_size(desc.view, self.pieces, desc.real.compute, self.trees)
+        self.sums, cut = most_sums(desc.view, self.pieces, desc.real.compute, self.trees)
+        self.cut_workspace(cut)
 
     def compile(self) -> None:
         desc = self.desc
@@ -185,8 +185,9 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         found = segments(desc.view, tensors, shared)
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
-        sums, _ = sums_of(found.count, further, compute, self.trees)
-        first_sums: tuple[StepOperand, ...] = (sums[0][0], sums[0][-1]) if further else (_DSCALE, _DZERO)
+        first_sums: tuple[StepOperand, ...] = (
+            (self.sums[0][0], self.sums[0][-1]) if further else (_DSCALE, _DZERO)
+        )
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
         over, within = found.outer.strides, found.inner.strides
         steps = Steps(self.device, args)
@@ -215,7 +216,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             scalars=_scale_bits,
         )  # fmt: skip
         add_further(
-            steps, found, further, sums, (_DSCALE, _DZERO)[: self.trees], over[3:5],
+            steps, found, further, self.sums, (_DSCALE, _DZERO)[: self.trees], over[3:5],
             factor=desc.grad_factor, accumulate=args.accumulate,
         )  # fmt: skip
         return steps.launch

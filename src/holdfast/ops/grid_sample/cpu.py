@@ -60,6 +60,7 @@ from holdfast.ops.grid_sample.taps.cpu import (
     MODES,
     PADDINGS,
     ROW,
+    ROW_BYTES,
     find_taps,
     pixel_of,
     product_of,
@@ -385,7 +386,9 @@ class _SampleKernel(SampleKernel[D]):
         self.lanes = (0,) * self._lanes(threads)
         self.pieces = Pieces()
         self.take_pieces()
-        self.workspace_size = self.slots * self.pieces.size
+        self.slot_bytes = self.pieces.size
+        self.pieces.take_again(self.slots - 1)
+        self.cut_workspace(self.pieces)
 
     def rows_of_bundles(self) -> tuple[int, ...]:
         """How many rows each bundle has."""
@@ -408,7 +411,7 @@ class _SampleKernel(SampleKernel[D]):
         self.located = [
             self.pieces.take(entries, torch.int32),
             self.pieces.take(entries, compute),
-            self.pieces.take(_ROWS * ROW, torch.uint8),
+            self.pieces.take_rows(_ROWS, ROW_BYTES),
             self.pieces.take(lines, compute),
         ]
         # Each with a row before the first.
@@ -429,7 +432,7 @@ class _SampleKernel(SampleKernel[D]):
 
         def part(first: int, last: int) -> None:
             begin, end = (self.tasks * slot // self.slots for slot in (first, last))
-            work(begin, end, base + first * self.pieces.size)
+            work(begin, end, base + first * self.slot_bytes)
 
         parallel(part, self.slots, self.work)
 

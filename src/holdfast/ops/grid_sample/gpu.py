@@ -377,17 +377,18 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         # What is counted in 31 bits, for each image.
         counted = max(desc.samples * desc.corners, math.prod(size + 1 for size in desc.image_size))
         self.images = max(min(desc.batch, LIMIT // counted), 1)
-        while self.images > 1 and self.size_for(self.images) > self.most_workspace:
+        while self.images > 1 and self.pieces_for(self.images).size > self.most_workspace:
             self.images = -(-self.images // 2)
-        self.workspace_size = self.size_for(self.images)
+        rest = desc.batch % self.images
+        self.cut_workspace(*(self.pieces_for(images) for images in (rest, self.images) if images))
 
-    def size_for(self, images: int) -> int:
-        """The workspace that so many images need."""
+    def pieces_for(self, images: int) -> Pieces:
+        """The pieces that so many images need."""
         pieces = Pieces()
         if self.desc.needs_dinput:
             sorts = self.sums_for(pieces, images).order.sorts
             self.sorted_by = "torch.sort" if sorts else ""
-        return pieces.size
+        return pieces
 
     def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
         cells = math.prod(size + 1 for size in self.desc.image_size)

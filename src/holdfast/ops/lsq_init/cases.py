@@ -45,6 +45,10 @@ def _problems() -> Iterator[Problem]:
     yield _sized(PerToken(), (21, 300))
     yield _sized(PerGroup(32), (9, 256), _BF16)
     yield _sized(PerGroup(32, axis=0), (64, 37))
+    # Many segments to a job, and lanes that outnumber the elements.
+    yield _sized(PerChannel(0), (2000, 3), _F64)
+    yield _sized(PerToken(), (130, 33), _F64)
+    yield _sized(PerGroup(129), (7, 645), _F64)
     yield plain(PerGroup, name="special values", values="special")
     yield image(PerChannel, name="channels last", layouts=("channels last", "contiguous"), real=_F64)
     yield image(PerTensor, name="transposed", layouts=("transposed", "contiguous"))

@@ -89,7 +89,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
-        self.workspace_size = trees.sums_of(count, length, desc.real.compute, 1)[1]
+        self.sums, cut = trees.sums_of(count, length, desc.real.compute, 1)
+        self.cut_workspace(cut)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)
@@ -110,6 +111,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
                 (args.x, args.scale),
                 [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
                 (_SCALE,),
+                self.sums,
                 compute,
                 workspace,
                 factor=desc.factor,

@@ -19,13 +19,12 @@ from holdfast.ops.tree_sum.gpu import (
     double_bits,
     further_levels,
     index_type,
+    most_sums,
     pieces_of,
     put_sums,
     rows_inside,
-    sums_of,
     tile_of,
     tile_place,
-    workspace_size,
 )
 from holdfast.ops.tree_sum.segments import blocks_of, segments
 
@@ -68,7 +67,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.workspace_size = workspace_size(desc.view, self.pieces, desc.real.compute, 1)
+        self.sums, cut = most_sums(desc.view, self.pieces, desc.real.compute, 1)
+        self.cut_workspace(cut)
 
     def compile(self) -> None:
         compile_contiguous(self, LsqInitArgs)
@@ -78,8 +78,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
         found = segments(desc.view, (args.x,), (args.scale,))
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
-        sums, _ = sums_of(found.count, further, compute, 1)
-        written: StepOperand = sums[0][0] if further else _SCALE
+        written: StepOperand = self.sums[0][0] if further else _SCALE
         over, within = found.outer, found.inner
         steps = Steps(self.device, args)
         steps.add(
@@ -100,6 +99,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
             tile.warps,
         )  # fmt: skip
         add_further(
-            steps, found, further, sums, (_SCALE,), over.strides[1:], factor=desc.factor, floor=desc.floor
-        )
+            steps, found, further, self.sums, (_SCALE,), over.strides[1:],
+            factor=desc.factor, floor=desc.floor,
+        )  # fmt: skip
         return steps.launch

@@ -30,7 +30,8 @@ from holdfast.backends.cpu import (
     pointer,
     prefetch_line,
 )
-from holdfast.backends.threads import parallel, scratch_of_thread
+from holdfast.backends.scratch import Runs, Scratch, step_of
+from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
@@ -47,12 +48,13 @@ COLUMNS = 2048
 UNITS = 1024
 #: Levels of chunk sums: enough for as many terms as there can be.
 LEVELS = 7
-#: Bytes from one scratch run to the next: room for the widest type, and out of step with the cache's sets.
-_RUN = COLUMNS * 8 + 192
+#: Bytes of a scratch run, and from one to the next: room for the widest type.
+RUN_BYTES = COLUMNS * 8
+_RUN = step_of(RUN_BYTES)
 # Scratch runs: four terms in the compute type, elements as they are stored, the sum, the addresses of terms
 # that wait to be added, the levels.
 _RAW, _SUM, _HELD, _LEVEL = 4, 5, 6, 7
-_RUNS = _LEVEL + LEVELS
+_SCRATCH = Scratch("segment_sum", Runs(_LEVEL + LEVELS, RUN_BYTES))
 #: Elements of a vector, and vectors of a sum that registers hold together.
 _LANES, _VECTORS = 8, 8
 #: How many terms before it is added a term is asked for.
@@ -463,7 +465,7 @@ def add_up(
         def work(first: int, last: int) -> None:
             sum_segments(
                 first, last, order_of, dealing, source, factor, output, accumulate, int(by_count),
-                scratch_of_thread(_RUNS * _RUN), like,
+                _SCRATCH.of_thread(), like,
             )  # fmt: skip
 
         parallel(work, units * -(-columns // part), terms * columns)
@@ -492,7 +494,7 @@ def compile_for(compute: Float) -> None:
         output,
         False,
         0,
-        scratch_of_thread(_RUNS * _RUN),
+        _SCRATCH.of_thread(),
         like,
     )
 
@@ -505,7 +507,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         pieces = Pieces()
         self.starts = pieces.take(desc.rows + 2, torch.int32)
         self.places = pieces.take(desc.count, torch.int32)
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         compile_for(self.desc.compute)

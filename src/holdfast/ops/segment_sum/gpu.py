@@ -518,7 +518,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         self.summing = Summing(
             pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
-        self.workspace_size = pieces.size
+        self.cut_workspace(pieces)
 
     def compile(self) -> None:
         out, terms, indices = described_operands(self.desc).values()

@@ -18,18 +18,23 @@ import numpy as np
 import torch
 
 from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, pointer
-from holdfast.backends.threads import parallel, scratch_of_thread
+from holdfast.backends.scratch import Runs, Scratch, step_of
+from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.stream import Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
-from holdfast.ops.tree_sum.segments import BLOCK, LANES, Segments, blocks_of
+from holdfast.ops.tree_sum.segments import BLOCK, LANES, Segments, blocks_of, lanes_of
 
 #: The most segments of a job where they lie side by side, and the fewest for which it is worth it.
 COLUMNS, _FEW_COLUMNS = 1024, 16
-#: Bytes of a scratch run: room for a block of the widest type, and out of step with the cache's sets.
-RUN = BLOCK * 8 + 192
+#: Bytes of a scratch run, and from one to the next: room for a block of the widest type.
+_RUN_BYTES = BLOCK * 8
+RUN = step_of(_RUN_BYTES)
+#: The same of a run for one lane of segments that are side by side.
+_LANE_BYTES = COLUMNS * 8
+_LANE = step_of(_LANE_BYTES)
 
 # The columns of a table of operands.
 _ADDRESS, _KIND, _LAYOUT = 0, 1, 2
@@ -58,7 +63,8 @@ def jobs_of(segments: Segments) -> Jobs:
     outer, inner = segments.outer, segments.inner
     side = outer.sizes[-1]
     side_by_side = side >= _FEW_COLUMNS and outer.strides[0][-1] == 1 and inner.strides[0][-1] != 1
-    taken = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, 1))
+    # A job's elements fit in a scratch run, and so do its lanes, which can be more: a power of two a segment.
+    taken = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, lanes_of(length)))
     groups = -(-side // taken) * (count // side) if side_by_side else -(-count // taken)
     table = np.zeros((len(outer.strides), 3), np.int64)
     for operand, steps in enumerate(inner.strides):
@@ -73,10 +79,10 @@ def _loops(space: Space) -> np.ndarray[Any, Any]:
     return np.array([space.sizes, *space.strides], np.int64)
 
 
-def sums_of(count: int, length: int, compute: Float, trees: int) -> tuple[list[Piece], int]:
-    """Where the sums of the blocks of all segments are, for each tree; and the workspace that this takes."""
+def sums_of(count: int, length: int, compute: Float, trees: int) -> tuple[list[Piece], Pieces]:
+    """Where the sums of the blocks of all segments are, for each tree; and all of these pieces."""
     cut = Pieces()
-    return [cut.take(count * blocks_of(length), compute.torch) for _ in range(trees)], cut.size
+    return [cut.take(count * blocks_of(length), compute.torch) for _ in range(trees)], cut
 
 
 def launch(
@@ -85,6 +91,7 @@ def launch(
     operands: Sequence[torch.Tensor],
     kinds: Sequence[int],
     totals: Sequence[int],
+    sums: Sequence[Piece],
     compute: Float,
     workspace: Workspace,
     *,
@@ -95,7 +102,7 @@ def launch(
     """Run a first level over all jobs, and make totals of the sums that it leaves.
 
     ``first_level`` is given the first and last job, the walk over ``operands``, and where the sums of each
-    tree go. ``totals`` are the positions of the operands that take the totals of each.
+    tree go, which is in ``sums``. ``totals`` are the positions of the operands that take the totals of each.
     """
     jobs = jobs_of(segments)
     count, length, blocks, *_ = jobs.shape
@@ -103,18 +110,18 @@ def launch(
     table[:, _ADDRESS] = [operand.data_ptr() for operand in operands]
     table[:, _KIND] = kinds
     base = first_address(workspace)
-    sums = tuple(base + piece.offset for piece in sums_of(count, length, compute, len(totals))[0])
-    walk = jobs.shape, jobs.over, jobs.within, table
+    places = tuple(base + piece.offset for piece in sums)
+    walk, scratch = (jobs.shape, jobs.over, jobs.within, table), scratch_for(len(operands))
 
     def level(first: int, last: int) -> None:
-        first_level(first, last, (*walk, scratch_of_thread((2 * len(operands) + _SPARE) * RUN)), sums)
+        first_level(first, last, (*walk, scratch.of_thread()), places)
 
     number = np.float64 if compute.bits == 64 else np.float32
     numbers = number(factor), number(floor or 0.0)
 
     def total(first: int, last: int) -> None:
-        for operand, sums_of_tree in zip(totals, sums, strict=True):
-            with_scratch = (*walk, scratch_of_thread((2 * len(operands) + _SPARE) * RUN))
+        for operand, sums_of_tree in zip(totals, places, strict=True):
+            with_scratch = (*walk, scratch.of_thread())
             add_up(first, last, with_scratch, operand, sums_of_tree, *numbers, floor is not None, accumulate)
 
     parallel(level, jobs.number, count * length)
@@ -136,13 +143,21 @@ def compile_for(compute: Float) -> None:
 
 #: How often lanes are halved, and the sums of one lane itself.
 _LEVELS = LANES.bit_length()
-#: Scratch runs beside the two of each operand: those for the lanes of each of two trees, one for results, and
-#: two for what is spread. A tree has two for its lanes or, where segments are side by side, sums of lanes on
-#: each level of the tree.
-TREE = 3
+#: Scratch runs beside the two of each operand: two for the lanes of each of two trees, one for results, and
+#: two for what is spread. After these, where segments are side by side, each tree has a run of one lane for
+#: each level, and one for a new lane.
+TREE = 2
 RESULTS = 2 * TREE
 _SPREAD = RESULTS + 1
 _SPARE = _SPREAD + 2
+_LANE_RUNS = _LEVELS + 1
+
+
+@cache
+def scratch_for(operands: int) -> Scratch:
+    """The scratch of a walk over so many operands."""
+    return Scratch("tree_sum", Runs(2 * operands + _SPARE, _RUN_BYTES), Runs(2 * _LANE_RUNS, _LANE_BYTES))
+
 
 # A kernel's ``walk`` is (shape, over, within, table, address of the scratch). Each operand has two runs of
 # the scratch, one for its elements as they are stored and one for the compute type; the spare ones come after
@@ -415,7 +430,7 @@ def _put(walk, run, first, segments, begin, sums, like):
 @jit
 def lane_run(walk, tree, level):
     """Where the sums of 2**level lanes wait, one for each segment; after the last level, a new lane."""
-    return spare(walk, tree * TREE) + level * COLUMNS * 8
+    return spare(walk, _SPARE) + (tree * _LANE_RUNS + level) * _LANE
 
 
 @jit

@@ -241,18 +241,21 @@ def further_levels(length: int, pieces: int) -> list[tuple[int, int]]:
 
 def sums_of(
     count: int, further: Sequence[tuple[int, int]], compute: Float, trees: int
-) -> tuple[list[list[Piece]], int]:
-    """Where the sums that each further level adds are, for each tree; and the workspace that this takes."""
+) -> tuple[list[list[Piece]], Pieces]:
+    """Where the sums that each further level adds are, for each tree; and all of these pieces."""
     cut = Pieces()
     sums = [
         [cut.take(count * left * pieces, compute.torch) for _ in range(trees)] for left, pieces in further
     ]
-    return sums, cut.size
+    return sums, cut
 
 
-def workspace_size(view: ScaleView, pieces: int, compute: Float, trees: int) -> int:
-    """The bytes for ``trees`` trees over the elements of each scale, in so many pieces at most."""
-    return sums_of(view.scale_count, further_levels(segment_length(view), pieces), compute, trees)[1]
+def most_sums(view: ScaleView, pieces: int, compute: Float, trees: int) -> tuple[list[list[Piece]], Pieces]:
+    """``sums_of`` for ``trees`` trees over the elements of each scale, in so many pieces at most.
+
+    Sums in fewer pieces take the beginning of each.
+    """
+    return sums_of(view.scale_count, further_levels(segment_length(view), pieces), compute, trees)
 
 
 def add_further(

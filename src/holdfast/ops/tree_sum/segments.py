@@ -27,6 +27,11 @@ def blocks_of(length: int) -> int:
     return max(1, -(-length // BLOCK))
 
 
+def lanes_of(length: int) -> int:
+    """The lanes that the elements of a segment need within a block: a power of two."""
+    return 1 << (min(max(length, 1), LANES) - 1).bit_length()
+
+
 def levels(length: int) -> tuple[int, ...]:
     """How many sums each level of the tree leaves of a segment; the last leaves one."""
     counts = [blocks_of(length)]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.core.pieces import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
 from holdfast.ops.grid_sample.bundles.cpu import RUN, load_span
 from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
 
-#: Samples that are worked on at a time, and the bytes of one of their rows.
+#: Samples that are worked on at a time, the bytes of one of their rows, and from one row to the next.
 BLOCK = RUN
-ROW = BLOCK * 8
+ROW_BYTES = BLOCK * 8
+ROW = step_of(ROW_BYTES)
 
 MODES = {Mode.NEAREST: 0, Mode.BILINEAR: 1, Mode.BICUBIC: 2}
 PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}

@@ -1,0 +1,198 @@
+"""The scratch of CPU kernels: it belongs to the thread, and no run of it is overrun."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.backends.scratch import GAP, Runs, Scratch, guarded, overruns
+from holdfast.core.case import operands_of
+from holdfast.core.pieces import Pieces, first_address, strays
+from holdfast.ops.tree_sum import cpu as trees
+from holdfast.proof.bits import mismatch
+from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+
+PACKAGE = Path(hf.__file__).parent
+
+#: What makes an array, and so memory that Numba releases after the last use of its name.
+ALLOCATING = {"empty", "zeros", "ones", "full", "arange", "array", "empty_like", "zeros_like", "ones_like"}
+#: What makes a function part of compiled code.
+COMPILING = {"jit", "kernel", "njit", "overload"}
+
+
+def compiled_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            decorators = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
+            if any(isinstance(d, ast.Name) and d.id in COMPILING for d in decorators):
+                yield node
+
+
+def memory_taken(source: str) -> list[str]:
+    """Every address of an array, and every array that compiled code allocates."""
+    tree, found = ast.parse(source), []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "ctypes":
+            found.append(f"line {node.lineno}: the address of an array")
+    for function in compiled_functions(tree):
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = node.func.value
+                if isinstance(owner, ast.Name) and owner.id == "np" and node.func.attr in ALLOCATING:
+                    found.append(f"line {node.lineno}: {function.name} allocates")
+    return found
+
+
+def test_compiled_code_allocates_nothing() -> None:
+    found = {path: memory_taken(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert {path: taken for path, taken in found.items() if taken} == {}
+
+
+def test_the_check_sees_memory_that_is_taken() -> None:
+    source = "@kernel\ndef f(n):\n    memory = np.empty(n, np.uint8)\n    return memory.ctypes.data\n"
+    assert memory_taken(source) == ["line 4: the address of an array", "line 3: f allocates"]
+    inner = "@overload(g)\ndef f(n):\n    def h(n):\n        return np.zeros(n)\n    return h\n"
+    assert memory_taken(inner) == ["line 4: f allocates"]
+
+
+#: Freed memory is overwritten, given back to the system if it is large, and shared between threads.
+UNKIND = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_PERTURB_": "165"}
+
+PROGRAM = """
+import sys
+import holdfast as hf
+from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+
+for name in sys.argv[1:]:
+    plan = hf.plans()[name]
+    for case in cases_of(plan):
+        for difference in check(plan, case, Way("cpu", threads=2), *expected(plan, case), selected("cpu")):
+            sys.exit(str(difference))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the settings are those of glibc")
+def test_results_hold_where_freed_memory_does_not() -> None:
+    names = ["ChooseScalePlan", "DynamicQuantizePlan", "EmbeddingBagBackwardPlan", "LsqInitPlan"]
+    environment = {**os.environ, **UNKIND}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *names], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]:
+    """What the guards saw of a case on the CPU, and what differs from the reference."""
+    plan = hf.plans()[plan_name]
+    (case,) = (case for case in cases_of(plan) if case.name == case_name)
+    args, reference = expected(plan, case)
+    stream = hf.Stream.current("cpu")
+    made = selected("cpu")(plan, case, stream)
+    with guarded() as guards:
+        made.run(stream, hf.Workspace.allocate(made.workspace_size(), "cpu"), args)
+    different = [
+        name
+        for name, value in operands_of(reference).items()
+        if isinstance(value, torch.Tensor) and mismatch(name, value, operands_of(args)[name])
+    ]
+    return guards.violations(), different
+
+
+def test_no_run_of_scratch_is_overrun() -> None:
+    assert violations_of("LsqInitPlan", "per_token of 130x33, float64") == ([], [])
+    assert violations_of("LsqInitPlan", "per_channel:1 of 4099x40, float32") == ([], [])
+
+
+def test_lanes_that_outgrow_their_run_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many segments to a job as their elements allow, though their lanes are more."""
+    monkeypatch.setattr(trees, "lanes_of", lambda length: 1)
+    trees.jobs_of.cache_clear()
+    try:
+        seen, different = violations_of("LsqInitPlan", "per_token of 130x33, float64")
+    finally:
+        trees.jobs_of.cache_clear()
+    assert different == ["scale"]
+    assert seen == ["tree_sum: scratch run 4 of 31, which has 32768 bytes, was overrun by at least 192"]
+
+
+def test_an_overrun_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are declared half as large, and lie as far apart as ever: nothing is overwritten."""
+    halves = [replace(runs, spill=-runs.size // 2) for runs in trees.scratch_for(2).runs]
+    monkeypatch.setattr(trees, "scratch_for", lambda operands: Scratch("halved", *halves))
+    seen, different = violations_of("LsqInitPlan", "per_token of 130x33, float64")
+    assert different == []
+    assert any("halved: scratch run 4 of 31, which has 16384 bytes, was overrun by" in one for one in seen)
+
+
+def test_the_end_of_scratch_is_guarded() -> None:
+    kept = Scratch("three", Runs(2, 100), Runs(1, 50, spill=3))
+    memory = torch.full((kept.size + 4096,), 0xFF, dtype=torch.uint8)
+    end = 2 * (100 + GAP)
+    for place in (0, 99, 100 + GAP, end + 52):
+        memory[place] = 0
+    assert overruns(kept, memory) == []
+    memory[100 + GAP + 100] = memory[end + 53] = memory[end + 50 + GAP + 7] = 0
+    assert overruns(kept, memory) == [
+        "three: scratch run 1 of 3, which has 100 bytes, was overrun by 1",
+        "three: scratch run 2 of 3, which has 53 bytes, was overrun by 1",
+        "three: the end of the scratch was overrun by 8",
+    ]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 255])
+def test_writes_beside_the_pieces_of_a_workspace_are_seen(shift: int) -> None:
+    cut = Pieces()
+    pieces = [cut.take(64, torch.float32), cut.take(0, torch.float32), cut.take(3, torch.int32)]
+    assert cut.ranges == [(0, 256), (512, 512), (768, 780)]
+    workspace = hf.Workspace(torch.full((cut.size + shift + 300,), 0xA5, dtype=torch.uint8)[shift:])
+    for piece in pieces:
+        piece.tensor(workspace).zero_()
+    assert strays([cut], workspace, 0xA5) == []
+    assert workspace.buffer is not None
+    first = first_address(workspace) - workspace.buffer.data_ptr()
+    for place in (256, 257, 512, 780, 1030):
+        workspace.buffer[first + place] = 0
+    assert strays([cut], workspace, 0xA5) == [
+        f"piece {piece} of the workspace was overrun: {written} bytes were written, the last {past} past its "
+        "end"
+        for piece, written, past in (("0 to 256", 2, 2), ("512 to 512", 1, 1), ("768 to 780", 2, 251))
+    ]
+
+
+def test_pieces_that_are_taken_again_have_gaps_too() -> None:
+    cut = Pieces()
+    cut.take_rows(2, 300)
+    cut.take_again(1)
+    assert cut.ranges == [(0, 300), (768, 1068), (1536, 1836), (2304, 2604)]
+    assert cut.size == 3072
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
+    for plan in hf.plans().values():
+        for case in cases_of(plan):
+            kernel = plan._kernel(backend, case.descriptor, torch.device("cpu"))
+            assert kernel.workspace_size == max((cut.size for cut in kernel.cuts), default=0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of each piece is said to be all of it: the result is right, and the run is found out."""
+    plan = hf.plans()["SegmentSumPlan"]
+    case = cases_of(plan)[0]
+    args, reference = expected(plan, case)
+    way = Way(backend, times=1)
+    assert check(plan, case, way, args, reference, selected(backend)) == []
+    halved = property(lambda cut: [(begin, (begin + end) // 2) for begin, end in cut._ranges])
+    monkeypatch.setattr(Pieces, "ranges", halved)
+    (difference,) = check(plan, case, way, args, reference, selected(backend))
+    assert "was overrun" in difference.detail
