@@ -2,7 +2,8 @@
 
 The reference says what is right. A plan of each other backend runs the problem and its other form in turn, on
 1, 2 and 8 threads, so that what it remembers of earlier runs is used for tensors with other strides and other
-addresses. Every operand, output and workspace lies between guard zones; outputs and workspaces are poisoned.
+addresses. Every operand, output and workspace lies between guard zones, and so does every run of scratch and
+every piece of a workspace; outputs, scratch and workspaces are poisoned.
 The public function, with its gradients, must give the same bits. What is wrong must be refused with the same
 sentence everywhere, and leave no trace.
 """
@@ -16,16 +17,18 @@ from typing import Any
 
 import torch
 
+from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
 from holdfast.core.case import Case, operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.deferred import check_errors
 from holdfast.core.draw import Space, space_of
 from holdfast.core.errors import HoldfastError, Unsupported
+from holdfast.core.pieces import strays
 from holdfast.core.plan import Args, Plan
-from holdfast.core.stream import Stream
+from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.proof.bits import canonical, mismatch
-from holdfast.proof.conformance import THREADS, AnyPlan, gpu_way, moved
+from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, AnyPlan, gpu_way, moved
 from holdfast.proof.fuzz.problem import Drawn
 
 #: Bytes around a workspace that nobody may write to, and what they hold.
@@ -133,12 +136,12 @@ def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Ou
     memory = torch.empty(size + 2 * _GUARD + 8, dtype=torch.uint8, device=device)
     begin = _GUARD + size % 8  # any address will do
     workspace, zones = memory[begin : begin + size], (memory[:begin], memory[begin + size :])
-    workspace.fill_(0xFF)  # NaN in every dtype
+    workspace.fill_(WORKSPACE_FILL)
     for zone in zones:
         zone.fill_(_PATTERN)
     error = ""
     try:
-        with _threads(threads):
+        with _threads(threads), guarded() as guards:
             made.run(Stream.current(device), workspace if size else None, given)
         check_errors()
     except HoldfastError as refused:
@@ -147,6 +150,10 @@ def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Ou
         touched = int((zone != _PATTERN).sum())
         if touched:
             raise Differs(made.backend, f"{touched} bytes {name} the workspace were written")
+    used = Workspace(workspace) if size else NO_WORKSPACE
+    overrun = [*guards.violations(), *strays(made.kernel.cuts, used, WORKSPACE_FILL)]
+    if overrun:
+        raise Differs(made.backend, "; ".join(overrun))
     return _Outcome(given if device == "cpu" else moved(given, "cpu"), error)
 
 
