@@ -25,7 +25,7 @@ from torch.utils import checkpoint
 #: What a call used: a scale, and a zero point if there is one.
 Used = tuple[torch.Tensor, torch.Tensor | None]
 
-_FILE = checkpoint.__file__
+_FILE, _bindings = checkpoint.__file__, torch._C
 
 #: The functions that run the first pass, by qualified name: reentrant, and not.
 _REENTRANT_FIRST, _FIRST = "CheckpointFunction.forward", "checkpoint"
@@ -104,7 +104,7 @@ _OUTSIDE = -1
 
 def _backward_pass() -> int:
     """The number of the backward pass that this thread is in."""
-    current = getattr(torch._C, "_current_graph_task_id", None)
+    current = getattr(_bindings, "_current_graph_task_id", None)
     return _OUTSIDE if current is None else int(current())
 
 
