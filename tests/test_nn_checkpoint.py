@@ -320,3 +320,25 @@ def test_a_compiled_module_in_a_checkpoint(name: str, kind: Run) -> None:
         return inputs
 
     compared(name, step, kind)
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["ema", "learned", "per batch"])
+def test_a_checkpoint_in_a_compiled_function(name: str, kind: Run) -> None:
+    torch._dynamo.reset()
+
+    def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:
+        @torch.compile(backend="aot_eager")
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            return run(model, x).sum()
+
+        for seed in range(3):
+            model.zero_grad()
+            x = batch(seed)
+            (model(x).sum() if run is plainly else compiled(x)).backward()
+        return [x]
+
+    compared(name, step, kind)

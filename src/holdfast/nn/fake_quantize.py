@@ -349,6 +349,9 @@ class FakeQuantize(torch.nn.Module):
                 )
             ]  # fmt: skip
         if torch.compiler.is_compiling():
+            # A write that torch sees. It keeps torch from making one graph of a checkpoint around this call:
+            # there the second run would begin with the state that the first one left.
+            self._changed = True
             blended, used = settle(self._handle, state, blended)
         else:
             used = [blended[0], *blended[2:3]] if not self.symmetric else blended[:1]
@@ -559,7 +562,7 @@ class FakeQuantize(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, is of the default group: a group of processes cannot be copied."""
-        own = ("_handle", "_key", "_shards")
+        own = ("_handle", "_key", "_shards", "_changed")
         kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "process_group": None}
 
