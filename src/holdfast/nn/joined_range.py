@@ -1,11 +1,13 @@
-"""The range of a batch that is spread over several processes.
+"""What the processes that share a batch make of it together.
 
 The magnitudes of a range are compared as the integers that their bits are, where NaN is above all: so a
-maximum over integers, which every communication library gets right, joins ranges in every bit.
+maximum over integers, which every communication library gets right, joins ranges in every bit. A process
+whose part of the batch is empty adds nothing; ``told`` says whether any process had more than that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,17 +24,35 @@ def processes(group: Group) -> int:
     return distributed.get_world_size(group)
 
 
-def joined_range(low: torch.Tensor, high: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """The range over all processes, from each one's own; NaN where one of them is."""
-    whole = torch.int64 if low.dtype == torch.float64 else torch.int32
-    magnitudes = torch.stack([low, high]).view(whole) & torch.iinfo(whole).max
+def joined_range(
+    low: torch.Tensor, high: torch.Tensor, tells: bool, group: Group
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The range over all processes, from each one's own; NaN where one of them is. And ``told``."""
+    magnitudes = _bits(torch.stack([low, high]))
+    magnitudes = magnitudes & torch.iinfo(magnitudes.dtype).max
+    if not tells:
+        magnitudes = torch.full_like(magnitudes, -1)  # below every magnitude
     distributed.all_reduce(magnitudes, distributed.ReduceOp.MAX, group)
-    below, above = magnitudes.view(low.dtype).unbind()
-    return 0.0 - below, above
+    below, above = magnitudes.clamp_min(0).view(low.dtype).unbind()
+    return 0.0 - below, above, (magnitudes >= 0).all()
 
 
-def first_of(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """What the first process of the group has, everywhere."""
-    everywhere = tensor.contiguous()
-    distributed.broadcast(everywhere, group=group, group_src=0)
-    return everywhere
+def first_of(
+    tensors: Sequence[torch.Tensor], tells: bool, group: Group
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What the first process of the group that has a batch has, everywhere. And ``told``."""
+    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    first = torch.full((), rank if tells else size, dtype=torch.int64, device=tensors[0].device)
+    distributed.all_reduce(first, distributed.ReduceOp.MIN, group)
+    everywhere = []
+    for tensor in tensors:
+        # A sum with zeros is exact where the terms are integers.
+        bits = torch.where(first == rank, _bits(tensor), 0)
+        distributed.all_reduce(bits, distributed.ReduceOp.SUM, group)
+        everywhere.append(bits.view(tensor.dtype))
+    return everywhere, first < size
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A float32, float64 or int32 tensor as integers of the same width."""
+    return tensor.contiguous().view(torch.int64 if tensor.element_size() == 8 else torch.int32)

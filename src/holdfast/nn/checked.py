@@ -1,0 +1,157 @@
+"""What a module is given, checked: arguments of the constructor, and what a state_dict holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from holdfast.core.descriptor import whole_numbers
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, PerChannel, PerTensor
+
+Name = TypeVar("Name", bound=str)
+
+_INT32 = torch.iinfo(torch.int32)
+
+
+def checked_name(argument: str, given: Any, kind: type[Name]) -> Name:
+    """A member of the enumeration ``kind``."""
+    try:
+        return kind(given)
+    except ValueError:
+        accepted = ", ".join(repr(str(known)) for known in kind)  # type: ignore[attr-defined]
+        raise InvalidArgs(f"{argument} is {given!r}; accepted are {accepted}.") from None
+
+
+def checked_weight(momentum: Any) -> float:
+    if not isinstance(momentum, (int, float)) or isinstance(momentum, bool) or not 0 < momentum <= 1:
+        raise InvalidArgs(
+            f"momentum is {momentum!r}; it is the weight of a new batch, above 0 and at most 1, such as 0.1."
+        )
+    return float(momentum)
+
+
+def checked_device(device: Any) -> torch.device | None:
+    if device is None:
+        return None
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidArgs(
+            f"device is {device!r}; it must be a device of torch, such as 'cpu' or 'cuda:0', or None."
+        ) from None
+
+
+def checked_group(group: Any) -> Any:
+    if group is None or not distributed.is_available() or group is distributed.GroupMember.NON_GROUP_MEMBER:
+        return group
+    if not isinstance(group, distributed.ProcessGroup):
+        raise InvalidArgs(
+            f"process_group is a {type(group).__name__}; it must be what torch.distributed.new_group "
+            "returns, or None for all processes. A DeviceMesh has get_group()."
+        )
+    return group
+
+
+def checked_shape(shape: Any, granularity: Granularity) -> tuple[int, ...] | None:
+    """The shape of the scales, if it is given."""
+    if shape is None:
+        return None
+    checked = whole_numbers("scale_shape", shape, (64,))
+    accepted = "sizes of at least 0"
+    good = all(size >= 0 for size in checked)
+    if isinstance(granularity, PerTensor):
+        good, accepted = checked in ((), (1,)), "() or (1,): there is one scale for the whole tensor"
+    elif isinstance(granularity, PerChannel):
+        good, accepted = good and len(checked) == 1, "one size, such as (64,): the number of channels"
+    if not good:
+        raise InvalidArgs(f"scale_shape is {checked}; for {granularity} accepted are {accepted}.")
+    return checked
+
+
+def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A tensor of one's own from what the caller gave; a scale is float32 unless it is float64."""
+    if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
+        raise InvalidArgs(f"{name} is a {type(value).__name__}; it must be a number or a tensor.")
+    try:
+        made = torch.as_tensor(value)
+    except (OverflowError, ValueError, RuntimeError):
+        raise InvalidArgs(f"{name} is an integer of more than 64 bits; at most 64 fit.") from None
+    if made.dtype == torch.bool or made.is_complex():
+        raise InvalidArgs(f"{name} is {made.dtype}; it must be of real numbers.")
+    if dtype is None:
+        wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+    if not dtype.is_floating_point and made.is_floating_point():
+        raise InvalidArgs(f"{name} is {made.dtype}; in mode fixed it is an integer.")
+    if (
+        dtype == torch.int32
+        and _readable(made)
+        and not bool(((made >= _INT32.min) & (made <= _INT32.max)).all())
+    ):
+        raise InvalidArgs(f"{name} is {made.tolist()}; it must fit 32 bits.")
+    return made.detach().to(device=device, dtype=dtype, copy=True)
+
+
+def checked_scale(scale: torch.Tensor) -> torch.Tensor:
+    """A scale that was given; one that is on the host is looked at."""
+    if _readable(scale) and not bool(((scale > 0) & scale.isfinite()).all()):
+        raise InvalidArgs(f"scale is {scale.tolist()}; a scale must be positive and finite.")
+    return scale
+
+
+def checked_zero_point(zero_point: torch.Tensor) -> torch.Tensor:
+    """A zero point to learn from; one that is on the host is looked at."""
+    if _readable(zero_point) and not bool(zero_point.isfinite().all()):
+        raise InvalidArgs(f"zero_point is {zero_point.tolist()}; it must be finite.")
+    return zero_point
+
+
+def checked_switches(state: Any, key: str = "_extra_state") -> tuple[bool, bool, bool]:
+    """frozen, observes and quantizes, from what ``get_extra_state`` gave."""
+    good = isinstance(state, torch.Tensor) and state.device.type != "meta" and tuple(state.shape) == (3,)
+    switches = state.tolist() if good else None
+    if switches is None or any(switch not in (0, 1) for switch in switches):
+        shown = f"{state.dtype} of shape {tuple(state.shape)}" if isinstance(state, torch.Tensor) else state
+        raise InvalidArgs(
+            f"{key} is {shown if switches is None else switches!r}; it must be a tensor of three zeros or "
+            "ones (frozen, observes, quantizes), as state_dict() of a FakeQuantize holds it. Nothing was "
+            "loaded into this module."
+        )
+    frozen, observes, quantizes = map(bool, switches)
+    return frozen, observes, quantizes
+
+
+def check_loaded(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_be_unset: bool) -> None:
+    """Raise where a state_dict holds what no FakeQuantize has saved; what is on the host is looked at."""
+
+    def refuse(name: str, shown: Any, accepted: str) -> None:
+        raise InvalidArgs(
+            f"{prefix}{name} is {shown}; it must be {accepted}. Nothing was loaded into this module."
+        )
+
+    for name in ("scale", "low", "zero_point", "rejected_batches"):
+        value = state_dict.get(f"{prefix}{name}")
+        if not isinstance(value, torch.Tensor):
+            continue  # missing, or torch says what is wrong
+        floats = name in ("scale", "low") or (learned and name == "zero_point")
+        if floats != value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+            refuse(name, value.dtype, "of floating point numbers" if floats else "of integers")
+        if not _readable(value):
+            continue
+        if name == "scale" and not learned:  # an optimizer may have taken a learned one anywhere
+            good = (value > 0) & value.isfinite()
+            if not bool((good | value.isnan() if may_be_unset else good).all()):
+                refuse(name, value.tolist(), "positive and finite")
+        if name == "rejected_batches" and (value.numel() != 1 or int(value) < 0):
+            refuse(name, value.tolist(), "a count, of at least 0")
+    if f"{prefix}_extra_state" in state_dict:
+        checked_switches(state_dict[f"{prefix}_extra_state"], f"{prefix}_extra_state")
+
+
+def _readable(tensor: torch.Tensor) -> bool:
+    """Whether the host can read a tensor without waiting for a device or for other processes."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
