@@ -19,11 +19,27 @@ SHOWN = 50
 
 @contextmanager
 def bar(console: Console) -> Iterator[Tell]:
-    """A progress bar, and what moves it."""
+    """A progress bar, and what moves it. Where nobody can watch a bar move: a line for each plan."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total)
+
+
+def _lines(console: Console) -> Tell:
+    last = ""
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        subject = what.partition(":")[0]
+        if subject != last:
+            console.print(f"checking {subject}", soft_wrap=True, highlight=False)
+            last = subject
+
+    return tell
 
 
 def show(report: Report, console: Console) -> None:
