@@ -40,7 +40,7 @@ def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
     here = {report.machine.cpu, report.machine.gpu}
     return template.render(
         report=report,
-        plans=sorted(report.plans, key=lambda plan: plan.plan),
+        plans=sorted(report.plans, key=lambda plan: plan.plan.removesuffix("Plan")),
         total={name: sum(getattr(plan, name) for plan in report.plans) for name in TOTALS},
         combined=combined,
         fuzz=_fuzz(report.fuzz),
