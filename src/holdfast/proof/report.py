@@ -60,6 +60,12 @@ def show(report: Report, console: Console) -> None:
         console.print(f"[red]differs[/] {escape(str(difference))}", soft_wrap=True)
     if len(report.differences) > SHOWN:
         console.print(f"... and {len(report.differences) - SHOWN} more")
+    if report.fuzz:
+        found = report.fuzz["differences"]
+        bad = len(found) if isinstance(found, list) else found
+        console.print(
+            f"{report.fuzz['problems']:,} random problems with seed {report.fuzz['seed']}: {bad} differ"
+        )
     caught, of = (sum(getattr(plan, name) for plan in report.plans) for name in ("mutants_caught", "mutants"))
     verdict = "[green]every bit equal[/]" if report.passed else "[red]not equal[/]"
     cases, runs = sum(plan.cases for plan in report.plans), sum(plan.runs for plan in report.plans)

@@ -53,14 +53,20 @@ def fuzz(path: Path) -> dict[str, Any]:
     return made
 
 
+#: What the page shows of a benchmark, and of each of its cases.
+_BENCHMARK = ("device", "rows", "versions", "date", "copy_bytes_per_second")
+_CASE = ("name", "op", "shape", "seconds", "of_copy", "peers")
+
+
 def benchmark(path: Path) -> dict[str, Any]:
     """What ``holdfast bench --json`` wrote."""
     made = _read(path, "holdfast bench --json FILE")
-    for name in ("device", "rows", "versions", "date", "copy_bytes_per_second"):
-        if name not in made:
-            raise UnusableFile(
-                f"{path} has no {name!r}, so it is no benchmark. Write one: holdfast bench --json FILE."
-            )
+    missing = [name for name in _BENCHMARK if name not in made]
+    missing = missing or [name for row in made["rows"] for name in _CASE if name not in row]
+    if missing:
+        raise UnusableFile(
+            f"{path} has no {missing[0]!r}, so it is no benchmark. Write one: holdfast bench --json FILE."
+        )
     return made
 
 

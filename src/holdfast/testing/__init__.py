@@ -124,17 +124,17 @@ class _Trial:
         for path, thing in held(inputs, "inputs"):
             found.setdefault(id(thing), (path, thing))
         self.states = [state_of(thing, path) for path, thing in found.values()]
-        self.random = random_state()
-        self.before = dict(tensors_of(inputs, "inputs"))
+        self.random, self.threads = random_state(), torch.get_num_threads()
+        self.owned = {id(thing): thing for thing in self.model}
+        self.before = self._tensors(inputs)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Put everything back at the end."""
-        count = torch.get_num_threads()
         try:
             yield
         finally:
-            torch.set_num_threads(count)
+            torch.set_num_threads(self.threads)
             self._restore(None)
 
     def _restore(self, device: torch.device | None) -> None:
@@ -145,28 +145,31 @@ class _Trial:
     def run(self, place: _Place, cut: Cut | None = None, note: str = "") -> Outputs:
         """Everything that can be compared after one run."""
         self._restore(place.device)
-        if place.threads:
-            torch.set_num_threads(place.threads)
-        copy = Copy(place.device, cut, {id(thing): thing for thing in self.model})
+        torch.set_num_threads(place.threads or self.threads)
+        copy = Copy(place.device, cut, dict(self.owned))
         given = copy(self.inputs, "inputs")
-        before = self.before if cut is None else dict(tensors_of(given, "inputs"))
+        before = self.before if cut is None else self._tensors(given)
         try:
             result = self.step(*given)
         except Exception as error:
             if note:
                 error.add_note(note)
             raise
-        _compare(before, dict(tensors_of(given, "inputs")), "before vs after the step", _IN_PLACE)
-        outputs = dict(flattened(result, "output"))
+        _compare(before, self._tensors(given), "before vs after the step", _IN_PLACE)
+        outputs = {} if result is None else dict(flattened(result, "output"))
         for state in self.states:
             outputs |= state.outputs()
-        outputs |= tensors_of(given, "inputs", grads=True)
-        if all(value is None for value in outputs.values()):
+        outputs |= self._tensors(given, grads=True)
+        if not outputs:
             raise InvalidArgs(
                 "step returned nothing, and there is no model and no gradient to look at. Return what should "
                 "be reproducible, or name what the step changes: model=."
             )
         return outputs
+
+    def _tensors(self, inputs: Any, grads: bool = False) -> Outputs:
+        """The inputs that are not the step's to change, or their gradients."""
+        return dict(tensors_of(inputs, "inputs", but=self.owned, grads=grads))
 
     def cuts(self, split: int | Sequence[int] | None) -> list[Cut]:
         """The parts of the batch."""

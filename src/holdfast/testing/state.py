@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -263,8 +263,15 @@ def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from ((f"{path}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value))
 
 
-def tensors_of(value: Any, path: str, *, grads: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Copies of the tensors and arrays in an input, or of their gradients, with their paths."""
+def tensors_of(
+    value: Any, path: str, *, but: Collection[int] = (), grads: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Copies of the tensors and arrays in an input, or of their gradients, with their paths.
+
+    Objects whose id is in ``but`` are left out.
+    """
+    if id(value) in but:
+        return
     if isinstance(value, torch.Tensor):
         kept = value.grad if grads and value.is_leaf else None if grads else value
         if kept is not None:
@@ -273,4 +280,4 @@ def tensors_of(value: Any, path: str, *, grads: bool = False) -> Iterator[tuple[
         yield from flattened(value, path)
     else:
         for where, item in _items(value, path):
-            yield from tensors_of(item, where, grads=grads)
+            yield from tensors_of(item, where, but=but, grads=grads)
