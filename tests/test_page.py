@@ -221,6 +221,7 @@ def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -
         browser,
         "--headless",
         "--no-sandbox",
+        "--disable-dev-shm-usage",
         "--hide-scrollbars",
         f"--user-data-dir={tmp_path / 'profile'}",
         f"--window-size={width},900",

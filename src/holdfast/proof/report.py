@@ -34,9 +34,9 @@ def _lines(console: Console) -> Tell:
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal last
-        subject = what.partition(":")[0]
+        subject, of_a_plan, _ = what.partition(":")
         if subject != last:
-            console.print(f"checking {subject}", soft_wrap=True, highlight=False)
+            console.print(f"checking {subject}" if of_a_plan else subject, soft_wrap=True, highlight=False)
             last = subject
 
     return tell
