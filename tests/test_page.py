@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import pytest
 
 import holdfast
+from holdfast.core import machine
 from holdfast.core.machine import Machine
 from holdfast.proof import digests
 from holdfast.proof.catalogue import catalogue
@@ -39,8 +40,8 @@ def found() -> Report:
             )
         )
     ways = ["reference", "cpu on 1 thread", "cpu on 2 threads"]
-    machine = Machine.here(holdfast=holdfast.__version__)
-    return Report(ways, plans, "no GPU", machine, "2026-11-16T01:02:03+00:00", seconds=184.2)
+    here = Machine.here(holdfast=holdfast.__version__)
+    return Report(ways, plans, "no GPU", here, "2026-11-16T01:02:03+00:00", seconds=184.2)
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +81,11 @@ class Text(HTMLParser):
 
 def test_it_names_the_machine_and_every_version(found: Report, html: str) -> None:
     said = str(Text(html))
-    machine = found.machine
-    for fact in (machine.cpu, machine.system, f"{machine.threads} of {machine.cores} logical cores"):
+    here = found.machine
+    for fact in (here.cpu, here.system, f"{here.threads} of {here.cores} logical cores"):
         assert fact in said
-    assert {"holdfast", "python", "torch", "triton", "numba", "numpy"} == set(machine.versions)
-    for version in filter(None, machine.versions.values()):
+    assert {"holdfast", "python", "torch", "triton", "numba", "numpy"} == set(here.versions)
+    for version in filter(None, here.versions.values()):
         assert version in said
     assert "version 1" in said and "2026-11-16 01:02:03 UTC" in said and "3 min 4 s" in said
 
@@ -116,6 +117,20 @@ def test_it_counts(found: Report, html: str) -> None:
     assert f"plans held {len(found.plans)} of {len(found.plans)}" in said
     assert "4,321 problems were drawn at random" in said and "seed 7" in said and "None differs" in said
     assert "No sweep was run" in said
+
+
+def test_it_says_whether_the_gpu_ran(found: Report, html: str) -> None:
+    assert "The gpu backend did not run: no GPU." in str(Text(html))
+    ran = replace(found, ways=[*found.ways, "gpu"], device="NVIDIA H200")
+    assert "= gpu (NVIDIA H200)." in str(Text(page(ran)))
+
+
+def test_the_driver_is_asked_for_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine._driver() is None, "no tool, no version"
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.65.06\necho 580.65.06\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert machine._driver() == "580.65.06"
 
 
 def test_it_shows_sweeps(found: Report) -> None:
