@@ -20,7 +20,6 @@ from holdfast.proof.conformance import Difference
 from holdfast.proof.stored import UnusableFile, findings
 from holdfast.proof.verify import PlanReport, Report
 
-ROOT = Path(__file__).resolve().parents[1]
 BENCH = ("device", "rows", "versions", "date", "copy_bytes_per_second")
 PLANS = ("QuantizePerTokenPlan", "EmbeddingPlan")
 
@@ -138,11 +137,19 @@ def test_a_file_that_holds_something_else(
     assert "holdfast verify --json FILE" in shown.stderr and "checking" not in shown.output
 
 
-def test_findings_of_an_older_version_are_refused_with_a_sentence() -> None:
-    old = json.loads((ROOT / "benchmarks" / "verify" / "h200.json").read_text())
-    if "machine" not in old:
-        with pytest.raises(UnusableFile, match="does not hold the findings of this version of verify"):
-            findings(ROOT / "benchmarks" / "verify" / "h200.json")
+def test_findings_of_an_older_version_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    old = report().as_json()
+    del old["machine"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(UnusableFile, match="findings of this version of verify: it has no 'machine'"):
+        findings(tmp_path / "old.json")
+
+
+def test_fields_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
+    new = report().as_json()
+    new["plans"][0]["colour"] = new["machine"]["colour"] = new["colour"] = "red"
+    (tmp_path / "new.json").write_text(json.dumps(new))
+    assert findings(tmp_path / "new.json") == report()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from holdfast.proof.catalogue import Entry, catalogue
 from holdfast.proof.conformance import AnyPlan
 from holdfast.proof.page import benchmarks, page
 from holdfast.proof.report import bar, show
-from holdfast.proof.stored import findings, fuzz, writable
+from holdfast.proof.stored import findings, fuzz_run, writable
 from holdfast.proof.verify import verify as run_verify
 
 app = typer.Typer(
@@ -189,7 +189,7 @@ def verify(
     try:  # whatever is to be read or written is tried before the minutes that verifying takes
         other = findings(against) if against else None
         found = findings(stored) if stored else None
-        fuzzed = fuzz(fuzz_file) if fuzz_file else None
+        fuzzed = fuzz_run(fuzz_file) if fuzz_file else None
         measured = benchmarks(bench_file) if report_file else []
         writable(report_file, json_file if json_file != "-" else None)
     except HoldfastError as error:

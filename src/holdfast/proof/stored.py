@@ -41,7 +41,7 @@ _FUZZ: dict[str, tuple[type, ...]] = {
 }
 
 
-def fuzz(path: Path) -> dict[str, Any]:
+def fuzz_run(path: Path) -> dict[str, Any]:
     """What a fuzz run wrote."""
     made = _read(path, "holdfast fuzz --json FILE")
     for name, kinds in _FUZZ.items():
