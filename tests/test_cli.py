@@ -124,7 +124,8 @@ def test_explain_refuses_with_a_sentence(run: Any, words: list[str], said: str) 
 
 def test_verify_one_plan(run: Any, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    shown = run(*ONE_PLAN, "--json", str(file))
+    page = tmp_path / "proof.html"
+    shown = run(*ONE_PLAN, "--json", str(file), "--report", str(page))
     assert shown.exit_code == 0, shown.output
     assert "every bit equal" in shown.output
     mutants = sum(mutant.fits(hf.QuantizePerTokenPlan) for mutant in MUTANTS)
@@ -135,6 +136,13 @@ def test_verify_one_plan(run: Any, tmp_path: Path) -> None:
     assert plan["plan"] == "QuantizePerTokenPlan"
     assert plan["cases"] == len(digests.pinned()["QuantizePerTokenPlan"])
     assert plan["mutants_caught"] == plan["mutants"] == mutants
+    assert plan["digests"] == digests.pinned()["QuantizePerTokenPlan"] and plan["pinned"] == plan["cases"]
+    assert plan["promise"]["compute_dtypes"] == ["float32", "float64"]
+    assert plan["promise"]["accumulator_dtypes"] and plan["promise"]["rounding"]
+    assert found["machine"]["cpu"] and found["machine"]["versions"]["torch"] == torch.__version__
+    assert found["numerics_version"] == hf.NUMERICS_VERSION and found["date"] and found["fuzz"] is None
+    assert "QuantizePerToken" in page.read_text() and "✓ held" in page.read_text()
+    assert shown.output.count("checking QuantizePerTokenPlan") == 1, "a line for each plan"
 
 
 def test_verify_refuses_a_plan_that_is_not_there(run: Any) -> None:

@@ -23,9 +23,10 @@ BELOW = {
     "nn": {"core", "ops"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
+    "testing": {"core", "proof"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "nn"},
+    "holdfast": {"core", "backends", "ops", "nn", "testing"},
 }
 
 

@@ -6,7 +6,7 @@ Everything public is named here. Importing this imports neither Numba nor Triton
 from __future__ import annotations
 
 from holdfast import backends as _backends  # noqa: F401  (registers the backends)
-from holdfast import nn
+from holdfast import nn, testing
 from holdfast.core.contract import (
     NUMERICS_VERSION,
     KernelSku,
@@ -21,6 +21,7 @@ from holdfast.core.errors import (
     InvalidArgs,
     InvalidDescriptor,
     InvalidIndex,
+    NotReproducible,
     Unsupported,
     WorkspaceTooSmall,
 )
@@ -232,6 +233,7 @@ __all__ = [
     "LsqInitDescriptor",
     "LsqInitPlan",
     "NUMERICS_VERSION",
+    "NotReproducible",
     "ObserveRangeArgs",
     "ObserveRangeDescriptor",
     "ObserveRangePlan",
@@ -292,5 +294,6 @@ __all__ = [
     "quantize",
     "quantize_dynamic",
     "scale_of_range",
+    "testing",
     "unpack",
 ]

@@ -15,10 +15,13 @@ from holdfast.bench.command import bench
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.core.stream import Stream
+from holdfast.proof.against import compare
 from holdfast.proof.catalogue import Entry, catalogue
 from holdfast.proof.conformance import AnyPlan, plan_named
 from holdfast.proof.fuzz.command import fuzz
+from holdfast.proof.page import benchmarks, page
 from holdfast.proof.report import bar, show
+from holdfast.proof.stored import findings, fuzz_run, writable
 from holdfast.proof.verify import verify as run_verify
 
 app = typer.Typer(
@@ -157,17 +160,54 @@ def verify(
     write_digests: Annotated[
         bool, typer.Option("--write-digests", help="Pin the digests of what the reference gives now.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare with what --json wrote on another machine."),
+    ] = None,
+    report_file: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="Write a page to read in a browser.")
+    ] = None,
+    stored: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Show what --json wrote, instead of verifying now."),
+    ] = None,
+    fuzz_file: Annotated[
+        Path | None, typer.Option("--fuzz", metavar="FILE", help="A fuzz run, for the page.")
+    ] = None,
+    bench_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--bench", metavar="FILE", help="A benchmark, for the page; by default those of the checkout."
+        ),
+    ] = None,
 ) -> None:
     """Prove that reference, cpu and gpu give the same bits, and that wrong kernels would be caught."""
     names = [_plan(name).__name__ for name in plan or []]
     console = Console(stderr=json_file == "-")
-    with bar(console) as progress:
-        report = run_verify(names, exhaustive=exhaustive, write_digests=write_digests, progress=progress)
-    show(report, console)
+    try:  # whatever is to be read or written is tried before the minutes that verifying takes
+        other = findings(against) if against else None
+        found = findings(stored) if stored else None
+        fuzzed = fuzz_run(fuzz_file) if fuzz_file else None
+        measured = benchmarks(bench_file) if report_file else []
+        writable(report_file, json_file if json_file != "-" else None)
+    except HoldfastError as error:
+        _refuse(str(error))
+    if stored and (names or exhaustive or write_digests):
+        _refuse("--from shows what was found before; leave out --plan, --exhaustive and --write-digests.")
+    if bench_file and not report_file:
+        _refuse("--bench is shown on the page only; say where to write it: --report FILE.")
+    if found is None:
+        with bar(console) as progress:
+            found = run_verify(names, exhaustive=exhaustive, write_digests=write_digests, progress=progress)
+    found.fuzz = fuzzed or found.fuzz
+    show(found, console)
     if json_file is not None:
-        text = json.dumps(report.as_json(), indent=1)
+        text = json.dumps(found.as_json(), indent=1)
         print(text) if json_file == "-" else Path(json_file).write_text(text + "\n")
-    if not report.passed:
+    if report_file is not None:
+        report_file.write_text(page(found, measured), encoding="utf-8")
+    same = other is None or compare(found, other, str(against), names, console)
+    if not (found.passed and same):
         raise typer.Exit(1)
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
-import platform
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ from rich.table import Table
 from holdfast import __version__
 from holdfast.bench.case import Case
 from holdfast.bench.peers import PEERS
+from holdfast.core.machine import package_versions, processor
 
 NOTE = (
     "Times are medians. A plan writes into memory that it is given; the peers and the hf functions allocate "
@@ -122,26 +120,9 @@ def duration(seconds: float) -> str:
 
 def versions() -> dict[str, str | None]:
     """What the numbers depend on."""
-    made: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "holdfast": __version__,
-        "torch": str(torch.__version__),
-    }
-    for name in ("triton", "numba", "numpy"):
-        try:
-            made[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            made[name] = None
-    return made
+    return {"holdfast": __version__, **package_versions()}
 
 
 def device_name(device: torch.device) -> str:
     """The processor's own name for itself."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()

@@ -25,3 +25,7 @@ class Unsupported(HoldfastError, NotImplementedError):
 
 class WorkspaceTooSmall(HoldfastError, ValueError):
     """The workspace given to ``run`` has fewer bytes than ``workspace_size()``."""
+
+
+class NotReproducible(HoldfastError, AssertionError):
+    """A step gave other bits than it did before; the message says which, where, and between which runs."""

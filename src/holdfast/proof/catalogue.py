@@ -28,6 +28,8 @@ class Entry:
     backends: list[str]
     ulp: dict[str, float]
     compute_dtypes: list[str]
+    accumulator_dtypes: list[str]
+    rounding: str
     deterministic: bool
     bit_stable: str
     numerics_version: int = NUMERICS_VERSION
@@ -59,6 +61,8 @@ def entry(plan: AnyPlan) -> Entry:
         backends=list(plan.kernels),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
         compute_dtypes=sorted({promise.compute_dtype for promise in promises}),
+        accumulator_dtypes=sorted({promise.accumulator_dtype for promise in promises}),
+        rounding=", ".join(sorted({promise.rounding for promise in promises})),
         deterministic=all(promise.deterministic for promise in promises),
         bit_stable=", ".join(sorted({promise.bit_stable for promise in promises})),
     )

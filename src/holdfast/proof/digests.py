@@ -47,9 +47,9 @@ def of(plan: AnyPlan, reference: Args) -> str:
     return digest({name: out for name, out in outputs.items() if out is not None})
 
 
-def check(plan: AnyPlan, case: Case, reference: Args) -> Difference | None:
-    """Whether a case still has the digest that was pinned for it."""
-    known, found = pinned().get(plan.__name__, {}).get(case.name), of(plan, reference)
+def check(plan: AnyPlan, case: Case, found: str) -> Difference | None:
+    """Whether ``found`` is the digest that was pinned for a case."""
+    known = pinned().get(plan.__name__, {}).get(case.name)
     if known == found:
         return None
     detail = f"digest {found} found, {known or 'none'} pinned for numerics version {NUMERICS_VERSION}"

@@ -19,11 +19,27 @@ SHOWN = 50
 
 @contextmanager
 def bar(console: Console) -> Iterator[Tell]:
-    """A progress bar, and what moves it."""
+    """A progress bar, and what moves it. Where nobody can watch a bar move: a line for each plan."""
+    if not console.is_terminal:
+        yield _lines(console)
+        return
     columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda what, done, total: progress.update(task, description=what, completed=done, total=total)
+
+
+def _lines(console: Console) -> Tell:
+    last = ""
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal last
+        subject, of_a_plan, _ = what.partition(":")
+        if subject != last:
+            console.print(f"checking {subject}" if of_a_plan else subject, soft_wrap=True, highlight=False)
+            last = subject
+
+    return tell
 
 
 def show(report: Report, console: Console) -> None:
@@ -44,6 +60,12 @@ def show(report: Report, console: Console) -> None:
         console.print(f"[red]differs[/] {escape(str(difference))}", soft_wrap=True)
     if len(report.differences) > SHOWN:
         console.print(f"... and {len(report.differences) - SHOWN} more")
+    if report.fuzz:
+        found = report.fuzz["differences"]
+        bad = len(found) if isinstance(found, list) else found
+        console.print(
+            f"{report.fuzz['problems']:,} random problems with seed {report.fuzz['seed']}: {bad} differ"
+        )
     caught, of = (sum(getattr(plan, name) for plan in report.plans) for name in ("mutants_caught", "mutants"))
     verdict = "[green]every bit equal[/]" if report.passed else "[red]not equal[/]"
     cases, runs = sum(plan.cases for plan in report.plans), sum(plan.runs for plan in report.plans)

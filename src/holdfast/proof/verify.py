@@ -5,6 +5,7 @@ This counts and collects; how it looks is up to the caller, who is told of every
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +17,14 @@ from typing import Any
 
 import torch
 
+from holdfast import __version__
 from holdfast.backends import interpreted
 from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
 from holdfast.proof import digests
 from holdfast.proof.ahead import compiling_ahead
+from holdfast.proof.catalogue import Entry, entry
 from holdfast.proof.conformance import (
     AnyPlan,
     Difference,
@@ -45,7 +49,10 @@ def _silent(what: str, done: int, total: int) -> None:
 
 @dataclass
 class PlanReport:
-    """What was found out about one plan."""
+    """What was found out about one plan.
+
+    ``digests`` are of every case, as the reference gave it; ``pinned`` of them are the pinned ones.
+    """
 
     plan: str
     cases: int = 0
@@ -53,6 +60,10 @@ class PlanReport:
     mutants: int = 0
     mutants_caught: int = 0
     swept: int = 0
+    sweeps: int = 0
+    pinned: int = 0
+    digests: dict[str, str] = field(default_factory=dict)
+    promise: Entry | None = None
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -67,23 +78,22 @@ class Report:
     ways: list[str]
     plans: list[PlanReport]
     device: str
+    machine: Machine
+    date: str
+    numerics_version: int = NUMERICS_VERSION
     seconds: float = 0.0
+    fuzz: dict[str, Any] | None = None
 
     @property
     def passed(self) -> bool:
-        return all(plan.passed for plan in self.plans)
+        return all(plan.passed for plan in self.plans) and not (self.fuzz or {}).get("differences")
 
     @property
     def differences(self) -> list[Difference]:
         return [difference for plan in self.plans for difference in plan.differences]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "passed": self.passed,
-            "numerics_version": NUMERICS_VERSION,
-            "torch": torch.__version__,
-            **asdict(self),
-        }
+        return {"passed": self.passed, **asdict(self)}
 
 
 def device_name() -> str:
@@ -104,7 +114,9 @@ def verify(
     began = time.perf_counter()
     chosen = {name: plan for name, plan in plans().items() if not names or name in names}
     here = ways()
-    report = Report([str(way) for way in here], [], device_name())
+    machine = Machine.here(holdfast=__version__)
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    report = Report([str(way) for way in here], [], device_name(), machine, date)
     written: digests.Digests = {}
     with compiling_ahead(list(chosen)):
         compile_variants(list(chosen.values()), here, progress)
@@ -124,14 +136,16 @@ def _conformance(
     plan: AnyPlan, here: Sequence[Way], written: digests.Digests | None, progress: Progress
 ) -> PlanReport:
     cases = cases_of(plan)
-    report = PlanReport(plan.__name__, cases=len(cases))
+    report = PlanReport(plan.__name__, cases=len(cases), promise=entry(plan))
     for number, case in enumerate(cases):
         progress(f"{plan.__name__}: {case.name}", number, len(cases))
         args, reference = expected(plan, case)
+        report.digests[case.name] = found = digests.of(plan, reference)
+        changed = digests.check(plan, case, found)
+        report.pinned += changed is None
         if written is not None:
-            written.setdefault(plan.__name__, {})[case.name] = digests.of(plan, reference)
+            written.setdefault(plan.__name__, {})[case.name] = found
         else:
-            changed = digests.check(plan, case, reference)
             report.differences += [changed] if changed else []
         for way in here:
             report.differences += check(plan, case, way, args, reference, selected(way.backend))
@@ -164,6 +178,7 @@ def _exhaustive(report: Report, progress: Progress) -> None:
             found = by_plan[sweep.plan.__name__]
             found.differences += differences
             found.swept += sweep.values
+            found.sweeps += 1
             progress(f"{found.plan}: {sweep.name}", number + 1, len(every))
 
 

@@ -12,7 +12,10 @@ from multiprocessing.connection import Connection, wait
 from random import Random
 from typing import Any
 
+import torch
+
 from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import gpu_way
 from holdfast.proof.fuzz.check import Finding, check_problem
@@ -49,9 +52,14 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         return {
             "passed": self.passed,
-            "count": self.count,
             "numerics_version": NUMERICS_VERSION,
-            **asdict(self),
+            "machine": asdict(Machine.here(torch=torch.__version__)),
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "interpreted": self.interpreted,
+            "problems": self.count,
+            "by_plan": dict(sorted(self.problems.items())),
+            "differences": [f"{finding}. Repeat it: {finding.command}" for finding in self.findings],
         }
 
 

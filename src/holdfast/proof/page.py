@@ -1,0 +1,160 @@
+"""``holdfast verify --report``: findings as one page that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from holdfast.proof.stored import benchmark
+from holdfast.proof.verify import PlanReport, Report
+
+#: Peers with a column of their own, and what the page calls them.
+PEERS = {"torch op": "torch operator", "compiled": "torch.compile", "eager": "torch eager"}
+#: What is added up over all plans.
+TOTALS = ("passed", "cases", "runs", "pinned", "mutants", "mutants_caught", "swept", "sweeps")
+#: Differences that are written out; the rest is counted, and is in the JSON.
+SHOWN = 50
+
+
+def benchmarks(given: Sequence[Path] | None) -> list[dict[str, Any]]:
+    """The benchmarks in the files ``given``, or else those that a checkout has stored."""
+    checkout = Path(__file__).parents[3]
+    stored = (checkout / "benchmarks").glob("*.json") if (checkout / "pyproject.toml").exists() else ()
+    return [benchmark(path) for path in (given or sorted(stored))]
+
+
+def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
+    """The page as HTML."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"count": count, "duration": duration, "times": times, "bound": bound}
+    template = environment.from_string((files("holdfast.proof") / "page.html").read_text("utf-8"))
+    here = {report.machine.cpu, report.machine.gpu}
+    return template.render(
+        report=report,
+        plans=sorted(report.plans, key=lambda plan: plan.plan.removesuffix("Plan")),
+        total={name: sum(getattr(plan, name) for plan in report.plans) for name in TOTALS},
+        combined=combined,
+        fuzz=_fuzz(report.fuzz),
+        machines=[_machine(made, made["device"] in here) for made in measured],
+        peers=PEERS,
+        shown=SHOWN,
+    )
+
+
+def combined(plan: PlanReport) -> str:
+    """One digest of the digests of all cases of a plan."""
+    lines = "".join(f"{case} {digest}\n" for case, digest in sorted(plan.digests.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()[:16]
+
+
+def _fuzz(made: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Differences may be listed or counted."""
+    if made is None:
+        return None
+    found = made["differences"]
+    listed = [str(one) for one in found] if isinstance(found, list) else []
+    return {**made, "differences": len(listed) if isinstance(found, list) else found, "listed": listed}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One call of one case. ``share`` is of the copy ceiling; ``width`` is of the chart, in percent."""
+
+    name: str
+    share: float
+    width: float
+
+
+def _machine(made: dict[str, Any], here: bool) -> dict[str, Any]:
+    by_family: dict[str, list[dict[str, Any]]] = {}
+    for row in made["rows"]:
+        by_family.setdefault(row.get("family", row["op"]), []).append(row)
+    reasons = {
+        (PEERS.get(peer, peer), facts["reason"])
+        for row in made["rows"]
+        for peer, facts in row["peers"].items()
+        if facts.get("reason")
+    }
+    return {
+        **made,
+        "here": here,
+        "families": [_family(name, rows) for name, rows in by_family.items()],
+        "reasons": sorted(reasons),
+        "host": made.get("host_microseconds") or {},
+    }
+
+
+def _family(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The cases of one family on one scale: the longest bar, or the ceiling, is its whole width."""
+    longest = max(1.0, *(share for row in rows for _, share in _shares(row)))
+    return {
+        "name": name,
+        "ceiling": 100 / longest,
+        "of_copy": _mean(row["of_copy"] for row in rows),
+        "speedups": {peer: _mean(filter(None, (_speedup(row, peer) for row in rows))) for peer in PEERS},
+        "rows": [
+            {
+                **row,
+                "bars": [Bar(who, share, 100 * share / longest) for who, share in _shares(row)],
+                "speedups": {peer: _speedup(row, peer) for peer in PEERS},
+            }
+            for row in rows
+        ],
+    }
+
+
+def _shares(row: dict[str, Any]) -> list[tuple[str, float]]:
+    """The share of the copy ceiling that holdfast reaches, and then each peer that was timed."""
+    timed = [(peer, ratio) for peer in PEERS if (ratio := _speedup(row, peer))]
+    return [("holdfast", row["of_copy"]), *((peer, row["of_copy"] / ratio) for peer, ratio in timed)]
+
+
+def _speedup(row: dict[str, Any], peer: str) -> float | None:
+    ratio = row["peers"].get(peer, {}).get("speedup")
+    return None if ratio is None else float(ratio)
+
+
+def _mean(ratios: Iterable[float]) -> float | None:
+    """The geometric mean, which is the one for ratios."""
+    logs = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def count(number: float) -> str:
+    """A whole number with its thousands apart; from a million on, rounded."""
+    for size, word in ((1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:,.1f} {word}"
+    return f"{number:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits, in the unit that suits it."""
+    if seconds >= 100:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def times(ratio: float | None) -> str:
+    """A speed-up, or a dash where there is nothing to compare with."""
+    if ratio is None:
+        return "\N{EN DASH}"
+    return f"{ratio:.{2 if ratio < 10 else 1}f}\N{MULTIPLICATION SIGN}"
+
+
+def bound(ulp: float) -> str:
+    """An error bound. It is rounded up, as a bound must be."""
+    return f"{math.ceil(ulp * 1e4) / 1e4:g}"

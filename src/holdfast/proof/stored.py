@@ -1,0 +1,115 @@
+"""Findings that were written to a file, read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.machine import Machine
+from holdfast.proof.catalogue import Entry
+from holdfast.proof.conformance import Difference
+from holdfast.proof.verify import PlanReport, Report
+
+
+class UnusableFile(HoldfastError, ValueError):
+    """A file cannot be read or written, or does not hold what it was given for."""
+
+
+def findings(path: Path) -> Report:
+    """What ``holdfast verify --json`` wrote, on this machine or another."""
+    made = _read(path, "holdfast verify --json FILE")
+    try:
+        return _report(made)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        detail = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise UnusableFile(
+            f"{path} does not hold the findings of this version of verify: {detail}. "
+            f"Write it again, on its machine: holdfast verify --json FILE."
+        ) from None
+
+
+#: What a fuzz run has to say of itself. Its differences may be listed or counted.
+_FUZZ: dict[str, tuple[type, ...]] = {
+    "problems": (int,),
+    "seed": (int,),
+    "seconds": (int, float),
+    "differences": (int, list),
+}
+
+
+def fuzz_run(path: Path) -> dict[str, Any]:
+    """What a fuzz run wrote."""
+    made = _read(path, "holdfast fuzz --json FILE")
+    for name, kinds in _FUZZ.items():
+        if not isinstance(made.get(name), kinds):
+            raise UnusableFile(
+                f"{path} holds {made.get(name)!r} for {name!r}; a fuzz run has the numbers problems, seed "
+                f"and seconds, and its differences. Write it again: holdfast fuzz --json FILE."
+            )
+    return made
+
+
+#: What the page shows of a benchmark, and of each of its cases.
+_BENCHMARK = ("device", "rows", "versions", "date", "copy_bytes_per_second")
+_CASE = ("name", "op", "shape", "seconds", "of_copy", "peers")
+
+
+def benchmark(path: Path) -> dict[str, Any]:
+    """What ``holdfast bench --json`` wrote."""
+    made = _read(path, "holdfast bench --json FILE")
+    missing = [name for name in _BENCHMARK if name not in made]
+    missing = missing or [name for row in made["rows"] for name in _CASE if name not in row]
+    if missing:
+        raise UnusableFile(
+            f"{path} has no {missing[0]!r}, so it is no benchmark. Write one: holdfast bench --json FILE."
+        )
+    return made
+
+
+def writable(*paths: str | Path | None) -> None:
+    """Refuse a file that could not be written later."""
+    for path in paths:
+        if path is not None and not Path(path).parent.is_dir():
+            raise UnusableFile(f"{path} cannot be written: there is no folder {Path(path).parent}.")
+
+
+def _read(path: Path, command: str) -> dict[str, Any]:
+    try:
+        made = json.loads(path.read_text())
+    except OSError as error:
+        raise UnusableFile(f"{path} cannot be read: {error.strerror}. `{command}` writes one.") from None
+    except ValueError as error:
+        raise UnusableFile(f"{path} is not JSON: {error}. `{command}` writes one.") from None
+    if not isinstance(made, dict):
+        raise UnusableFile(f"{path} holds a {type(made).__name__}, not an object. `{command}` writes one.")
+    return made
+
+
+def _report(made: Mapping[str, Any]) -> Report:
+    plans = [
+        PlanReport(
+            **{
+                **_fields(PlanReport, plan),
+                "differences": [Difference(**_fields(Difference, found)) for found in plan["differences"]],
+                "digests": {str(case): str(digest) for case, digest in plan["digests"].items()},
+                "promise": Entry(**_fields(Entry, plan["promise"])),
+            }
+        )
+        for plan in made["plans"]
+    ]
+    machine = Machine(**_fields(Machine, made["machine"]))
+    return Report(**{**_fields(Report, made), "plans": plans, "machine": machine})
+
+
+def _fields(kind: Any, made: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of dataclass ``kind``. A newer holdfast may have written others, which are left out."""
+    known: tuple[Field[Any], ...] = fields(kind)
+    return {f.name: made[f.name] for f in known if f.name in made or _required(f)}
+
+
+def _required(f: Field[Any]) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING

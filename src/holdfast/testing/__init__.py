@@ -1,0 +1,273 @@
+"""Proof for a step of one's own: ``assert_reproducible`` runs it again and again, and compares every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import InvalidArgs, NotReproducible
+from holdfast.testing.outputs import Difference, Outputs, differences, flattened
+from holdfast.testing.state import Copy, Cut, held, random_state, state_of, tensors_of
+
+__all__ = ["Reproducible", "assert_reproducible"]
+
+#: Differences that a message lists; the others are counted.
+SHOWN = 8
+
+_SAME = (
+    "The same call gave other bits. Look for random numbers without a seed, for state that the step keeps "
+    "between calls (name it in model=), and for sums in the order of arrival."
+)
+_THREADS = "The number of threads changed the bits. Look for sums that are split among the threads."
+_DEVICES = "The devices compute in another way. Look for operators that do not promise equal bits on both."
+_BATCH = (
+    "A sample's result depends on what else is in its batch. Look for sums over dim 0, and for kernels that "
+    "are picked by the size of the batch."
+)
+_IN_PLACE = (
+    "The step writes to an input, so a second call with it begins with other values. Clone the input, or "
+    "name it in model= if it is the step's to change."
+)
+
+
+@dataclass(frozen=True)
+class Reproducible:
+    """What was found equal: how many runs, outputs and elements, and which runs were compared."""
+
+    runs: int
+    outputs: int
+    elements: int
+    compared: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.outputs:,} output{'s' * (self.outputs > 1)} with {self.elements:,} elements: equal in "
+            f"every bit in {self.runs} runs, {'; '.join(self.compared)}."
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a step runs: on a device and so many threads, as they are where that is None."""
+
+    device: torch.device | None = None
+    threads: int | None = None
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        return " on ".join(filter(None, (str(self.device or ""), threads)))
+
+
+def assert_reproducible(
+    step: Callable[..., Any],
+    *inputs: Any,
+    model: Any = None,
+    repeats: int = 3,
+    threads: Sequence[int] = (1, 2, 8),
+    batch_split: int | Sequence[int] | None = None,
+    devices: Sequence[str | torch.device] | None = None,
+) -> Reproducible:
+    """Prove that ``step(*inputs)`` gives the same bits every time, or raise ``NotReproducible``.
+
+    The step runs ``repeats`` times on each number of CPU ``threads`` and on each of the ``devices``. Every
+    run gets copies of the inputs, and begins with the same state: modules, optimizers and generators among
+    the inputs or in ``model`` (one, or a list), and the random numbers of torch, NumPy and Python. Afterwards
+    all of that is as it was before.
+
+    Compared are what the step returns, the gradients of the inputs, and the state afterwards: parameters,
+    gradients, buffers. NaN are equal to each other; 0.0 and -0.0 are not.
+
+    With ``batch_split``, a number of parts or their sizes, the inputs are also cut along dim 0, and what the
+    step returns for each sample must be what it returns for it in the whole batch.
+
+    >>> import torch, holdfast as hf
+    >>> print(hf.testing.assert_reproducible(torch.sin, torch.linspace(0, 1, 10), threads=(1, 2)))
+    1 output with 10 elements: equal in every bit in 6 runs, 3 on 1 thread; 3 on 2 threads.
+    """
+    places = _places(repeats, threads, devices)
+    trial = _Trial(step, inputs, model)
+    cuts = trial.cuts(batch_split)
+    if repeats * len(places) + len(cuts) < 2:
+        raise InvalidArgs("One run has nothing to be compared with; give repeats=2 or more.")
+    with trial.undone():
+        first = trial.run(places[0])
+        for place in places:
+            for number in range(1 + (place == places[0]), repeats + 1):
+                between = _between(places[0], place, number)
+                again = trial.run(place, note=f"Only the second raised this: {between}.")
+                _compare(first, again, between, _cause(places[0], place))
+        compared = [f"{repeats} on {place}" if str(place) else f"{repeats} alike" for place in places]
+        if cuts:
+            whole, parts = _per_sample(first, [trial.run(places[0], cut) for cut in cuts], cuts)
+            sizes = ", ".join(str(cut.stop - cut.start) for cut in cuts)
+            _compare(whole, parts, f"the whole batch vs parts of {sizes}", _BATCH)
+            compared.append(f"{len(cuts)} on parts of {sizes} samples")
+    elements = sum(value.numel() if isinstance(value, torch.Tensor) else 1 for value in first.values())
+    return Reproducible(repeats * len(places) + len(cuts), len(first), elements, tuple(compared))
+
+
+class _Trial:
+    """A step with its inputs and everything that has to be put back before it runs again."""
+
+    def __init__(self, step: Callable[..., Any], inputs: tuple[Any, ...], model: Any) -> None:
+        if not callable(step):
+            raise InvalidArgs(f"step is a {type(step).__name__}; give a function to call with the inputs.")
+        self.step, self.inputs = step, inputs
+        several = isinstance(model, list | tuple)
+        self.model = list(model) if several else [] if model is None else [model]
+        names = [f"model[{n}]" if several else "" for n in range(len(self.model))]
+        found = {id(thing): (name, thing) for name, thing in zip(names, self.model, strict=True)}
+        for path, thing in held(inputs, "inputs"):
+            found.setdefault(id(thing), (path, thing))
+        self.states = [state_of(thing, path) for path, thing in found.values()]
+        self.random, self.threads = random_state(), torch.get_num_threads()
+        self.owned = {id(thing): thing for thing in self.model}
+        self.before = self._tensors(inputs)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put everything back at the end."""
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.threads)
+            self._restore(None)
+
+    def _restore(self, device: torch.device | None) -> None:
+        for state in self.states:
+            state.restore(device)
+        self.random()
+
+    def run(self, place: _Place, cut: Cut | None = None, note: str = "") -> Outputs:
+        """Everything that can be compared after one run."""
+        self._restore(place.device)
+        torch.set_num_threads(place.threads or self.threads)
+        copy = Copy(place.device, cut, dict(self.owned))
+        given = copy(self.inputs, "inputs")
+        before = self.before if cut is None else self._tensors(given)
+        try:
+            result = self.step(*given)
+        except Exception as error:
+            if note:
+                error.add_note(note)
+            raise
+        _compare(before, self._tensors(given), "before vs after the step", _IN_PLACE)
+        outputs = {} if result is None else dict(flattened(result, "output"))
+        for state in self.states:
+            outputs |= state.outputs()
+        outputs |= self._tensors(given, grads=True)
+        if not outputs:
+            raise InvalidArgs(
+                "step returned nothing, and there is no model and no gradient to look at. Return what should "
+                "be reproducible, or name what the step changes: model=."
+            )
+        return outputs
+
+    def _tensors(self, inputs: Any, grads: bool = False) -> Outputs:
+        """The inputs that are not the step's to change, or their gradients."""
+        return dict(tensors_of(inputs, "inputs", but=self.owned, grads=grads))
+
+    def cuts(self, split: int | Sequence[int] | None) -> list[Cut]:
+        """The parts of the batch."""
+        if split is None:
+            return []
+        batch = next((t.shape[0] for _, t in tensors_of(self.inputs, "inputs") if t.ndim), 0)
+        if _whole(split):
+            parts = int(split)  # type: ignore[arg-type]
+            sizes = (
+                [batch // parts + (n < batch % parts) for n in range(parts)] if 2 <= parts <= batch else []
+            )
+        else:
+            sizes = list(split) if isinstance(split, list | tuple) else []
+        if len(sizes) < 2 or not all(_whole(size) and size > 0 for size in sizes) or sum(sizes) != batch:
+            raise InvalidArgs(
+                f"batch_split is {split!r}, and the first input has {batch} samples along dim 0; give a "
+                f"number of parts from 2 to {max(batch, 2)}, or the sizes of the parts, which add up to it."
+            )
+        starts = [sum(sizes[:n]) for n in range(len(sizes))]
+        return [Cut(start, start + size, batch) for start, size in zip(starts, sizes, strict=True)]
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _places(repeats: int, threads: Sequence[int], devices: Sequence[Any] | None) -> list[_Place]:
+    if not _whole(repeats) or repeats < 1:
+        raise InvalidArgs(f"repeats is {repeats!r}; give a whole number from 1.")
+    if not isinstance(threads, list | tuple) or not all(_whole(n) and n > 0 for n in threads):
+        raise InvalidArgs(f"threads is {threads!r}; give numbers of threads from 1, such as (1, 2), or ().")
+    if devices is not None and not (isinstance(devices, list | tuple) and devices):
+        raise InvalidArgs(f"devices is {devices!r}; give a list such as ('cpu', 'cuda').")
+    counts: Sequence[int | None] = threads or (None,)
+    if devices is None:
+        return [_Place(None, count) for count in counts]
+    known = [_device(device) for device in devices]
+    return [_Place(device, n) for device in known for n in (counts if device.type == "cpu" else (None,))]
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError):
+        raise InvalidArgs(f"devices names {given!r}, which is no device; give 'cpu' or 'cuda'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidArgs(f"devices names {given!r}; only 'cpu' and 'cuda' can be compared.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgs(
+            f"devices names {given!r}, but torch sees no CUDA device here; leave it out, or ask "
+            f"torch.cuda.is_available() first."
+        )
+    return device
+
+
+def _between(first: _Place, place: _Place, number: int) -> str:
+    if place == first:
+        return f"run 1 vs run {number}" + (f" on {place}" if str(place) else "")
+    return f"{first} vs {place}" + (f", run {number}" if number > 1 else "")
+
+
+def _cause(first: _Place, place: _Place) -> str:
+    return _SAME if place == first else _DEVICES if place.device != first.device else _THREADS
+
+
+def _per_sample(first: Outputs, parts: list[Outputs], cuts: list[Cut]) -> tuple[Outputs, Outputs]:
+    """What the step returned for each sample: in the whole batch, and put together from the parts."""
+    size, whole, joined = cuts[0].size, {}, {}
+    for path, value in first.items():
+        if not (path.startswith("output") and isinstance(value, torch.Tensor) and value.ndim):
+            continue
+        pieces = [part.get(path) for part in parts]
+        tensors = [piece for piece in pieces if isinstance(piece, torch.Tensor)]
+        if value.shape[0] != size or any(piece.shape == value.shape for piece in tensors):
+            continue  # not one of each sample: a table that only happens to have as many rows
+        whole[path] = value
+        fitting = len(tensors) == len(pieces) and all(
+            piece.shape == (cut.stop - cut.start, *value.shape[1:]) and piece.dtype == value.dtype
+            for piece, cut in zip(tensors, cuts, strict=True)
+        )
+        joined[path] = torch.cat(tensors) if fitting else tensors[0] if tensors else None
+    if not whole:
+        raise InvalidArgs(
+            f"batch_split was given, but nothing that step returns has {size} samples along dim 0; return "
+            f"results of each sample, such as logits, or losses before they are added up."
+        )
+    return whole, joined
+
+
+def _compare(first: Outputs, second: Outputs, between: str, cause: str) -> None:
+    found = differences(first, second)
+    if found:
+        raise NotReproducible(_message(found, between, cause))
+
+
+def _message(found: list[Difference], between: str, cause: str) -> str:
+    many = f"{len(found)} outputs differ" if len(found) > 1 else "1 output differs"
+    lines = [f"the step is not reproducible, {between}: {many}."]
+    lines += [f"  {one}" for one in found[:SHOWN]]
+    lines += [f"  ... and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "\n".join([*lines, cause])

@@ -1,0 +1,155 @@
+"""What a step leaves behind, as named tensors and plain values, compared bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.proof.bits import canonical
+
+#: Values that are compared with ==; floats and complex numbers go through their bits.
+_PLAIN = (bool, int, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.Size, slice, range)
+
+#: Outputs by their path, such as ``output['loss']`` or ``grads['encoder.weight']``.
+Outputs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output that two runs did not agree on. ``count`` of its ``size`` elements differ."""
+
+    path: str
+    first: str
+    second: str
+    count: int = 1
+    size: int = 1
+
+    def __str__(self) -> str:
+        many = f" ({self.count:,} of {self.size:,} elements differ)" if self.size > 1 else ""
+        return f"{self.path}: {self.first} and {self.second}{many}"
+
+
+def flattened(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The tensors and plain values in ``value``, each with its path. Tensors are copied to the CPU."""
+    if isinstance(value, torch.Tensor):
+        yield from _tensor(value, path)
+    elif isinstance(value, torch.nn.Module):
+        yield from of_module(value, f"{path}.")
+    elif isinstance(value, np.ndarray | np.generic):
+        yield path, _from_numpy(np.asarray(value), path)
+    elif isinstance(value, float | complex):
+        dtype = torch.float64 if isinstance(value, float) else torch.complex128
+        yield path, torch.tensor(value, dtype=dtype)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flattened(item, f"{path}[{key!r}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from flattened(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        for name in value._fields:
+            yield from flattened(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, _PLAIN):  # torch.Size is a tuple, and plain
+        yield path, value
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from flattened(item, f"{path}[{number}]")
+    else:
+        raise InvalidArgs(
+            f"{path} is a {type(value).__name__}, which cannot be compared bit for bit. Return tensors, "
+            f"arrays, numbers, strings, modules, or dicts, lists, tuples and dataclasses of them."
+        )
+
+
+def of_module(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The parameters, their gradients, and the buffers of a module."""
+    for name, parameter in module.named_parameters():
+        yield from _tensor(parameter, f"{prefix}params[{name!r}]")
+        if parameter.grad is not None:
+            yield from _tensor(parameter.grad, f"{prefix}grads[{name!r}]")
+    for name, buffer in module.named_buffers():
+        yield from _tensor(buffer, f"{prefix}buffers[{name!r}]")
+
+
+def _tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, Any]]:
+    tensor = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        yield f"{path}.indices", tensor._indices().cpu().clone()
+        yield f"{path}.values", tensor._values().cpu().clone()
+    elif tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+        raise InvalidArgs(
+            f"{path} is a nested or quantized tensor, or one of layout {tensor.layout}, which cannot be "
+            f"compared bit for bit. Return a dense or a sparse COO tensor."
+        )
+    else:
+        yield path, tensor.to("cpu", copy=True).resolve_conj().resolve_neg()
+
+
+def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
+    try:
+        return torch.from_numpy(np.array(array, order="C"))
+    except TypeError:
+        raise InvalidArgs(
+            f"{path} is an array of {array.dtype}, which has no torch dtype. Return an array of numbers."
+        ) from None
+
+
+def differences(first: Outputs, second: Outputs) -> list[Difference]:
+    """Every output that is not the same in both."""
+    found = []
+    for path in dict.fromkeys([*first, *second]):
+        if path in first and path in second:
+            one = difference(path, first[path], second[path])
+        else:
+            there, gone = _described(first.get(path, second.get(path))), "nothing"
+            one = Difference(path, *((there, gone) if path in first else (gone, there)))
+        found += [one] if one else []
+    return found
+
+
+def difference(path: str, first: Any, second: Any) -> Difference | None:
+    """Where two values differ first, or None. NaN are one pattern; zeros keep their sign."""
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        same = type(first) is type(second) and not isinstance(first, torch.Tensor) and first == second
+        return None if same else Difference(path, _described(first), _described(second))
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return Difference(path, _described(first), _described(second))
+    places = _differing(first, second).nonzero()
+    if not len(places):
+        return None
+    index = tuple(places[0].tolist())
+    where = f"{path}[{', '.join(map(str, index))}]" if index else path
+    return Difference(where, _shown(first[index]), _shown(second[index]), len(places), first.numel())
+
+
+def _differing(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Which elements have other bits."""
+    if first.is_complex():
+        return _differing(first.real, second.real) | _differing(first.imag, second.imag)
+    return _bits(first) != _bits(second)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        # torch has no arithmetic on float8. Widening is exact, and tells where NaN are.
+        return tensor.contiguous().view(torch.uint8).masked_fill(tensor.float().isnan(), 0xFF)
+    return canonical(tensor)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def _shown(element: torch.Tensor) -> str:
+    size = element.element_size()
+    bits = bytes(element.reshape(1).contiguous().view(torch.uint8).tolist()[::-1]).hex()
+    return f"{element.item()!r} (0x{bits:0>{2 * size}})"

@@ -1,0 +1,283 @@
+"""State that a step changes: copied once, put back before every run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.testing.outputs import flattened, of_module
+
+
+class State(Protocol):
+    """Something that a step may change."""
+
+    def restore(self, device: torch.device | None) -> None:
+        """Put it back as it was, on ``device`` or on its own if that is None."""
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        """What it is now, by path."""
+
+
+class _Tensor:
+    """A tensor with its gradient. It stays the same object, so that whoever holds it sees it restored."""
+
+    def __init__(self, tensor: torch.Tensor, path: str) -> None:
+        self.tensor, self.path = tensor, path
+        self.value = tensor.detach().clone()
+        self.grad = (
+            _Tensor(tensor.grad, f"{path}.grad") if tensor.is_leaf and tensor.grad is not None else None
+        )
+
+    def restore(self, device: torch.device | None) -> None:
+        device = device or self.value.device
+        now, before = self.tensor, self.value
+        if now.is_leaf:
+            now.grad = None
+        alike = now.device == device and now.shape == before.shape and now.dtype == before.dtype
+        if alike and not _repeated(now):
+            with torch.no_grad():
+                now.copy_(before)
+        else:
+            now.data = before.to(device, copy=True)
+        if self.grad is not None:
+            self.grad.restore(device)
+            now.grad = self.grad.tensor
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        yield from flattened(self.tensor, self.path)
+        if self.tensor.is_leaf and self.tensor.grad is not None:
+            yield from flattened(self.tensor.grad, f"{self.path}.grad")
+
+
+def _repeated(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, as after ``expand``: torch refuses to write to such a tensor."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+class _Module:
+    """A module: its tensors, and what its attributes are bound to."""
+
+    def __init__(self, module: torch.nn.Module, path: str) -> None:
+        self.module, self.path = module, path
+        tensors = {id(t): t for t in [*module.parameters(), *module.buffers()]}
+        self.tensors = [_Tensor(tensor, path) for tensor in tensors.values()]
+        # The tables of parameters, buffers and hooks stay the same objects: handles of hooks know them.
+        tables = [vars(part) for part in module.modules()]
+        tables += [value for table in tables for value in table.values() if isinstance(value, dict)]
+        self.tables = [(table, dict(table)) for table in tables]
+
+    def restore(self, device: torch.device | None) -> None:
+        for table, before in self.tables:
+            table.clear()
+            table.update(before)
+        for tensor in self.tensors:
+            tensor.restore(device)
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        return of_module(self.module, f"{self.path}." if self.path else "")
+
+
+class _Optimizer:
+    """An optimizer: the state of each parameter, and the settings of each group."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, path: str) -> None:
+        self.optimizer, self.path = optimizer, path
+        self.state = {parameter: _copied(dict(kept)) for parameter, kept in optimizer.state.items()}
+        self.groups = [_copied(_settings(group)) for group in optimizer.param_groups]
+
+    def restore(self, device: torch.device | None) -> None:
+        state = {parameter: _copied(kept, device) for parameter, kept in self.state.items()}
+        self.optimizer.state = defaultdict(dict, state)
+        for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
+            group.update(_copied(settings, device))
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        yield from flattened(self.optimizer.state_dict(), self.path)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+class _Generator:
+    """A generator of random numbers."""
+
+    def __init__(self, generator: torch.Generator, path: str) -> None:
+        self.generator, self.path, self.state = generator, path, generator.get_state()
+
+    def restore(self, device: torch.device | None) -> None:
+        self.generator.set_state(self.state)
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        yield from flattened(self.generator.get_state(), self.path)
+
+
+class _Loadable:
+    """Anything else that can write its state and load it: a scheduler, a gradient scaler."""
+
+    def __init__(self, holder: Any, path: str) -> None:
+        self.holder, self.path, self.state = holder, path, copy.deepcopy(holder.state_dict())
+
+    def restore(self, device: torch.device | None) -> None:
+        self.holder.load_state_dict(copy.deepcopy(self.state))
+
+    def outputs(self) -> Iterator[tuple[str, Any]]:
+        yield from flattened(self.holder.state_dict(), self.path)
+
+
+def state_of(thing: Any, path: str) -> State:
+    """Copy the state of ``thing``."""
+    if isinstance(thing, torch.nn.Module):
+        return _Module(thing, path)
+    for kind, holder in _HOLDERS.items():
+        if isinstance(thing, kind):
+            return holder(thing, path or "model")
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return _Loadable(thing, path or "model")
+    raise InvalidArgs(
+        f"{path or 'model'} is a {type(thing).__name__}; model takes modules, optimizers, tensors, "
+        f"generators, and what has state_dict and load_state_dict, alone or in a list."
+    )
+
+
+_HOLDERS: dict[type, Callable[[Any, str], State]] = {
+    torch.optim.Optimizer: _Optimizer,
+    torch.Tensor: _Tensor,
+    torch.Generator: _Generator,
+}
+#: Inputs that are handed over as they are, and restored in place, since optimizers and closures know them.
+HELD = (torch.nn.Module, torch.optim.Optimizer, torch.Generator)
+
+
+def random_state() -> Callable[[], None]:
+    """What puts the random numbers of Python, NumPy and torch back where they are now."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+
+    def restore() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+    return restore
+
+
+def _copied(value: Any, device: torch.device | None = None) -> Any:
+    return Copy(device)(value, "state")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Samples ``start`` to ``stop`` of a batch of ``size``."""
+
+    start: int
+    stop: int
+    size: int
+
+    def of(self, value: Any) -> Any:
+        """The samples in ``value``, or all of it where it has no such batch."""
+        return value[self.start : self.stop] if value.ndim and value.shape[0] == self.size else value
+
+
+@dataclass
+class Copy:
+    """Copies inputs to a device. What is one object in two places is one object in the copy."""
+
+    device: torch.device | None = None
+    cut: Cut | None = None
+    made: dict[int, Any] = field(default_factory=dict)
+
+    def __call__(self, value: Any, path: str) -> Any:
+        if id(value) not in self.made:
+            self.made[id(value)] = self._copy(value, path)
+        return self.made[id(value)]
+
+    def _copy(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray):
+            return (self.cut.of(value) if self.cut else value).copy(order="K")
+        if isinstance(value, HELD):
+            return value
+        if isinstance(value, torch.device):
+            return self.device or value
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self(getattr(value, name), f"{path}.{name}") for name in value._fields))
+        if type(value) in (list, tuple):
+            return type(value)(self(item, f"{path}[{number}]") for number, item in enumerate(value))
+        if isinstance(value, dict):
+            items = {key: self(item, f"{path}[{key!r}]") for key, item in value.items()}
+            return copy.copy(value) | items  # a dict of its own kind, such as an OrderedDict
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            made: Any = copy.copy(value)
+            for f in dataclasses.fields(value):  # a frozen one as well
+                object.__setattr__(made, f.name, self(getattr(value, f.name), f"{path}.{f.name}"))
+            return made
+        try:
+            return copy.deepcopy(value)
+        except Exception as error:  # __deepcopy__ is the user's, and may raise anything
+            raise InvalidArgs(
+                f"{path} is a {type(value).__name__}, which cannot be copied ({error}). Every run needs a "
+                f"copy of its own; give tensors, arrays, numbers, modules, or dicts, lists, tuples and "
+                f"dataclasses of them."
+            ) from error
+
+    def _tensor(self, value: torch.Tensor) -> torch.Tensor:
+        device = self.device or value.device
+        made = (self.cut.of(value) if self.cut else value).detach().clone().to(device)
+        if isinstance(value, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
+        made.requires_grad_(value.requires_grad)
+        if value.is_leaf and value.grad is not None:
+            made.grad = (self.cut.of(value.grad) if self.cut else value.grad).detach().clone().to(device)
+        return made
+
+
+def held(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The modules, optimizers and generators in an input, with their paths."""
+    if isinstance(value, HELD):
+        yield path, value
+    else:
+        for where, item in _items(value, path):
+            yield from held(item, where)
+
+
+def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """What a container holds, with its path."""
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{number}]", item) for number, item in enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from ((f"{path}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value))
+
+
+def tensors_of(
+    value: Any, path: str, *, but: Collection[int] = (), grads: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Copies of the tensors and arrays in an input, or of their gradients, with their paths.
+
+    Objects whose id is in ``but`` are left out.
+    """
+    if id(value) in but:
+        return
+    if isinstance(value, torch.Tensor):
+        kept = value.grad if grads and value.is_leaf else None if grads else value
+        if kept is not None:
+            yield from flattened(kept, f"{path}.grad" if grads else path)
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and not grads:
+        yield from flattened(value, path)
+    else:
+        for where, item in _items(value, path):
+            yield from tensors_of(item, where, but=but, grads=grads)
