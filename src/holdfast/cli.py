@@ -19,6 +19,7 @@ from holdfast.core.registry import plans as registered
 from holdfast.core.stream import Stream
 from holdfast.proof.catalogue import Entry, catalogue
 from holdfast.proof.conformance import AnyPlan
+from holdfast.proof.kernel_mutants.command import mutants
 from holdfast.proof.report import bar, show
 from holdfast.proof.verify import verify as run_verify
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(bench)
+app.command()(mutants)
 
 
 def main() -> None:
