@@ -28,7 +28,7 @@ SELECTED = [
     "embedding, gpu: a row after the last",
     "quantize, gpu: a ragged byte not masked",
     "choose_scale, gpu: the column stride of a result",
-    "segment_sum, gpu: the last but one adds",
+    "segment_sum, gpu: the first chunk in the slot of another",
 ]
 
 

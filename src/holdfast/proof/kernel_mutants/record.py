@@ -12,13 +12,17 @@ PACKAGE = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class KernelMutant:
-    """``new`` for ``old`` in ``file``, a path in the package, and the plans that must show it."""
+    """``new`` for ``old`` in ``file``, a path in the package, and the plans that must show it.
+
+    Cases with ``likely`` in their names are tried first, which saves time and nothing else.
+    """
 
     name: str
     file: str
     old: str
     new: str
     plans: tuple[str, ...]
+    likely: str = ""
 
     @property
     def backend(self) -> str:

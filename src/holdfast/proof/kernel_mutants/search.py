@@ -15,9 +15,10 @@ from holdfast.proof.conformance import (
     selected,
     ways,
 )
+from holdfast.proof.kernel_mutants.record import KernelMutant
 
-#: Looks for the first difference between the reference and a plan on a backend.
-Search = Callable[[AnyPlan, str], Difference | None]
+#: Looks for the first difference between the reference and a plan, where a mutant's file takes part.
+Search = Callable[[AnyPlan, KernelMutant], Difference | None]
 
 
 def ways_of(backend: str) -> list[Way]:
@@ -34,9 +35,10 @@ def watched_scratch() -> Iterator[Callable[[], Sequence[str]]]:
     yield tuple
 
 
-def by_cases(plan: AnyPlan, backend: str) -> Difference | None:
+def by_cases(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
     """The first case that differs, on any number of threads. It raises what the kernel raises."""
-    for case in cases_of(plan):
+    backend = mutant.backend
+    for case in sorted(cases_of(plan), key=lambda case: mutant.likely not in case.name):
         if case.common and backend == "gpu":
             continue  # the interpreter's time is better spent
         args, reference = expected(plan, case)

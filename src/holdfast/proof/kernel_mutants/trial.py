@@ -74,7 +74,7 @@ def _searched(mutant: KernelMutant, by: str, folder: Path) -> Difference | None:
     sys.meta_path.insert(0, _Serving(mutant.module, file))
     numba.config.CACHE_DIR = str(folder)  # of its own: the right kernels are cached under the same names
     for name in mutant.plans:
-        found = SEARCHES[by](plans()[name], mutant.backend)
+        found = SEARCHES[by](plans()[name], mutant)
         if found:
             return found
         if mutant.module not in sys.modules:

@@ -58,11 +58,13 @@ MUTANTS = (
         _GPU,
         "        of_one += change\n",
         "        of_one = (of_one + change).to(tl.float32).to(COMPUTE)\n",
+        likely="float64",
     ),
     _backward(
         "accumulate lost",
         _GPU,
         "total = widen(tl.load(target), COMPUTE) + total",
         "total = total + 0.0",
+        likely="no places",
     ),
 )

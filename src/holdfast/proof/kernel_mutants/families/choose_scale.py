@@ -55,11 +55,13 @@ MUTANTS = (
         _GPU,
         "place = piece.to(tl.int64) * count + segment[None, :, None] * width + start + column",
         "place = segment[None, :, None] * width + start + column",
+        likely="pieces",
     ),
     _mutant(
         "the last piece dropped",
         _GPU,
         "inside = (piece < number)[:, None] & (segment < count)[None, :]",
         "inside = (piece < number - 1)[:, None] & (segment < count)[None, :]",
+        likely="long",
     ),
 )

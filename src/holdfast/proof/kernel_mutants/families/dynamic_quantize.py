@@ -64,6 +64,6 @@ MUTANTS = (
         "the zero point of the first column",
         _GPU,
         "at_zero += (start + column) * steps[2]",
-        "at_zero += start * steps[2]",
+        "at_zero += (start + 0 * column) * steps[2]",
     ),
 )

@@ -44,6 +44,7 @@ MUTANTS = (
         _GPU,
         "better = better & kept[:, None]",
         "better = better & (begin + u < amount)[:, None]",
+        likely="padding in a maximum",
     ),
     _backward(
         "a place that begins a bag given to the one before",
@@ -56,17 +57,20 @@ MUTANTS = (
         _GPU,
         "amount -= tl.load(left_out + bag, mask=bag < bags, other=0)",
         "amount -= 0",
+        likely="padding",
     ),
     _backward(
         "columns added in another order",
         _GPU,
         "total = (((total + first) + second) + third) + fourth",
         "total = (((total + first) + third) + second) + fourth",
+        likely="weighted",
     ),
     _backward(
         "accumulate lost",
         _GPU,
         "total = widen(tl.load(to, mask=kept, other=0.0), COMPUTE) + total",
         "total = total + 0.0",
+        likely="accumulate",
     ),
 )

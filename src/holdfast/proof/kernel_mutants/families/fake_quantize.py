@@ -44,6 +44,7 @@ MUTANTS = (
         _GPU,
         "to_x = to_dy if ALIKE else tile_offsets(row, start, sizes, x_strides, COLUMNS)",
         "to_x = to_dy",
+        likely="dy in another layout",
     ),
     _backward(
         "the strides of dy for those of dx",
@@ -62,5 +63,6 @@ MUTANTS = (
         _GPU,
         "gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient",
         "gradient = gradient + 0.0",
+        likely="accumulate",
     ),
 )

@@ -39,6 +39,7 @@ MUTANTS = (
         _TREE_GPU,
         "place = out + ((segment.to(tl.int64) * blocks + block) * PIECES + piece)",
         "place = out + ((segment.to(tl.int64) * blocks + block) * PIECES)",
+        likely="4099x40",
     ),
     _mutant(
         "the last, shorter row of lanes dropped",
@@ -51,23 +52,34 @@ MUTANTS = (
         _TREE_GPU,
         "inside = (segment < segments)[:, None] & (element < length)",
         "inside = (segment < segments)[:, None] & (element <= length)",
+        likely="70000",
     ),
     _mutant(
         "accumulate lost",
         _TREE_GPU,
         "total = widen(tl.load(place, mask=inside), lanes.dtype) + total",
         "total = total + 0.0",
+        likely="empty tokens",
     ),
     _mutant(
         "the strides of dx for those of x",
         _GPU,
         "to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, x_within)",
         "to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, dx_within)",
+        likely="transposed output",
+    ),
+    _mutant(
+        "the strides of x for those of dy",
+        _GPU,
+        "to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)",
+        "to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, x_within)",
+        likely="dy in another layout",
     ),
     _mutant(
         "lanes of a narrower type",
         _GPU,
         "        sums = term if ROWS == 1 else sums + term",
         "        sums = term if ROWS == 1 else (sums + term).to(tl.float32).to(COMPUTE)",
+        likely="3x8191",
     ),
 )

@@ -55,8 +55,9 @@ MUTANTS = (
     _forward(
         "a mask one channel too wide",
         _GPU,
-        "mask=mask & (first + 1 < channels))",
-        "mask=mask & (first + 1 <= channels))",
+        "mask=mask[:, None] & (channel < channels),",
+        "mask=mask[:, None] & (channel <= channels),",
+        likely="channels last",
     ),
     _forward(
         "the channel stride of the image for that of the output",
@@ -64,12 +65,13 @@ MUTANTS = (
         "tl.store(target + channel.to(tl.int64) * out_step, value, mask=inside)",
         "tl.store(target + channel.to(tl.int64) * image_step, value, mask=inside)",
     ),
-    _backward("a chunk of channels lost", _GPU, "block_0 += sum_0", "block_0 = sum_0"),
+    _backward("a chunk of channels lost", _GPU, "block_0 += sum_0", "block_0 = sum_0", likely="64 channels"),
     _backward(
         "accumulate lost",
         _GPU,
         "value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value",
         "value = value + 0.0",
+        likely="channels last",
     ),
     _backward(
         "the strides of the image for those of dout",

@@ -85,11 +85,20 @@ MUTANTS = (
         _GPU,
         "scale + scale_strides[len(scale_strides) - 1] // 2, scale_bits",
         "scale, scale_bits",
+        likely="pairs",
+    ),
+    _backward(
+        "the strides of x for those of dy",
+        _GPU,
+        "to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
+        "to_dy = to_x",
+        likely="dy in another layout",
     ),
     _backward(
         "accumulate lost",
         _GPU,
         "gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient",
         "gradient = gradient + 0.0",
+        likely="accumulate",
     ),
 )

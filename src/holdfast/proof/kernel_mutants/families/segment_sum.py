@@ -29,7 +29,12 @@ MUTANTS = (
     _mutant(
         "a heavy row left out", _CPU, "if ordering.heaviest > share:", "if ordering.heaviest > 2 * share:"
     ),
-    _mutant("the last but one adds", _GPU, "(before == size - 1)", "(before == size - 2)"),
+    _mutant(
+        "the arrivals of all levels counted in one place",
+        _GPU,
+        "counter = arrivals + slot_of(origin, chunk + level, windows)",
+        "counter = arrivals + slot_of(origin, chunk, windows)",
+    ),
     _mutant(
         "rows of a whole chunk dropped",
         _GPU,
@@ -47,12 +52,14 @@ MUTANTS = (
         _GPU,
         "total = widen(tl.load(at, mask=mask, other=0.0), COMPUTE) + total",
         "total = total + 0.0",
+        likely="transposed output",
     ),
     _mutant(
         "rows filled whether or not they have terms",
         _GPU,
         "mask = ((row < rows) & (amount == 0))[:, None] & inside",
         "mask = ((row < rows) & (amount >= 0))[:, None] & inside",
+        likely="a million",
     ),
     _mutant(
         "sums of a narrower type",
