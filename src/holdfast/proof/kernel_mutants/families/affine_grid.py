@@ -11,7 +11,13 @@ _backward = partial(KernelMutant, plans=("AffineGridBackwardPlan",))
 _CPU, _GPU = "ops/affine_grid/cpu.py", "ops/affine_grid/gpu.py"
 
 MUTANTS = (
-    _forward("a row of scratch of half the size", _CPU, "ROW = LANES * 8", "ROW = LANES * 4"),
+    _forward(
+        "a row of scratch of half the size",
+        _CPU,
+        "ROW = LANES * 8",
+        "ROW = LANES * 4",
+        likely="five blocks",
+    ),
     _forward(
         "terms added in another order",
         _CPU,
@@ -30,9 +36,19 @@ MUTANTS = (
         "min(block * BLOCK + BLOCK, places), LANES):",
         "min(block * BLOCK + BLOCK, places // LANES * LANES), LANES):",
     ),
-    _backward("sums of blocks added to one lane", _CPU, "lanes[i % LANES] += sums[i]", "lanes[0] += sums[i]"),
     _backward(
-        "accumulate lost", _CPU, "result[k] = old[k] + result[k]", "result[k] = zero(like) + result[k]"
+        "sums of blocks added to one lane",
+        _CPU,
+        "lanes[i % LANES] += sums[i]",
+        "lanes[0] += sums[i]",
+        likely="five blocks",
+    ),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "result[k] = old[k] + result[k]",
+        "result[k] = zero(like) + result[k]",
+        likely="no places",
     ),
     _forward("a mask one place too long", _GPU, "inside = place < places", "inside = place <= places"),
     _forward(

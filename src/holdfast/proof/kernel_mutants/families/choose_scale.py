@@ -15,6 +15,7 @@ MUTANTS = (
         _CPU,
         "(columns + CHUNK - 1) // CHUNK\n    for unit",
         "max(1, columns // CHUNK)\n    for unit",
+        likely="long tokens",
     ),
     _mutant(
         "only the last row of a column counts",
@@ -27,18 +28,21 @@ MUTANTS = (
         _CPU,
         "words[(of_segment + piece) * segments + segment + i] = below[i]",
         "words[of_segment * segments + segment + i] = below[i]",
+        likely="in pieces",
     ),
     _mutant(
         "the last piece dropped",
         _CPU,
         "for piece in range(of_segment):",
         "for piece in range(of_segment - 1):",
+        likely="in pieces",
     ),
     _mutant(
         "results side by side",
         _CPU,
         "results[offset + i * step] = found[done + i]",
         "results[offset + i] = found[done + i]",
+        likely="transposed",
     ),
     _mutant(
         "a mask one row too long",

@@ -32,7 +32,13 @@ MUTANTS = (
         "halvings, kind == INT8, columns, raw + r * columns)",
         "halvings, kind == INT8, columns, raw)",
     ),
-    _backward("accumulate lost", _CPU, "dq[i] += dy[i] * scale[i]", "dq[i] = dy[i] * scale[i]"),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dq[i] += dy[i] * scale[i]",
+        "dq[i] = dy[i] * scale[i]",
+        likely="accumulate",
+    ),
     _forward(
         "a mask one row too long",
         _GPU,

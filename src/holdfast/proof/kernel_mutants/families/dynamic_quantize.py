@@ -28,14 +28,22 @@ MUTANTS = (
         _CPU,
         "fold(x, 1, columns, most, both,",
         "fold(x, 1, columns - 1, most, both,",
+        likely="tokens of one",
     ),
     _mutant(
         "magnitudes where there are more codes below zero",
         _CPU,
         "both = wanted == AFFINE or lowest != -highest",
         "both = wanted == AFFINE",
+        likely="the whole range",
     ),
-    _mutant("rows longer than a tile", _CPU, "0 < space.columns <= TILE", "0 < space.columns <= 2 * TILE"),
+    _mutant(
+        "rows longer than a tile",
+        _CPU,
+        "0 < space.columns <= TILE",
+        "0 < space.columns <= 2 * TILE",
+        likely="12,001",
+    ),
     _mutant(
         "columns that do not exist not masked",
         _GPU,

@@ -11,7 +11,13 @@ _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "ops/embedding_bag/cpu.py", "ops/embedding_bag/gpu.py"
 
 MUTANTS = (
-    _forward("a scratch run of half the size", _CPU, "_RUN = COLUMNS * 8 + 192", "_RUN = COLUMNS * 4 + 96"),
+    _forward(
+        "a scratch run of half the size",
+        _CPU,
+        "_RUN = COLUMNS * 8 + 192",
+        "_RUN = COLUMNS * 4 + 96",
+        likely="long rows in float64",
+    ),
     _forward(
         "the last index of a bag dropped",
         _CPU,
@@ -24,20 +30,29 @@ MUTANTS = (
         _CPU,
         "_find_rows(end, indices[2], -1, indices,",
         "_find_rows(end, indices[2], bags - 1, indices,",
+        likely="beyond the last bag",
     ),
     _backward(
         "a level carried and kept",
         _CPU,
         "            levels[level] = zero(like)\n            full",
         "            full",
+        likely="D = 4096",
     ),
     _backward(
         "the row stride of the table for that of dout",
         _CPU,
         "np.int64(bags[n]) * dout_row * (dout_kind & ITEM_SIZE)",
         "np.int64(bags[n]) * weight_row * (dout_kind & ITEM_SIZE)",
+        likely="dout in another layout",
     ),
-    _backward("accumulate lost", _CPU, "total[0] = old[0] + total[0]", "total[0] = zero(like) + total[0]"),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "total[0] = old[0] + total[0]",
+        "total[0] = zero(like) + total[0]",
+        likely="accumulate",
+    ),
     _forward("only the last chunk of a bag", _GPU, "        total += chunk\n", "        total = chunk\n"),
     _forward(
         "a maximum over what is left out",

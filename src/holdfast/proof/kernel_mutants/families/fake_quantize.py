@@ -17,21 +17,33 @@ MUTANTS = (
         "for i in range(begin, end):\n                    y[i] = rounded_to_code(x[i], s, z,",
         "for i in range(begin, end - 1):\n                    y[i] = rounded_to_code(x[i], s, z,",
     ),
-    _backward("accumulate lost", _CPU, "dx[i] += told(", "dx[i] = told("),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dx[i] += told(",
+        "dx[i] = told(",
+        likely="in_range: accumulate",
+    ),
     _backward(
         "one scale for a run of several",
         _CPU,
         "dx[i] = estimated(dy[i], x[i], scale[i],",
         "dx[i] = estimated(dy[i], x[i], scale[0],",
+        likely="clipped_identity: per_channel",
     ),
     _backward(
-        "codes for bounds of x", _CPU, "(in_range, in_range_of, between)", "(in_range, codes, between)"
+        "codes for bounds of x",
+        _CPU,
+        "(in_range, in_range_of, between)",
+        "(in_range, codes, between)",
+        likely="in_range",
     ),
     _backward(
         "a middle of a narrower type",
         _CPU,
         "mid = ((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)\n    t =",
         "mid = np.float32((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)\n    t =",
+        likely="tanh: per_channel:1, float64",
     ),
     _forward(
         "a mask one row too long",
