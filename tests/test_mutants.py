@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.proof import verify as verification
 from holdfast.proof.conformance import AnyPlan
-from holdfast.proof.mutants import CONTROL, MUTANTS, Mutant, rejection
+from holdfast.proof.mutants import CONTROL, MUTANTS, WALK, Mutant, MutantError, rejection
+from holdfast.proof.mutants.machinery import instead_of
 
 PLANS = hf.plans()
 
@@ -112,9 +114,40 @@ def test_a_kernel_that_changes_its_input_is_rejected(name: str) -> None:
     assert found is not None and "x[" in found.detail
 
 
-def test_a_kernel_that_raises_is_rejected() -> None:
+def test_an_exception_is_no_rejection() -> None:
     def fails(plan: AnyPlan, desc: Any, run: Any, args: Any) -> None:
         raise ZeroDivisionError("on purpose")
 
-    found = rejection(Mutant("fails", fails), hf.QuantizePerTensorPlan)
-    assert found is not None and "ZeroDivisionError: on purpose" in found.detail
+    with pytest.raises(MutantError, match="'fails' raised ZeroDivisionError in QuantizePerTensorPlan"):
+        rejection(Mutant("fails", fails), hf.QuantizePerTensorPlan)
+
+
+def test_a_mutant_whose_target_is_gone_is_an_error() -> None:
+    gone = Mutant("gone", instead_of("quantise", lambda *given: None))
+    with pytest.raises(MutantError, match=r"quantize\.reference has no 'quantise' to replace"):
+        rejection(gone, hf.QuantizePerTensorPlan)
+
+
+def test_a_mutant_whose_target_is_never_used_is_an_error() -> None:
+    unused = Mutant("unused", instead_of("quantize_backward", lambda *given: None))
+    with pytest.raises(MutantError, match=r"replaces .*\.quantize_backward, which no case of Quant"):
+        rejection(unused, hf.QuantizePerTensorPlan)
+
+
+def test_verify_does_not_count_a_mutant_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Mutant("gone", instead_of("quantise", lambda *given: None))
+    monkeypatch.setattr(verification, "MUTANTS", (gone,))
+    report = verification.PlanReport("QuantizePerTensorPlan")
+    verification._mutants(hf.QuantizePerTensorPlan, report, lambda *told: None)
+    assert (report.mutants, report.mutants_caught) == (1, 0)
+    assert "has no 'quantise' to replace" in report.differences[0].detail
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_has_mistakes_of_its_own(name: str) -> None:
+    own = [mutant for mutant in MUTANTS if mutant not in WALK and mutant.fits(PLANS[name])]
+    assert len(own) >= 2
+
+
+def test_every_mutant_fits_some_plan() -> None:
+    assert [mutant.name for mutant in MUTANTS if not any(map(mutant.fits, PLANS.values()))] == []

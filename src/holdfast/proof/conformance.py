@@ -183,18 +183,21 @@ def check(
 ) -> list[Difference]:
     """Run ``case`` one way and compare all of its memory, inputs included, with what the reference left."""
     found = []
-    with _threads(way.threads):
-        for time in range(way.times):
-            which = f"{way}, run {time + 1}" if way.times > 1 else str(way)
-            try:
-                result = execute(plan, case, args, select, way.device)
-            except Exception as error:  # a kernel may fail in any way, and each is a finding, not an end
-                detail = f"{type(error).__name__}: {error}"
-            else:
-                detail = _compared(reference, result)
-            if detail:
-                found.append(Difference(plan.__name__, case.name, which, detail))
+    for time in range(way.times):
+        which = f"{way}, run {time + 1}" if way.times > 1 else str(way)
+        try:
+            detail = difference(plan, case, way, args, reference, select)
+        except Exception as error:  # a kernel may fail in any way, and each is a finding, not an end
+            detail = f"{type(error).__name__}: {error}"
+        if detail:
+            found.append(Difference(plan.__name__, case.name, which, detail))
     return found
+
+
+def difference(plan: AnyPlan, case: Case, way: Way, args: Args, reference: Args, select: Select) -> str:
+    """Run ``case`` once and say where its memory differs from the reference's. It may raise anything."""
+    with _threads(way.threads):
+        return _compared(reference, execute(plan, case, args, select, way.device))
 
 
 def _compared(reference: Args, result: Args) -> str:

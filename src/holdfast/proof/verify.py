@@ -37,7 +37,7 @@ from holdfast.proof.conformance import (
     ways,
 )
 from holdfast.proof.exhaustive import Sweep, sweeps
-from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
+from holdfast.proof.mutants import CONTROL, MUTANTS, MutantError, rejection
 
 #: Told what is being done, how much of it is done, and how much there is in all.
 Progress = Callable[[str, int, int], None]
@@ -160,8 +160,11 @@ def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
     report.differences += [control] if control else []
     for number, mutant in enumerate(fitting):
         progress(f"{plan.__name__}: mutant {mutant.name}", number, len(fitting))
-        if rejection(mutant, plan) is None:
-            detail = "no case tells this mutant from the reference"
+        try:
+            detail = "" if rejection(mutant, plan) else "no case tells this mutant from the reference"
+        except MutantError as error:
+            detail = str(error)
+        if detail:
             report.differences.append(Difference(plan.__name__, "all", f"mutant {mutant.name!r}", detail))
         else:
             report.mutants_caught += 1

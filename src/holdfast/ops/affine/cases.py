@@ -41,6 +41,7 @@ class Problem:
     scale: str = "float32"
     zero_point: str = "tensor"
     accumulate: bool = False
+    upstream: str = ""  # the layout of dy, where it is not that of x
 
     @property
     def code_range(self) -> tuple[int, int]:

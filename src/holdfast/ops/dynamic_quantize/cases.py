@@ -64,6 +64,7 @@ def problems() -> list[Problem]:
         Problem("no elements, packed", shape=(3, 0), codes=_INT4, packed=True),
         Problem("no tokens", PerToken(), (0, 5)),
         Problem("tokens of 8192", PerToken(), (3, 8192), torch.bfloat16),
+        Problem("tokens of 12,001", PerToken(), (3, 12_001)),
         Problem("tokens for two passes", PerToken(), (2, 33_001), torch.bfloat16, symmetric=False),
         Problem("tokens for two passes, packed", PerToken(), (1, 33_003), codes=_INT4, packed=True),
         Problem("per tensor, in two passes", PerTensor(), (3, 11_003), torch.float16),

@@ -46,6 +46,7 @@ class Problem:
     frequency: bool = False
     accumulate: bool = False
     gradients: tuple[bool, bool] | None = None
+    upstream: str = ""  # the layout of dout, where it is not that of the table
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -78,10 +79,10 @@ class Problem:
         begins = np.concatenate([[0], np.cumsum(self.bags)])[: len(self.bags) + self.last].astype(np.int64)
         return laid_out(torch.from_numpy(begins).to(self.offsets_dtype or self.index_dtype), self.layouts[1])
 
-    def real(self, what: str, *shape: int) -> torch.Tensor:
+    def real(self, what: str, *shape: int, layout: str = "") -> torch.Tensor:
         """Values of the dtype, for anything that is read."""
         made = row_values(f"bag {what}/{self.name}", shape, self.dtype, self.values)
-        return laid_out(made, self.layouts[0])
+        return laid_out(made, layout or self.layouts[0])
 
     @property
     def weights(self) -> torch.Tensor | None:
@@ -145,6 +146,7 @@ _SHARED = (
     Problem("largest of special values", (40, 3), 12, 6, "max", values="special"),
     Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
+    Problem("largest of long rows in float64", (5, 6), 10, 1500, "max", dtype=_F64),
 )  # fmt: skip
 
 _BACKWARD = (
@@ -159,6 +161,7 @@ _BACKWARD = (
     Problem("the weights' gradient alone", (60,), 6, 1100, "sum", (20, 0, 20), weighted=True, padding=2,
             last=True, gradients=(False, True)),
     Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
+    Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
 )  # fmt: skip
 
 #: Of the shared ones, those whose backward has nothing that another has not.
@@ -220,7 +223,7 @@ def _backward_args(desc: EmbeddingBagBackwardDescriptor, problem: Problem) -> Em
             if problem.accumulate:
                 out.copy_(row_values(f"bag {name}/{problem.name}", out.shape, problem.dtype))
     return EmbeddingBagBackwardArgs(
-        dout=problem.real("dout", desc.bags, problem.columns),
+        dout=problem.real("dout", desc.bags, problem.columns, layout=problem.upstream),
         indices=problem.indices,
         offsets=problem.offsets,
         per_sample_weights=problem.weights if desc.expected("per_sample_weights") else None,

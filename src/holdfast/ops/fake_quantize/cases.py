@@ -155,6 +155,8 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
         (odd(PerToken, "empty tokens"), SteKind.IN_RANGE),
         (odd(PerChannel, "last axis, wide", real=torch.bfloat16), SteKind.IN_RANGE),
         (many(PerGroup, codes=_INT4), SteKind.TANH),
+        (image(PerChannel, name="dy in another layout", layouts=("channels last", "contiguous"),
+               upstream="transposed", codes=_INT4), SteKind.CLIPPED_IDENTITY),
     ):  # fmt: skip
         yield _named(problem, ste, problem.name), ste
 
@@ -205,7 +207,7 @@ def _backward_args(problem: Problem) -> FakeQuantizeBackwardArgs:
     like = replace(problem, values="spread") if problem.values == "of the scale" else problem
     dy = real_values(like, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
     return FakeQuantizeBackwardArgs(
-        dy=laid_out(dy, of_input),
+        dy=laid_out(dy, problem.upstream or of_input),
         x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
         scale=make_scale(problem),
         zero_point=make_zero_point(problem),

@@ -169,6 +169,12 @@ def _of_layouts() -> Iterator[Learned]:
     yield Learned(
         plain(PerChannel, name="unaligned", layouts=("unaligned", "unaligned"), zero_point="floating")
     )
+    yield _Learned(
+        image(
+            PerChannel, name="dy in another layout", layouts=("channels last", "contiguous"),
+            upstream="transposed", codes=_INT4,
+        )
+    )  # fmt: skip
 
 
 def _of_scales() -> Iterator[Learned]:
@@ -230,7 +236,7 @@ def _args(of: Learned) -> FakeQuantizeLearnedBackwardArgs:
     if problem.accumulate:
         dx.copy_(real_values(problem, f"dx/{problem.name}"))
     return FakeQuantizeLearnedBackwardArgs(
-        dy=laid_out(_upstream(problem), of_input),
+        dy=laid_out(_upstream(problem), problem.upstream or of_input),
         x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
         scale=scale,
         zero_point=zero_point,

@@ -50,6 +50,13 @@ _SCALES_BY_COLUMN = [
     ),
     Problem("last axis, scales of every size", PerChannel(-1), (41, 19), **EVERY_SIZE),
 ]  # fmt: skip
+_DY_APART = Problem(
+    "dy in another layout",
+    PerChannel(1),
+    (2, 6, 5, 7),
+    layouts=("channels last", "contiguous"),
+    upstream="transposed",
+)
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
@@ -58,7 +65,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     if plan is QuantizePerChannelPlan:
         found.append(_PAIRS_IN_LOOPS)
     elif plan is QuantizePerChannelBackwardPlan:
-        found += _SCALES_BY_COLUMN
+        found += [*_SCALES_BY_COLUMN, _DY_APART]
     return [case(plan, problem) for problem in found]
 
 
@@ -108,7 +115,7 @@ def _backward_args(descriptor: QuantizeBackwardDescriptor, problem: Problem) -> 
         dx.copy_(real_values(problem, f"dx/{problem.name}"))
     dy = real_values(problem, f"dy/{problem.name}")
     return QuantizeBackwardArgs(
-        dy=laid_out(dy.to(descriptor.gradient_of_codes), of_input),
+        dy=laid_out(dy.to(descriptor.gradient_of_codes), problem.upstream or of_input),
         x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
         scale=make_scale(problem),
         zero_point=make_zero_point(problem),

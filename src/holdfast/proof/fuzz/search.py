@@ -12,8 +12,7 @@ from multiprocessing.connection import Connection, wait
 from random import Random
 from typing import Any
 
-import torch
-
+from holdfast import __version__
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
@@ -53,7 +52,7 @@ class Report:
         return {
             "passed": self.passed,
             "numerics_version": NUMERICS_VERSION,
-            "machine": asdict(Machine.here(torch=torch.__version__)),
+            "machine": asdict(Machine.here(holdfast=__version__)),
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "interpreted": self.interpreted,

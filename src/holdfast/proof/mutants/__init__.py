@@ -12,9 +12,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from holdfast.proof.mutants.machinery import CONTROL, WALK, Mutant, rejection
+from holdfast.proof.mutants.machinery import CONTROL, WALK, Mutant, MutantError, rejection
 
-__all__ = ["CONTROL", "MUTANTS", "Mutant", "rejection"]
+__all__ = ["CONTROL", "MUTANTS", "WALK", "Mutant", "MutantError", "rejection"]
 
 
 def _found() -> tuple[Mutant, ...]:

@@ -90,6 +90,17 @@ def _nearest_row(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
     run(changed(args, indices=indices.clamp(0, max(desc.rows - 1, 0))))
 
 
+def _wrapped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
+    """A bad index counts on from the other end."""
+    indices: torch.Tensor = args.indices  # type: ignore[attr-defined]
+    run(changed(args, indices=indices.remainder(max(desc.rows, 1))))
+
+
+def _neighbours_row(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
+    weight: torch.Tensor = args.weight  # type: ignore[attr-defined]
+    run(changed(args, weight=weight.roll(1, 0)))
+
+
 MUTANTS = (
     Mutant("a lost duplicate", instead_of("sources_of", _a_lost_duplicate), _SUMS),
     Mutant("a dropped chunk boundary", instead_of("ordered_sum", _in_one_go), _SUMS),
@@ -102,4 +113,6 @@ MUTANTS = (
     Mutant("an unskipped padding row", instead_of("kept_indices", _nothing_is_padding), _BACKWARD),
     Mutant("no division by the frequency", described(scale_grad_by_freq=False), _BACKWARD),
     Mutant("a bad index reads the nearest row", _nearest_row, _FORWARD),
+    Mutant("a bad index wraps around", _wrapped, _FORWARD),
+    Mutant("a neighbour's row", _neighbours_row, _FORWARD),
 )

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from holdfast.core.case import operands_of
 from holdfast.core.plan import Args, Kernel, Launch
 from holdfast.core.registry import plans
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE
-from holdfast.proof.conformance import REFERENCE, AnyPlan, Difference, around, cases_of, check, expected
+from holdfast.proof.conformance import REFERENCE, AnyPlan, Difference, around, cases_of, difference, expected
 
 Run = Callable[[Args], None]
 #: Runs a reference kernel's launch on args, wrongly.
@@ -68,25 +68,65 @@ def _expected(name: str, number: int) -> tuple[Args, Args]:
     return expected(plan, cases_of(plan)[number])
 
 
+class MutantError(Exception):
+    """A mutant that proves nothing: it raised, or what it replaces is gone or is never used."""
+
+
 def rejection(mutant: Mutant, plan: AnyPlan) -> Difference | None:
-    """The first case of ``plan`` that tells the mutant from the reference."""
+    """The first case of ``plan`` that tells the mutant from the reference by its bits."""
+    _replaced.clear()
+    _used.clear()
+    select = around(partial(kernel, mutant))
     for number, case in enumerate(cases_of(plan)):
         args, reference = _expected(plan.__name__, number)
-        found = check(plan, case, REFERENCE, args, reference, around(partial(kernel, mutant)))
-        if found:
-            return found[0]
+        try:
+            detail = difference(plan, case, REFERENCE, args, reference, select)
+        except Exception as error:  # whatever it is, it shows nothing about the cases
+            raise MutantError(
+                f"mutant {mutant.name!r} raised {type(error).__name__} in {plan.__name__}, "
+                f"case {case.name!r}: {error}. Only a difference counts; mend the mutant."
+            ) from error
+        if detail:
+            return Difference(plan.__name__, case.name, str(REFERENCE), detail)
+    unused = sorted(_replaced - _used)
+    if unused:
+        raise MutantError(
+            f"mutant {mutant.name!r} replaces {', '.join(unused)}, which no case of {plan.__name__} uses. "
+            f"Name what the reference uses now."
+        )
     return None
 
 
+#: What the mutant that is being tried replaces, and what of it was used.
+_replaced: set[str] = set()
+_used: set[str] = set()
+
+
 @contextmanager
-def replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """``function`` in place of what ``module`` calls ``name``, for as long as this is open."""
-    right = getattr(module, name)
-    setattr(module, name, function)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``value``, a function or a property, for what ``owner`` calls ``name``, for as long as this is open."""
+    if not hasattr(owner, name):
+        raise MutantError(f"{owner.__name__} has no {name!r} to replace.")
+    right, target = getattr(owner, name), f"{owner.__name__}.{name}"
+    _replaced.add(target)
+    setattr(owner, name, _noted(target, value))
     try:
         yield
     finally:
-        setattr(module, name, right)
+        setattr(owner, name, right)
+
+
+def _noted(target: str, value: Any) -> Any:
+    """``value``, noting that it is used."""
+    if isinstance(value, property):
+        return property(_noted(target, value.fget))
+
+    @wraps(value)
+    def noting(*args: Any, **options: Any) -> Any:
+        _used.add(target)
+        return value(*args, **options)
+
+    return noting
 
 
 def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
@@ -141,11 +181,16 @@ def _last_dropped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
             out.copy_(kept)
 
 
+#: Indices and offsets. Read at other strides they would be refused, and that is no difference.
+_INDICES = (torch.int32, torch.int64)
+
+
 def _strides_ignored(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
+    tensors = {name: value for name, value in operands_of(args).items() if isinstance(value, torch.Tensor)}
     wrong = {
         name: value.as_strided(value.shape, torch.empty(value.shape, device="meta").stride())
-        for name, value in operands_of(args).items()
-        if isinstance(value, torch.Tensor) and value.is_contiguous() is False and 0 not in value.stride()
+        for name, value in tensors.items()
+        if value.dtype not in _INDICES and not value.is_contiguous() and 0 not in value.stride()
     }
     run(changed(args, **wrong))
 

@@ -1,0 +1,82 @@
+"""One mutant tried, in a process that has imported no kernel yet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from holdfast.core.registry import plans
+from holdfast.proof.conformance import Difference
+from holdfast.proof.kernel_mutants.record import KernelMutant
+from holdfast.proof.kernel_mutants.search import SEARCHES
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a mutant: the ``difference`` that it made, or the ``error`` that it ended with."""
+
+    mutant: str
+    by: str
+    seconds: float
+    difference: Difference | None = None
+    error: str = ""
+
+    @property
+    def caught(self) -> bool:
+        return self.difference is not None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Trial:
+        found = fields["difference"]
+        return cls(**{**fields, "difference": Difference(**found) if found else None})
+
+
+class _Serving(MetaPathFinder):
+    """Finds ``file`` for the module called ``name``."""
+
+    def __init__(self, name: str, file: Path) -> None:
+        self.name, self.file = name, file
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return spec_from_file_location(fullname, self.file) if fullname == self.name else None
+
+
+def attempt(label: str, mutant: KernelMutant, by: str, folder: Path) -> Trial:
+    """Run the plans with the mutant's source until one differs. Its source and code are in ``folder``."""
+    began = time.perf_counter()
+    try:
+        difference, error = _searched(mutant, by, folder), ""
+    except Exception as raised:  # whatever it is, it is no difference
+        difference, error = None, f"{type(raised).__name__}: {raised}"
+    return Trial(label, by, time.perf_counter() - began, difference, error)
+
+
+def _searched(mutant: KernelMutant, by: str, folder: Path) -> Difference | None:
+    import numba
+
+    if mutant.module in sys.modules:
+        raise RuntimeError(f"{mutant.module} was imported before its mutant could be.")
+    file = folder / Path(mutant.file).name
+    file.write_text(mutant.source())
+    sys.meta_path.insert(0, _Serving(mutant.module, file))
+    numba.config.CACHE_DIR = str(folder)  # of its own: the right kernels are cached under the same names
+    for name in mutant.plans:
+        found = SEARCHES[by](plans()[name], mutant)
+        if found:
+            return found
+        if mutant.module not in sys.modules:
+            raise RuntimeError(f"{name} does not use {mutant.module}.")
+    return None
