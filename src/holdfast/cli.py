@@ -19,8 +19,8 @@ from holdfast.proof.against import compare
 from holdfast.proof.catalogue import Entry, catalogue
 from holdfast.proof.conformance import AnyPlan, plan_named
 from holdfast.proof.fuzz.command import fuzz
-from holdfast.proof.page import benchmarks, page
 from holdfast.proof.kernel_mutants.command import mutants
+from holdfast.proof.page import benchmarks, page
 from holdfast.proof.report import bar, show
 from holdfast.proof.stored import findings, fuzz_run, writable
 from holdfast.proof.verify import verify as run_verify

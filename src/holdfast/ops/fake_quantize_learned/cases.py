@@ -169,7 +169,7 @@ def _of_layouts() -> Iterator[Learned]:
     yield Learned(
         plain(PerChannel, name="unaligned", layouts=("unaligned", "unaligned"), zero_point="floating")
     )
-    yield _Learned(
+    yield Learned(
         image(
             PerChannel, name="dy in another layout", layouts=("channels last", "contiguous"),
             upstream="transposed", codes=_INT4,
