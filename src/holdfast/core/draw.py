@@ -95,7 +95,8 @@ class Space(Protocol):
     """What ``ops/<op>/space.py`` declares: every problem that a plan can be given, and its public function.
 
     A problem is a frozen dataclass whose fields are numbers, strings, dtypes, enums, granularities, or tuples
-    of these. ``FREE`` names the fields that its descriptor does not depend on.
+    of these. ``FREE`` names the fields that its descriptor does not depend on. Layouts are no part of it: the
+    search gives one to each operand.
     """
 
     FREE: Sequence[str]

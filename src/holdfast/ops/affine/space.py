@@ -16,7 +16,7 @@ from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverT
 P = TypeVar("P", bound=Problem)
 
 #: The fields of a problem that no descriptor depends on.
-FREE = ("layouts", "values", "scale", "zero_point")
+FREE = ("values", "scale", "zero_point")
 
 _REALS = [record.torch for record in FLOATS.values()]
 _SCALES = (
@@ -81,7 +81,6 @@ def draw_problem(
     kind_of_problem: type[P] = Problem,  # type: ignore[assignment]
     packs: bool = False,
     carried: bool = True,
-    reads_codes: bool = False,
     floating_zero_points: bool = False,
     **more: Any,
 ) -> P:
@@ -101,10 +100,6 @@ def draw_problem(
         "codes": codes,
         "packed": packed,
         "limits": draw_limits(draw, codes),
-        "layouts": (
-            draw.layout(packed=packed and reads_codes),
-            draw.layout(written=True, packed=packed and not reads_codes),
-        ),
         "values": values,
         "scale": scale,
         "zero_point": zero_point,

@@ -14,7 +14,7 @@ from holdfast.ops.affine_grid.torch_op import affine_grid
 
 __all__ = ["FREE", "case", "draw", "public"]
 
-FREE = ("layouts", "values")
+FREE = ("values",)
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
@@ -27,7 +27,6 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         draw.kind((False, True)),
         draw.kind([record.torch for record in FLOATS.values()]),
         draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1]),
-        (draw.layout(), draw.layout(written=True)),
         accumulate=plan.direction == "backward" and draw.chance(4),
     )
 

@@ -14,7 +14,7 @@ from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range
 
 __all__ = ["FREE", "case", "draw", "draw_rule", "public"]
 
-FREE = ("layout", "results", "values")
+FREE = ("values",)
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
@@ -35,8 +35,6 @@ def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
         "symmetric": draw.kind((True, False)),
         "narrow": draw.one_of((None, True, False)),
         "values": draw.one_of(("spread", "special", "mixed", "exponents"), [3, 1, 2, 2]),
-        "layout": draw.layout(),
-        "results": draw.layout(written=True),
     }
     return fields | ({"packed": packed} if packs else {})
 

@@ -19,7 +19,7 @@ __all__ = ["FREE", "case", "draw", "public"]
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     if plan.direction == "backward":
         return draw_problem(draw, granularity_of(plan), accumulate=draw.chance(4))
-    return draw_problem(draw, granularity_of(plan), packs=True, reads_codes=True)
+    return draw_problem(draw, granularity_of(plan), packs=True)
 
 
 def public(

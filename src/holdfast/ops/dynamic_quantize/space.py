@@ -14,12 +14,11 @@ from holdfast.ops.dynamic_quantize import cases
 from holdfast.ops.dynamic_quantize.cases import Problem
 from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic
 
-FREE = ("layout", "results", "written", "values")
+FREE = ("values",)
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
-    fields = draw_rule(draw, packs=True)
-    return Problem(draw.label, **fields, written=draw.layout(written=True, packed=fields["packed"]))
+    return Problem(draw.label, **draw_rule(draw, packs=True))
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:

@@ -14,7 +14,7 @@ from holdfast.ops.segment_sum.space import draw_spread, draw_table
 
 __all__ = ["FREE", "case", "draw", "public"]
 
-FREE = ("layouts", "values", "spread")
+FREE = ("values", "spread")
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:

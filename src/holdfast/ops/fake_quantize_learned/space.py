@@ -17,7 +17,7 @@ from holdfast.ops.fake_quantize.torch_op import fake_quantize
 from holdfast.ops.fake_quantize_learned import cases
 
 #: The dtypes of the scale and the zero point are the descriptor's.
-FREE = ("layouts", "values")
+FREE = ("values",)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ class Problem:
     batch: int = 2
     layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
     grid_layout: str = "contiguous"
-    dgrid_layout: str = "contiguous"
     needs: tuple[bool, bool] = (True, True)  # dinput, dgrid
     accumulate: bool = False
     of_sums: bool = False  # about sums that only gradients have
@@ -214,9 +213,7 @@ def _backward_args(problem: Problem, descriptor: GridSampleBackwardDescriptor) -
     needs_dinput, needs_dgrid = problem.needs
     made = {
         "dinput": poisoned_output(descriptor.shape, problem.dtype, of_output) if needs_dinput else None,
-        "dgrid": poisoned_output(descriptor.grid_shape, descriptor.grid_dtype, problem.dgrid_layout)
-        if needs_dgrid
-        else None,
+        "dgrid": poisoned_output(descriptor.grid_shape, descriptor.grid_dtype) if needs_dgrid else None,
     }
     for name, out in made.items():
         if out is not None and problem.accumulate:

@@ -14,7 +14,7 @@ from holdfast.ops.grid_sample.torch_op import grid_sample
 
 __all__ = ["FREE", "case", "draw", "public"]
 
-FREE = ("layouts", "values", "grid", "grid_layout", "dgrid_layout")
+FREE = ("values", "grid")
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
@@ -42,11 +42,8 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         draw.one_of((*GRIDS, "affine")),
         draw.one_of(("spread", "special", "exponents", "any bits"), [6, 1, 2, 1]),
         batch,
-        (draw.layout(), draw.layout(written=True)),
-        draw.layout(),
-        draw.layout(written=True),
-        draw.kind(((True, True), (True, False), (False, True))),
-        plan.direction == "backward" and draw.chance(4),
+        needs=draw.kind(((True, True), (True, False), (False, True))),
+        accumulate=plan.direction == "backward" and draw.chance(4),
     )
 
 

@@ -14,7 +14,7 @@ from holdfast.ops.affine.space import draw_granular, draw_real
 from holdfast.ops.lsq_init import cases
 from holdfast.ops.lsq_init.torch_op import lsq_init
 
-FREE = ("layouts", "values")
+FREE = ("values",)
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
@@ -25,7 +25,6 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         shape,
         real=draw_real(draw),
         limits=(-1, draw.one_of([1, 3, 7, 127, 65536])),
-        layouts=(draw.layout(), draw.layout(written=True)),
         values=draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1]),
     )
 

@@ -14,7 +14,7 @@ from holdfast.ops.segment_sum import cases
 from holdfast.ops.segment_sum.cases import Problem
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
 
-FREE = ("layouts", "values", "indices")
+FREE = ("values", "indices")
 _REALS = [record.torch for record in FLOATS.values()]
 _VALUES = ("spread", "special", "zeros", "exponents", "any bits")
 
@@ -33,7 +33,6 @@ def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
         "columns": columns,
         "dtype": draw.kind(_REALS),
         "index_dtype": draw.kind(INDEX_DTYPES),
-        "layouts": (draw.layout(), draw.layout(), draw.layout(written=True)),
         "values": draw.one_of(_VALUES, [5, 1, 1, 2, 1]),
     }
 

@@ -19,7 +19,7 @@ import torch
 
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
-from holdfast.core.case import Case, operands_of
+from holdfast.core.case import operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.deferred import check_errors
 from holdfast.core.draw import Space, space_of
@@ -43,6 +43,8 @@ class Finding:
     problem: str
     way: str
     detail: str
+    #: Whether something was raised, rather than a difference found.
+    raised: bool = False
 
     @property
     def command(self) -> str:
@@ -77,18 +79,18 @@ def check_problem(plan: AnyPlan, drawn: Drawn, *, interpret: bool = True) -> Fin
     except Differs as found:
         return Finding(plan.__name__, drawn.to_json(), found.way, str(found))
     except Exception as error:  # whatever goes wrong with a problem is a finding, not the end of the search
-        return Finding(plan.__name__, drawn.to_json(), "every way", f"{type(error).__name__}: {error}")
+        detail = f"{type(error).__name__}: {error}"
+        return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True)
     return None
 
 
 def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
     space = space_of(plan)
-    first, second = (space.case(plan, problem) for problem in (drawn.problem, drawn.other))
-    desc: Any = first.descriptor
+    desc: Any = space.case(plan, drawn.problem).descriptor
     if type(desc).from_json(desc.to_json()) != desc:
         raise Differs("descriptor", "it does not come back from its JSON form")
     reference = _selected(plan, desc, "reference", "cpu")
-    given = (first.make(), second.make())
+    given = drawn.args(plan)
     expected = [_run(reference, args, "cpu") for args in given]
     gpu = gpu_way() if interpret or torch.cuda.is_available() else None
     cpu = _selected(plan, desc, "cpu", "cpu")
@@ -101,9 +103,9 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
             _compare(plan, expected[which], _run(made, given[which], gpu.device), f"gpu on {gpu.device}")
     if drawn.limit is not None:
         _check_limit(plan, desc, drawn.limit, given[0], expected[0], gpu.device if gpu else None)
-    _check_public(plan, space, drawn.problem, first, given[0], expected[0], "cpu")
+    _check_public(plan, space, drawn.problem, desc, given[0], expected[0], "cpu")
     if gpu is not None and gpu.device == "cuda":
-        _check_public(plan, space, drawn.problem, first, given[0], expected[0], "cuda")
+        _check_public(plan, space, drawn.problem, desc, given[0], expected[0], "cuda")
     if drawn.broken is not None:
         _check_broken(plan, [reference, cpu], given[0], drawn.broken)
 
@@ -186,12 +188,12 @@ def _check_limit(
 
 
 def _check_public(
-    plan: AnyPlan, space: Space, problem: Any, case: Case, args: Args, expected: _Outcome, device: str
+    plan: AnyPlan, space: Space, problem: Any, desc: Any, args: Args, expected: _Outcome, device: str
 ) -> None:
     way, error = f"public function on {device}", ""
     given = moved(args, device)
     try:
-        found = space.public(plan, problem, case.descriptor, given)
+        found = space.public(plan, problem, desc, given)
         check_errors()
     except HoldfastError as refused:
         found, error = {}, f"{type(refused).__name__}: {refused}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache
@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
+from holdfast.core.case import laid_out, operands_of
 from holdfast.core.draw import Draw, space_of
 from holdfast.core.dtypes import dtype_name, parse_dtype
 from holdfast.core.errors import HoldfastError, InvalidArgs, InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.plan import Args
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import AnyPlan
 
@@ -31,40 +33,58 @@ _TRIES = 1000
 class Drawn:
     """A problem, and what is done with it.
 
-    ``other`` has the same descriptor, but other layouts and values: the two take turns in one plan. ``limit``
-    is the share of the workspace that ``select`` is allowed. ``broken`` numbers a mistake in the args that
-    every backend must refuse.
+    ``other`` has the same descriptor, but other values: the two take turns in one plan. Each has layouts of
+    its own, by operand; an operand without one is contiguous. ``limit`` is the share of the workspace that
+    ``select`` is allowed. ``broken`` numbers a mistake in the args that every backend must refuse.
     """
 
     problem: Any
     other: Any
+    layouts: dict[str, str]
+    other_layouts: dict[str, str]
     limit: float | None = None
     broken: int | None = None
 
     def to_json(self) -> str:
-        found: dict[str, Any] = {"problem": _encoded(self.problem)}
-        if self.other != self.problem:
-            pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
-            found["other"] = {n: _encode(v) for n, v in pairs if v != getattr(self.problem, n)}
-        for name in ("limit", "broken"):
-            if getattr(self, name) is not None:
-                found[name] = getattr(self, name)
-        return json.dumps(found)
+        pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
+        found: dict[str, Any] = {
+            "problem": _encoded(self.problem),
+            "layouts": self.layouts,
+            "other": {n: _encode(v) for n, v in pairs if v != getattr(self.problem, n)},
+            "other_layouts": self.other_layouts,
+            "limit": self.limit,
+            "broken": self.broken,
+        }
+        return json.dumps({name: value for name, value in found.items() if value not in ({}, None)})
 
     @classmethod
     def from_json(cls, plan: AnyPlan, text: str) -> Drawn:
         """The problem that ``to_json`` wrote for ``plan``."""
         try:
-            data = json.loads(text)
+            data = {"other": {}, "layouts": {}, "other_layouts": {}, **json.loads(text)}
             kind = _problem_type(plan.__name__)
             problem = kind(**_values(kind, data.pop("problem")))
-            other = replace(problem, **_values(kind, data.pop("other", {})))
-            return cls(problem, other, **data)
+            return cls(problem, replace(problem, **_values(kind, data.pop("other"))), **data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidArgs(
                 f"the problem is not one of {plan.__name__} ({type(error).__name__}: {error}); give what "
                 "`holdfast fuzz` printed, in single quotes."
             ) from None
+
+    def args(self, plan: AnyPlan) -> tuple[Args, Args]:
+        """The args of the problem and of its other form, each operand in its layout."""
+        space = space_of(plan)
+        first, second = (space.case(plan, problem).make() for problem in (self.problem, self.other))
+        return _laid_out(first, self.layouts), _laid_out(second, self.other_layouts)
+
+
+def _laid_out(args: Args, layouts: dict[str, str]) -> Args:
+    changed = {
+        name: laid_out(value, layouts[name])
+        for name, value in operands_of(args).items()
+        if isinstance(value, torch.Tensor) and name in layouts
+    }
+    return type(args)(**{**operands_of(args), **changed})
 
 
 def draw_problems(plan: AnyPlan, seed: int, budget: int) -> Iterator[Drawn]:
@@ -89,9 +109,19 @@ def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
         other = replace(
             problem, name=f"{problem.name} other", **{name: getattr(like, name) for name in space.FREE}
         )
+        layouts, other_layouts = (_draw_layouts(plan, draw, problem) for _ in range(2))
         limit = draw.one_of((0.0, 0.5, 0.99, 1.0)) if draw.chance(4) else None
-        return Drawn(problem, other, limit, draw.between(0, 999) if draw.chance(8) else None)
+        broken = draw.between(0, 999) if draw.chance(8) else None
+        return Drawn(problem, other, layouts, other_layouts, limit, broken)
     raise HoldfastError(f"{_TRIES} draws from the space of {plan.__name__} gave no valid descriptor.")
+
+
+def _draw_layouts(plan: AnyPlan, draw: Draw, problem: Any) -> dict[str, str]:
+    """A layout for every operand there may be; where codes are packed, the bytes of a row stay together."""
+    packed = bool(getattr(problem, "packed", False))
+    names: Iterable[str] = plan.Args.__dataclass_fields__  # type: ignore[attr-defined]
+    drawn = {name: draw.layout(written=name in plan.outputs, packed=packed and name == "q") for name in names}
+    return {name: layout for name, layout in drawn.items() if layout != "contiguous"}
 
 
 @cache

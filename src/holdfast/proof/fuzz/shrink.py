@@ -45,8 +45,10 @@ def _simpler(drawn: Drawn) -> Iterator[Drawn]:
         yield replace(drawn, limit=None)
     if drawn.broken is not None:
         yield replace(drawn, broken=None)
-    if drawn.other != drawn.problem:
-        yield replace(drawn, other=drawn.problem)
+    if (drawn.other, drawn.other_layouts) != (drawn.problem, drawn.layouts):
+        yield replace(drawn, other=drawn.problem, other_layouts=drawn.layouts)
+    yield from (replace(drawn, layouts=fewer) for fewer in _fewer(drawn.layouts))
+    yield from (replace(drawn, other_layouts=fewer) for fewer in _fewer(drawn.other_layouts))
     for field in fields(drawn.problem):
         value = getattr(drawn.problem, field.name)
         if field.name == "name":
@@ -55,6 +57,13 @@ def _simpler(drawn: Drawn) -> Iterator[Drawn]:
             yield _with(drawn, field.name, field.default)
         for less in _less(value):
             yield _with(drawn, field.name, less)
+
+
+def _fewer(layouts: dict[str, str]) -> Iterator[dict[str, str]]:
+    if layouts:
+        yield {}
+    for name in layouts:
+        yield {other: layout for other, layout in layouts.items() if other != name}
 
 
 def _with(drawn: Drawn, name: str, value: Any) -> Drawn:
@@ -75,5 +84,3 @@ def _less(value: Any) -> Iterator[Any]:
                 yield value[:place] + value[place + 1 :]
             for less in _less(item):
                 yield (*value[:place], less, *value[place + 1 :])
-            if isinstance(item, str) and item != "contiguous":
-                yield (*value[:place], "contiguous", *value[place + 1 :])

@@ -1,9 +1,9 @@
-"""How a difference is looked for: by the cases. Another search is one more function in ``SEARCHES``."""
+"""How a difference is looked for: by the cases, or by the fuzzer's problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from itertools import islice
 
 from holdfast.proof.conformance import (
     AnyPlan,
@@ -15,7 +15,11 @@ from holdfast.proof.conformance import (
     selected,
     ways,
 )
+from holdfast.proof.fuzz.check import check_problem
+from holdfast.proof.fuzz.problem import draw_problems
+from holdfast.proof.fuzz.search import BUDGET, INTERPRETED
 from holdfast.proof.kernel_mutants.record import KernelMutant
+from holdfast.proof.mutants import MutantError
 
 #: Looks for the first difference between the reference and a plan, where a mutant's file takes part.
 Search = Callable[[AnyPlan, KernelMutant], Difference | None]
@@ -26,15 +30,6 @@ def ways_of(backend: str) -> list[Way]:
     return [way for way in ways() if way.backend == backend]
 
 
-@contextmanager
-def watched_scratch() -> Iterator[Callable[[], Sequence[str]]]:
-    """While this is open, what it yields tells of writes between the runs of a kernel's scratch.
-
-    Nothing watches them yet. Whatever does is opened here, and each of its findings is a difference.
-    """
-    yield tuple
-
-
 def by_cases(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
     """The first case that differs, on any number of threads. It raises what the kernel raises."""
     backend = mutant.backend
@@ -43,13 +38,26 @@ def by_cases(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
             continue  # the interpreter's time is better spent
         args, reference = expected(plan, case)
         for way in ways_of(backend):
-            with watched_scratch() as written:
-                detail = difference(plan, case, way, args, reference, selected(backend))
-                detail = detail or "; ".join(written())
+            detail = difference(plan, case, way, args, reference, selected(backend))
             if detail:
                 return Difference(plan.__name__, case.name, str(way), detail)
     return None
 
 
+def by_fuzz(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
+    """The first drawn problem that differs. It raises if a problem ends with an exception."""
+    interpret = mutant.backend == "gpu"
+    budget = INTERPRETED if interpret else BUDGET
+    for drawn in islice(draw_problems(plan, 0, budget), PROBLEMS[mutant.backend]):
+        found = check_problem(plan, drawn, interpret=interpret)
+        if found is not None and found.raised:
+            raise MutantError(found.detail)
+        if found is not None:
+            return Difference(plan.__name__, found.problem, found.way, found.detail)
+    return None
+
+
+#: Drawn problems of each plan, at most.
+PROBLEMS = {"cpu": 3000, "gpu": 600}
 #: Every search by name.
-SEARCHES: dict[str, Search] = {"cases": by_cases}
+SEARCHES: dict[str, Search] = {"cases": by_cases, "fuzz": by_fuzz}
