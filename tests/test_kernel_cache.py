@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.backends.cpu import compile_kernel
 from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
 from holdfast.core import importing
 
@@ -152,13 +153,20 @@ def test_calls_work_after_an_interrupt(tmp_path: Path) -> None:
     assert run(INTERRUPTED, tmp_path, NUMBA_CACHE_DIR="") == "interrupted\n[2, -2]\n"
 
 
-def test_an_interrupt_waits_for_the_end_of_an_import() -> None:
+def test_an_interrupt_waits_for_the_end_of_an_import_or_a_compilation() -> None:
     came: list[str] = []
     before = signal.signal(signal.SIGINT, lambda *_: came.append("handled"))
+
+    def compiled(name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        came.append(name)
+
     try:
+        compile_kernel(compiled, "compiled")
+        assert came == ["compiled", "handled"]
+        came.clear()
         with importing.interrupts_wait():
-            signal.raise_signal(signal.SIGINT)
-            came.append("imported")
+            compiled("imported")
         assert came == ["imported", "handled"]
         thread = threading.Thread(target=lambda: came.append(importing.load("holdfast:__name__")))
         thread.start()

@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from holdfast.backends.kernel_cache import KernelCache
 from holdfast.core import fork
+from holdfast.core.importing import interrupts_wait
 
 #: Bytes of a line of the cache.
 LINE = 64
@@ -228,8 +229,11 @@ _compiling = threading.RLock()
 
 
 def compile_kernel(entry: Any, *args: Any) -> None:
-    """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk."""
-    with _compiling:
+    """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk.
+
+    An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
+    """
+    with _compiling, interrupts_wait():
         entry(*args)
 
 
