@@ -1,4 +1,4 @@
-"""How CPU kernels are compiled and cached on disk; knows no op.
+"""How CPU kernels are compiled; knows no op.
 
 Kernels take addresses, not arrays: the dtype of an operand is a number known at run time, so that each kernel
 is compiled once for each compute type and never for a combination of dtypes.
@@ -7,48 +7,26 @@ is compiled once for each compute type and never for a combination of dtypes.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
+from holdfast.backends.kernel_cache import KernelCache
 from holdfast.core import fork
+from holdfast.core.importing import interrupts_wait
 
 #: Bytes of a line of the cache.
 LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
 BLOCK, _AHEAD = 256, 2048
-
-
-def _digest_of_sources() -> str:
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    constants = package / "numerics" / "exponential.py"
-    for path in sorted([*package.rglob("cpu.py"), *package.glob("core/*.py"), constants]):
-        digest.update(path.relative_to(package).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-_SOURCES = _digest_of_sources()
-
-
-class _KernelCache(FunctionCache):
-    """Numba's disk cache looks at the file of the kernel only; the functions that a kernel calls are compiled
-    into it, so here the key holds the sources of them all."""
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return (*super()._index_key(sig, codegen), _SOURCES)
-
 
 _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
@@ -90,7 +68,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
     compiled = njit(**_EXACT)(function)
     with suppress(RuntimeError):  # Numba found no directory to write to: the package's, nor the user's own
-        compiled._cache = _KernelCache(function)
+        compiled._cache = KernelCache(function)
     return compiled
 
 
@@ -251,8 +229,11 @@ _compiling = threading.RLock()
 
 
 def compile_kernel(entry: Any, *args: Any) -> None:
-    """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk."""
-    with _compiling:
+    """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk.
+
+    An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
+    """
+    with _compiling, interrupts_wait():
         entry(*args)
 
 

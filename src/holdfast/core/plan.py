@@ -7,7 +7,6 @@ by their dtypes, shapes and strides, so that a repeated call costs a look-up and
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import deferred, fork, registry
+from holdfast.core import deferred, importing, registry
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
@@ -231,10 +230,7 @@ class Plan(Generic[D, A]):
 
     @classmethod
     def _kernel(cls, backend: str, desc: D, device: torch.device) -> Kernel[A]:
-        module, _, name = cls.kernels[backend].partition(":")
-        with fork.importing:
-            kernel = getattr(importlib.import_module(module), name)
-        return cast(Kernel[A], kernel(desc, device))
+        return cast(Kernel[A], importing.load(cls.kernels[backend])(desc, device))
 
     def sku(self) -> KernelSku:
         """Which kernel was picked."""

@@ -6,7 +6,6 @@ The grid counts each axis from -1 to 1, x first; what there is beside the image 
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 
+from holdfast.core import importing
 from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
@@ -290,8 +290,7 @@ class SamplePlan(Plan[D, A]):
                 backend in cls.lean_kernels
                 and cls._kernel(backend, desc, stream.device).workspace_size > limit
             ):
-                module, _, name = cls.lean_kernels[backend].partition(":")
-                lean = cast(Kernel[A], getattr(importlib.import_module(module), name)(desc, stream.device))
+                lean = cast(Kernel[A], importing.load(cls.lean_kernels[backend])(desc, stream.device))
                 if lean.workspace_size <= limit:
                     if pref.precompile and not desc.empty:
                         lean.compile()

@@ -1,0 +1,126 @@
+"""Compiled CPU kernels on disk.
+
+A file holds one kernel for one signature. Its name is a digest of all that the machine code depends on: the
+signature, the processor, the versions of Numba and Python, and every source that the kernel's module imports,
+since functions and constants of those are compiled into it. So whoever finds a file has found the right one,
+and there is no index that two processes could disagree about. A file that is not whole is as good as none.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import re
+import sys
+import uuid
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.serialize import dumps
+
+PACKAGE = Path(__file__).parents[1]
+
+#: ``from holdfast.a import b, c``, at any indentation, the names on one line or in brackets.
+_IMPORT = re.compile(r"^[ \t]*from[ \t]+(holdfast[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
+
+
+@cache
+def _read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+@cache
+def imports_of(path: Path) -> frozenset[Path]:
+    """The files of this package that a source imports from."""
+    found = set()
+    for module, names in _IMPORT.findall(_read(path).decode()):
+        place = PACKAGE.joinpath(*module.split(".")[1:])
+        found |= {place.with_suffix(".py"), place / "__init__.py"}
+        found |= {place / f"{name}.py" for name in re.findall(r"\w+", names)}
+        found |= {place / name / "__init__.py" for name in re.findall(r"\w+", names)}
+    return frozenset(path for path in found if path.is_file())
+
+
+@cache
+def sources_of(path: Path) -> tuple[Path, ...]:
+    """A source, and all that it can depend on: what it imports, and what those import."""
+    found, new = {path}, {path}
+    while new:
+        new = {below for one in new for below in imports_of(one)} - found
+        found |= new
+    return tuple(sorted(found))
+
+
+@cache
+def digest_of_sources(path: Path) -> str:
+    """One number for the text of all of them."""
+    digest = hashlib.sha256()
+    for source in sources_of(path):
+        name = source.relative_to(PACKAGE) if source.is_relative_to(PACKAGE) else source
+        digest.update(f"{name.as_posix()}\0{hashlib.sha256(_read(source)).hexdigest()}\0".encode())
+    return digest.hexdigest()
+
+
+class Files:
+    """The files of one kernel. ``base`` is how their names begin, ``sources`` the digest of its sources."""
+
+    def __init__(self, folder: Path, base: str, sources: str) -> None:
+        self.folder, self.base, self.sources = folder, base, sources[:16]
+
+    def _path(self, key: Any) -> Path:
+        named = hashlib.sha256(repr((key, numba.__version__, sys.version)).encode()).hexdigest()
+        return self.folder / f"{self.base}.{self.sources}.{named[:32]}.nbc"
+
+    def load(self, key: Any) -> Any:
+        """What was saved; None if nothing was, or if it is damaged."""
+        try:
+            digest, data = _split(self._path(key).read_bytes())
+        except OSError:
+            return None
+        return pickle.loads(data) if hashlib.sha256(data).digest() == digest else None
+
+    def save(self, key: Any, compiled: Any) -> None:
+        """Put a file in its place as a whole, and remove those of other sources, which nobody will load."""
+        data = dumps(compiled)
+        unfinished = self.folder / f"{self.base}.{uuid.uuid4().hex}.tmp"
+        try:
+            unfinished.write_bytes(hashlib.sha256(data).digest() + data)
+            unfinished.replace(self._path(key))
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        for other in self.folder.glob(f"{self.base}.*.nbc"):
+            if not other.name.startswith(f"{self.base}.{self.sources}."):
+                with suppress(OSError):
+                    other.unlink()
+
+    def flush(self) -> None:
+        """Nothing is kept between calls."""
+
+
+def _split(content: bytes) -> tuple[bytes, bytes]:
+    size = hashlib.sha256().digest_size
+    return content[:size], content[size:]
+
+
+class KernelCache(FunctionCache):
+    """Numba's cache of a function, with files of our own. A disk that fails costs time, and nothing else."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        sources = digest_of_sources(Path(function.__code__.co_filename))
+        self._cache_file = Files(Path(self._cache_path), self._impl.filename_base, sources)
+
+    def load_overload(self, sig, target_context):
+        with suppress(OSError):
+            return super().load_overload(sig, target_context)
+        return None
+
+    def save_overload(self, sig, data):
+        with suppress(OSError):  # it is full, or gone, or not ours to write
+            super().save_overload(sig, data)

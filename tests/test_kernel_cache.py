@@ -1,0 +1,176 @@
+"""Compiled kernels on disk: never stale, never in the way, and nothing that an interrupt can spoil."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.backends.cpu import compile_kernel
+from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
+from holdfast.core import importing
+
+#: Loads or compiles one small kernel, and prints how often it was found on disk and how often it was not.
+LOADING = """
+import numpy as np
+from holdfast.backends.cpu import compile_kernel
+from holdfast.ops.affine_grid.cpu import _measure
+
+number = np.float32(1)
+compile_kernel(_measure, (0, 0, 0), (number, number, number), 0)
+print(sum(_measure.stats.cache_hits.values()), sum(_measure.stats.cache_misses.values()))
+"""
+LOADED, COMPILED = "1 0\n", "0 1\n"
+
+
+def run(program: str, folder: Path, **more: str) -> str:
+    """What ``program`` prints. Its cache is in ``folder``, and so is the package if there is a copy."""
+    path = os.pathsep.join([str(folder), str(PACKAGE.parent)])
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path, **more}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with a copy of the package."""
+    shutil.copytree(PACKAGE, tmp_path / "holdfast", ignore=shutil.ignore_patterns("__pycache__", "pinned"))
+    return tmp_path
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    source = path.read_text()
+    assert before in source
+    path.write_text(source.replace(before, after))
+
+
+def test_a_constant_of_another_source_makes_a_new_kernel(copied: Path) -> None:
+    assert run(LOADING, copied) == COMPILED
+    assert run(LOADING, copied) == LOADED
+    edit(copied / "holdfast" / "ops" / "tree_sum" / "segments.py", "\nROWS = 16\n", "\nROWS = 8\n")
+    assert run(LOADING, copied) == COMPILED
+    assert len(list((copied / "cache").rglob("*_measure*.nbc"))) == 1  # that of the other sources is gone
+
+
+def test_a_constant_of_another_source_makes_a_new_gpu_kernel(copied: Path) -> None:
+    """Triton's own cache has the values of the constants in its key."""
+    program = "from holdfast.ops.segment_sum import gpu\nprint(gpu.sum_segments.cache_key)"
+    before = run(program, copied)
+    assert run(program, copied) == before
+    edit(copied / "holdfast" / "ops" / "segment_sum" / "indexed.py", "\nCHUNK = 32\n", "\nCHUNK = 16\n")
+    assert run(program, copied) != before
+
+
+def imported(path: Path) -> set[Path]:
+    """What a source imports from this package, by its syntax tree."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    places = [PACKAGE.joinpath(*name.split(".")[1:]) for name in names if name.split(".")[0] == "holdfast"]
+    files = {file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")}
+    return {file for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("cpu.py")), ids=lambda path: path.parent.name)
+def test_a_kernel_depends_on_all_that_its_module_imports(path: Path) -> None:
+    found, new = {path}, {path}
+    while new:
+        new = {below for one in new for below in imported(one)} - found
+        found |= new
+    assert set(sources_of(path)) == found
+    assert not {file.name for file in found} & {"gpu.py", "cases.py", "torch_op.py"}
+
+
+def test_a_damaged_file_is_compiled_anew(tmp_path: Path) -> None:
+    assert run(LOADING, tmp_path) == COMPILED
+    (file,) = tmp_path.rglob("*_measure*.nbc")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert run(LOADING, tmp_path) == COMPILED
+    assert run(LOADING, tmp_path) == LOADED
+
+
+def test_only_a_whole_file_is_loaded(tmp_path: Path) -> None:
+    files = Files(tmp_path, "kernel", "0" * 64)
+    assert files.load("key") is None
+    files.save("key", [1, 2, 3])
+    assert files.load("key") == [1, 2, 3] and files.load("another") is None
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:20], whole[:40], whole[:-1], b"\x80garbage" * 9, whole[:-1] + b"?"):
+        file.write_bytes(damaged)
+        assert files.load("key") is None
+    files.save("key", "again")
+    assert files.load("key") == "again" and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_full_disk_costs_only_time(tmp_path: Path) -> None:
+    """No file may grow beyond a few bytes: to write one fails as it does where the disk is full."""
+    limited = "import resource, signal\n" + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n" + LOADING
+    assert run(limited, tmp_path) == COMPILED
+    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
+    assert run(LOADING, tmp_path) == COMPILED
+
+
+#: Presses Ctrl-C while Numba is imported, then goes on as an interactive user does.
+INTERRUPTED = """
+import os, signal, sys
+import torch, holdfast as hf
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numba.core.dispatcher":
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+x = torch.tensor([1.0, -1.0])
+try:
+    hf.quantize(x, 0.5, dtype=torch.int8)
+except KeyboardInterrupt:
+    print("interrupted")
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+print(hf.quantize(x, 0.5, dtype=torch.int8).tolist())
+"""
+
+
+def test_calls_work_after_an_interrupt(tmp_path: Path) -> None:
+    assert run(INTERRUPTED, tmp_path, NUMBA_CACHE_DIR="") == "interrupted\n[2, -2]\n"
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import_or_a_compilation() -> None:
+    came: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append("handled"))
+
+    def compiled(name: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        came.append(name)
+
+    try:
+        compile_kernel(compiled, "compiled")
+        assert came == ["compiled", "handled"]
+        came.clear()
+        with importing.interrupts_wait():
+            compiled("imported")
+        assert came == ["imported", "handled"]
+        thread = threading.Thread(target=lambda: came.append(importing.load("holdfast:__name__")))
+        thread.start()
+        thread.join()
+        assert came[2:] == ["holdfast"]
+    finally:
+        signal.signal(signal.SIGINT, before)
