@@ -244,7 +244,7 @@ class FakeQuantize(torch.nn.Module):
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
-        scale, zero_point = self._found(x) if torch.compiler.is_compiling() else self._found_once(x)
+        scale, zero_point = self._found_once(x)
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x
         return fake_quantize(
@@ -257,8 +257,8 @@ class FakeQuantize(torch.nn.Module):
         """The scale and zero point for ``x``; in a pass that a checkpoint runs again, those of the first."""
         if self.mode is ScaleMode.FIXED or (self.mode is ScaleMode.LEARNED and self._is_set):
             return self.scale, self.zero_point
-        if self.mode is ScaleMode.PER_BATCH and not self._joins():
-            return self._found(x)
+        if torch.compiler.is_compiling() or (self.mode is ScaleMode.PER_BATCH and not self._joins()):
+            return self._found(x)  # a graph asks when it runs
         here = current_pass()
         if here.again is not None or in_backward():
             used = here.recall(self._key)
