@@ -9,11 +9,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.proof.bits import canonical
@@ -48,6 +50,9 @@ def sharded(model: torch.nn.Sequential, how: str) -> torch.nn.Sequential:
     if how == "each layer":
         for layer in model:
             fully_shard(layer)
+    if how == "compiled":
+        for layer in model:
+            layer.compile(backend="aot_eager")
     return fully_shard(model, reshard_after_forward=how != "kept whole")
 
 
@@ -61,13 +66,14 @@ def trained(name: str, how: str | None) -> dict[str, Any]:
     if how is not None:
         model = sharded(model, how)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    run = model if how not in KINDS else partial(checkpoint, model, use_reentrant=KINDS[how])
     outputs = []
     for step in range(STEPS):
         x = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
         if step == 0:
             with torch.no_grad(), warnings.catch_warnings(action="ignore", category=RuntimeWarning):
                 model(torch.full_like(x, float("nan")))
-        y = model(x)
+        y = run(x.requires_grad_())
         optimizer.zero_grad()
         y.square().sum().backward()
         optimizer.step()
@@ -83,7 +89,10 @@ def resumed(model: torch.nn.Sequential, name: str, how: str | None) -> torch.Ten
     return other.train()(torch.ones(2, 4)).detach().clone()
 
 
-WAYS = ("one group", "each layer", "kept whole")
+#: Kinds of checkpoint: whether they are reentrant.
+KINDS = {"checkpointed": False, "checkpointed, reentrant": True}
+
+WAYS = ("one group", "each layer", "kept whole", "compiled", *KINDS)
 
 
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:
@@ -143,6 +152,20 @@ def test_another_shape_than_that_of_one_scale_is_refused(shape: tuple[int, ...])
         hf.HoldfastError, match=r"scale_shape is .*; for PerTensor\(\) accepted are \(\) or \(1,\)"
     ):
         hf.nn.FakeQuantize(mode="learned", scale_shape=shape)
+
+
+def test_a_scale_that_is_no_parameter_is_refused_at_the_first_batch() -> None:
+    """Its first value would be lost, as under FullyShardedDataParallel."""
+    module = hf.nn.FakeQuantize(mode="learned")
+    x = torch.ones(2, 3)
+    with pytest.raises(
+        hf.HoldfastError, match=r"the first batch cannot set the scale.*Use fully_shard, pass"
+    ):
+        torch.func.functional_call(module, {"scale": module.scale * 1}, (x,))
+    assert not module.report()["is_set"]
+    module(x)
+    torch.func.functional_call(module, {"scale": module.scale * 1}, (x,)).sum().backward()
+    assert module.scale.grad is not None
 
 
 def main(rank: int, folder: Path) -> None:

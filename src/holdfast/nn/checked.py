@@ -113,13 +113,14 @@ def checked_zero_point(zero_point: torch.Tensor) -> torch.Tensor:
 def checked_switches(state: Any, key: str = "_extra_state") -> tuple[bool, bool, bool]:
     """frozen, observes and quantizes, from what ``get_extra_state`` gave."""
     good = isinstance(state, torch.Tensor) and state.device.type != "meta" and tuple(state.shape) == (3,)
-    switches = state.tolist() if good else None
-    if switches is None or any(switch not in (0, 1) for switch in switches):
-        shown = f"{state.dtype} of shape {tuple(state.shape)}" if isinstance(state, torch.Tensor) else state
+    switches = state.tolist() if good else []
+    if not good or any(switch not in (0, 1) for switch in switches):
+        shown = repr(state)
+        if isinstance(state, torch.Tensor):
+            shown = repr(switches) if good else f"{state.dtype} of shape {tuple(state.shape)}"
         raise InvalidArgs(
-            f"{key} is {shown if switches is None else switches!r}; it must be a tensor of three zeros or "
-            "ones (frozen, observes, quantizes), as state_dict() of a FakeQuantize holds it. Nothing was "
-            "loaded into this module."
+            f"{key} is {shown}; it must be a tensor of three zeros or ones (frozen, observes, quantizes), as "
+            "state_dict() of a FakeQuantize holds it. Nothing was loaded into this module."
         )
     frozen, observes, quantizes = map(bool, switches)
     return frozen, observes, quantizes

@@ -244,7 +244,7 @@ class FakeQuantize(torch.nn.Module):
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
-        scale, zero_point = self._found(x) if torch.compiler.is_compiling() else self._found_once(x)
+        scale, zero_point = self._found_once(x)
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x
         return fake_quantize(
@@ -257,8 +257,8 @@ class FakeQuantize(torch.nn.Module):
         """The scale and zero point for ``x``; in a pass that a checkpoint runs again, those of the first."""
         if self.mode is ScaleMode.FIXED or (self.mode is ScaleMode.LEARNED and self._is_set):
             return self.scale, self.zero_point
-        if self.mode is ScaleMode.PER_BATCH and not self._joins():
-            return self._found(x)
+        if torch.compiler.is_compiling() or (self.mode is ScaleMode.PER_BATCH and not self._joins()):
+            return self._found(x)  # a graph asks when it runs
         here = current_pass()
         if here.again is not None or in_backward():
             used = here.recall(self._key)
@@ -268,7 +268,7 @@ class FakeQuantize(torch.nn.Module):
                 return self._kept(x)
         scale, zero_point = self._found(x)
         if here.first and self.mode is not ScaleMode.LEARNED:
-            if scale is self.scale:
+            if scale is self._buffers.get("scale"):
                 scale, zero_point = scale.clone(), None if zero_point is None else zero_point.clone()
             here.keep(self._key, (scale, zero_point))
         return scale, zero_point
@@ -403,6 +403,12 @@ class FakeQuantize(torch.nn.Module):
         It is read whether that is finite, once, where nothing forbids to wait for the device; a batch that
         suggests nothing is rejected, and the next one may.
         """
+        if not self.scale.is_leaf:
+            raise InvalidArgs(
+                "the first batch cannot set the scale: it is not a parameter here, but a part or a function "
+                "of one, as under FullyShardedDataParallel. Use fully_shard, pass scale=, or run one batch "
+                "before."
+            )
         start = self._suggested(x)
         self._fit(start[0].shape)
         told = None
