@@ -6,96 +6,212 @@ plan accepts, and the named cases are checked too. Exact numbers are Python's in
 
 from __future__ import annotations
 
-from collections import Counter
 from fractions import Fraction
+from functools import reduce
 
 import pytest
 import torch
 
 import holdfast as hf
 from exact.drawn import DRAWN
-from exact.long_sums import LONG, Long, rng_of
+from exact.long_sums import LONG, Long, rng_of, rows
 from exact.numbers import ulp
-from exact.outputs import EXACTLY, checked
+from exact.outputs import EXACTLY, checked, compared, flat
 from exact.values import KINDS
+from holdfast.core.case import Case
+from holdfast.core.contract import printed_bound
 from holdfast.core.dtypes import FLOATS
-from holdfast.proof.conformance import cases_of
+from holdfast.ops.segment_sum.indexed import ordered_additions
+from holdfast.ops.tree_sum.segments import rounding_errors
+from holdfast.proof.conformance import cases_of, execute, selected
 
 PLANS = hf.plans()
 DTYPES = {name: record.torch for name, record in FLOATS.items()}
 #: Around the chunks of an ordered sum and the rows, lanes and blocks of a tree sum; and primes.
 SHORT = (1, 2, 3, 7, 31, 32, 33, 61, 255, 256, 257)
-MIDDLE = (1021, 4095, 4096, 4097, 7919, 12289)
-LONGEST = (10**5, 10**6)
+MIDDLE = (1021, 4095, 4096, 4097, 7919)
+#: Problems that are drawn of each plan.
 DRAWS = 200
+#: Plans with bounds of many ULP, though no sum of theirs is longer than the corners of a sample.
+FEW_TERMS = {"GridSamplePlan"}
+
+Found = dict[str, tuple[int, float]]
 
 
-def test_every_stated_bound_is_tested() -> None:
+def merged(*every: Found) -> Found:
+    """The comparisons of each output, counted, and the largest share of what is allowed."""
+    total: Found = {}
+    for found in every:
+        for name, (count, share) in found.items():
+            counted, largest = total.get(name, (0, 0.0))
+            total[name] = counted + count, max(largest, share)
+    return total
+
+
+def test_every_plan_has_exact_results() -> None:
     missing = set(PLANS) - set(EXACTLY)
     assert not missing, f"exact/outputs.py does not say what {missing} compute; add it"
     undrawn = {plan.op for plan in PLANS.values()} - set(DRAWN)
     assert not undrawn, f"exact/drawn.py draws no problem of {undrawn}; add it"
 
 
-def merged(total: Counter[str], found: dict[str, tuple[int, float]]) -> None:
-    for name, (count, _) in found.items():
-        total[name] += count
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_problems_drawn_at_random(name: str) -> None:
     plan = PLANS[name]
-    total: Counter[str] = Counter()
-    stated: set[str] = set()
+    found, stated = [], dict.fromkeys(plan.outputs, -1.0)
     for draw in range(DRAWS):
         problem = DRAWN[plan.op](plan, rng_of(name, draw))
-        merged(total, checked(plan, problem.desc, problem.args, "reference"))
-        pref = hf.PlanPreference(backend="reference")
-        stated |= set(plan.select(hf.Stream.current("cpu"), problem.desc, pref).precision_guarantee().ulp)
-    assert stated == set(plan.outputs), f"{name} states no error for some of {plan.outputs}"
-    assert all(total[output] > DRAWS for output in plan.outputs), total
+        found.append(checked(plan, problem.desc, problem.args, "reference"))
+        made = plan.select(hf.Stream.current("cpu"), problem.desc, hf.PlanPreference(backend="reference"))
+        for output, bound in made.precision_guarantee().ulp.items():
+            stated[output] = max(stated[output], bound)
+    assert set(stated) == set(plan.outputs) and min(stated.values()) >= 0, "an output without a bound"
+    total = merged(*found)
+    for output in plan.outputs:
+        count, share = total[output]
+        assert count > DRAWS, f"{output} was compared {count} times only"
+        assert share > 0.25 or output == "q", f"the bound of {output} is loose: {share:.2f} of it is used"
+    if max(stated.values()) > 8:
+        assert name in LONG or name in FEW_TERMS, f"exact/long_sums.py has no long sums of {name}; add some"
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_named_cases(name: str) -> None:
     plan = PLANS[name]
-    total: Counter[str] = Counter()
-    for case in cases_of(plan):
-        merged(total, checked(plan, case.descriptor, case.make(), "reference"))
-    assert all(total[output] > 50 for output in plan.outputs), total
+    found = (checked(plan, case.descriptor, case.make(), "reference") for case in cases_of(plan))
+    total = merged(*found)
+    assert all(total[output][0] > 50 for output in plan.outputs), total
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_result_beside_the_bound_is_rejected(name: str) -> None:
+    plan = PLANS[name]
+    for draw in range(20):
+        problem = DRAWN[plan.op](plan, rng_of(name, draw))
+        case = Case("drawn", problem.desc, lambda made=problem.args: made)
+        made = selected("reference")(plan, case, hf.Stream.current("cpu"))
+        bounds, args = made.precision_guarantee().ulp, problem.args
+        result = execute(plan, case, args, selected("reference"))
+        for element in EXACTLY[name](problem.desc, result):
+            written = flat(problem.desc, getattr(result, element.output))
+            if element.codes or element.overflows(written.dtype):
+                continue
+            allowed = element.allowed(bounds[element.output], written.dtype)
+            wrong = float(element.right + 2 * allowed + ulp(element.magnitude, written.dtype))
+            before = written[element.place].clone()
+            written[element.place] = wrong
+            with pytest.raises(AssertionError, match="are stated"):
+                compared(plan, problem.desc, args, result, bounds)
+            written[element.place] = before
+            break
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LONG)
 def test_short_sums_of_every_kind(name: str, dtype: str) -> None:
-    for count in SHORT:
-        for kind in KINDS:
-            run(name, count, dtype, kind, "reference")
+    every = [run(name, count, dtype, kind, "reference") for count in SHORT for kind in KINDS]
+    for output, (_, share) in merged(*every).items():
+        assert share > 0.1, f"the bound of {output} is loose: {share:.2f} of it is used"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LONG)
 def test_sums_of_thousands(name: str, dtype: str) -> None:
+    kinds = list(KINDS)
     for position, count in enumerate(MIDDLE):
-        for offset in range(0, len(KINDS), 3):
-            run(name, count, dtype, list(KINDS)[(position + offset) % len(KINDS)], "cpu")
+        for kind in (2 * position, 2 * position + 1 + turn(name, dtype)):
+            run(name, count, dtype, kinds[kind % len(kinds)], "cpu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LONG)
-def test_sums_of_a_hundred_thousand_and_a_million(name: str, dtype: str) -> None:
-    first = list(LONG).index(name) + list(DTYPES).index(dtype)
-    kinds = [kind for kind in KINDS if kind != "wide"]
-    run(name, LONGEST[0], dtype, list(KINDS)[first % len(KINDS)], "cpu")
-    run(name, LONGEST[1], dtype, kinds[first % len(kinds)], "cpu")
+def test_sums_of_a_hundred_thousand(name: str, dtype: str) -> None:
+    run(name, 10**5, dtype, list(KINDS)[turn(name, dtype) % len(KINDS)], "cpu")
 
 
-def run(name: str, count: int, dtype: str, kind: str, backend: str) -> None:
-    compared = 0
-    for problem in LONG[name](Long(count, DTYPES[dtype], kind, rng_of(name, count, dtype, kind))):
-        found = checked(problem.plan, problem.desc, problem.args, backend)
-        compared += sum(count for count, _ in found.values())
-    assert compared or dtype == "float16", "a test that compares nothing"
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LONG)
+def test_sums_of_a_million(name: str, dtype: str) -> None:
+    """One problem each, in turn: these have the most terms, and take the longest."""
+    kinds = [kind for kind in KINDS if kind != "wide"]  # whose exact sums need too much memory
+    run(name, 10**6, dtype, kinds[turn(name, dtype) % len(kinds)], "cpu", only=turn(name, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [3, 33, 100, 256])
+def test_many_short_rows(count: int, dtype: str) -> None:
+    for problem in rows(count, DTYPES[dtype], rng_of(count, dtype)):
+        assert checked(problem.plan, problem.desc, problem.args, "cpu")
+
+
+def turn(name: str, dtype: str) -> int:
+    """A number for each plan and dtype, so that these share out kinds and problems among them."""
+    return list(LONG).index(name) + list(DTYPES).index(dtype)
+
+
+def run(name: str, count: int, dtype: str, kind: str, backend: str, only: int | None = None) -> Found:
+    """The problems of a plan with sums of this length; or only one of them."""
+    problems = list(LONG[name](Long(count, DTYPES[dtype], kind, rng_of(name, count, dtype, kind))))
+    chosen = problems if only is None else [problems[only % len(problems)]]
+    found = merged(*(checked(problem.plan, problem.desc, problem.args, backend) for problem in chosen))
+    # Only the sums of float16 may pass its largest number, and are then not compared.
+    assert found or dtype == "float16", "nothing was compared"
+    return found
+
+
+def added(a: int, b: int) -> int:
+    """The roundings that lie behind a sum, from those behind its terms; -1 stands for a zero that fills up."""
+    return max(a, b) if min(a, b) < 0 else max(a, b) + 1
+
+
+def counted_in_a_tree(count: int) -> int:
+    terms = [0] * count
+    while True:
+        sums = []
+        for begin in range(0, max(count, 1), 4096):
+            block = terms[begin : begin + 4096] + [-1] * max(0, begin + 4096 - count)
+            lanes = [reduce(added, block[lane::256]) for lane in range(256)]
+            while len(lanes) > 1:
+                lanes = [added(*pair) for pair in zip(lanes[0::2], lanes[1::2], strict=True)]
+            sums += lanes
+        if len(sums) == 1:
+            return sums[0]
+        terms, count = sums, len(sums)
+
+
+def counted_in_order(count: int) -> int:
+    terms = [0] * count
+    while len(terms) > 1:
+        terms = [reduce(added, terms[begin : begin + 32]) for begin in range(0, len(terms), 32)]
+    return terms[0]
+
+
+@pytest.mark.parametrize("count", [*SHORT, *MIDDLE, 70000])
+def test_roundings_are_counted_as_the_sums_are_made(count: int) -> None:
+    assert rounding_errors(count) == counted_in_a_tree(count)
+    assert ordered_additions(count) == counted_in_order(count)
+
+
+def test_a_million_terms_are_rounded_as_often_as_the_docs_say() -> None:
+    assert (ordered_additions(10**6), rounding_errors(10**6)) == (123, 31)
+
+
+def test_a_printed_bound_is_rounded_up() -> None:
+    printed = {0.5: "0.5", 66.00026: "66.0003", 125.75001: "125.7501", 0.0: "0", 100.0: "100"}
+    assert {bound: printed_bound(bound) for bound in printed} == printed
+
+
+def test_counts_beyond_the_whole_numbers_of_float32_are_rounded_too() -> None:
+    def stated(count: int, dtype: torch.dtype) -> float:
+        desc = hf.EmbeddingBagDescriptor(
+            shape=(1, count), num_embeddings=1, embedding_dim=1, mode="mean", dtype=dtype
+        )
+        pref = hf.PlanPreference(backend="reference")
+        plan = hf.EmbeddingBagPlan.select(hf.Stream.current("cpu"), desc, pref)
+        return round(plan.precision_guarantee().ulp["out"])
+
+    assert stated(2**24 + 1, torch.float32) - stated(2**24 + 1, torch.float64) == 1
+    assert stated(2**24, torch.float32) == stated(2**24, torch.float64)
 
 
 def test_units_are_those_of_the_dtype() -> None:

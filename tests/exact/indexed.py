@@ -77,8 +77,7 @@ def embedding_bag_backward(desc: Any, args: Any) -> Iterator[Element]:
     begins = begins_of(desc, args.offsets)
     kept = kept_indices(args.indices, desc.rows, desc.padding)
     bag_of = np.full(desc.count, -1)
-    for bag in range(desc.bags):
-        bag_of[begins[bag] : begins[bag + 1]] = bag
+    bag_of[begins[0] : begins[-1]] = np.repeat(np.arange(desc.bags), np.diff(begins))
     if desc.dweight:
         yield from _rows(desc, args, begins, kept, bag_of)
     if desc.dper_sample_weights:
@@ -87,7 +86,7 @@ def embedding_bag_backward(desc: Any, args: Any) -> Iterator[Element]:
 
 def _rows(desc: Any, args: Any, begins: Array, kept: Array, bag_of: Array) -> Iterator[Element]:
     dout, per_sample = numbers(args.dout), args.per_sample_weights
-    sizes = np.array([(kept[begins[b] : begins[b + 1]] >= 0).sum() for b in range(desc.bags)], int)
+    sizes = np.bincount(bag_of[(kept >= 0) & (bag_of >= 0)], minlength=desc.bags)
     for place in sampled(desc.rows * desc.columns):
         row, column = divmod(place, desc.columns)
         read = np.flatnonzero(kept == row)

@@ -28,7 +28,7 @@ def unwritten(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def made(plan: str, desc: Any, **operands: Any) -> Problem:
-    """A problem; operands that the descriptor expects and that are not given are outputs."""
+    """A problem; outputs that the descriptor expects and that are not given are made."""
     chosen = hf.plans()[plan]
     for name in chosen.outputs:
         expected = desc.expected(name)
@@ -122,8 +122,9 @@ def grid_sample_backward(of: Long) -> Iterator[Problem]:
         shape=(1, of.count, 1, 2), output_size=(1, 1), needs_dinput=False, input_dtype=of.dtype,
         grid_dtype=of.dtype,
     )  # fmt: skip
-    grid = torch.from_numpy(of.rng.uniform(-0.4, 0.4, (1, 1, 1, 2))).to(of.dtype)
-    image = of.factors(2 * of.count).reshape(1, -1, 1, 2)
+    # One pixel outweighs the others, and its slopes are nearly 1.
+    grid = torch.from_numpy(of.rng.uniform(-0.01, 0.01, (1, 1, 1, 2))).to(of.dtype)
+    image = of.factors(2 * of.count).reshape(1, -1, 1, 2) * torch.tensor([1, 2**-9], dtype=of.dtype)
     yield made("GridSampleBackwardPlan", desc, dout=of.terms().reshape(1, -1, 1, 1), grid=grid, input=image)
 
 
@@ -146,6 +147,24 @@ def learned_backward(of: Long) -> Iterator[Problem]:
         "FakeQuantizeLearnedBackwardPlan", desc, x=x, dy=of.terms(factors=2)[:, 0],
         scale=torch.tensor(0.7, dtype=of.dtype), zero_point=torch.tensor(1.0, dtype=of.dtype),
     )  # fmt: skip
+
+
+def rows(count: int, dtype: torch.dtype, rng: Rng) -> Iterator[Problem]:
+    """Many short sums to a run: the tree sums of 257 rows."""
+    shape, token = (257, count), hf.PerToken()
+    x = torch.from_numpy(rng.normal(0, 6, shape)).to(dtype)
+    learned = hf.FakeQuantizeLearnedBackwardDescriptor(
+        shape=shape, granularity=token, input_dtype=dtype, dtype=torch.int4, scale_dtype=dtype,
+        zero_point_dtype=dtype,
+    )  # fmt: skip
+    scales = torch.from_numpy(rng.uniform(0.5, 1, 257)).to(dtype)
+    yield made(
+        "FakeQuantizeLearnedBackwardPlan", learned, x=x, dy=x.flip(0), scale=scales,
+        zero_point=torch.zeros_like(scales),
+    )  # fmt: skip
+    yield made(
+        "LsqInitPlan", hf.LsqInitDescriptor(shape=shape, granularity=token, input_dtype=dtype, q_max=7), x=x
+    )
 
 
 def lsq_init(of: Long) -> Iterator[Problem]:

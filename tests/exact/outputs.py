@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +12,7 @@ import holdfast as hf
 from exact import indexed, sampling, scaled
 from exact.element import Element
 from exact.numbers import ulp
-from holdfast.core.case import Case, operands_of
+from holdfast.core.case import Case
 from holdfast.proof.conformance import execute, selected
 
 Exactly = Callable[[Any, Any], Iterator[Element]]
@@ -49,16 +49,23 @@ EXACTLY: dict[str, Exactly] = {
 
 
 def checked(plan: Any, desc: Any, args: Any, backend: str) -> dict[str, tuple[int, float]]:
-    """Run a problem and compare it with the exact results: for each output, how many elements were compared,
-    and the largest error as a share of what the plan allows."""
+    """Run a problem and compare it with the exact results, as ``compared`` does."""
     case = Case("exact", desc, lambda: args)
     made = selected(backend)(plan, case, hf.Stream.current("cpu"))
-    bounds = made.precision_guarantee().ulp
-    result = execute(plan, case, args, selected(backend))
-    values = {name: _flat(desc, value) for name, value in operands_of(result).items() if name in plan.outputs}
-    accumulated = getattr(args, "accumulate", False)
-    found: dict[str, tuple[int, float]] = {}
+    result = execute(plan, case, args, lambda *_: made)
+    return compared(plan, desc, args, result, made.precision_guarantee().ulp)
+
+
+def compared(
+    plan: Any, desc: Any, args: Any, result: Any, bounds: Mapping[str, float]
+) -> dict[str, tuple[int, float]]:
+    """For each output, how many elements were compared, and the largest error as a share of what is allowed.
+
+    ``args`` are those before the run. Where nothing but the exact value is allowed, all of it is used up.
+    """
+    values = {name: flat(desc, getattr(result, name)) for name in plan.outputs}
     compute = getattr(desc, "compute", None) or desc.real.compute
+    found: dict[str, tuple[int, float]] = {}
     for element in EXACTLY[plan.__name__](desc, result):
         name = element.output
         dtype = values[name].dtype
@@ -66,16 +73,16 @@ def checked(plan: Any, desc: Any, args: Any, backend: str) -> dict[str, tuple[in
             continue
         value = Fraction(float(values[name][element.place]))
         error, allowed = abs(value - element.right), element.allowed(bounds[name], dtype)
-        if accumulated:
-            old = Fraction(float(_flat(desc, getattr(args, name))[element.place]))
+        if getattr(args, "accumulate", False):
+            old = Fraction(float(flat(desc, getattr(args, name))[element.place]))
             error, allowed = _accumulated(element, value, old, bounds[name], dtype, compute.torch)
         assert error <= allowed, (
-            f"{plan.__name__}, {name}[{element.place}] of {desc} on {backend}: {float(value)!r} is off by "
+            f"{plan.__name__}, {name}[{element.place}] of {desc}: {float(value)!r} is off by "
             f"{float(error):.3g} from {float(element.right)!r}; {bounds[name]} ULP, or {float(allowed):.3g}, "
             "are stated"
         )
         count, share = found.get(name, (0, 0.0))
-        found[name] = count + 1, max(share, float(error / allowed) if allowed else 0.0)
+        found[name] = count + 1, max(share, float(error / allowed) if allowed else 1.0)
     return found
 
 
@@ -91,7 +98,7 @@ def _accumulated(
     return abs(value - (old + element.right)), allowed
 
 
-def _flat(desc: Any, tensor: torch.Tensor | None) -> torch.Tensor:
+def flat(desc: Any, tensor: torch.Tensor | None) -> torch.Tensor:
     if tensor is None:
         return torch.zeros(0)
     if getattr(desc, "per_byte", 1) > 1 and tensor.dtype == torch.uint8:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -24,6 +25,7 @@ from holdfast.ops.grid_sample.reference import axes_of, placed
 SAMPLED = 8
 
 
+@cache
 def constant(value: float) -> Exact:
     return Exact.of(np.array(value))
 

@@ -202,7 +202,7 @@ def ordered_additions(terms: int) -> int:
 
 def count_roundings(compute: Float, most: int) -> int:
     """The roundings of a division by a count of at most ``most``, which may have to be rounded itself."""
-    return 1 + (most > 2**compute.precision)
+    return 2 if most > 2**compute.precision else 1
 
 
 def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
