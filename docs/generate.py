@@ -6,12 +6,12 @@ Run it after adding a plan or a benchmark: python docs/generate.py
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 import holdfast as hf
+from holdfast.core.contract import printed_bound
 from holdfast.proof.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def plan_table() -> str:
             ", ".join(entry.backends),
             entry.bit_stable if entry.deterministic else "no",
             f"{entry.numerics_version}",
-            ", ".join(f"{name}: {math.ceil(ulp * 1e4) / 1e4:g}" for name, ulp in entry.ulp.items()),
+            ", ".join(f"{name}: {printed_bound(ulp)}" for name, ulp in entry.ulp.items()),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.bench.command import bench
-from holdfast.core.contract import PlanPreference
+from holdfast.core.contract import PlanPreference, printed_bound
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.core.stream import Stream
 from holdfast.proof.against import compare
@@ -73,7 +73,7 @@ def _dtypes(entry: Entry) -> str:
 
 
 def _guarantee(entry: Entry) -> str:
-    errors = ", ".join(f"{name} within {ulp:.4g} ULP" for name, ulp in entry.ulp.items())
+    errors = ", ".join(f"{name} within {printed_bound(ulp)} ULP" for name, ulp in entry.ulp.items())
     stable = f"{'deterministic, ' if entry.deterministic else ''}same bits {entry.bit_stable}"
     return f"{stable}\n{errors}\nnumerics {entry.numerics_version}, in {' or '.join(entry.compute_dtypes)}"
 
@@ -106,7 +106,7 @@ def explain(
         table.add_row(candidate.backend, escape(candidate.reason or served))
     console.print(table)
     promise = made.precision_guarantee()
-    errors = ", ".join(f"{name} within {ulp:.4g} ULP" for name, ulp in promise.ulp.items())
+    errors = ", ".join(f"{name} within {printed_bound(ulp)} ULP" for name, ulp in promise.ulp.items())
     deterministic = "deterministic, " if promise.deterministic else ""
     facts = {
         "sku": str(made.sku()),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
+
+from holdfast.core.dtypes import Float
 
 #: The version of the arithmetic. Whatever can change a bit is a new version, with new digests.
 NUMERICS_VERSION = 1
@@ -42,6 +45,10 @@ class PrecisionGuarantee:
     ``ulp`` bounds, for each output, the distance from the exact result in units in the last place of the
     output's dtype; for integer codes the unit is one code, and for a sum that may cancel it is that of the
     sum of magnitudes.
+
+    The bound is for results that do not overflow. A term of a sum that is a product or a quotient below the
+    normal range of the compute type is off by up to half of its smallest subnormal number instead; each such
+    term may add as much. With ``accumulate`` the old value is one more term, and is rounded once more.
     """
 
     compute_dtype: str
@@ -54,6 +61,23 @@ class PrecisionGuarantee:
 
     def __hash__(self) -> int:
         return hash((self.compute_dtype, self.accumulator_dtype, self.bit_stable, tuple(self.ulp.items())))
+
+
+def error_in_ulp(roundings: float, compute: Float, out: Float) -> float:
+    """The error of a sum whose terms take part in ``roundings`` operations, in ULP of ``out``.
+
+    Let p be the precision of ``compute`` and u = 2^-p. One operation is off by at most u of its result, so
+    that k of them change a term by at most k u / (1 - k u) of itself, and the total by as much of the sum of
+    magnitudes, M. M is less than 2^p of its own ULP. So k operations are off by less than k / (1 - k u) ULP
+    of ``compute``. Rounding to ``out``, if that is another type, adds half an ULP.
+    """
+    in_compute = roundings / (1 - roundings * 2.0**-compute.precision)
+    return in_compute * 2.0 ** (out.precision - compute.precision) + (0.0 if out is compute else 0.5)
+
+
+def printed_bound(ulp: float) -> str:
+    """A bound with four decimals at most, rounded up: what is printed holds too."""
+    return f"{math.ceil(ulp * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True)

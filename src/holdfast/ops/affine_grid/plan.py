@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
 from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
@@ -163,8 +163,7 @@ class MapPlan(Plan[D, A]):
     def precision_guarantee(self) -> PrecisionGuarantee:
         """The unit is the last place of the sum of the magnitudes of what is added up."""
         real, compute = self.descriptor.real, self.descriptor.compute
-        narrowed = 0.5 if real is not compute else 0.0
-        ulp = self._roundings() * 2.0 ** (real.precision - compute.precision) + narrowed
+        ulp = error_in_ulp(self._roundings(), compute, real)
         return PrecisionGuarantee(compute.name, compute.name, ulp={self.outputs[0]: ulp})
 
     def _roundings(self) -> int:
@@ -219,4 +218,4 @@ class AffineGridBackwardPlan(MapPlan[AffineGridBackwardDescriptor, AffineGridBac
     }
 
     def _roundings(self) -> int:
-        return 2 + rounding_errors(self.descriptor.places)
+        return 2 + rounding_errors(self.descriptor.places)  # the coordinate, its product, and the sum

@@ -103,8 +103,9 @@ class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs]):
 
     def _ulp(self) -> dict[str, float]:
         # Codes that are not whole numbers round once more, when the zero point is subtracted.
-        real, extra = self.descriptor.real, 1.0 if isinstance(self.descriptor.codes, Float) else 0.0
-        return {"y": rounded_once(real, real.compute) + extra}
+        real = self.descriptor.real
+        subtracted = 2.0 ** (real.precision - real.compute.precision)
+        return {"y": rounded_once(real, real.compute) + subtracted * isinstance(self.descriptor.codes, Float)}
 
 
 class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs]):

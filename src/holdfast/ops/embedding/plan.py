@@ -16,6 +16,7 @@ from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
     IndexedPlan,
     SummingArgs,
+    count_roundings,
     summing_ulp,
     validate_bad_index,
     validate_padding,
@@ -171,7 +172,8 @@ class EmbeddingBackwardPlan(IndexedPlan[EmbeddingBackwardDescriptor, EmbeddingBa
 
     def _ulp(self) -> dict[str, float]:
         desc = self.descriptor
-        return {"dweight": summing_ulp(desc.real, desc.count, more=float(desc.by_count))}
+        divided = desc.by_count * count_roundings(desc.compute, desc.count)
+        return {"dweight": summing_ulp(desc.real, desc.count, more=divided)}
 
     def bytes_moved(self) -> int:
         desc = self.descriptor

@@ -18,6 +18,7 @@ from holdfast.ops.segment_sum.indexed import (
     LIMIT,
     IndexedDescriptor,
     IndexedPlan,
+    count_roundings,
     summing_ulp,
     validate_bad_index,
     validate_padding,
@@ -261,8 +262,10 @@ class EmbeddingBagPlan(IndexedPlan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
 
     def _ulp(self) -> dict[str, float]:
         desc = self.descriptor
-        rounded = (desc.mode == "mean") + desc.per_sample_weights
-        return {"out": 0.0 if desc.mode == "max" else summing_ulp(desc.real, desc.longest, float(rounded))}
+        if desc.mode == "max":
+            return {"out": 0.0}
+        rounded = (desc.mode == "mean") * count_roundings(desc.compute, desc.longest)
+        return {"out": summing_ulp(desc.real, desc.longest, rounded + desc.per_sample_weights)}
 
     def bytes_moved(self) -> int:
         desc = self.descriptor
@@ -297,10 +300,11 @@ class EmbeddingBagBackwardPlan(IndexedPlan[EmbeddingBagBackwardDescriptor, Embed
 
     def _ulp(self) -> dict[str, float]:
         desc = self.descriptor
-        rounded = (desc.mode == "mean") + desc.per_sample_weights + desc.scale_grad_by_freq
+        rounded = (desc.mode == "mean") * count_roundings(desc.compute, desc.longest)
+        rounded += desc.scale_grad_by_freq * count_roundings(desc.compute, desc.count)
         found = {}
         if desc.dweight:
-            found["dweight"] = summing_ulp(desc.real, desc.count, float(rounded))
+            found["dweight"] = summing_ulp(desc.real, desc.count, rounded + desc.per_sample_weights)
         if desc.dper_sample_weights:
             found["dper_sample_weights"] = summing_ulp(desc.real, desc.embedding_dim, 1.0)
         return found

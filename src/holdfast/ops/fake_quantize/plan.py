@@ -207,7 +207,9 @@ def estimator_ulp(ste: SteKind, real: Float) -> float:
     That is (x - mid) / scale, or |x - mid| / half.
     """
     steps = _ULP[ste]
-    return steps if real is real.compute else 0.5 + steps * 2.0 ** (real.precision - 24)
+    if steps == 0 or real is real.compute:
+        return steps
+    return 0.5 + steps * 2.0 ** (real.precision - real.compute.precision)
 
 
 #: The error of each estimator in ULP of the compute type. 1 - tanh^2 is off by less than 4 * 2^-24 of itself

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from holdfast.core.contract import KernelSku
-from holdfast.core.dtypes import Float, float_dtype
+from holdfast.core.contract import KernelSku, error_in_ulp
+from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import Scale, ZeroPoint
@@ -132,20 +132,18 @@ class FakeQuantizeLearnedBackwardPlan(
         anything.
 
         That is the factor times the sum of |dy| * (|code - zero_point| + 1) for dscale, of |dy * scale| over
-        the elements out of range for dzero_point, counted from the codes and quotients of the forward. A term
-        has one rounding, or a quotient's error and one; then come those of the sum, of the factor, and of the
-        product.
+        the elements out of range for dzero_point, counted from the codes of the forward.
+
+        With u = 2^-p, dy * (r - t) is off by u |dy t| for the quotient and by u |dy (r - t)| for the product:
+        by u of its magnitude at most, since |t| + |r - t| <= |r| + 1. Any other term is a product, rounded
+        once. Then come the roundings of the sum, of the factor, and of their product.
         """
-        desc = self.descriptor
+        desc, compute = self.descriptor, self.descriptor.real.compute
         errors = rounding_errors(segment_length(desc.view)) + 3
+        dtypes = {"dscale": desc.scale_dtype, "dzero_point": desc.zero_point_dtype or torch.float32}
         return {
             "dx": estimator_ulp(desc.ste, desc.real),
-            "dscale": _of_sum(errors, float_dtype(desc.scale_dtype, "scale_dtype"), desc.real.compute),
-            "dzero_point": _of_sum(
-                errors,
-                float_dtype(desc.zero_point_dtype or torch.float32, "zero_point_dtype"),
-                desc.real.compute,
-            ),
+            **{name: error_in_ulp(errors, compute, float_dtype(of, name)) for name, of in dtypes.items()},
         }
 
     def _refused_layout(self, args: FakeQuantizeLearnedBackwardArgs) -> str:
@@ -179,8 +177,3 @@ class FakeQuantizeLearnedBackwardPlan(
         if gradient.dtype != dtype:
             return f"{name} has dtype {gradient.dtype}; the descriptor asks for {dtype}."
         return self._refused_per_scale(name, gradient)
-
-
-def _of_sum(errors: int, out: Float, compute: Float) -> float:
-    """``errors`` roundings in ``compute`` and one to ``out``, in ULP of that."""
-    return 0.5 + errors * 2.0 ** (out.precision - compute.precision)

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 
 from holdfast.core import importing
-from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee
+from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee, error_in_ulp
 from holdfast.core.descriptor import Descriptor, whole_numbers
-from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
+from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Kernel, Operand, Plan, refused_tensor
 from holdfast.core.registry import backends
 from holdfast.core.stream import Stream
-from holdfast.ops.segment_sum.indexed import summing_ulp
+from holdfast.ops.segment_sum.indexed import ordered_additions, summing_ulp
 
 #: The longest axis of an image: float32 counts its pixels without a gap.
 LONGEST_AXIS = 2**24
@@ -344,15 +344,35 @@ class SamplePlan(Plan[D, A]):
         return ""
 
 
-def weight_error(desc: SampleDescriptor) -> float:
-    """The error of a corner's weight, in multiples of 2^-24 (float32): absolute, for weights are at most 1.
+# The errors of weights and slopes, in units of 2^-p where p is the precision of the compute type. They are
+# absolute: a weight is 1 at most. A number below 1, 2, 4 or 8 is rounded by at most 1/2, 1, 2 or 4 units.
+#
+# A sample lies at t from 0 to 1 past its first tap. t and 1 - t are each off by 1/2 at most: t is rounded
+# only just left of the first pixel, and there 1 - t is exact. So is a linear weight.
+#
+# Cubic taps are u away. u is t or 1 - t for the near taps, off by 1/2; it is one more for the far taps, and
+# off by 3/2. With the roundings of each operation in turn, and Sterbenz's lemma where a difference is exact:
+#   near weight  ((5/4 u - 9/4) u) u + 1            2.1 u, + 1, times u, + 1/2, + 1/2, + 1.35 / 2    < 5
+#   far weight   ((15/4 - 3/4 u) u - 6) u + 3       3 u, + 4, times u, + 2; largest at u = 2         <= 22
+#   near slope   (15/4 u - 9/2) u                   at u = 1: 2 u, + 1/2, + 3 / 2                    <= 4
+#   far slope    (15/2 - 9/4 u) u - 6               at u = 1: 6 u, + 4, + 3 * 3 / 2                  < 15
+# Near weights are at most 1, far ones 4/27; near slopes 1.35, far ones 3/4. A product of two, rounded once,
+# is worst where the far weight's error meets the largest near factor.
+CUBIC_WEIGHT_ERROR = 24.0  # 22 + 4/27 * 5 + 1/2
+CUBIC_SLOPE_ERROR = 31.0  # 1.35 * 22 + 4/27 * 4 + 1/2
+CUBIC_SLOPE = 1.35
 
-    Linear weights are rounded once along each axis, and their products once each. A cubic weight is off by up
-    to 40 of these, for its polynomial adds and subtracts numbers up to 6.
-    """
+
+def weight_error(desc: SampleDescriptor) -> float:
+    """The error of a corner's weight, in units of 2^-p: one factor along each axis, and their products."""
     if desc.mode == Mode.NEAREST:
         return 0.0
-    return 81.0 if desc.mode == Mode.BICUBIC else 2.0 * desc.axes - 1
+    return CUBIC_WEIGHT_ERROR if desc.mode == Mode.BICUBIC else desc.axes - 0.5
+
+
+def slope_error(desc: SampleDescriptor) -> float:
+    """The error of a corner's slope in the same units. A linear one is 1 or -1 times the other weights."""
+    return CUBIC_SLOPE_ERROR if desc.mode == Mode.BICUBIC else desc.axes - 1.5
 
 
 class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
@@ -376,7 +396,7 @@ class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
         if desc.mode == Mode.NEAREST:
             return {"out": 0.0}
         # After the weights: a product with the pixel, and the sum of the products.
-        return {"out": _in_ulp(desc.real, desc.compute, weight_error(desc) + desc.corners)}
+        return {"out": error_in_ulp(weight_error(desc) + desc.corners, desc.compute, desc.real)}
 
 
 class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSampleBackwardArgs]):
@@ -402,19 +422,15 @@ class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSample
         desc = self.descriptor
         if desc.mode == Mode.NEAREST:
             return {"dinput": summing_ulp(desc.real, desc.samples), "dgrid": 0.0}
-        # A slope is rounded as often as a weight; a cubic one is off by up to 92 units, and is up to 1.35.
-        # Then come the products with dout, the slope and the scale, and the sums over channels and corners.
-        terms = summing_ulp(desc.compute, desc.channels)
-        rounded = weight_error(desc) + desc.corners + 2 + terms
-        if desc.mode == Mode.BICUBIC:
-            rounded = 92 + 1.35 * (desc.corners + 2 + terms)
+        # Only where cubic taps are clipped or mirrored do several corners of a sample lie on one pixel.
+        folded = desc.mode == Mode.BICUBIC and desc.padding_mode != Padding.ZEROS
+        terms = desc.samples * (desc.corners if folded else 1)
+        # Besides the slope: the products of dout with the pixel, of their sum over channels with the slope,
+        # of the sum over corners with the scale, and both sums.
+        steps = desc.corners + 2 + ordered_additions(desc.channels)
+        largest = CUBIC_SLOPE if desc.mode == Mode.BICUBIC else 1.0
+        rounded = slope_error(desc) + largest * steps
         return {
-            "dinput": summing_ulp(desc.real, desc.samples * desc.corners, more=weight_error(desc) + 1),
-            "dgrid": _in_ulp(FLOATS[dtype_name(desc.grid_dtype)], desc.compute, rounded),
+            "dinput": summing_ulp(desc.real, terms, more=weight_error(desc) + 1),
+            "dgrid": error_in_ulp(rounded, desc.compute, float_dtype(desc.grid_dtype, "grid_dtype")),
         }
-
-
-def _in_ulp(real: Float, compute: Float, roundings: float) -> float:
-    """So many roundings in ``compute``, and one to ``real`` if that is another type, in ULP of ``real``."""
-    narrowed = 0.5 if real is not compute else 0.0
-    return roundings * 2.0 ** (real.precision - compute.precision) + narrowed

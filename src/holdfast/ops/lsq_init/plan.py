@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.core.contract import error_in_ulp
 from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, Operand
@@ -73,8 +74,15 @@ class LsqInitPlan(FromDataPlan[LsqInitDescriptor, LsqInitArgs]):
     cases = "holdfast.ops.lsq_init.cases"
 
     def _ulp(self) -> dict[str, float]:
-        """The roundings of the sum, of the factor, and of their product."""
-        return {"scale": float(rounding_errors(segment_length(self.descriptor.view)) + 2)}
+        """The roundings of the sum, of the factor, and of their product.
+
+        The factor takes three operations of float64: a root, a product and a quotient. In float32 it is
+        rounded to that as well.
+        """
+        compute = self.descriptor.real.compute
+        of_factor = 3 * 2.0 ** (compute.precision - 53) + (compute.bits == 32)
+        roundings = rounding_errors(segment_length(self.descriptor.view)) + of_factor + 1
+        return {"scale": error_in_ulp(roundings, compute, compute)}
 
     def _refused_layout(self, args: LsqInitArgs) -> str:
         return self._refused_tensor("x", args.x) or self.refused_result("scale", args.scale)

@@ -13,7 +13,7 @@ from typing import ClassVar, TypeVar, cast
 
 import torch
 
-from holdfast.core.contract import KernelSku, PrecisionGuarantee
+from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
 from holdfast.core.deferred import shown
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
@@ -187,15 +187,23 @@ class IndexedPlan(Plan[D, A]):
 def summing_ulp(real: Float, terms: int, more: float = 0.0) -> float:
     """The error of an ordered sum of that many terms, in ULP of ``real``, of the sum of their magnitudes.
 
-    On its way to the total a term takes part in at most 31 rounded additions for each level of chunks; each
-    rounds by at most half an ULP of the compute type. ``more`` operations are rounded beside them.
+    ``more`` operations are rounded beside the additions.
     """
-    additions = more
+    return error_in_ulp(ordered_additions(terms) + more, real.compute, real)
+
+
+def ordered_additions(terms: int) -> int:
+    """The most additions that round a term of an ordered sum: the first of a chunk is to zero, and exact."""
+    additions = 0
     while terms > 1:
         additions += min(terms, CHUNK) - 1
         terms = -(-terms // CHUNK)
-    compute = real.compute
-    return additions * 2.0 ** (real.precision - compute.precision) + (0.5 if real is not compute else 0.0)
+    return additions
+
+
+def count_roundings(compute: Float, most: int) -> int:
+    """The roundings of a division by a count of at most ``most``, which may have to be rounded itself."""
+    return 2 if most > 2**compute.precision else 1
 
 
 def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:

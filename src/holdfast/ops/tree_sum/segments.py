@@ -86,5 +86,14 @@ def segments(view: ScaleView, tensors: Sequence[torch.Tensor], per_segment: Sequ
 
 
 def rounding_errors(length: int) -> int:
-    """The most additions that round a term on its way to the total: the first of a lane's is exact."""
-    return len(levels(length)) * (ROWS - 1 + LANES.bit_length() - 1)
+    """The most additions that round a term on its way to the total.
+
+    At each level of the tree these are the rows of a block but the first, which is added to zero, and the
+    halvings of its lanes; an addition of a zero that fills up a block is exact.
+    """
+    additions = 0
+    while length > 1:
+        rows, lanes = -(-min(length, BLOCK) // LANES), min(length, LANES)
+        additions += rows - 1 + (lanes - 1).bit_length()
+        length = blocks_of(length)
+    return additions

@@ -1,0 +1,190 @@
+"""Problems whose sums have a given number of terms, and few results, so that a million terms are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import holdfast as hf
+from exact.values import Rng, terms
+from holdfast.ops.grid_sample.plan import Mode, Padding
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A descriptor of a plan and its args, the outputs of which are not written yet."""
+
+    plan: Any
+    desc: Any
+    args: Any
+
+
+def unwritten(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(tuple(shape), float("nan"), dtype=dtype)
+
+
+def made(plan: str, desc: Any, **operands: Any) -> Problem:
+    """A problem; outputs that the descriptor expects and that are not given are made."""
+    chosen = hf.plans()[plan]
+    for name in chosen.outputs:
+        expected = desc.expected(name)
+        if name not in operands and expected is not None:
+            shape, dtype = expected if isinstance(expected[-1], torch.dtype) else (expected, desc.dtype)
+            operands[name] = unwritten(shape, dtype)
+    return Problem(chosen, desc, chosen.Args(**operands))
+
+
+@dataclass(frozen=True)
+class Long:
+    """``count`` terms of ``kind`` in ``dtype``."""
+
+    count: int
+    dtype: torch.dtype
+    kind: str
+    rng: Rng
+
+    def terms(self, width: int = 1, factors: int = 1) -> torch.Tensor:
+        return terms(self.kind, self.rng, self.count, width, self.dtype, factors)
+
+    def factors(self, count: int) -> torch.Tensor:
+        """Numbers between 1/2 and 2 to multiply terms with."""
+        sizes = self.rng.uniform(0.5, 2, count) * self.rng.choice([-1, 1], count)
+        return torch.from_numpy(sizes).to(self.dtype)
+
+    @property
+    def zeros(self) -> torch.Tensor:
+        return torch.zeros(self.count, dtype=torch.int64)
+
+
+def segment_sum(of: Long) -> Iterator[Problem]:
+    desc = hf.SegmentSumDescriptor(shape=(of.count,), segments=1, width=2, dtype=of.dtype)
+    yield made("SegmentSumPlan", desc, terms=of.terms(2), destinations=of.zeros)
+
+
+def embedding_backward(of: Long) -> Iterator[Problem]:
+    for by_count in (False, True):
+        desc = hf.EmbeddingBackwardDescriptor(
+            shape=(of.count,), num_embeddings=1, embedding_dim=1, dtype=of.dtype, scale_grad_by_freq=by_count
+        )
+        yield made("EmbeddingBackwardPlan", desc, dout=of.terms(), indices=of.zeros)
+
+
+def embedding_bag(of: Long) -> Iterator[Problem]:
+    order = torch.arange(of.count)
+    for mode, weighted in (("sum", False), ("mean", False), ("sum", True)):
+        desc = hf.EmbeddingBagDescriptor(
+            shape=(1, of.count), num_embeddings=of.count, embedding_dim=1, dtype=of.dtype, mode=mode,
+            per_sample_weights=weighted,
+        )  # fmt: skip
+        weights = of.factors(of.count).reshape(1, -1) if weighted else None
+        yield made(
+            "EmbeddingBagPlan", desc, weight=of.terms(), indices=order[None], per_sample_weights=weights
+        )
+
+
+def embedding_bag_backward(of: Long) -> Iterator[Problem]:
+    fields: dict[str, Any] = {"shape": (of.count, 1), "num_embeddings": 1, "dtype": of.dtype}
+    for mode, weighted in (("sum", False), ("mean", False), ("sum", True)):
+        desc = hf.EmbeddingBagBackwardDescriptor(
+            **fields, embedding_dim=1, mode=mode, per_sample_weights=weighted
+        )
+        weights = of.factors(of.count).reshape(-1, 1) if weighted else None
+        yield made(
+            "EmbeddingBagBackwardPlan", desc, dout=of.terms(), indices=of.zeros[:, None],
+            per_sample_weights=weights,
+        )  # fmt: skip
+    desc = hf.EmbeddingBagBackwardDescriptor(
+        shape=(1, 1), num_embeddings=1, embedding_dim=of.count, dtype=of.dtype, mode="sum",
+        per_sample_weights=True, dweight=False, dper_sample_weights=True,
+    )  # fmt: skip
+    yield made(
+        "EmbeddingBagBackwardPlan", desc, dout=of.terms().T.contiguous(), indices=of.zeros[:1, None],
+        weight=of.factors(of.count)[None],
+    )  # fmt: skip
+
+
+def grid_sample_backward(of: Long) -> Iterator[Problem]:
+    modes = [Mode.NEAREST, Mode.BILINEAR] if of.count > 10**4 else list(Mode)
+    for mode in modes:
+        # All samples lie around one pixel of an image of two.
+        fields: dict[str, Any] = {"mode": mode, "input_dtype": of.dtype, "grid_dtype": of.dtype}
+        desc = hf.GridSampleBackwardDescriptor(
+            shape=(1, 1, 1, 2), output_size=(1, of.count), needs_dgrid=False, padding_mode=Padding.ZEROS,
+            **fields,
+        )  # fmt: skip
+        grid = torch.from_numpy(of.rng.uniform(-0.49, 0.1, (1, 1, of.count, 2))).to(of.dtype)
+        yield made("GridSampleBackwardPlan", desc, dout=of.terms().reshape(1, 1, 1, -1), grid=grid)
+    desc = hf.GridSampleBackwardDescriptor(
+        shape=(1, of.count, 1, 2), output_size=(1, 1), needs_dinput=False, input_dtype=of.dtype,
+        grid_dtype=of.dtype,
+    )  # fmt: skip
+    # One pixel outweighs the others, and its slopes are nearly 1.
+    grid = torch.from_numpy(of.rng.uniform(-0.01, 0.01, (1, 1, 1, 2))).to(of.dtype)
+    image = of.factors(2 * of.count).reshape(1, -1, 1, 2) * torch.tensor([1, 2**-9], dtype=of.dtype)
+    yield made("GridSampleBackwardPlan", desc, dout=of.terms().reshape(1, -1, 1, 1), grid=grid, input=image)
+
+
+def affine_grid_backward(of: Long) -> Iterator[Problem]:
+    for size, aligned in (((1, of.count), False), ((of.count, 1), True)):
+        desc = hf.AffineGridBackwardDescriptor(
+            shape=(1, 2, 3), output_size=size, dtype=of.dtype, align_corners=aligned
+        )
+        yield made("AffineGridBackwardPlan", desc, dgrid=of.terms(2).reshape(desc.grid_shape))
+
+
+def learned_backward(of: Long) -> Iterator[Problem]:
+    """Sums of the kind of dy; x is spread over the codes and beyond them."""
+    x = torch.from_numpy(of.rng.normal(0, 6, of.count)).to(of.dtype)
+    desc = hf.FakeQuantizeLearnedBackwardDescriptor(
+        shape=(of.count,), input_dtype=of.dtype, dtype=torch.int4, scale_dtype=of.dtype,
+        zero_point_dtype=of.dtype, grad_factor=0.3,
+    )  # fmt: skip
+    yield made(
+        "FakeQuantizeLearnedBackwardPlan", desc, x=x, dy=of.terms(factors=2)[:, 0],
+        scale=torch.tensor(0.7, dtype=of.dtype), zero_point=torch.tensor(1.0, dtype=of.dtype),
+    )  # fmt: skip
+
+
+def rows(count: int, dtype: torch.dtype, rng: Rng) -> Iterator[Problem]:
+    """Many short sums to a run: the tree sums of 257 rows."""
+    shape, token = (257, count), hf.PerToken()
+    x = torch.from_numpy(rng.normal(0, 6, shape)).to(dtype)
+    learned = hf.FakeQuantizeLearnedBackwardDescriptor(
+        shape=shape, granularity=token, input_dtype=dtype, dtype=torch.int4, scale_dtype=dtype,
+        zero_point_dtype=dtype,
+    )  # fmt: skip
+    scales = torch.from_numpy(rng.uniform(0.5, 1, 257)).to(dtype)
+    yield made(
+        "FakeQuantizeLearnedBackwardPlan", learned, x=x, dy=x.flip(0), scale=scales,
+        zero_point=torch.zeros_like(scales),
+    )  # fmt: skip
+    yield made(
+        "LsqInitPlan", hf.LsqInitDescriptor(shape=shape, granularity=token, input_dtype=dtype, q_max=7), x=x
+    )
+
+
+def lsq_init(of: Long) -> Iterator[Problem]:
+    desc = hf.LsqInitDescriptor(shape=(of.count,), input_dtype=of.dtype, q_max=7)
+    yield made("LsqInitPlan", desc, x=of.terms()[:, 0])
+
+
+#: For every plan with sums of any length, problems with a sum of this one.
+LONG: dict[str, Callable[[Long], Iterator[Problem]]] = {
+    "SegmentSumPlan": segment_sum,
+    "EmbeddingBackwardPlan": embedding_backward,
+    "EmbeddingBagPlan": embedding_bag,
+    "EmbeddingBagBackwardPlan": embedding_bag_backward,
+    "GridSampleBackwardPlan": grid_sample_backward,
+    "AffineGridBackwardPlan": affine_grid_backward,
+    "FakeQuantizeLearnedBackwardPlan": learned_backward,
+    "LsqInitPlan": lsq_init,
+}
+
+
+def rng_of(*label: Any) -> Rng:
+    """Random numbers that depend on the label alone."""
+    return np.random.default_rng(list(repr(label).encode()))

@@ -1,0 +1,96 @@
+"""Arrays of exact numbers: whole numbers times a power of two, which every float is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.core.dtypes import FLOATS, Float, dtype_name
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Exact:
+    """``whole * 2**shift``, element by element. ``whole`` holds Python's integers, which never overflow."""
+
+    whole: Array
+    shift: int
+
+    @staticmethod
+    def of(values: Array) -> Exact:
+        """Finite floats, as they are."""
+        fractions, exponents = np.frexp(np.asarray(values, np.float64))
+        whole = np.ldexp(fractions, 53).astype(np.int64)
+        exponents = np.where(whole == 0, 2000, exponents.astype(np.int64) - 53)
+        shift = int(min(exponents.min(initial=2000), 0))
+        by = np.where(whole == 0, 0, exponents - shift)
+        return Exact(whole.astype(object) << by.astype(object), shift)
+
+    @staticmethod
+    def whole_numbers(values: Array) -> Exact:
+        return Exact(np.asarray(values).astype(object), 0)
+
+    def _aligned(self, other: Exact) -> tuple[Array, Array, int]:
+        shift = min(self.shift, other.shift)
+        return self.whole << (self.shift - shift), other.whole << (other.shift - shift), shift
+
+    def __add__(self, other: Exact) -> Exact:
+        mine, others, shift = self._aligned(other)
+        return Exact(mine + others, shift)
+
+    def __sub__(self, other: Exact) -> Exact:
+        mine, others, shift = self._aligned(other)
+        return Exact(mine - others, shift)
+
+    def __mul__(self, other: Exact) -> Exact:
+        return Exact(self.whole * other.whole, self.shift + other.shift)
+
+    def __abs__(self) -> Exact:
+        return Exact(np.abs(self.whole), self.shift)
+
+    def __getitem__(self, places: Any) -> Exact:
+        return Exact(np.asarray(self.whole[places], object), self.shift)
+
+    def total(self) -> Fraction:
+        """The sum of all elements."""
+        return Fraction(int(self.whole.sum())) * power(self.shift)
+
+    def lost(self, compute: Float) -> Fraction:
+        """What elements below the normal range of ``compute`` may lose when each is rounded to it."""
+        normal = exponent(Fraction(torch.finfo(compute.torch).smallest_normal))
+        least = normal - compute.precision + 1
+        if self.shift >= least:
+            return Fraction(0)
+        small = np.abs(self.whole) < (1 << max(normal - self.shift, 0))
+        inexact = (self.whole & ((1 << (least - self.shift)) - 1)) != 0
+        return Fraction(int((small & inexact).sum())) * power(least) / 2
+
+
+def power(exponent: int) -> Fraction:
+    """2**exponent."""
+    return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
+
+
+def exponent(value: Fraction) -> int:
+    """The largest e with 2**e <= value."""
+    e = value.numerator.bit_length() - value.denominator.bit_length()
+    return e if power(e) <= value else e - 1
+
+
+def ulp(value: Fraction, dtype: torch.dtype) -> Fraction:
+    """The distance between neighbours of ``dtype`` around ``value``."""
+    least = exponent(Fraction(torch.finfo(dtype).smallest_normal))
+    e = max(least, exponent(abs(value))) if value else least
+    return power(e - FLOATS[dtype_name(dtype)].precision + 1)
+
+
+def lost_below(terms: Array, compute: Float) -> Fraction:
+    """What terms, here nearly exact, may lose when each is rounded to ``compute`` below its normal range."""
+    small = (np.abs(terms) < torch.finfo(compute.torch).smallest_normal) & (terms != 0)
+    return int(small.sum()) * ulp(Fraction(0), compute.torch) / 2
