@@ -160,7 +160,7 @@ def run(name: str, count: int, dtype: str, kind: str, backend: str, only: int | 
 
 
 def added(a: int, b: int) -> int:
-    """The roundings that lie behind a sum, from those behind its terms; -1 stands for a zero that fills up."""
+    """The roundings behind a sum, from those behind its terms; -1 stands for a zero that fills up."""
     return max(a, b) if min(a, b) < 0 else max(a, b) + 1
 
 
