@@ -394,9 +394,9 @@ def bound_values(problem: Problem, record: Float) -> torch.Tensor:
 
 def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
     """Each from 2^-27 to 2^7 of the element's own scale, around zero and the middle of the range in turn."""
-    view, scale = problem.granularity.view(problem.shape), make_scale(problem)
-    assert isinstance(scale, torch.Tensor) and problem.zero_point == "none"
+    view, scale = problem.granularity.view(problem.shape), torch.as_tensor(make_scale(problem))
     own = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
+    own = own if scale.numel() > 1 else [1] * len(own)  # the host's is for all
     scales = scale.double().reshape(own).expand(view.shape).reshape(problem.shape).numpy()
     record = float_dtype(problem.real, "real")
     steps = spread(label, scales.size, record.precision, -27, 7)
