@@ -47,10 +47,28 @@ def _patch_once_a_launch() -> None:
     interpreter._patch_lang = patch_once
 
 
+def _require_boolean_masks() -> None:
+    """Refuse every mask that is not boolean, as the interpreter of Triton 3.9 does; that of 3.7 takes any."""
+    from triton.runtime import interpreter
+
+    def checked(method: Any, position: int) -> Any:
+        def call(builder: Any, *arguments: Any) -> Any:
+            mask = arguments[position].data
+            assert mask.dtype == bool, f"a mask is {mask.dtype}; compare blocks, not scalars"
+            return method(builder, *arguments)
+
+        return call
+
+    builder = interpreter.InterpreterBuilder
+    for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
+        setattr(builder, name, checked(getattr(builder, name), position))
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     if importlib.util.find_spec("triton") is not None:
         _patch_once_a_launch()
+        _require_boolean_masks()
 
 
 @pytest.fixture

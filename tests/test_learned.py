@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -81,7 +82,7 @@ def added_one_by_one(terms: list[float], number: type[np.floating[Any]]) -> floa
         terms = sums
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 9000])
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 33, 129, 255, 256, 257, 700, 4095, 4096, 4097, 9000])
 def test_the_tree_sum_is_what_it_says(length: int) -> None:
     terms = spread(f"terms/{length}", length, 24, -9, 9).astype(np.float32)
     assert tree_sum(terms) == np.float32(added_one_by_one(terms.tolist(), np.float32))
@@ -89,6 +90,18 @@ def test_the_tree_sum_is_what_it_says(length: int) -> None:
 
 def test_a_sum_of_nothing_but_minus_zeros_is_plus_zero() -> None:
     assert math.copysign(1, tree_sum(np.full(300, -0.0))) == 1
+
+
+@pytest.mark.parametrize("length", [1, 3, 33, 257])
+def test_the_tree_sum_takes_little_more_than_the_memory_of_its_terms(length: int) -> None:
+    terms = np.ones((2**20 // length, length), np.float32)
+    tracemalloc.start()
+    try:
+        tree_sum(terms)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * terms.nbytes
 
 
 def test_zeros_at_the_end_change_no_bit() -> None:

@@ -78,6 +78,12 @@ def pixel_offset(n, x, y, z, strides):
 
 
 @triton.jit
+def among(channel, channels):
+    """Whether a channel is one of them, as a mask. Triton 3.9 interprets no mask that is a scalar."""
+    return tl.full([1], channel, tl.int32) < channels
+
+
+@triton.jit
 def load_four(
     base, at, first, channels, step, ROWS: tl.constexpr, FOURS: tl.constexpr, COMPUTE: tl.constexpr
 ):
@@ -99,9 +105,9 @@ def load_four(
             c = widen(tl.load(base + (at + 2 * step)), COMPUTE)
             d = widen(tl.load(base + (at + 3 * step)), COMPUTE)
         else:
-            b = widen(tl.load(base + (at + step), mask=first + 1 < channels, other=0.0), COMPUTE)
-            c = widen(tl.load(base + (at + 2 * step), mask=first + 2 < channels, other=0.0), COMPUTE)
-            d = widen(tl.load(base + (at + 3 * step), mask=first + 3 < channels, other=0.0), COMPUTE)
+            b = widen(tl.load(base + (at + step), mask=among(first + 1, channels), other=0.0), COMPUTE)
+            c = widen(tl.load(base + (at + 2 * step), mask=among(first + 2, channels), other=0.0), COMPUTE)
+            d = widen(tl.load(base + (at + 3 * step), mask=among(first + 3, channels), other=0.0), COMPUTE)
     return a, b, c, d
 
 
@@ -119,9 +125,9 @@ def store_four(at, first, channels, step, mask, a, b, c, d, ROWS: tl.constexpr):
     else:
         wide = at + tl.full([1], first, tl.int64) * step
         tl.store(wide, narrow(a, at.dtype.element_ty), mask=mask)
-        tl.store(wide + step, narrow(b, at.dtype.element_ty), mask=mask & (first + 1 < channels))
-        tl.store(wide + 2 * step, narrow(c, at.dtype.element_ty), mask=mask & (first + 2 < channels))
-        tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & (first + 3 < channels))
+        tl.store(wide + step, narrow(b, at.dtype.element_ty), mask=mask & among(first + 1, channels))
+        tl.store(wide + 2 * step, narrow(c, at.dtype.element_ty), mask=mask & among(first + 2, channels))
+        tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & among(first + 3, channels))
 
 
 @triton.jit(do_not_specialize=["samples", "tiles", "share", "shares"])
