@@ -24,12 +24,14 @@ MUTANTS = (
         _WALK_CPU,
         "item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]",
         "item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]",
+        likely="transposed input",
     ),
     _forward(
         "the outermost loop over rows forgotten",
         _WALK_CPU,
         "for d in range(inner - 1, _STRIDES - 1, -1):",
         "for d in range(inner - 1, _STRIDES, -1):",
+        likely="leading",
     ),
     _forward(
         "one scale for a run of several",
@@ -43,7 +45,13 @@ MUTANTS = (
         "            end = min(begin + BLOCK, count)\n            prefetch(x, begin)",
         "            end = min(begin + BLOCK - 1, count)\n            prefetch(x, begin)",
     ),
-    _backward("accumulate lost", _CPU, "dx[i] += gradient(", "dx[i] = gradient("),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dx[i] += gradient(",
+        "dx[i] = gradient(",
+        likely="accumulate",
+    ),
     _backward(
         "a range without the zero point",
         _CPU,

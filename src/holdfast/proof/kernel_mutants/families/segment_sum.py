@@ -13,7 +13,13 @@ MUTANTS = (
     _mutant("a scratch run of half the size", _CPU, "_RUN = COLUMNS * 8 + 192", "_RUN = COLUMNS * 4 + 96"),
     _mutant("chunks of twice the size", _CPU, "if last - first <= CHUNK:", "if last - first <= 2 * CHUNK:"),
     _mutant("five terms in the room of four", _CPU, "if waiting == 4:", "if waiting == 5:"),
-    _mutant("accumulate lost", _CPU, "sums[i] = old[i] + sums[i]", "sums[i] = zero(like) + sums[i]"),
+    _mutant(
+        "accumulate lost",
+        _CPU,
+        "sums[i] = old[i] + sums[i]",
+        "sums[i] = zero(like) + sums[i]",
+        likely="accumulate",
+    ),
     _mutant(
         "a full level not carried",
         _CPU,
