@@ -12,7 +12,13 @@ _CPU, _GPU = "ops/quantize/cpu.py", "ops/quantize/gpu.py"
 _WALK_CPU, _WALK_GPU = "ops/affine/cpu.py", "ops/affine/gpu.py"
 
 MUTANTS = (
-    _forward("a scratch run of half the size", _WALK_CPU, "_RUN = TILE * 8 + 192", "_RUN = TILE * 4 + 96"),
+    _forward(
+        "a scratch run of half the size",
+        _WALK_CPU,
+        "_RUN = TILE * 8 + 192",
+        "_RUN = TILE * 4 + 96",
+        likely="a whole tile",
+    ),
     _forward(
         "the last, shorter tile dropped",
         _WALK_CPU,
