@@ -60,7 +60,7 @@ def problems() -> list[Problem]:
         Problem("one row", (1, 300), aligned=True),
         Problem("one column", (300, 1)),
         Problem("more than a block", (67, 131)),
-        Problem("five blocks in float64", (127, 131), 1, dtype=torch.float64),
+        Problem("ten blocks in float64", (191, 197), 1, dtype=torch.float64),
         Problem("no places", (4, 0), accumulate=True),
         Problem("no images", batch=0),
         Problem("special values", values="special"),

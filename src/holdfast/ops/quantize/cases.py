@@ -50,6 +50,8 @@ _SCALES_BY_COLUMN = [
     ),
     Problem("last axis, scales of every size", PerChannel(-1), (41, 19), **EVERY_SIZE),
 ]  # fmt: skip
+#: Each element of a tile has a scale and a zero point of the widest type, and there is more than one tile.
+_WHOLE_TILE = Problem("a whole tile in float64", PerChannel(-1), (300, 37), real=torch.float64)
 _DY_APART = Problem(
     "dy in another layout",
     PerChannel(1),
@@ -63,9 +65,9 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """Every case of ``plan``."""
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
-        found.append(_PAIRS_IN_LOOPS)
+        found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
     elif plan is QuantizePerChannelBackwardPlan:
-        found += [*_SCALES_BY_COLUMN, _DY_APART]
+        found += [*_SCALES_BY_COLUMN, _DY_APART, _WHOLE_TILE]
     return [case(plan, problem) for problem in found]
 
 

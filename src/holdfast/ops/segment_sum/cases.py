@@ -115,6 +115,7 @@ PROBLEMS = (
     Problem("width 1", (200,), 90, 1, "zipf"),
     Problem("width 768", (90,), 20, 768, "zipf", _BFLOAT16),
     Problem("width 4096", (50,), 6, 4096, "zipf"),
+    Problem("width 1500 in float64", (90,), 2, 1500, "equal", _FLOAT64),
     Problem("a million segments", (900,), 10**6, 1, "zipf"),
     Problem("several blocks", (5000,), 70, 8, "zipf"),
     Problem("transposed terms", (13, 21), 9, 6, layouts=("transposed", "contiguous", "contiguous")),

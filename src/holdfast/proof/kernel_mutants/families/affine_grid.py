@@ -16,7 +16,7 @@ MUTANTS = (
         _CPU,
         "ROW = LANES * 8",
         "ROW = LANES * 4",
-        likely="five blocks",
+        likely="ten blocks",
     ),
     _forward(
         "terms added in another order",
@@ -41,7 +41,7 @@ MUTANTS = (
         _CPU,
         "lanes[i % LANES] += sums[i]",
         "lanes[0] += sums[i]",
-        likely="five blocks",
+        likely="ten blocks",
     ),
     _backward(
         "accumulate lost",

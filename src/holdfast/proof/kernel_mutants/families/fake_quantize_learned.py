@@ -11,28 +11,47 @@ _CPU, _GPU = "ops/fake_quantize_learned/cpu.py", "ops/fake_quantize_learned/gpu.
 _TREE_CPU, _TREE_GPU = "ops/tree_sum/cpu.py", "ops/tree_sum/gpu.py"
 
 MUTANTS = (
-    _mutant("a scratch run of half the size", _TREE_CPU, "RUN = BLOCK * 8 + 192", "RUN = BLOCK * 4 + 96"),
-    _mutant("a carry that goes up one level", _TREE_CPU, "while lane >> level & 1:", "if lane >> level & 1:"),
+    _mutant(
+        "a scratch run of half the size",
+        _TREE_CPU,
+        "RUN = BLOCK * 8 + 192",
+        "RUN = BLOCK * 4 + 96",
+        likely="float64",
+    ),
+    _mutant(
+        "a carry that goes up one level",
+        _TREE_CPU,
+        "while lane >> level & 1:",
+        "if lane >> level & 1:",
+        likely="4099x40",
+    ),
     _mutant(
         "sums of blocks added to one lane",
         _TREE_CPU,
         "lanes[i & (LANES - 1)] += sums[start + begin + i]",
         "lanes[0] += sums[start + begin + i]",
+        likely="70000",
     ),
     _mutant(
-        "accumulate lost", _TREE_CPU, "totals[k] = old[k] + totals[k]", "totals[k] = zero(factor) + totals[k]"
+        "accumulate lost",
+        _TREE_CPU,
+        "totals[k] = old[k] + totals[k]",
+        "totals[k] = zero(factor) + totals[k]",
+        likely="empty tokens",
     ),
     _mutant(
         "the number of a lane lost",
         _CPU,
         "halve_lane(walk, 1, lane, taken, like)",
         "halve_lane(walk, 1, 0, taken, like)",
+        likely="4099x40",
     ),
     _mutant(
         "the zero point's sums over the scale's",
         _CPU,
         "put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)",
         "put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[0], like)",
+        likely="4099x40",
     ),
     _mutant(
         "all pieces of a sum in one place",

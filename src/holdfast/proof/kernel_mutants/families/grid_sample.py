@@ -32,8 +32,15 @@ MUTANTS = (
         _CPU,
         "for channel in range(begin, end, len(lanes)):",
         "for channel in range(begin, end - len(lanes) + 1, len(lanes)):",
+        likely="257 channels",
     ),
-    _backward("crowds of twice the size", _SUMS_CPU, "if count > CHUNK:", "if count > 2 * CHUNK:"),
+    _backward(
+        "crowds of twice the size",
+        _SUMS_CPU,
+        "if count > CHUNK:",
+        "if count > 2 * CHUNK:",
+        likely="bicubic",
+    ),
     _backward(
         "corners in another order",
         _SUMS_CPU,
@@ -45,6 +52,7 @@ MUTANTS = (
         _SUMS_CPU,
         "if levels == 1 or (done % CHUNK != 0 and done != channels):",
         "if levels == 1 or done != channels:",
+        likely="64 channels",
     ),
     _forward(
         "what is beside the image not masked",

@@ -12,7 +12,13 @@ _CPU, _GPU = "ops/quantize/cpu.py", "ops/quantize/gpu.py"
 _WALK_CPU, _WALK_GPU = "ops/affine/cpu.py", "ops/affine/gpu.py"
 
 MUTANTS = (
-    _forward("a scratch run of half the size", _WALK_CPU, "_RUN = TILE * 8 + 192", "_RUN = TILE * 4 + 96"),
+    _forward(
+        "a scratch run of half the size",
+        _WALK_CPU,
+        "_RUN = TILE * 8 + 192",
+        "_RUN = TILE * 4 + 96",
+        likely="a whole tile",
+    ),
     _forward(
         "the last, shorter tile dropped",
         _WALK_CPU,
@@ -24,12 +30,14 @@ MUTANTS = (
         _WALK_CPU,
         "item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]",
         "item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]",
+        likely="transposed input",
     ),
     _forward(
         "the outermost loop over rows forgotten",
         _WALK_CPU,
         "for d in range(inner - 1, _STRIDES - 1, -1):",
         "for d in range(inner - 1, _STRIDES, -1):",
+        likely="leading",
     ),
     _forward(
         "one scale for a run of several",
@@ -43,7 +51,13 @@ MUTANTS = (
         "            end = min(begin + BLOCK, count)\n            prefetch(x, begin)",
         "            end = min(begin + BLOCK - 1, count)\n            prefetch(x, begin)",
     ),
-    _backward("accumulate lost", _CPU, "dx[i] += gradient(", "dx[i] = gradient("),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dx[i] += gradient(",
+        "dx[i] = gradient(",
+        likely="accumulate",
+    ),
     _backward(
         "a range without the zero point",
         _CPU,

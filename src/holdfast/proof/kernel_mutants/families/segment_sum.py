@@ -10,10 +10,28 @@ _mutant = partial(KernelMutant, plans=("SegmentSumPlan", "EmbeddingBackwardPlan"
 _CPU, _GPU = "ops/segment_sum/cpu.py", "ops/segment_sum/gpu.py"
 
 MUTANTS = (
-    _mutant("a scratch run of half the size", _CPU, "_RUN = COLUMNS * 8 + 192", "_RUN = COLUMNS * 4 + 96"),
+    _mutant(
+        "a scratch run of half the size",
+        _CPU,
+        "_RUN = COLUMNS * 8 + 192",
+        "_RUN = COLUMNS * 4 + 96",
+        likely="width 1500",
+    ),
     _mutant("chunks of twice the size", _CPU, "if last - first <= CHUNK:", "if last - first <= 2 * CHUNK:"),
-    _mutant("five terms in the room of four", _CPU, "if waiting == 4:", "if waiting == 5:"),
-    _mutant("accumulate lost", _CPU, "sums[i] = old[i] + sums[i]", "sums[i] = zero(like) + sums[i]"),
+    _mutant(
+        "five terms in the room of four",
+        _CPU,
+        "if waiting == 4:",
+        "if waiting == 5:",
+        likely="sliced terms",
+    ),
+    _mutant(
+        "accumulate lost",
+        _CPU,
+        "sums[i] = old[i] + sums[i]",
+        "sums[i] = zero(like) + sums[i]",
+        likely="accumulate",
+    ),
     _mutant(
         "a full level not carried",
         _CPU,
@@ -27,7 +45,11 @@ MUTANTS = (
         "for i in range(done, count - 1):",
     ),
     _mutant(
-        "a heavy row left out", _CPU, "if ordering.heaviest > share:", "if ordering.heaviest > 2 * share:"
+        "a heavy row left out",
+        _CPU,
+        "if ordering.heaviest > share:",
+        "if ordering.heaviest > 2 * share:",
+        likely="neighbouring long",
     ),
     _mutant(
         "the arrivals of all levels counted in one place",
