@@ -289,9 +289,6 @@ class AffinePlan(Plan[D, A]):
         shape, dtype = self.expected(name)
         if not isinstance(tensor, torch.Tensor):
             return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-        reason = self._refused_device(name, tensor)
-        if reason:
-            return reason
         if tensor.dtype != dtype:
             return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
         if tuple(tensor.shape) != shape:
@@ -302,15 +299,6 @@ class AffinePlan(Plan[D, A]):
                 f"{name} has strides {tuple(tensor.stride())}; packed codes must lie side by side along the "
                 "last axis. Make it contiguous first."
             )
-        return ""
-
-    def _refused_device(self, name: str, tensor: torch.Tensor) -> str:
-        if tensor.layout != torch.strided:
-            return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
-        if tensor.is_neg():
-            return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
-        if tensor.device != self.device:
-            return f"{name} is on {tensor.device} and the plan runs on {self.device}; move it there."
         return ""
 
     def _refused_scale(self, scale: Any) -> str:
@@ -346,7 +334,7 @@ class AffinePlan(Plan[D, A]):
                 f"{name} has shape {tuple(tensor.shape)}; {self.descriptor.granularity} of a tensor of shape "
                 f"{self.descriptor.shape} takes {view.scale_count} in shape {view.scale_shape}, or flat."
             )
-        return self._refused_device(name, tensor)
+        return ""
 
     def _refused_values(self, args: A) -> str:
         scale = args.scale  # type: ignore[attr-defined]

@@ -178,7 +178,7 @@ class MapPlan(Plan[D, A]):
     def _refused_layout(self, args: A) -> str:
         for name in self.tensors:
             expected = (self.descriptor.expected(name), self.descriptor.dtype)
-            reason = refused_tensor(name, getattr(args, name), expected, self.device)
+            reason = refused_tensor(name, getattr(args, name), expected)
             if reason:
                 return reason
         return ""

@@ -177,7 +177,7 @@ class IndexedPlan(Plan[D, A]):
     def _refused_layout(self, args: A) -> str:
         for name in self.descriptor.operands:
             expected = self.descriptor.expected(name)
-            reason = refused_tensor(name, getattr(args, name), expected, self.device)
+            reason = refused_tensor(name, getattr(args, name), expected)
             if reason:
                 return reason
         return ""
