@@ -166,9 +166,6 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("scale_grad_by_freq", "dweight", "dper_sample_weights"):
-            if type(getattr(self, name)) is not bool:
-                raise InvalidDescriptor(f"{name} is {getattr(self, name)!r}; it is True or False.")
         if self.scale_grad_by_freq and self.mode == "max":
             raise InvalidDescriptor(
                 'scale_grad_by_freq is True with mode "max", which has no sum to be scaled; leave it out.'

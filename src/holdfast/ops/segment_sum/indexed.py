@@ -26,6 +26,8 @@ CHUNK = 32
 #: Indices are counted, and rows named, in 31 bits.
 LIMIT = 2**31 - 1
 INDEX_DTYPES = (torch.int32, torch.int64)
+#: What can be done about an index that names no row.
+BAD_INDEX = ("raise", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +107,7 @@ def validate_padding(padding_idx: int | None, rows: int) -> None:
 
 def validate_bad_index(bad_index: str) -> None:
     """Raise unless ``bad_index`` says what to do."""
-    if bad_index not in ("raise", "skip"):
+    if bad_index not in BAD_INDEX:
         raise InvalidDescriptor(f'bad_index is {bad_index!r}; accepted are "raise" and "skip".')
 
 
