@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.strided import span
@@ -79,9 +80,11 @@ def require_tensor(name: str, tensor: Any) -> None:
 def require_memory(name: str, tensor: torch.Tensor) -> None:
     """Raise if a tensor's storage was freed or shrunk: torch would read there all the same.
 
-    For tensors that torch's own operations read before a kernel does. A tensor without a storage, as under a
-    transform or in a trace, passes: the tensors inside it are looked at when they arrive.
+    For tensors that torch's own operations read before a kernel does. Under a transform it is the tensor
+    inside that has the memory; in a trace there is none.
     """
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     if tensor._is_zerotensor() or tensor.is_meta or not torch._C._has_storage(tensor):
         return
     if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):

@@ -63,9 +63,17 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        return kernel(*arguments) if _concerns_only_us(arguments) else operator(*arguments)
+        if _concerns_only_us(arguments):
+            return kernel(*arguments)
+        return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
 
     return call
+
+
+def _in_memory(argument: Any) -> Any:
+    """A zero tensor of torch as one with memory. torch would make it a view of one element."""
+    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    return argument.clone() if zero else argument
 
 
 def register_vmap(name: str, rule: Any) -> None:
