@@ -340,11 +340,11 @@ def test_functions_over_scales_tell_what_they_take(
         (lambda: hf.dequantize(X.char(), 0.5, code_dtype="int4"), "code_dtype is 'int4'; it must be a dtype"),
         (
             lambda: hf.dequantize(X.byte(), 0.5, packed=True, code_dtype=torch.int4, length="a"),
-            "length is 'a'; it is how many codes",
+            "length is 'a'; it must be a whole number",
         ),
         (
             lambda: hf.dequantize(X.byte(), 0.5, packed=True, code_dtype=torch.int4, length=-1),
-            "length is -1; it is how many codes",
+            "length is -1; 6 bytes of torch.int4 hold 12 codes",
         ),
         (
             lambda: hf.quantize(X, 0.5, dtype=torch.float32, q_min=0, q_max=3, packed=True),

@@ -282,7 +282,7 @@ def test_any_shape_and_layout(
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
 def test_opcheck(granularity: hf.Granularity) -> None:
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
-    rule = (torch.int8, None, None, None)
+    rule = ("int8", None, None, None)
     torch.library.opcheck(torch.ops.holdfast.observe_range.default, (x, granularity.name))
     torch.library.opcheck(torch.ops.holdfast.choose_scale.default, (x, granularity.name, *rule))
     torch.library.opcheck(torch.ops.holdfast.choose_scale_affine.default, (x, granularity.name, *rule))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.backends import interpreted
 from holdfast.core import deferred
 from holdfast.core.case import poisoned_output
 from holdfast.ops.segment_sum.cases import index_values, row_values
@@ -462,3 +463,28 @@ def test_the_module_is_that_of_torch() -> None:
     assert torch.equal(again(indices_of(True)), ours(indices_of(True)))
     with pytest.raises(hf.Unsupported, match="max_norm"):
         hf.nn.EmbeddingBag(3, 2, max_norm=1.0)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_in_no_bag_reaches_no_gradient(weight: float) -> None:
+    """Not even with a weight that makes NaN of zeros."""
+    desc = hf.EmbeddingBagBackwardDescriptor(
+        shape=(4,), num_embeddings=3, embedding_dim=2, mode="sum", offsets=2, include_last_offset=True,
+        per_sample_weights=True, dper_sample_weights=True,
+    )  # fmt: skip
+    for backend in ("reference", "cpu", *(["gpu"] if interpreted() else [])):
+        stream = hf.Stream.current()
+        pref = hf.PlanPreference(backend=backend, precompile=False)
+        plan = hf.EmbeddingBagBackwardPlan.select(stream, desc, pref)
+        args = hf.EmbeddingBagBackwardArgs(
+            dout=torch.ones(1, 2),
+            indices=torch.tensor([0, 1, 1, 2]),
+            offsets=torch.tensor([0, 2]),
+            per_sample_weights=torch.tensor([2.0, 3.0, weight, weight]),
+            weight=torch.ones(3, 2),
+            dweight=torch.empty(3, 2),
+            dper_sample_weights=torch.empty(4),
+        )
+        plan.run(stream, hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
+        assert torch.equal(args.dweight, torch.tensor([[2.0, 2], [3, 3], [0, 0]])), backend
+        assert torch.equal(args.dper_sample_weights, torch.tensor([2.0, 2, 0, 0])), backend

@@ -636,7 +636,7 @@ def scales(granularity: hf.Granularity, shape: tuple[int, ...] = SHAPE) -> torch
 
 @pytest.mark.parametrize(("granularity", "ste"), list(zip(GRANULARITIES, hf.SteKind, strict=True)), ids=str)
 def test_opcheck(granularity: hf.Granularity, ste: hf.SteKind) -> None:
-    shared = (scales(granularity), 1.0, None, 3, granularity.name, torch.int4, None, None, ste.value)
+    shared = (scales(granularity), 1.0, None, 3, granularity.name, "int4", None, None, ste.value)
     x = values().requires_grad_()
     torch.library.opcheck(torch.ops.holdfast.fake_quantize.default, (x, *shared, 1.0))
     torch.library.opcheck(torch.ops.holdfast.fake_quantize_backward.default, (values(1), values(), *shared))

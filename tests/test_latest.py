@@ -38,7 +38,7 @@ def settled() -> tuple[hf.QuantizePerTensorPlan, hf.Stream, Any]:
 def test_the_third_run_is_recognised() -> None:
     plan, _stream, args = settled()
     assert plan._latest is not None
-    assert plan._latest.addresses(args.operands(), args.options()) == list(args.signature()[1])
+    assert plan._latest.places(args.operands(), args.options()) == plan._admitted[args.signature()[0]].fit
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["recognised", "without the internal interface"])

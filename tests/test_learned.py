@@ -431,7 +431,7 @@ def test_opcheck(learns_zero: bool) -> None:
     operator = getattr(torch.ops.holdfast, OPERATOR).default
     torch.library.opcheck(operator, arguments)
     torch.library.opcheck(operator, (*arguments[:10], None, learns_zero))
-    for codes in ((torch.int4, None, None), (None, -3, 5)):
+    for codes in (("int4", None, None), (None, -3, 5)):
         torch.library.opcheck(torch.ops.holdfast.lsq_init.default, (arguments[1], "per_channel:0", *codes))
     assert operator(*arguments)[2].numel() == (6 if learns_zero else 0)
 

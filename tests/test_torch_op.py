@@ -52,7 +52,7 @@ def test_quantize_is_the_formula(granularity: hf.Granularity) -> None:
 
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
 def test_opcheck_of_integer_codes(granularity: hf.Granularity) -> None:
-    for dtype, packed in ((torch.int8, False), (torch.int4, granularity.view(SHAPE).shape[-1] % 2 == 0)):
+    for dtype, packed in (("int8", False), ("int4", granularity.view(SHAPE).shape[-1] % 2 == 0)):
         shared = (scales(granularity), 1.0, zero_points(granularity), 0, granularity.name)
         arguments = (values(), *shared, dtype, None, None, packed)
         torch.library.opcheck(torch.ops.holdfast.quantize.default, arguments)
@@ -60,21 +60,21 @@ def test_opcheck_of_integer_codes(granularity: hf.Granularity) -> None:
         length = SHAPE[-1] if packed else None
         torch.library.opcheck(
             torch.ops.holdfast.dequantize.default,
-            (q, *shared, torch.bfloat16, dtype if packed else q.dtype, length),
+            (q, *shared, "bfloat16", dtype if packed else "int8", length),
         )
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
 def test_opcheck_of_float_codes(granularity: hf.Granularity) -> None:
     shared = (scales(granularity), 1.0, None, 3, granularity.name)
-    arguments = (values(requires_grad=True), *shared, torch.float32, -8, 7)
+    arguments = (values(requires_grad=True), *shared, "float32", -8, 7)
     torch.library.opcheck(torch.ops.holdfast.quantize_to_float.default, arguments)
     torch.library.opcheck(torch.ops.holdfast.quantize_backward.default, (values(), values(), *arguments[1:]))
     codes = torch.ops.holdfast.quantize_to_float.default(*arguments).detach().requires_grad_()
-    torch.library.opcheck(torch.ops.holdfast.dequantize_from_float.default, (codes, *shared, torch.float32))
+    torch.library.opcheck(torch.ops.holdfast.dequantize_from_float.default, (codes, *shared, "float32"))
     torch.library.opcheck(
         torch.ops.holdfast.dequantize_backward.default,
-        (values(), scales(granularity), 1.0, granularity.name, torch.float32),
+        (values(), scales(granularity), 1.0, granularity.name, "float32"),
     )
 
 

@@ -8,7 +8,7 @@ the levels below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 
-from holdfast.core.errors import Unsupported
+from holdfast.core.errors import InvalidArgs, Unsupported
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -28,16 +28,17 @@ def register_autograd(
     name: str,
     backward: Callable[..., tuple[Any, ...]],
     *,
+    by: Collection[str],
     setup_context: Callable[..., None] = _save_nothing,
 ) -> None:
     """Let ``backward(ctx, *gradients)`` differentiate ``holdfast::name`` once it has been set up by
     ``setup_context(ctx, inputs, output)``.
-    """
-    operator = getattr(torch.ops.holdfast, name).default
 
-    def below(keyset: Any, arguments: Sequence[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+    ``by`` names the arguments that there is a derivative with respect to. If one is asked for with respect to
+    any other argument, the call is refused: it would be zero without a word.
+    """
+    below = _below(name)
+    others = _tensors_but(name, by)
 
     class Recorded(torch.autograd.Function):
         """The operator's arguments, then the keys that are left to dispatch on."""
@@ -66,19 +67,76 @@ def register_autograd(
     Recorded.__name__ = f"{name}_recorded"
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
-        if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
-            raise Unsupported(
-                f"{name} was asked for a derivative in forward mode (jvp, jacfwd), which there is none of; "
-                "use reverse mode: backward, torch.func.grad, vjp or jacrev."
-            )
+        _refuse_forward_mode(name, arguments)
         if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return below(keyset, arguments)
+        for position, argument in others:
+            if arguments[position] is not None and arguments[position].requires_grad:
+                raise InvalidArgs(
+                    f"{argument} requires a gradient, and there is none with respect to it here; pass "
+                    f"{argument}.detach()."
+                )
         if not torch._C._are_functorch_transforms_active():
             return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
         with enable_single_level_autograd_function():
             return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
 
     library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def register_constant(library: torch.library.Library, name: str, *, integers: bool = False) -> None:
+    """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
+
+    In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
+    ``integers`` have none in any mode.
+    """
+    below = _below(name)
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        if not integers:
+            _refuse_forward_mode(name, arguments)
+        return below(keyset, arguments)
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` without a gradient. In forward mode it stays what it is, for the operator to refuse it."""
+    return tensor if forward_ad._current_level >= 0 else tensor.detach()
+
+
+def refuse_derivatives(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+    """The backward of an operator that has a derivative with respect to nothing."""
+    raise AssertionError("an argument was recorded that has no derivative")
+
+
+def _below(name: str) -> Callable[[Any, Sequence[Any]], Any]:
+    """What goes on below autograd with ``holdfast::name``."""
+    operator = getattr(torch.ops.holdfast, name).default
+
+    def below(keyset: Any, arguments: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return below
+
+
+def _tensors_but(name: str, by: Collection[str]) -> list[tuple[int, str]]:
+    """The position and name of each argument that may be a tensor and is not in ``by``."""
+    arguments = getattr(torch.ops.holdfast, name).default._schema.arguments
+    tensors = {argument.name: i for i, argument in enumerate(arguments) if "Tensor" in str(argument.type)}
+    unknown = set(by) - tensors.keys()
+    if unknown:
+        raise ValueError(f"holdfast::{name} has no tensor {', '.join(sorted(unknown))}")
+    return [(i, argument) for argument, i in tensors.items() if argument not in by]
+
+
+def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
+    if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+        raise Unsupported(
+            f"{name} was asked for a derivative in forward mode (jvp, jacfwd), which there is none of; "
+            "use reverse mode: backward, torch.func.grad, vjp or jacrev."
+        )
 
 
 def is_batch(gradient: Any) -> bool:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from holdfast.core.checks import is_whole, require_bool, shown
 from holdfast.core.dtypes import Float
+from holdfast.core.errors import InvalidArgs
 
 #: The version of the arithmetic. Whatever can change a bit is a new version, with new digests.
 NUMERICS_VERSION = 1
@@ -102,3 +104,13 @@ class PlanPreference:
     backend: str | None = None
     max_workspace_bytes: int | None = None
     precompile: bool = True
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and not isinstance(self.backend, str):
+            raise InvalidArgs(f"backend is {shown(self.backend)}; it must be the name of one, or None.")
+        if self.max_workspace_bytes is not None and not is_whole(self.max_workspace_bytes):
+            raise InvalidArgs(
+                f"max_workspace_bytes is {shown(self.max_workspace_bytes)}; it must be a whole number, or "
+                "None."
+            )
+        require_bool("precompile", self.precompile)

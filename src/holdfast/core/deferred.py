@@ -30,7 +30,7 @@ class Complaint(Protocol):
     """What a bad value was bad for. Hashable: complaints that are equal share a word."""
 
     def error(self, position: int, value: int) -> HoldfastError:
-        """The error to raise; it names the value as ``shown`` does, so that backends use the same words."""
+        """The error to raise; it names the value as ``reported`` does, so that backends use the same words."""
         ...
 
 
@@ -63,7 +63,7 @@ class Box:
                 raise complaint.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 
-def shown(value: int) -> str:
+def reported(value: int) -> str:
     """A bad value in words, as far as a report can hold it."""
     if value <= LEAST:
         return f"{LEAST} or less"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
+import sys
 import types
 import typing
 from dataclasses import dataclass, fields
@@ -13,20 +15,25 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 
+from holdfast.core.checks import shown
 from holdfast.core.dtypes import dtype_name, parse_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
 
 MAX_RANK = 8
+#: A tensor has fewer elements than this.
+MOST_ELEMENTS = 2**60
 
 
 def whole_numbers(name: str, given: Any, example: tuple[int, ...]) -> tuple[int, ...]:
     """What was given as ``name``, as a tuple of whole numbers."""
     try:
+        if any(isinstance(number, bool) for number in given):
+            raise TypeError
         return tuple(operator.index(number) for number in given)
     except TypeError:
         raise InvalidDescriptor(
-            f"{name} is {given!r}; it must be a sequence of whole numbers, such as {example}."
+            f"{name} is {shown(given)}; it must be a sequence of whole numbers, such as {example}."
         ) from None
 
 
@@ -51,6 +58,9 @@ class Descriptor:
 
     def validate(self) -> None:
         """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
+        kind: Any = type(self)
+        for name, hint in _hints(kind).items():
+            _validate_field(name, getattr(self, name), hint)
         if len(self.shape) > MAX_RANK:
             raise InvalidDescriptor(
                 f"shape {self.shape} has rank {len(self.shape)}; accepted are ranks 0 to {MAX_RANK}. "
@@ -58,6 +68,10 @@ class Descriptor:
             )
         if any(size < 0 for size in self.shape):
             raise InvalidDescriptor(f"shape {self.shape} has a negative size; sizes count from 0.")
+        if math.prod(self.shape) >= MOST_ELEMENTS:
+            raise InvalidDescriptor(
+                f"shape {shown(self.shape)} has more elements than any tensor; check its sizes."
+            )
 
     def to_json(self) -> str:
         """The descriptor as a JSON object; ``Descriptor.from_json`` reads it back."""
@@ -109,6 +123,31 @@ def _hints(kind: type[Descriptor]) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(kind)}
 
 
+#: What a field of each type takes, and the types whose values it takes as they are.
+_FIELDS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("True or False", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a finite number", (int, float)),
+    str: ("a string", (str,)),
+    torch.dtype: ("a dtype of torch, such as torch.float32", (torch.dtype,)),
+}
+
+
+def _validate_field(name: str, value: Any, hint: Any) -> None:
+    """Raise unless a field has a value of its own type. A truth is no number here."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = (option for option in options if option is not type(None))
+    if kind not in _FIELDS or (value is None and type(None) in options):
+        return
+    what, accepted = _FIELDS[kind]
+    fits = isinstance(value, accepted) and (kind is bool or not isinstance(value, bool))
+    if fits and kind is float:
+        fits = abs(value) <= sys.float_info.max
+    if not fits:
+        none = " or None" if len(options) > 1 else ""
+        raise InvalidDescriptor(f"{name} is {shown(value)}; it must be {what}{none}.")
+
+
 def _encode(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return dtype_name(value)
@@ -137,14 +176,14 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
             return hint(value)
         except ValueError:
             accepted = ", ".join(repr(member.value) for member in hint)
-            raise InvalidDescriptor(f"{where} is {value!r}; accepted are {accepted}.") from None
+            raise InvalidDescriptor(f"{where} is {shown(value)}; accepted are {accepted}.") from None
     if hint is Granularity and isinstance(value, str):
         return granularity_named(value)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if isinstance(hint, type) and type(value) is hint:
         return value
-    raise InvalidDescriptor(f"{where} is {value!r}; it must be {_described(hint)}.")
+    raise InvalidDescriptor(f"{where} is {shown(value)}; it must be {_described(hint)}.")
 
 
 def _described(hint: Any) -> str:

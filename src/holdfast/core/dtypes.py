@@ -7,6 +7,7 @@ it when it is not packed. torch's own dtypes are the markers: ``torch.int4`` is 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import dtype as TorchDtype
@@ -101,9 +102,13 @@ _BY_TORCH: dict[TorchDtype, CodeCarrier] = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """What ``parse_dtype`` reads back. torch's operators take a dtype by this name: a program of
+    ``torch.export`` cannot be saved with a dtype of less than a byte.
+    """
     return str(dtype).removeprefix("torch.")
 
 
+@lru_cache(maxsize=256)
 def parse_dtype(name: str) -> torch.dtype:
     """The torch dtype called ``name``, with or without ``torch.`` in front."""
     dtype = getattr(torch, name.removeprefix("torch."), None)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+from holdfast.core.checks import is_whole, shown
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.strided import contiguous_strides
 
@@ -73,6 +74,9 @@ class Granularity:
 
     def view(self, shape: tuple[int, ...]) -> ScaleView:
         """``shape`` seen from its scales; raises InvalidDescriptor if it cannot be shared this way."""
+        # Before the look-up: True equals 1, and would be found where that was.
+        for field in fields(self):  # type: ignore[arg-type]
+            _require_whole(field.name, getattr(self, field.name))
         return _view(self, shape)
 
     def _view(self, shape: tuple[int, ...]) -> ScaleView:
@@ -119,8 +123,9 @@ class PerGroup(Granularity):
 
     def _view(self, shape: tuple[int, ...]) -> ScaleView:
         group = self.group_size
-        if not isinstance(group, int) or isinstance(group, bool) or group < 1:
-            raise InvalidDescriptor(f"group_size is {group!r}; it must be a whole number of at least 1.")
+        _require_whole("group_size", group)
+        if group < 1:
+            raise InvalidDescriptor(f"group_size is {group}; it must be a whole number of at least 1.")
         axis = _axis(self.axis, shape)
         size = shape[axis]
         if size % group:
@@ -168,14 +173,18 @@ def validate_granularity(granularity: Any) -> None:
     """Raise unless this is a granularity."""
     if not isinstance(granularity, Granularity):
         raise InvalidDescriptor(
-            f"granularity is {granularity!r}; accepted are PerTensor(), PerChannel(axis), PerToken() and "
-            "PerGroup(size, axis)."
+            f"granularity is {shown(granularity)}; accepted are PerTensor(), PerChannel(axis), PerToken() "
+            "and PerGroup(size, axis)."
         )
 
 
+def _require_whole(name: str, number: Any) -> None:
+    if not is_whole(number):
+        raise InvalidDescriptor(f"{name} is {shown(number)}; it must be a whole number.")
+
+
 def _axis(axis: int, shape: tuple[int, ...]) -> int:
-    if not isinstance(axis, int) or isinstance(axis, bool):
-        raise InvalidDescriptor(f"axis is {axis!r}; it must be a whole number.")
+    _require_whole("axis", axis)
     if not -len(shape) <= axis < len(shape):
         accepted = f"from {-len(shape)} to {len(shape) - 1}" if shape else "none (it has rank 0)"
         raise InvalidDescriptor(f"axis {axis} is out of range for shape {shape}; accepted: {accepted}.")

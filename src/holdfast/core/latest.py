@@ -7,8 +7,8 @@ That interface is internal: where it is missing, every run takes the long way, t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -22,6 +22,17 @@ except ImportError:
 T = TypeVar("T")
 
 _address = torch.Tensor.data_ptr
+_nested = attrgetter("is_nested")
+_storage = torch.Tensor.untyped_storage
+_size = torch.UntypedStorage.nbytes
+
+#: The address of each operand, 0 for one of the host; and the bytes of each tensor's storage.
+Places = tuple[Sequence[int], Sequence[int]]
+
+
+def rooms_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The bytes of each tensor's storage, which may have been freed or shrunk since the last look."""
+    return list(map(_size, map(_storage, tensors)))
 
 
 class Latest(Generic[T]):
@@ -36,9 +47,7 @@ class Latest(Generic[T]):
         self._check = check
         self._options = options
         tensors = [i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
-        # One position would give the tensor itself, one slice gives it in a tuple.
-        one = slice(tensors[0], tensors[0] + 1)
-        self._tensors_of = itemgetter(*tensors) if len(tensors) > 1 else itemgetter(one)
+        self._tensors_of = picked(tensors)
         self._hosts = [
             (i, type(operand), host_key(operand)) for i, operand in enumerate(operands) if i not in tensors
         ]
@@ -61,21 +70,36 @@ class Latest(Generic[T]):
             return None
         return cls(prepared, guards.check, operands, options)
 
-    def addresses(self, operands: Sequence[Any], options: tuple[Any, ...]) -> list[int] | None:
-        """The address of each operand, 0 for one of the host; None if they are unlike the remembered ones."""
-        if options != self._options:
-            return None
+    def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
+        """Where the operands are; None if they are unlike the remembered ones."""
+        if options is not self._options:  # an empty tuple is one object
+            for option, known in zip(options, self._options, strict=True):
+                if option is not known:  # 1 equals True, and is none
+                    return None
         for i, kind, key in self._hosts:
             operand = operands[i]
             if operand is not key and (type(operand) is not kind or host_key(operand) != key):
                 return None
         tensors = self._tensors_of(operands)
-        if not self._check(*tensors):
+        try:
+            # Asked for the sizes of a nested tensor, which has none, the check would end the process.
+            if True in map(_nested, tensors) or not self._check(*tensors):
+                return None
+        except AttributeError:  # a value of the host, where there was a tensor
             return None
         found = list(map(_address, tensors))
         for i, _, _ in self._hosts:
             found.insert(i, 0)
-        return found
+        return found, rooms_of(tensors)
+
+
+def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the operands at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    # One position would give the operand itself, one slice gives it in a tuple.
+    first = positions[0] if positions else 0
+    return itemgetter(slice(first, first + len(positions)))
 
 
 def host_key(operand: Any) -> Any:

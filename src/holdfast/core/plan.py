@@ -16,16 +16,23 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 import torch
 
 from holdfast.core import deferred, importing, registry
+from holdfast.core.checks import refused_kind, refused_memory, short_memory, shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
-from holdfast.core.latest import Latest, host_key
+from holdfast.core.latest import Latest, Places, host_key, picked, rooms_of
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.strided import overlaps_itself, span
 
+#: Places that no operands are at.
+NOWHERE: Places = ((), ())
+
 #: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
 Operand = torch.Tensor | float | int | None
+
+_increment_version = torch._C._increment_version
+_NO_STREAM = object()
 
 #: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
 Signature = tuple[tuple[Any, ...], tuple[int, ...]]
@@ -40,15 +47,16 @@ class Args:
         """What the kernel reads and writes, the outputs first."""
         raise NotImplementedError
 
-    def options(self) -> tuple[Any, ...]:
-        """What a launch depends on besides its operands."""
+    def options(self) -> tuple[bool, ...]:
+        """What a launch depends on besides its operands: truths, such as ``accumulate``."""
         return ()
 
     def signature(self) -> Signature:
         """What a launch depends on, and the addresses of its operands."""
         operands = self.operands()
         addresses = _addresses(operands)
-        key = (_misalignment(addresses), self.options(), *(_described(operand) for operand in operands))
+        options = tuple((type(option), option) for option in self.options())
+        key = (_misalignment(addresses), options, *(_described(operand) for operand in operands))
         return key, tuple(addresses)
 
 
@@ -93,20 +101,24 @@ class DescribedKernel(Generic[D]):
         """Nothing, where there is no compiler."""
 
 
-def refused_tensor(
-    name: str, tensor: Any, expected: tuple[tuple[int, ...], torch.dtype] | None, device: torch.device
-) -> str:
-    """Why a plan on ``device`` cannot take ``tensor``; if nothing is expected, there must be none."""
-    if expected is None:
-        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
-    if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-    if tensor.layout != torch.strided:
-        return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
+    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or nothing."""
+    reason = refused_kind(name, tensor)
+    if reason:
+        return reason
     if tensor.is_neg():
         return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
     if tensor.device != device:
         return f"{name} is on {tensor.device} and the plan runs on {device}; move it there."
+    return refused_memory(name, tensor)
+
+
+def refused_tensor(name: str, tensor: Any, expected: tuple[tuple[int, ...], torch.dtype] | None) -> str:
+    """Why ``tensor`` is not what the descriptor asks for; if nothing is expected, there must be none."""
+    if expected is None:
+        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
     shape, dtype = expected
     if tensor.dtype != dtype:
         return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
@@ -124,16 +136,51 @@ class Candidate:
 
 
 @dataclass
+class _Extents:
+    """The bytes that each operand reaches over; for each tensor its position, these bytes, its itemsize."""
+
+    of_operands: tuple[int, ...]
+    of_tensors: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, operands: Sequence[Operand]) -> Self:
+        tensors = [(i, operand) for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
+        sizes = {i: tensor.element_size() for i, tensor in tensors}
+        reached = {i: span(tensor.shape, tensor.stride()) * sizes[i] for i, tensor in tensors}
+        return cls(
+            tuple(reached.get(i, 0) for i in range(len(operands))),
+            tuple((i, reached[i], sizes[i]) for i, _ in tensors),
+        )
+
+
+@dataclass
 class _Admitted(Generic[A]):
     launch: Launch[A] | None
-    extents: tuple[int, ...]
+    extents: _Extents
     misalignment: tuple[int, ...]
-    #: Addresses that were found to fit: aligned like that, no output in the memory of another operand.
-    fit: Sequence[int]
+    #: Places that were found to fit: all memory is there, and no output is in that of another operand.
+    fit: Places
+    #: Where the workspace was then; 0 for none.
+    scratch: int
+    #: Takes the outputs that there are from the operands.
+    written: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _addresses(operands: Sequence[Operand]) -> list[int]:
-    return [operand.data_ptr() if isinstance(operand, torch.Tensor) else 0 for operand in operands]
+    return [_address(operand) if isinstance(operand, torch.Tensor) else 0 for operand in operands]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if type(tensor) not in _PLAIN and refused_memory("", tensor):
+        raise TypeError  # a tensor in name only, whose address would be a lie
+    return tensor.data_ptr()
+
+
+def _rooms(operands: Sequence[Operand]) -> list[int]:
+    return rooms_of(operand for operand in operands if isinstance(operand, torch.Tensor))
 
 
 def _misalignment(addresses: Sequence[int]) -> tuple[int, ...]:
@@ -146,8 +193,9 @@ def _misalignment(addresses: Sequence[int]) -> tuple[int, ...]:
 def _described(operand: Operand) -> Any:
     """What a launch depends on in an operand."""
     if isinstance(operand, torch.Tensor):
-        return operand.dtype, operand.shape, operand.stride(), operand.device, operand.is_neg()
-    return host_key(operand)
+        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
+        return operand.dtype, operand.shape, operand.stride(), operand.device, kind
+    return type(operand), host_key(operand)
 
 
 class Plan(Generic[D, A]):
@@ -177,6 +225,7 @@ class Plan(Generic[D, A]):
         self.kernel = kernel
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
         self._latest: Latest[_Admitted[A]] | None = None
+        self._stream: object = _NO_STREAM  # the one that the last run was on
 
     @classmethod
     def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
@@ -255,6 +304,34 @@ class Plan(Generic[D, A]):
     def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
         """Launch on ``stream``. Raises before anything is written if the args do not fit."""
         deferred.raise_reported()
+        if stream is not self._stream:
+            self._stream = self._checked_stream(stream)
+        if type(args) is not self.Args:
+            raise InvalidArgs(self._refusal(args))
+        if not isinstance(workspace, Workspace):
+            workspace = NO_WORKSPACE if workspace is None else Workspace.of(workspace)
+        needed = self.kernel.workspace_size
+        scratch = workspace.require(needed, self.device) if needed else 0
+        operands = args.operands()
+        admitted, places = self._recall(args, operands)
+        if admitted is None:
+            admitted = self._admit(args, scratch)
+        else:
+            reason = self._refused_values(args)
+            if not reason and (places is not admitted.fit or scratch != admitted.scratch):
+                reason = self._refused_places(args, operands, places, admitted.extents, scratch)
+                admitted.fit, admitted.scratch = places, scratch
+            if reason:
+                admitted.fit = NOWHERE
+                raise InvalidArgs(reason)
+        if admitted.launch is not None:
+            admitted.launch(stream, workspace, args, places[0])
+            # What autograd saved and a kernel has overwritten must not go into a gradient unnoticed.
+            _increment_version(admitted.written(operands))
+            if workspace.buffer is not None:
+                _increment_version((workspace.buffer,))
+
+    def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
             raise InvalidArgs(
                 f"the stream is a {type(stream).__name__}; it must be a Stream of this library, such as "
@@ -264,59 +341,62 @@ class Plan(Generic[D, A]):
             raise InvalidArgs(
                 f"the stream is on {stream.device} and the plan was selected for {self.device}."
             )
-        if type(args) is not self.Args:
-            raise InvalidArgs(self._refusal(args))
-        if not isinstance(workspace, Workspace):
-            workspace = NO_WORKSPACE if workspace is None else Workspace.of(workspace)
-        if self.kernel.workspace_size:
-            workspace.require(self.kernel.workspace_size, self.device)
-        admitted, addresses = self._recall(args)
-        if admitted is None:
-            admitted = self._admit(args)
-        else:
-            reason = self._refused_values(args)
-            if not reason and addresses != admitted.fit:
-                reason = self._refused_overlap(addresses, admitted.extents)
-            if reason:
-                raise InvalidArgs(reason)
-            admitted.fit = addresses
-        if admitted.launch is not None:
-            admitted.launch(stream, workspace, args, addresses)
+        return stream
 
-    def _recall(self, args: A) -> tuple[_Admitted[A] | None, Sequence[int]]:
-        """What is remembered of args like these, if anything, and their addresses."""
-        operands, options = args.operands(), args.options()
-        latest = self._latest
+    def _recall(self, args: A, operands: Sequence[Operand]) -> tuple[_Admitted[A] | None, Places]:
+        """What is remembered of args like these, if anything, and where their operands are."""
+        latest, options = self._latest, args.options()
         try:
-            addresses = latest and latest.addresses(operands, options)
-            if latest and addresses:
+            places = latest and latest.places(operands, options)
+            if latest and places:
                 admitted = latest.prepared
-                if addresses == admitted.fit or admitted.misalignment == _misalignment(addresses):
-                    return admitted, addresses
-            key, places = args.signature()
+                if places == admitted.fit:
+                    return admitted, admitted.fit
+                if admitted.misalignment == _misalignment(places[0]):
+                    return admitted, places
+            key, addresses = args.signature()
             remembered = self._admitted.get(key)
+            rooms = _rooms(operands)
         except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
             raise InvalidArgs(self._refusal(args)) from None
         if remembered is not None:
             self._latest = Latest.of(remembered, operands, options)
-        return remembered, places
+        return remembered, (list(addresses), rooms)
 
-    def _admit(self, args: A) -> _Admitted[A]:
-        reason = self._refusal(args)
+    def _admit(self, args: A, scratch: int) -> _Admitted[A]:
+        reason = self._refusal(args, scratch)
         if reason:
             raise InvalidArgs(reason)
         launch = None if self.descriptor.empty else self.kernel.prepare(args)
+        operands = args.operands()
         key, addresses = args.signature()
-        admitted = _Admitted(launch, _extents(args), _misalignment(addresses), addresses)
+        outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
+        admitted = _Admitted(
+            launch,
+            _Extents.of(operands),
+            _misalignment(addresses),
+            (list(addresses), _rooms(operands)),
+            scratch,
+            picked(outputs),
+        )
         if len(self._admitted) >= self._remembered:
             self._admitted.clear()
         self._admitted[key] = admitted
         return admitted
 
-    def _refusal(self, args: A) -> str:
-        """Why these args cannot be run, or nothing."""
+    def _refusal(self, args: A, scratch: int = 0) -> str:
+        """Why these args cannot be run, or nothing. ``scratch`` is the address of the workspace."""
         if type(args) is not self.Args:
             return f"{type(self).__name__} was given {type(args).__name__}; it takes {self.Args.__name__}."
+        for option in args.options():
+            if not isinstance(option, bool):
+                return f"accumulate is {shown(option)}; it must be True or False."
+        for name in _names(args):
+            operand = getattr(args, name)
+            if isinstance(operand, torch.Tensor):
+                reason = refused_place(name, operand, self.device)
+                if reason:
+                    return reason
         reason = self._refused_layout(args) or self._refused_values(args)
         if reason:
             return reason
@@ -327,7 +407,9 @@ class Plan(Generic[D, A]):
                     f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
                     "elements share memory; outputs must not overlap themselves. Allocate it anew."
                 )
-        return self._refused_overlap(args.signature()[1], _extents(args))
+        operands = args.operands()
+        places = (_addresses(operands), _rooms(operands))
+        return self._refused_places(args, operands, places, _Extents.of(operands), scratch)
 
     def _refused_layout(self, args: A) -> str:
         """Why shapes, dtypes or devices do not fit the descriptor, or nothing."""
@@ -337,23 +419,47 @@ class Plan(Generic[D, A]):
         """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
         return ""
 
-    def _refused_overlap(self, addresses: Sequence[int], extents: Sequence[int]) -> str:
+    def _refused_places(
+        self,
+        args: A,
+        operands: Sequence[Operand],
+        places: Places,
+        reached: _Extents,
+        scratch: int,
+    ) -> str:
+        """Why memory is missing, or written twice, or nothing."""
+        addresses, rooms = places
+        for (i, extent, itemsize), room in zip(reached.of_tensors, rooms, strict=True):
+            tensor: Any = operands[i]
+            if extent and (tensor.storage_offset() * itemsize + extent > room or not addresses[i]):
+                return short_memory(_name_of(args, tensor), tensor, extent)
+        extents = reached.of_operands
         for i, name in enumerate(self.outputs):
-            start = addresses[i]
-            end = start + extents[i]
-            for other, extent in zip(addresses[i + 1 :], extents[i + 1 :], strict=True):
-                if other < end and start < other + extent:
-                    return (
-                        f"{name} shares memory with another argument; an output must have memory of its own. "
-                        "Allocate it with torch.empty_like."
-                    )
+            if _meets(addresses[i], extents[i], addresses[i + 1 :], extents[i + 1 :]):
+                return (
+                    f"{name} shares memory with another argument; an output must have memory of its own. "
+                    "Allocate it with torch.empty_like."
+                )
+        if scratch and _meets(scratch, self.kernel.workspace_size, addresses, extents):
+            return (
+                "the workspace shares memory with an argument; it must have memory of its own. Allocate it "
+                "with Workspace.allocate."
+            )
         return ""
 
 
-def _extents(args: Args) -> tuple[int, ...]:
-    return tuple(
-        span(operand.shape, operand.stride()) * operand.element_size()
-        if isinstance(operand, torch.Tensor)
-        else 0
-        for operand in args.operands()
-    )
+def _meets(start: int, extent: int, others: Sequence[int], extents: Sequence[int]) -> bool:
+    """Whether memory from ``start`` on is part of any other's."""
+    end = start + extent
+    for other, length in zip(others, extents, strict=True):  # noqa: SIM110  (a generator takes longer)
+        if other < end and start < other + length:
+            return True
+    return False
+
+
+def _names(args: Args) -> Sequence[str]:
+    return tuple(type(args).__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def _name_of(args: Args, operand: Operand) -> str:
+    return next(name for name in _names(args) if getattr(args, name) is operand)

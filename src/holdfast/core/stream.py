@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from holdfast.core.checks import refused_kind, refused_memory, whole_number
 from holdfast.core.errors import InvalidArgs, WorkspaceTooSmall
 from holdfast.core.pages import fresh
 
@@ -17,6 +18,13 @@ class Stream:
 
     device: torch.device
     handle: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, torch.device) or not isinstance(self.handle, int):
+            raise InvalidArgs(
+                f"a stream was made of a {type(self.device).__name__} and a {type(self.handle).__name__}; it "
+                "takes a torch.device and the number of a CUDA stream. Use Stream.current() or Stream.wrap()."
+            )
 
     @classmethod
     def current(cls, device: str | torch.device = "cpu") -> Stream:
@@ -39,6 +47,8 @@ class Stream:
     @classmethod
     def wrap(cls, stream: Any) -> Stream:
         """A ``torch.cuda.Stream`` as a holdfast one."""
+        if not hasattr(stream, "cuda_stream"):
+            raise InvalidArgs(f"a {type(stream).__name__} was given as a stream; wrap a torch.cuda.Stream.")
         return cls(stream.device, stream.cuda_stream)
 
 
@@ -50,41 +60,78 @@ class Workspace:
     """Scratch memory that the caller owns. Its content means nothing before and after a run."""
 
     buffer: torch.Tensor | None = None
+    #: The device, the address, the bytes of the storage and those of the buffer, when it was last accepted.
+    _accepted: tuple[torch.device | None, int, int, int] = field(
+        default=(None, 0, 0, 0), init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.buffer is not None and not isinstance(self.buffer, torch.Tensor):
+            raise InvalidArgs(
+                f"the workspace is a {type(self.buffer).__name__}; it must be a Workspace, a tensor or None."
+            )
 
     @classmethod
     def allocate(cls, size: int, device: str | torch.device) -> Workspace:
         """A workspace of ``size`` bytes; none at all for 0."""
-        return cls(fresh(torch.empty(size, dtype=torch.uint8, device=device)) if size else None)
+        size = whole_number("size", size, 0, 2**63 - 1)
+        if not size:
+            return NO_WORKSPACE
+        try:
+            buffer = fresh(torch.empty(size, dtype=torch.uint8, device=device))
+        except TypeError:
+            raise InvalidArgs(
+                f"a workspace on {device!r} was asked for; it must be a device, such as 'cpu'."
+            ) from None
+        made = cls(buffer)
+        object.__setattr__(made, "_accepted", (buffer.device, buffer.data_ptr(), size, size))
+        return made
 
     @classmethod
     def of(cls, buffer: Any) -> Workspace:
         """A tensor of the caller as a workspace."""
-        if not isinstance(buffer, torch.Tensor):
-            raise InvalidArgs(
-                f"the workspace is a {type(buffer).__name__}; it must be a Workspace, a tensor or None."
-            )
         return cls(buffer)
 
     @property
     def size(self) -> int:
         return 0 if self.buffer is None else self.buffer.numel() * self.buffer.element_size()
 
-    def require(self, size: int, device: torch.device) -> None:
-        """Raise unless there are ``size`` bytes on ``device``, in one piece."""
-        if self.size < size:
+    def require(self, size: int, device: torch.device) -> int:
+        """The address of ``size`` bytes on ``device``, in one piece. Raises if there are none."""
+        buffer = self.buffer
+        where, address, room, accepted = self._accepted
+        if (
+            buffer is not None
+            and accepted >= size
+            and where == device
+            and buffer.data_ptr() == address
+            and buffer.untyped_storage().nbytes() == room
+        ):
+            return address
+        return self._accept(size, device)
+
+    def _accept(self, size: int, device: torch.device) -> int:
+        buffer = self.buffer
+        reason = "" if buffer is None else refused_kind("the workspace", buffer)
+        if reason:
+            raise InvalidArgs(reason)
+        if buffer is None or self.size < size:
             raise WorkspaceTooSmall(
                 f"the workspace has {self.size} bytes and the plan needs {size}; "
                 "allocate plan.workspace_size() bytes, for example with Workspace.allocate."
             )
-        if (
-            self.buffer is not None
-            and size
-            and (self.buffer.device != device or not self.buffer.is_contiguous())
-        ):
+        if buffer.device != device or not buffer.is_contiguous():
             raise InvalidArgs(
-                f"the workspace is a {'' if self.buffer.is_contiguous() else 'non-'}contiguous tensor on "
-                f"{self.buffer.device}; the plan needs a contiguous one on {device}."
+                f"the workspace is a {'' if buffer.is_contiguous() else 'non-'}contiguous tensor on "
+                f"{buffer.device}; the plan needs a contiguous one on {device}."
             )
+        reason = refused_memory("the workspace", buffer)
+        if reason:
+            raise InvalidArgs(reason)
+        address = buffer.data_ptr()
+        accepted = (device, address, buffer.untyped_storage().nbytes(), self.size)
+        object.__setattr__(self, "_accepted", accepted)
+        return address
 
 
 NO_WORKSPACE = Workspace()

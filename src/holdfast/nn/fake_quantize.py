@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
+from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerTensor, validate_granularity
 from holdfast.nn.checked import (
@@ -29,7 +30,6 @@ from holdfast.nn.joined_range import Group, first_of, joined_range, processes
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.nn.recomputation import Used, current_pass, in_backward
 from holdfast.nn.sharded import is_sharded, whole, write_shard
-from holdfast.ops.affine.torch_op import require_bool, require_tensor
 from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator

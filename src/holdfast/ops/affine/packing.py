@@ -7,7 +7,9 @@ The last axis is packed, low bits first: byte ``i`` of 4-bit codes holds code ``
 from __future__ import annotations
 
 import torch
+from torch.compiler import is_compiling
 
+from holdfast.core.checks import require_dtype, require_memory, require_tensor, whole_number
 from holdfast.core.dtypes import CODES, Code, code_dtype
 from holdfast.core.errors import InvalidArgs
 
@@ -20,6 +22,9 @@ def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tensor([225,   7], dtype=torch.uint8)
     """
     code = _sub_byte(dtype)
+    require_tensor("codes", codes)
+    if not is_compiling():
+        require_memory("codes", codes)
     if codes.dtype != code.storage:
         raise InvalidArgs(f"codes have dtype {codes.dtype}; {dtype} codes come one each in {code.storage}.")
     if codes.dim() == 0:
@@ -41,17 +46,17 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     tensor([ 1, -2,  7], dtype=torch.int8)
     """
     code = _sub_byte(dtype)
+    require_tensor("packed", packed)
+    if not is_compiling():
+        require_memory("packed", packed)
     if packed.dtype != torch.uint8:
         raise InvalidArgs(f"packed codes have dtype {packed.dtype}; they come in torch.uint8.")
     if packed.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
-    most = packed.shape[-1] * code.per_byte
-    length = most if length is None else length
-    if not most - code.per_byte < length <= most:
-        raise InvalidArgs(
-            f"length is {length}; {packed.shape[-1]} bytes of {dtype} hold {most} codes, of which only the "
-            f"last {code.per_byte - 1} may be unused."
-        )
+    if length is None:
+        length = packed.shape[-1] * code.per_byte
+    else:
+        length = packed_length(length, packed.shape[-1], code)
     places = [(packed >> (place * code.bits)) & (2**code.bits - 1) for place in range(code.per_byte)]
     codes = torch.stack(places, dim=-1).flatten(-2)[..., :length]
     if not code.signed:
@@ -60,7 +65,20 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     return (codes << spare).view(torch.int8) >> spare
 
 
+def packed_length(length: int, size: int, code: Code) -> int:
+    """How many codes of ``size`` bytes along the last axis are used, if the caller says ``length``."""
+    most = size * code.per_byte
+    length = whole_number("length", length, -(2**63), 2**63 - 1)
+    if not most - code.per_byte < length <= most:
+        raise InvalidArgs(
+            f"length is {length}; {size} bytes of {code.torch} hold {most} codes, of which only the last "
+            f"{code.per_byte - 1} may be unused."
+        )
+    return length
+
+
 def _sub_byte(dtype: torch.dtype) -> Code:
+    require_dtype("dtype", dtype)
     code = code_dtype(dtype, "dtype")
     if not isinstance(code, Code) or code.per_byte == 1:
         accepted = ", ".join(f"torch.{name}" for name, known in CODES.items() if known.per_byte > 1)

@@ -1,7 +1,7 @@
 """What the torch operators of quantize and dequantize share.
 
-An operator takes plain values, so that torch can trace it: a granularity travels as its name, and a scale or
-a zero point as a tensor or a number.
+An operator takes plain values, so that torch can trace it: a granularity and a dtype travel as their names,
+and a scale or a zero point as a tensor or a number.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from holdfast.core.checks import (
+    finite_number,
+    require_dtype,
+    require_memory,
+    whole_number,
+)
+from holdfast.core.checks import require_tensor as require_tensor
 from holdfast.core.contract import PlanPreference
-from holdfast.core.dtypes import code_dtype
+from holdfast.core.dtypes import LARGEST_CODE, code_dtype, dtype_name, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM, Stream
+from holdfast.ops.affine.plan import clamp_zero_point
 
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 
@@ -55,14 +63,33 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        return kernel(*arguments) if _concerns_only_us(arguments) else operator(*arguments)
+        if _concerns_only_us(arguments):
+            return kernel(*arguments)
+        return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
 
     return call
 
 
+def _in_memory(argument: Any) -> Any:
+    """A zero tensor of torch as one with memory. torch would make it a view of one element."""
+    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    return argument.clone() if zero else argument
+
+
 def register_vmap(name: str, rule: Any) -> None:
-    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``."""
-    torch.library.register_vmap(f"holdfast::{name}", rule, lib=LIBRARY)
+    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``.
+
+    A rule may copy its arguments by operations of torch, which do not ask whether there is memory.
+    """
+    names = [argument.name for argument in getattr(torch.ops.holdfast, name).default._schema.arguments]
+
+    def checked(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        for argument, given in zip(names, arguments, strict=True):
+            if isinstance(given, torch.Tensor):
+                require_memory(argument, given)
+        return rule(info, in_dims, *arguments)
+
+    torch.library.register_vmap(f"holdfast::{name}", checked, lib=LIBRARY)
 
 
 def _require_one_device(arguments: tuple[Any, ...]) -> None:
@@ -96,7 +123,12 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
     recorded = torch.is_grad_enabled()
     for position in positions:
         tensor = arguments[position]
-        if tensor.is_neg() or tensor.is_meta or (recorded and tensor.requires_grad):
+        if (
+            tensor.is_neg()
+            or tensor.is_meta
+            or tensor._is_zerotensor()
+            or (recorded and tensor.requires_grad)
+        ):
             return False
     return True
 
@@ -110,57 +142,49 @@ def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
 
 
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
-    """The scale and the zero point as an operator takes them."""
-    scale_tensor = scale if isinstance(scale, torch.Tensor) else None
-    zero_tensor = zero_point if isinstance(zero_point, torch.Tensor) else None
-    if scale_tensor is None and (not isinstance(scale, (int, float)) or isinstance(scale, bool)):
+    """The scale and the zero point as an operator takes them. A zero point saturates, as in the kernels."""
+    scale_tensor, scale_value, zero_tensor, zero_value = None, 1.0, None, 0
+    if isinstance(scale, torch.Tensor):
+        require_tensor("scale", scale)
+        scale_tensor = scale
+    elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        # What no kernel can hold, infinity and NaN among it, the plan refuses.
+        scale_value = finite_number("scale", scale) if isinstance(scale, int) else float(scale)
+    else:
         raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
-    if (
-        zero_tensor is None
-        and zero_point is not None
-        and (not isinstance(zero_point, int) or isinstance(zero_point, bool))
-    ):
+    if isinstance(zero_point, torch.Tensor):
+        require_tensor("zero_point", zero_point)
+        zero_tensor = zero_point
+    elif isinstance(zero_point, int) and not isinstance(zero_point, bool):
+        zero_value = clamp_zero_point(int(zero_point))
+    elif zero_point is not None:
         raise InvalidArgs(
             f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
         )
+    return scale_tensor, scale_value, zero_tensor, zero_value
+
+
+def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:
+    """The ends of a range of codes as an operator takes them."""
     return (
-        scale_tensor,
-        1.0 if scale_tensor is not None else float(scale),
-        zero_tensor,
-        0 if zero_tensor is not None else int(zero_point or 0),
+        None if q_min is None else whole_number("q_min", q_min, -LARGEST_CODE, LARGEST_CODE),
+        None if q_max is None else whole_number("q_max", q_max, -LARGEST_CODE, LARGEST_CODE),
     )
 
 
-def empty_codes(x: torch.Tensor, dtype: torch.dtype, packed: bool) -> torch.Tensor:
+def named_dtype(name: str, dtype: Any) -> str:
+    """A dtype as an operator takes it."""
+    require_dtype(name, dtype)
+    return dtype_name(dtype)
+
+
+def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
     """Room for the codes of ``x``."""
-    codes = code_dtype(dtype, "dtype")
+    codes = code_dtype(parse_dtype(dtype), "dtype")
     if not packed:
         return torch.empty_like(x, dtype=codes.storage)
     per_byte = 8 // codes.bits
     return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
-
-
-def refuse_gradient(name: str, tensor: torch.Tensor | None) -> None:
-    """Say so, rather than leave a gradient out, where one is asked for that does not exist."""
-    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidArgs(
-            f"{name} requires a gradient, and there is none with respect to it here; pass {name}.detach()."
-        )
-
-
-def require_tensor(name: str, tensor: Any) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgs(f"{name} is a {type(tensor).__name__}; it must be a torch tensor.")
-
-
-def require_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidArgs(f"{name} is {value!r}; it must be True or False.")
-
-
-def require_dtype(name: str, dtype: Any) -> None:
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgs(f"{name} is {dtype!r}; it must be a dtype of torch, such as torch.int8.")
 
 
 def select(

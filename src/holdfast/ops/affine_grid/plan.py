@@ -85,8 +85,6 @@ class MapDescriptor(Descriptor):
                 f"output_size is {self.output_size}; its numbers must be from 0 to {LONGEST_AXIS}, and their "
                 f"product at most {LIMIT}."
             )
-        if not isinstance(self.align_corners, bool):
-            raise InvalidDescriptor(f"align_corners is {self.align_corners!r}; it must be True or False.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +175,7 @@ class MapPlan(Plan[D, A]):
     def _refused_layout(self, args: A) -> str:
         for name in self.tensors:
             expected = (self.descriptor.expected(name), self.descriptor.dtype)
-            reason = refused_tensor(name, getattr(args, name), expected, self.device)
+            reason = refused_tensor(name, getattr(args, name), expected)
             if reason:
                 return reason
         return ""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import register_autograd
+from holdfast.core.checks import is_whole, require_bool, require_tensor, shown, whole_number
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.torch_op import (
@@ -17,8 +18,6 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
-    require_bool,
-    require_tensor,
     select_plan,
 )
 from holdfast.ops.affine_grid.plan import (
@@ -93,9 +92,13 @@ def _differentiate_again(ctx: Any, ddtheta: torch.Tensor) -> tuple[Any, ...]:
     return _forward(ddtheta, ctx.size, ctx.align_corners), None
 
 
-register_autograd(LIBRARY, "affine_grid", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "affine_grid", _differentiate, by=["theta"], setup_context=_save_for_backward)
 register_autograd(
-    LIBRARY, "affine_grid_backward", _differentiate_again, setup_context=_save_for_second_backward
+    LIBRARY,
+    "affine_grid_backward",
+    _differentiate_again,
+    by=["dgrid"],
+    setup_context=_save_for_second_backward,
 )
 
 
@@ -125,9 +128,9 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
               [ 0.5000,  0.0000]]]])
     """
     require_tensor("theta", theta)
-    if not isinstance(size, Sequence) or not all(isinstance(n, (int, torch.SymInt)) for n in size):
-        raise InvalidArgs(f"size is {size!r}; it must be whole numbers, such as (1, 3, 64, 64).")
-    size = tuple(size)
+    if not isinstance(size, Sequence) or isinstance(size, str) or not all(map(is_whole, size)):
+        raise InvalidArgs(f"size is {shown(size)}; it must be whole numbers, such as (1, 3, 64, 64).")
+    size = tuple(whole_number("size", n, 0, 2**63 - 1) for n in size)
     axes = len(size) - 2
     if axes not in (2, 3) or tuple(theta.shape) != (size[0], axes, axes + 1):
         raise InvalidArgs(

@@ -46,9 +46,6 @@ class ScaleOfData:
 
     def validate_ends(self, q_min: int, q_max: int) -> None:
         """Raise unless some scale maps the data to the codes from q_min to q_max."""
-        for name, value in (("symmetric", self.symmetric), ("narrow", self.narrow)):
-            if not isinstance(value, bool) and not (name == "narrow" and value is None):
-                raise InvalidDescriptor(f"{name} is {value!r}; it must be True or False.")
         lowest, highest = self.ends(q_min, q_max)
         if self.symmetric and not lowest < 0 < highest:
             raise InvalidDescriptor(

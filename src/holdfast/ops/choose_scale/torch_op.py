@@ -8,17 +8,20 @@ from typing import Any, Literal, overload
 
 import torch
 
-from holdfast.core.dtypes import float_dtype
+from holdfast.core.autograd import constant, refuse_derivatives, register_autograd, register_constant
+from holdfast.core.checks import require_bool, require_memory, require_tensor
+from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.stream import Workspace
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    code_range,
     current_stream,
     define,
+    named_dtype,
     register_vmap,
-    require_bool,
-    require_tensor,
     select_plan,
 )
 from holdfast.ops.choose_scale.plan import (
@@ -30,7 +33,7 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangePlan,
 )
 
-RULE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max, bool? narrow"
+RULE_SCHEMA = "str dtype, int? q_min, int? q_max, bool? narrow"
 
 
 @lru_cache(maxsize=4096)
@@ -44,8 +47,9 @@ def _range_plan(shape, input_dtype, device, granularity):
 @lru_cache(maxsize=4096)
 def _scale_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, symmetric):
     return select_plan(
-        ChooseScalePlan, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype, q_min=q_min,
-        q_max=q_max, granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
+        ChooseScalePlan, device, shape=shape, input_dtype=input_dtype,
+        output_dtype=parse_dtype(dtype), q_min=q_min, q_max=q_max,
+        granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
     )  # fmt: skip
 
 
@@ -116,15 +120,22 @@ _affine = define(
 
 def _scale_of_range(low, high, dtype, q_min, q_max, narrow):
     lowest, highest = _ends(dtype, q_min, q_max, narrow, True)
+    _require_ends(low, high)
     return torch.maximum(_over(high, highest), _over(low, lowest)).clamp_min(SCALE_FLOOR)
 
 
 def _scale_of_range_affine(low, high, dtype, q_min, q_max, narrow):
     lowest, highest = _ends(dtype, q_min, q_max, narrow, False)
+    _require_ends(low, high)
     scale = (_over(high * 0.5 - low * 0.5, highest - lowest) * 2).clamp_min(SCALE_FLOOR)
     r = torch.round(low / scale)
     r = torch.where(r == r, r, 0)
     return scale, (lowest - r).clamp(lowest, highest).to(torch.int32)
+
+
+def _require_ends(low: torch.Tensor, high: torch.Tensor) -> None:
+    require_memory("low", low)
+    require_memory("high", high)
 
 
 def _over(x: torch.Tensor, number: int) -> torch.Tensor:
@@ -142,8 +153,9 @@ def _scale_of_range_affine_fake(low, high, *rule):
 
 def _ends(dtype, q_min, q_max, narrow, symmetric):
     rule = ChooseScaleDescriptor(
-        shape=(), output_dtype=dtype, q_min=q_min, q_max=q_max, symmetric=symmetric, narrow=narrow
-    )
+        shape=(), output_dtype=parse_dtype(dtype), q_min=q_min, q_max=q_max, symmetric=symmetric,
+        narrow=narrow,
+    )  # fmt: skip
     rule.validate()
     return rule.ends(*rule.code_range)
 
@@ -162,6 +174,10 @@ _affine_of = define(
 )
 
 
+for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
+    register_constant(LIBRARY, _name)
+for _name in ("scale_of_range", "scale_of_range_affine"):
+    register_autograd(LIBRARY, _name, refuse_derivatives, by=[])
 for _name, _call in {
     "observe_range": _range,
     "choose_scale": _symmetric,
@@ -172,13 +188,20 @@ for _name, _call in {
     register_vmap(_name, by_sample(_call))
 
 
+def scale_rule(dtype: Any, q_min: Any, q_max: Any, narrow: Any) -> tuple[Any, ...]:
+    """How a scale follows from a range, as an operator takes it."""
+    if narrow is not None:
+        require_bool("narrow", narrow)
+    return named_dtype("dtype", dtype), *code_range(q_min, q_max), narrow
+
+
 def observe_range(
     x: torch.Tensor, *, granularity: Granularity = ONE_SCALE
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``min(x, 0)`` and ``max(x, 0)`` over the elements of each scale; both are NaN if one element is.
 
     Ranges of several tensors are joined by ``torch.minimum`` and ``torch.maximum``; ``scale_of_range`` makes
-    a scale of them.
+    a scale of them. No gradient flows through it.
 
     >>> import torch, holdfast as hf
     >>> hf.observe_range(torch.tensor([[3.0, -1.0], [4.0, 8.0]]), granularity=hf.PerToken())
@@ -186,7 +209,7 @@ def observe_range(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    return _range(x.detach(), granularity.name)  # type: ignore[no-any-return]
+    return _range(constant(x), granularity.name)  # type: ignore[no-any-return]
 
 
 @overload
@@ -217,7 +240,8 @@ def choose_scale(
     default there) uses as many codes below zero as above; without it the lowest code is used as well. With
     ``symmetric=False`` the result is a scale and a zero point, so that 0.0 has a code and the rest covers the
     range of the data; ``narrow`` then leaves out the lowest code. No scale is below 1e-12. A NaN makes the
-    scale NaN, and an infinity makes it infinite; the zero point is then the lowest code.
+    scale NaN, and an infinity makes it infinite; the zero point is then the lowest code. No gradient flows
+    through it.
 
     >>> import torch, holdfast as hf
     >>> hf.choose_scale(torch.tensor([0.5, -254.0]))
@@ -229,7 +253,7 @@ def choose_scale(
     validate_granularity(granularity)
     require_bool("symmetric", symmetric)
     call = _symmetric if symmetric else _affine
-    return call(x.detach(), granularity.name, dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
+    return call(constant(x), granularity.name, *scale_rule(dtype, q_min, q_max, narrow))  # type: ignore[no-any-return]
 
 
 @overload
@@ -254,7 +278,8 @@ def scale_of_range(
     symmetric: bool = True,
     narrow: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What ``choose_scale`` gives for data with this range, in every bit.
+    """What ``choose_scale`` gives for data with this range, in every bit. There is no gradient: a range that
+    requires one is refused.
 
     >>> import torch, holdfast as hf
     >>> low, high = hf.observe_range(torch.tensor([0.5, -254.0]))
@@ -270,4 +295,4 @@ def scale_of_range(
             )
     require_bool("symmetric", symmetric)
     call = _scale_of if symmetric else _affine_of
-    return call(low.detach(), high.detach(), dtype, q_min, q_max, narrow)  # type: ignore[no-any-return]
+    return call(low, high, *scale_rule(dtype, q_min, q_max, narrow))  # type: ignore[no-any-return]

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast.core.autograd import register_autograd
-from holdfast.core.dtypes import Code, float_dtype
+from holdfast.core.autograd import refuse_derivatives, register_autograd
+from holdfast.core.checks import require_bool, require_tensor, shown
+from holdfast.core.dtypes import Code, dtype_name, float_dtype, parse_dtype
 from holdfast.core.dtypes import code_dtype as record_of
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import (
@@ -24,15 +25,14 @@ from holdfast.core.granularity import (
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched, by_sample
+from holdfast.ops.affine.packing import packed_length
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
     current_stream,
     define,
-    refuse_gradient,
+    named_dtype,
     register_vmap,
-    require_dtype,
-    require_tensor,
     select,
     shared_arguments,
 )
@@ -56,17 +56,20 @@ _BACKWARD = {
 @lru_cache(maxsize=4096)
 def _forward_plan(shape, code_dtype, device, granularity, dtype, packed):
     return select(
-        _FORWARD, granularity, device, shape=shape, input_dtype=code_dtype, output_dtype=dtype, packed=packed
-    )
+        _FORWARD, granularity, device, shape=shape, input_dtype=parse_dtype(code_dtype),
+        output_dtype=parse_dtype(dtype), packed=packed,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _backward_plan(shape, code_dtype, device, granularity, dtype):
-    return select(_BACKWARD, granularity, device, shape=shape, input_dtype=code_dtype, output_dtype=dtype)
+    return select(
+        _BACKWARD, granularity, device, shape=shape, input_dtype=parse_dtype(code_dtype), output_dtype=dtype
+    )
 
 
 def _empty_real(q, dtype, length):
-    float_dtype(dtype, "dtype")
+    dtype = float_dtype(parse_dtype(dtype), "dtype").torch
     if length is None:
         return torch.empty_like(q, dtype=dtype)
     return q.new_empty((*q.shape[:-1], length), dtype=dtype)
@@ -76,7 +79,7 @@ def _dequantize(
     q, scale, scale_value, zero_point, zero_value, granularity, dtype, code_dtype=None, length=None
 ):
     y = fresh(_empty_real(q, dtype, length))
-    codes = q.dtype if code_dtype is None else code_dtype
+    codes = dtype_name(q.dtype) if code_dtype is None else code_dtype
     plan = _forward_plan(y.shape, codes, q.device, granularity, dtype, length is not None)
     args = DequantizeArgs(
         q=q,
@@ -95,7 +98,7 @@ def _dequantize_fake(
 
 
 def _dequantize_backward(dy, scale, scale_value, granularity, code_dtype):
-    dq = fresh(torch.empty_like(dy, dtype=code_dtype))
+    dq = fresh(torch.empty_like(dy, dtype=parse_dtype(code_dtype)))
     plan = _backward_plan(dy.shape, code_dtype, dy.device, granularity, dy.dtype)
     args = DequantizeBackwardArgs(dy=dy, scale=scale_value if scale is None else scale, dq=dq)
     plan.run(current_stream(dy.device), NO_WORKSPACE, args)
@@ -103,24 +106,24 @@ def _dequantize_backward(dy, scale, scale_value, granularity, code_dtype):
 
 
 def _dequantize_backward_fake(dy, scale, scale_value, granularity, code_dtype):
-    return torch.empty_like(dy, dtype=code_dtype)
+    return torch.empty_like(dy, dtype=parse_dtype(code_dtype))
 
 
 _from_integers = define(
     "dequantize",
-    f"(Tensor q, {SHARED_SCHEMA}, ScalarType dtype, ScalarType code_dtype, SymInt? length) -> Tensor",
+    f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
     _dequantize,
     _dequantize_fake,
 )
 _from_floats = define(
     "dequantize_from_float",
-    f"(Tensor q, {SHARED_SCHEMA}, ScalarType dtype) -> Tensor",
+    f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor",
     _dequantize,
     _dequantize_fake,
 )
 _gradient = define(
     "dequantize_backward",
-    "(Tensor dy, Tensor? scale, float scale_value, str granularity, ScalarType code_dtype) -> Tensor",
+    "(Tensor dy, Tensor? scale, float scale_value, str granularity, str code_dtype) -> Tensor",
     _dequantize_backward,
     _dequantize_backward_fake,
 )
@@ -129,7 +132,7 @@ _gradient = define(
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     q, scale, scale_value, _, _, granularity, _ = inputs
     ctx.save_for_backward(scale)
-    ctx.values = scale_value, granularity, q.dtype
+    ctx.values = scale_value, granularity, dtype_name(q.dtype)
 
 
 def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
@@ -140,7 +143,7 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     dy, scale, scale_value, granularity, _ = inputs
     ctx.save_for_backward(scale)
-    ctx.values = scale_value, granularity, dy.dtype
+    ctx.values = scale_value, granularity, dtype_name(dy.dtype)
 
 
 def _differentiate_again(ctx: Any, ddq: torch.Tensor) -> tuple[Any, ...]:
@@ -149,9 +152,12 @@ def _differentiate_again(ctx: Any, ddq: torch.Tensor) -> tuple[Any, ...]:
     return _gradient(ddq, scale, *ctx.values), *[None] * 4
 
 
-register_autograd(LIBRARY, "dequantize_from_float", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "dequantize", refuse_derivatives, by=[])
 register_autograd(
-    LIBRARY, "dequantize_backward", _differentiate_again, setup_context=_save_for_second_backward
+    LIBRARY, "dequantize_from_float", _differentiate, by=["q"], setup_context=_save_for_backward
+)
+register_autograd(
+    LIBRARY, "dequantize_backward", _differentiate_again, by=["dy"], setup_context=_save_for_second_backward
 )
 
 
@@ -204,20 +210,20 @@ def dequantize(
     tensor([ 0.5000, -1.0000])
     """
     require_tensor("q", q)
-    require_dtype("dtype", dtype)
     validate_granularity(granularity)
-    if code_dtype is not None:
-        require_dtype("code_dtype", code_dtype)
+    require_bool("packed", packed)
+    real = named_dtype("dtype", dtype)
+    codes = dtype_name(q.dtype) if code_dtype is None else named_dtype("code_dtype", code_dtype)
     shared = shared_arguments(scale, zero_point)
-    refuse_gradient("scale", shared[0])
     if q.dtype.is_floating_point:
-        return _from_floats(q, *shared, granularity.name, dtype)  # type: ignore[no-any-return]
+        return _from_floats(q, *shared, granularity.name, real)  # type: ignore[no-any-return]
     if packed:
         length = _packed_length(q, code_dtype, length)
     elif length is not None:
-        raise InvalidArgs(f"length is {length}; only packed codes have a length of their own. Leave it out.")
-    codes = q.dtype if code_dtype is None else code_dtype
-    return _from_integers(q, *shared, granularity.name, dtype, codes, length)  # type: ignore[no-any-return]
+        raise InvalidArgs(
+            f"length is {shown(length)}; only packed codes have a length of their own. Leave it out."
+        )
+    return _from_integers(q, *shared, granularity.name, real, codes, length)  # type: ignore[no-any-return]
 
 
 def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | None) -> int:
@@ -229,6 +235,4 @@ def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | Non
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
     if length is None:
         return q.shape[-1] * codes.per_byte
-    if not isinstance(length, (int, torch.SymInt)) or isinstance(length, bool) or length < 0:
-        raise InvalidArgs(f"length is {length!r}; it is how many codes lie along the last axis, from 0 on.")
-    return length
+    return packed_length(length, q.shape[-1], codes)

@@ -8,19 +8,21 @@ from typing import Literal, overload
 
 import torch
 
+from holdfast.core.autograd import constant, register_constant
+from holdfast.core.checks import require_bool, require_tensor
+from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.pages import fresh
 from holdfast.ops.affine.batched import by_sample
 from holdfast.ops.affine.torch_op import (
+    LIBRARY,
     current_stream,
     define,
     empty_codes,
     register_vmap,
-    require_bool,
-    require_tensor,
     select_plan,
 )
-from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, workspace_of
+from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule, workspace_of
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
 _EACH_TOKEN = PerToken()
@@ -29,8 +31,9 @@ _EACH_TOKEN = PerToken()
 @lru_cache(maxsize=4096)
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, packed, symmetric):
     return select_plan(
-        DynamicQuantizePlan, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype, q_min=q_min,
-        q_max=q_max, granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
+        DynamicQuantizePlan, device, shape=shape, input_dtype=input_dtype,
+        output_dtype=parse_dtype(dtype), q_min=q_min, q_max=q_max,
+        granularity=granularity_named(granularity), symmetric=symmetric, narrow=narrow,
         packed=packed,
     )  # fmt: skip
 
@@ -72,6 +75,8 @@ _affine = define(
     _quantize_dynamic_affine,
     _quantize_dynamic_affine_fake,
 )
+register_constant(LIBRARY, "quantize_dynamic")
+register_constant(LIBRARY, "quantize_dynamic_affine")
 register_vmap("quantize_dynamic", by_sample(_symmetric))
 register_vmap("quantize_dynamic_affine", by_sample(_affine))
 
@@ -104,8 +109,8 @@ def quantize_dynamic(
     """The codes of ``x``, with the scales that ``choose_scale`` finds in it: ``(q, scale)``.
 
     With ``symmetric=False`` it is ``(q, scale, zero_point)``. The bits are those of ``choose_scale``
-    followed by ``quantize``; tokens and groups of ordinary size are read once. Nothing here is
-    differentiable.
+    followed by ``quantize``; tokens and groups of ordinary size are read once. No gradient flows
+    through it.
 
     >>> import torch, holdfast as hf
     >>> q, scale = hf.quantize_dynamic(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
@@ -116,6 +121,7 @@ def quantize_dynamic(
     require_tensor("x", x)
     validate_granularity(granularity)
     require_bool("symmetric", symmetric)
+    require_bool("packed", packed)
     call = _symmetric if symmetric else _affine
-    found = call(x.detach(), granularity.name, dtype, q_min, q_max, narrow, packed)
+    found = call(constant(x), granularity.name, *scale_rule(dtype, q_min, q_max, narrow), packed)
     return found  # type: ignore[no-any-return]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
@@ -88,10 +87,6 @@ class EmbeddingBackwardDescriptor(IndexedDescriptor):
     def validate(self) -> None:
         super().validate()
         validate_padding(self.padding_idx, self.num_embeddings)
-        if type(self.scale_grad_by_freq) is not bool:
-            raise InvalidDescriptor(
-                f"scale_grad_by_freq is {self.scale_grad_by_freq!r}; it is True or False."
-            )
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -9,6 +9,15 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import is_batch, register_autograd
+from holdfast.core.checks import (
+    finite_number,
+    is_whole,
+    require_bool,
+    require_choice,
+    require_memory,
+    require_tensor,
+    shown,
+)
 from holdfast.core.contract import PlanPreference
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
@@ -20,8 +29,6 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
-    require_bool,
-    require_tensor,
 )
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
@@ -31,7 +38,7 @@ from holdfast.ops.embedding.plan import (
     EmbeddingDescriptor,
     EmbeddingPlan,
 )
-from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+from holdfast.ops.segment_sum.indexed import BAD_INDEX, INDEX_DTYPES
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
@@ -93,6 +100,8 @@ def _embedding_backward_fake(dout, input, num_embeddings, padding_idx, scale_gra
 
 def _touched_rows_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
     """The rows that were read, ascending, and their gradients. Their number is read from the device."""
+    require_memory("input", input)
+    require_memory("dout", dout)
     flat = input.reshape(-1)
     kept = (flat >= 0) & (flat < num_embeddings) & (flat != padding_idx)
     rows = torch.unique(flat[kept])
@@ -159,7 +168,7 @@ def refuse_samples(*given: Any) -> Any:
     )
 
 
-register_autograd(LIBRARY, "embedding", _differentiate, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "embedding", _differentiate, by=["weight"], setup_context=_save_for_backward)
 
 
 def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -182,7 +191,11 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_autograd(
-    LIBRARY, "embedding_backward", _differentiate_again, setup_context=_save_for_double_backward
+    LIBRARY,
+    "embedding_backward",
+    _differentiate_again,
+    by=["dout"],
+    setup_context=_save_for_double_backward,
 )
 
 
@@ -194,7 +207,7 @@ def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     )
 
 
-register_autograd(LIBRARY, "embedding_touched_rows_backward", refuse_second_gradient)
+register_autograd(LIBRARY, "embedding_touched_rows_backward", refuse_second_gradient, by=["dout"])
 
 
 def _lookup_batched(info, in_dims, input, weight, *rest):
@@ -212,12 +225,12 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
     """The row that is skipped, counted from 0; -1 for none."""
     if padding_idx is None:
         return -1
-    if not isinstance(padding_idx, int) or isinstance(padding_idx, bool):
-        raise InvalidArgs(f"padding_idx is {padding_idx!r}; it must be the number of a row, or None.")
+    if not is_whole(padding_idx):
+        raise InvalidArgs(f"padding_idx is {shown(padding_idx)}; it must be the number of a row, or None.")
     if not -rows <= padding_idx < rows:
         raise InvalidArgs(
-            f"padding_idx is {padding_idx}; it must name one of the {rows} rows of weight, from the front "
-            "or, with a negative number, from the back."
+            f"padding_idx is {shown(padding_idx)}; it must name one of the {rows} rows of weight, from the "
+            "front or, with a negative number, from the back."
         )
     return padding_idx + rows if padding_idx < 0 else padding_idx
 
@@ -235,12 +248,13 @@ def require_table(input: Any, weight: Any) -> None:
         )
 
 
-def refuse_max_norm(max_norm: float | None) -> None:
+def refuse_max_norm(max_norm: float | None, norm_type: float = 2.0) -> None:
     """Say so, rather than change the table in place."""
+    finite_number("norm_type", norm_type)
     if max_norm is not None:
         raise Unsupported(
-            f"max_norm is {max_norm}; it would renormalise the table in place during a lookup, which is not "
-            "done here. Renormalise the weight after the optimizer's step instead, for example with "
+            f"max_norm is {shown(max_norm)}; it would renormalise the table in place during a lookup, which "
+            "is not done here. Renormalise the weight after the optimizer's step instead, for example with "
             "torch.renorm, and leave max_norm out."
         )
 
@@ -280,8 +294,9 @@ def embedding(
             [2., 2.]]))
     """
     require_table(input, weight)
-    refuse_max_norm(max_norm)
+    refuse_max_norm(max_norm, norm_type)
     require_bool("scale_grad_by_freq", scale_grad_by_freq)
     require_bool("sparse", sparse)
+    require_choice("bad_index", bad_index, BAD_INDEX)
     padding = checked_padding(padding_idx, weight.shape[0])
     return _lookup(input, weight, padding, scale_grad_by_freq, sparse, bad_index)  # type: ignore[no-any-return]

@@ -160,6 +160,8 @@ _BACKWARD = (
     Problem("the table's gradient alone", (5, 10), 6, 9, weighted=True, gradients=(True, False)),
     Problem("the weights' gradient alone", (60,), 6, 1100, "sum", (20, 0, 20), weighted=True, padding=2,
             last=True, gradients=(False, True)),
+    Problem("special weights in no bag", (40,), 6, 3, "sum", (0,), values="special", weighted=True, last=True,
+            accumulate=True),
     Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
     Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.deferred import shown
+from holdfast.core.deferred import reported
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.segment_sum.indexed import (
@@ -168,9 +168,6 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
 
     def validate(self) -> None:
         super().validate()
-        for name in ("scale_grad_by_freq", "dweight", "dper_sample_weights"):
-            if type(getattr(self, name)) is not bool:
-                raise InvalidDescriptor(f"{name} is {getattr(self, name)!r}; it is True or False.")
         if self.scale_grad_by_freq and self.mode == "max":
             raise InvalidDescriptor(
                 'scale_grad_by_freq is True with mode "max", which has no sum to be scaled; leave it out.'
@@ -189,7 +186,7 @@ class BadOffset:
 
     def error(self, position: int, value: int) -> InvalidIndex:
         return InvalidIndex(
-            f"offsets[{position}] is {shown(value)}; offsets must begin with 0, never descend, and not pass "
+            f"offsets[{position}] is {reported(value)}; offsets must begin with 0, never descend, and not pass "
             f"the end of the {self.count} indices. Correct it."
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import register_autograd
+from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
@@ -18,8 +19,6 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
-    require_bool,
-    require_tensor,
     select_plan,
 )
 from holdfast.ops.embedding.torch_op import (
@@ -37,7 +36,7 @@ from holdfast.ops.embedding_bag.plan import (
     EmbeddingBagBackwardPlan,
     EmbeddingBagPlan,
 )
-from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+from holdfast.ops.segment_sum.indexed import BAD_INDEX, INDEX_DTYPES
 
 
 @lru_cache(maxsize=4096)
@@ -151,6 +150,8 @@ def _touched_rows_backward(
     scale_grad_by_freq,
 ):  # fmt: skip
     """The rows that were named, ascending, and their gradients. Their number is read from the device."""
+    for name, tensor in (("input", input), ("dout", dout)):
+        require_memory(name, tensor)
     kept = (input >= 0) & (input < num_embeddings) & (input != padding_idx)
     rows = torch.unique(input[kept])
     numbers = torch.where(kept, torch.searchsorted(rows, input), -1)
@@ -225,11 +226,25 @@ def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     )
 
 
-register_autograd(LIBRARY, "embedding_bag", _differentiate, setup_context=_save_for_backward)
-register_autograd(LIBRARY, "embedding_bag_backward", _refuse_to_differentiate)
-
-
-register_autograd(LIBRARY, "embedding_bag_touched_rows_backward", refuse_second_gradient)
+register_autograd(
+    LIBRARY,
+    "embedding_bag",
+    _differentiate,
+    by=["weight", "per_sample_weights"],
+    setup_context=_save_for_backward,
+)
+register_autograd(
+    LIBRARY,
+    "embedding_bag_backward",
+    _refuse_to_differentiate,
+    by=["dout", "weight", "per_sample_weights"],
+)
+register_autograd(
+    LIBRARY,
+    "embedding_bag_touched_rows_backward",
+    refuse_second_gradient,
+    by=["dout", "per_sample_weights"],
+)
 
 register_vmap("embedding_bag", by_sample(_forward))
 register_vmap("embedding_bag_backward", by_sample(_backward))
@@ -239,8 +254,7 @@ register_vmap("embedding_bag_touched_rows_backward", refuse_samples)
 def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse):
     """Raise unless these arguments go together."""
     require_table(input, weight)
-    if mode not in MODES:
-        raise InvalidArgs(f'mode is {mode!r}; accepted are "sum", "mean" and "max".')
+    require_choice("mode", mode, MODES)
     if offsets is None and input.dim() != 2:
         raise InvalidArgs(
             f"input has shape {tuple(input.shape)} and there are no offsets; accepted are two axes, whose "
@@ -313,11 +327,12 @@ def embedding_bag(
             [0., 0.],
             [2., 2.]]))
     """
-    _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
-    refuse_max_norm(max_norm)
     require_bool("scale_grad_by_freq", scale_grad_by_freq)
     require_bool("sparse", sparse)
     require_bool("include_last_offset", include_last_offset)
+    require_choice("bad_index", bad_index, BAD_INDEX)
+    _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
+    refuse_max_norm(max_norm, norm_type)
     padding = checked_padding(padding_idx, weight.shape[0])
     last = include_last_offset and offsets is not None
     return _forward(  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from holdfast.core.checks import shown
 from holdfast.core.contract import KernelSku
 from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
@@ -118,7 +119,9 @@ def estimator(ste: str) -> SteKind:
         return SteKind(ste)
     except ValueError:
         named = ", ".join(repr(kind.value) for kind in SteKind)
-        raise InvalidDescriptor(f"ste is {ste!r}; accepted are a SteKind or its name: {named}.") from None
+        raise InvalidDescriptor(
+            f"ste is {shown(ste)}; accepted are a SteKind or its name: {named}."
+        ) from None
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.autograd import register_autograd
-from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.checks import finite_number, require_choice, require_tensor
+from holdfast.core.dtypes import parse_dtype
+from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
@@ -18,11 +20,11 @@ from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
+    code_range,
     current_stream,
     define,
+    named_dtype,
     register_vmap,
-    require_dtype,
-    require_tensor,
     select_plan,
     shared_arguments,
 )
@@ -33,18 +35,20 @@ from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeDescriptor,
     FakeQuantizePlan,
     SteKind,
-    estimator,
 )
 
-_RANGE_SCHEMA = "ScalarType? dtype, int? q_min, int? q_max, str ste"
+_RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
+
+
+_ESTIMATORS = tuple(str(kind) for kind in SteKind)
 
 
 @lru_cache(maxsize=4096)
 def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
-    estimator(ste)
     return select_plan(
         FakeQuantizePlan, device, shape=shape, input_dtype=input_dtype,
-        granularity=granularity_named(granularity), dtype=dtype, q_min=q_min, q_max=q_max,
+        granularity=granularity_named(granularity), dtype=dtype and parse_dtype(dtype), q_min=q_min,
+        q_max=q_max,
     )  # fmt: skip
 
 
@@ -52,7 +56,8 @@ def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, 
 def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, ste):
     return select_plan(
         FakeQuantizeBackwardPlan, device, shape=shape, input_dtype=input_dtype,
-        granularity=granularity_named(granularity), dtype=dtype, q_min=q_min, q_max=q_max, ste=ste,
+        granularity=granularity_named(granularity), dtype=dtype and parse_dtype(dtype), q_min=q_min,
+        q_max=q_max, ste=ste,
     )  # fmt: skip
 
 
@@ -139,8 +144,9 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, dscale, None, dzero_point, *[None] * 7
 
 
-def _code_range(dtype: torch.dtype | None, q_min: int | None, q_max: int | None) -> tuple[int, int]:
-    return FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max).code_range
+def _code_range(dtype: str | None, q_min: int | None, q_max: int | None) -> tuple[int, int]:
+    codes = None if dtype is None else parse_dtype(dtype)
+    return FakeQuantizeDescriptor(shape=(), dtype=codes, q_min=q_min, q_max=q_max).code_range
 
 
 def lsq_factor(shape: torch.Size, granularity: str, q_max: int) -> float:
@@ -160,8 +166,9 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-register_autograd(LIBRARY, "fake_quantize", _differentiate, setup_context=_save_for_backward)
-register_autograd(LIBRARY, "fake_quantize_backward", _refuse_to_differentiate)
+_REAL = ["x", "scale", "zero_point"]
+register_autograd(LIBRARY, "fake_quantize", _differentiate, by=_REAL, setup_context=_save_for_backward)
+register_autograd(LIBRARY, "fake_quantize_backward", _refuse_to_differentiate, by=["dy", *_REAL])
 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):
@@ -185,9 +192,7 @@ register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 def checked_factor(given: Any) -> float:
     """What the gradients of a scale are multiplied by, as it was given."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not abs(given) < math.inf:
-        raise InvalidArgs(f"grad_factor is {given!r}; it must be a finite number, or 'lsq'.")
-    return float(given)
+    return finite_number("grad_factor", given, "a finite number, or 'lsq'")
 
 
 def fake_quantize(
@@ -218,8 +223,9 @@ def fake_quantize(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    if dtype is not None:
-        require_dtype("dtype", dtype)
+    require_choice("ste", ste, _ESTIMATORS)
+    codes = None if dtype is None else named_dtype("dtype", dtype), *code_range(q_min, q_max)
     shared = shared_arguments(scale, zero_point)
-    factor = None if grad_factor == "lsq" else checked_factor(grad_factor)
-    return _forward(x, *shared, granularity.name, dtype, q_min, q_max, str(ste), factor)  # type: ignore[no-any-return]
+    learns_as_lsq = isinstance(grad_factor, str) and grad_factor == "lsq"
+    factor = None if learns_as_lsq else checked_factor(grad_factor)
+    return _forward(x, *shared, granularity.name, *codes, str(ste), factor)  # type: ignore[no-any-return]

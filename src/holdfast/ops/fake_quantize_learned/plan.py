@@ -70,8 +70,6 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
             if dtype not in accepted and not (dtype is None and name == "zero_point_dtype"):
                 named = " or ".join(map(str, accepted))
                 raise InvalidDescriptor(f"{name} is {dtype}; a learned one is {named}.")
-        if not isinstance(self.grad_factor, (int, float)) or not math.isfinite(self.grad_factor):
-            raise InvalidDescriptor(f"grad_factor is {self.grad_factor!r}; it must be a finite number.")
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -110,7 +110,12 @@ def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, .
     )
 
 
-register_autograd(LIBRARY, "fake_quantize_learned_backward", _refuse_to_differentiate)
+register_autograd(
+    LIBRARY,
+    "fake_quantize_learned_backward",
+    _refuse_to_differentiate,
+    by=["dy", "x", "scale", "zero_point"],
+)
 
 
 # Each sample has gradients of its own, also of a scale that all share.

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 
 from holdfast.core import importing
+from holdfast.core.checks import shown
 from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee, error_in_ulp
 from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
@@ -169,8 +170,6 @@ class SampleDescriptor(Descriptor):
             raise InvalidDescriptor(
                 "mode is 'bicubic' for an image with 3 axes; there it must be 'bilinear' or 'nearest'."
             )
-        if not isinstance(self.align_corners, bool):
-            raise InvalidDescriptor(f"align_corners is {self.align_corners!r}; it must be True or False.")
         float_dtype(self.grid_dtype, "grid_dtype")
         accepted = (self.real.torch, torch.float32) if self.real.bits == 16 else (self.real.torch,)
         if self.grid_dtype not in accepted:
@@ -185,7 +184,7 @@ def _member(kind: type[StrEnum], name: str, value: Any) -> StrEnum:
         return kind(value)
     except ValueError:
         accepted = ", ".join(repr(member.value) for member in kind)
-        raise InvalidDescriptor(f"{name} is {value!r}; accepted are {accepted}.") from None
+        raise InvalidDescriptor(f"{name} is {shown(value)}; accepted are {accepted}.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +337,7 @@ class SamplePlan(Plan[D, A]):
     def _refused_layout(self, args: A) -> str:
         for name in self.tensors:
             expected = self.descriptor.expected(name)
-            reason = refused_tensor(name, getattr(args, name), expected, self.device)
+            reason = refused_tensor(name, getattr(args, name), expected)
             if reason:
                 return reason
         return ""

@@ -8,8 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from holdfast.core.autograd import register_autograd
+from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE, Workspace
@@ -18,8 +20,6 @@ from holdfast.ops.affine.torch_op import (
     current_stream,
     define,
     register_vmap,
-    require_bool,
-    require_tensor,
     select_plan,
 )
 from holdfast.ops.grid_sample.composed import composed_grid_sample
@@ -29,8 +29,11 @@ from holdfast.ops.grid_sample.plan import (
     GridSampleBackwardPlan,
     GridSamplePlan,
     Mode,
+    Padding,
 )
 
+_MODES = tuple(map(str, Mode))
+_PADDINGS = tuple(map(str, Padding))
 _KIND_SCHEMA = "str mode, str padding_mode, bool align_corners"
 
 
@@ -189,6 +192,8 @@ def _differentiate_again(ctx: Any, ddinput: torch.Tensor, ddgrid: torch.Tensor) 
 
 def _second_by_grid(ctx, dout, image, grid, ddgrid):
     """The gradients of dgrid, times ``ddgrid``, with respect to dout, the image and the grid."""
+    for name, tensor in (("dout", dout), ("input", image), ("grid", grid), ("ddgrid", ddgrid)):
+        require_memory(name, tensor)
 
     def gradient(dout, image, grid):
         made: Any = torch.func.vjp(lambda grid: composed_grid_sample(image, grid, *ctx.kind), grid)
@@ -198,9 +203,15 @@ def _second_by_grid(ctx, dout, image, grid, ddgrid):
     return torch.func.vjp(gradient, dout, image, grid)[1](ddgrid)
 
 
-register_autograd(LIBRARY, "grid_sample", _differentiate, setup_context=_save_for_backward)
 register_autograd(
-    LIBRARY, "grid_sample_backward", _differentiate_again, setup_context=_save_for_second_backward
+    LIBRARY, "grid_sample", _differentiate, by=["input", "grid"], setup_context=_save_for_backward
+)
+register_autograd(
+    LIBRARY,
+    "grid_sample_backward",
+    _differentiate_again,
+    by=["dout", "input", "grid"],
+    setup_context=_save_for_second_backward,
 )
 
 
@@ -269,8 +280,12 @@ def grid_sample(
             f"input has shape {tuple(input.shape)} and grid {tuple(grid.shape)}; accepted are (N, C, H, W) "
             "with (N, OH, OW, 2), and (N, C, D, H, W) with (N, OD, OH, OW, 3)."
         )
-    if grid.dtype.is_floating_point and grid.dtype.itemsize < input.dtype.itemsize:
-        grid = grid.to(input.dtype)
+    require_choice("mode", mode, _MODES)
+    require_choice("padding_mode", padding_mode, _PADDINGS)
     if align_corners is not None:
         require_bool("align_corners", align_corners)
+    if grid.dtype.is_floating_point and grid.dtype.itemsize < input.dtype.itemsize:
+        if not is_compiling():
+            require_memory("grid", grid)
+        grid = grid.to(input.dtype)
     return _forward(input, grid, str(mode), str(padding_mode), bool(align_corners))  # type: ignore[no-any-return]

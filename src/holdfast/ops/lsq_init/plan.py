@@ -37,8 +37,6 @@ class LsqInitDescriptor(PerScaleDescriptor):
 
     def validate(self) -> None:
         super().validate()
-        if not isinstance(self.q_max, int) or isinstance(self.q_max, bool):
-            raise InvalidDescriptor(f"q_max is {self.q_max!r}; it must be a whole number.")
         if not 1 <= self.q_max <= LARGEST_CODE:
             raise InvalidDescriptor(
                 f"q_max is {self.q_max}; the scale that LSQ begins with is for codes that reach from 1 to "

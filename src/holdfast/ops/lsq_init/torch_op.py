@@ -7,9 +7,20 @@ from functools import lru_cache
 
 import torch
 
+from holdfast.core.autograd import constant, register_constant
+from holdfast.core.checks import require_tensor
+from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import current_stream, define, register_vmap, require_tensor, select_plan
+from holdfast.ops.affine.torch_op import (
+    LIBRARY,
+    code_range,
+    current_stream,
+    define,
+    named_dtype,
+    register_vmap,
+    select_plan,
+)
 from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
@@ -17,7 +28,7 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
 @lru_cache(maxsize=4096)
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
-    codes = FakeQuantizeDescriptor(shape=(), dtype=dtype, q_min=q_min, q_max=q_max)
+    codes = FakeQuantizeDescriptor(shape=(), dtype=dtype and parse_dtype(dtype), q_min=q_min, q_max=q_max)
     codes.validate()
     return select_plan(
         LsqInitPlan, device, shape=shape, input_dtype=input_dtype,
@@ -38,10 +49,11 @@ def _lsq_init_fake(x, granularity, *codes):
 
 _call = define(
     "lsq_init",
-    "(Tensor x, str granularity, ScalarType? dtype, int? q_min, int? q_max) -> Tensor",
+    "(Tensor x, str granularity, str? dtype, int? q_min, int? q_max) -> Tensor",
     _lsq_init,
     _lsq_init_fake,
 )
+register_constant(LIBRARY, "lsq_init")
 register_vmap("lsq_init", by_sample(_call))
 
 
@@ -66,4 +78,5 @@ def lsq_init(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    return _call(x.detach(), granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]
+    codes = None if dtype is None else named_dtype("dtype", dtype)
+    return _call(constant(x), granularity.name, codes, *code_range(q_min, q_max))  # type: ignore[no-any-return]

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from holdfast.core.autograd import register_autograd
+from holdfast.core.autograd import register_autograd, register_constant
+from holdfast.core.checks import require_bool, require_tensor
+from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.granularity import (
     ONE_SCALE,
@@ -25,13 +27,12 @@ from holdfast.ops.affine.batched import batched, by_sample
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
+    code_range,
     current_stream,
     define,
     empty_codes,
-    refuse_gradient,
+    named_dtype,
     register_vmap,
-    require_dtype,
-    require_tensor,
     select,
     shared_arguments,
 )
@@ -51,13 +52,13 @@ _BACKWARD = {
     PerGroup: plans.QuantizePerGroupBackwardPlan,
 }
 
-_RANGE_SCHEMA = "ScalarType dtype, int? q_min, int? q_max"
+_RANGE_SCHEMA = "str dtype, int? q_min, int? q_max"
 
 
 @lru_cache(maxsize=4096)
 def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, packed):
     return select(
-        _FORWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype,
+        _FORWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=parse_dtype(dtype),
         q_min=q_min, q_max=q_max, packed=packed,
     )  # fmt: skip
 
@@ -65,7 +66,7 @@ def _forward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, 
 @lru_cache(maxsize=4096)
 def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
     return select(
-        _BACKWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=dtype,
+        _BACKWARD, granularity, device, shape=shape, input_dtype=input_dtype, output_dtype=parse_dtype(dtype),
         q_min=q_min, q_max=q_max,
     )  # fmt: skip
 
@@ -144,8 +145,9 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-register_autograd(LIBRARY, "quantize_to_float", _differentiate, setup_context=_save_for_backward)
-register_autograd(LIBRARY, "quantize_backward", _refuse_to_differentiate)
+register_constant(LIBRARY, "quantize", integers=True)
+register_autograd(LIBRARY, "quantize_to_float", _differentiate, by=["x"], setup_context=_save_for_backward)
+register_autograd(LIBRARY, "quantize_backward", _refuse_to_differentiate, by=["dy", "x"])
 
 
 def _quantize_batched(call):
@@ -198,14 +200,14 @@ def quantize(
     (tensor([1., 7.]), tensor([2., 0.]))
     """
     require_tensor("x", x)
-    require_dtype("dtype", dtype)
     validate_granularity(granularity)
+    require_bool("packed", packed)
+    codes = named_dtype("dtype", dtype), *code_range(q_min, q_max)
     shared = shared_arguments(scale, zero_point)
     if not dtype.is_floating_point:
-        return _to_integers(x, *shared, granularity.name, dtype, q_min, q_max, packed)  # type: ignore[no-any-return]
+        return _to_integers(x, *shared, granularity.name, *codes, packed)  # type: ignore[no-any-return]
     if packed:
         raise InvalidArgs(
             f"packed=True with dtype {dtype}: codes carried as floats share no byte. Leave it out."
         )
-    refuse_gradient("scale", shared[0])
-    return _to_floats(x, *shared, granularity.name, dtype, q_min, q_max)  # type: ignore[no-any-return]
+    return _to_floats(x, *shared, granularity.name, *codes)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar, cast
 import torch
 
 from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
-from holdfast.core.deferred import shown
+from holdfast.core.deferred import reported
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
@@ -27,6 +27,8 @@ CHUNK = 32
 #: Indices are counted, and rows named, in 31 bits.
 LIMIT = 2**31 - 1
 INDEX_DTYPES = (torch.int32, torch.int64)
+#: What can be done about an index that names no row.
+BAD_INDEX = ("raise", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ def validate_padding(padding_idx: int | None, rows: int) -> None:
 
 def validate_bad_index(bad_index: str) -> None:
     """Raise unless ``bad_index`` says what to do."""
-    if bad_index not in ("raise", "skip"):
+    if bad_index not in BAD_INDEX:
         raise InvalidDescriptor(f'bad_index is {bad_index!r}; accepted are "raise" and "skip".')
 
 
@@ -130,7 +132,7 @@ class BadIndex:
     def error(self, position: int, value: int) -> InvalidIndex:
         accepted = f"0 to {self.rows - 1}" if self.rows else "none"
         return InvalidIndex(
-            f"the index at position {position} of the flattened indices is {shown(value)}; the table has "
+            f"the index at position {position} of the flattened indices is {reported(value)}; the table has "
             f"{self.rows} rows, so that accepted are {accepted}. Correct it, or pass "
             'bad_index="skip" to read it as zeros.'
         )
@@ -178,7 +180,7 @@ class IndexedPlan(Plan[D, A]):
     def _refused_layout(self, args: A) -> str:
         for name in self.descriptor.operands:
             expected = self.descriptor.expected(name)
-            reason = refused_tensor(name, getattr(args, name), expected, self.device)
+            reason = refused_tensor(name, getattr(args, name), expected)
             if reason:
                 return reason
         return ""

@@ -1,0 +1,151 @@
+"""Checks of what callers give. Each failure is a sentence: what was given, what is accepted, what to do.
+
+Tensors reach a kernel as addresses, so a tensor must have memory there: all of its elements in one dense
+buffer. Numbers are checked by type, since ``1``, ``1.0`` and ``True`` are one key of a cache.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.strided import span
+
+#: The longest text of a value that a sentence shows.
+_LONGEST = 80
+
+_PYTHON_KEY = torch._C.DispatchKey.Python
+
+
+def shown(value: Any) -> str:
+    """``value`` as a sentence shows it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
+        return f"a {type(value).__name__} of {value.bit_length()} bits"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def refused_kind(name: str, tensor: torch.Tensor) -> str:
+    """Why no kernel can take a tensor of this kind, or nothing. Reads no memory, so it can be traced."""
+    if tensor.is_nested:
+        return f"{name} is a nested tensor; it must be a dense one. Call to_padded_tensor() first."
+    if tensor.layout is not torch.strided:
+        return f"{name} has layout {tensor.layout}; it must be a dense tensor. Call to_dense() first."
+    if tensor.is_quantized:
+        return f"{name} is a quantized tensor of torch, {tensor.dtype}; pass its codes, int_repr()."
+    return ""
+
+
+def refused_memory(name: str, tensor: torch.Tensor) -> str:
+    """Why the memory of a dense tensor does not hold its elements, or nothing."""
+    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+        return f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass a plain tensor."
+    if tensor._is_zerotensor():
+        return f"{name} is a zero tensor of torch, which has no memory; pass {name}.clone()."
+    needed = span(tensor.shape, tensor.stride()) * tensor.element_size()
+    if needed and (tensor.data_ptr() == 0 or not _holds(tensor, needed)):
+        return short_memory(name, tensor, needed)
+    return ""
+
+
+def _holds(tensor: torch.Tensor, needed: int) -> bool:
+    begin = tensor.storage_offset() * tensor.element_size()
+    return bool(begin + needed <= tensor.untyped_storage().nbytes())
+
+
+def short_memory(name: str, tensor: torch.Tensor, needed: int) -> str:
+    """The sentence for a tensor whose storage was freed or shrunk."""
+    room = tensor.untyped_storage().nbytes()
+    return (
+        f"{name} needs {needed} bytes from element {tensor.storage_offset()} of its storage, which has "
+        f"{room} bytes; the storage was freed or shrunk. Restore it with untyped_storage().resize_(), or "
+        "pass a new tensor."
+    )
+
+
+def require_tensor(name: str, tensor: Any) -> None:
+    """Raise unless this is a dense tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgs(f"{name} is a {type(tensor).__name__}; it must be a torch tensor.")
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise InvalidArgs(refused_kind(name, tensor))
+
+
+def require_memory(name: str, tensor: torch.Tensor) -> None:
+    """Raise if a tensor's storage was freed or shrunk: torch would read there all the same.
+
+    For tensors that torch's own operations read before a kernel does. Under a transform it is the tensor
+    inside that has the memory; in a trace there is none.
+    """
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    if tensor._is_zerotensor() or tensor.is_meta or not torch._C._has_storage(tensor):
+        return
+    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+        return
+    reason = refused_memory(name, tensor)
+    if reason:
+        raise InvalidArgs(reason)
+
+
+def require_bool(name: str, value: Any) -> None:
+    """Raise unless this is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidArgs(f"{name} is {shown(value)}; it must be True or False.")
+
+
+def require_dtype(name: str, dtype: Any) -> None:
+    """Raise unless this is a dtype."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgs(f"{name} is {shown(dtype)}; it must be a dtype of torch, such as torch.int8.")
+
+
+def require_choice(name: str, value: Any, accepted: Collection[str]) -> None:
+    """Raise unless this is one of the accepted words."""
+    if not isinstance(value, str) or value not in accepted:
+        named = ", ".join(f'"{word!s}"' for word in accepted)
+        raise InvalidArgs(f"{name} is {shown(value)}; accepted are {named}.")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether this is a whole number and no truth; a symbol of a compiler is one."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
+    """``value`` as an int from ``least`` to ``most``."""
+    if type(value) is not int:
+        if isinstance(value, torch.SymInt):
+            return value  # type: ignore[return-value]  # the compiler's own number
+        value = _index(name, value)
+    if not least <= value <= most:
+        raise InvalidArgs(f"{name} is {shown(value)}; accepted are whole numbers from {least} to {most}.")
+    return value  # type: ignore[no-any-return]
+
+
+def _index(name: str, value: Any) -> int:
+    """Whole numbers of other libraries are taken; truths, and tensors, which may be far away, are not."""
+    if not isinstance(value, (bool, torch.Tensor)):
+        try:
+            return int(operator.index(value))
+        except TypeError:
+            pass
+    raise InvalidArgs(f"{name} is {shown(value)}; it must be a whole number.")
+
+
+def finite_number(name: str, value: Any, what: str = "a finite number") -> float:
+    """``value`` as a float."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = float("inf")
+        if abs(number) < float("inf"):
+            return number
+    raise InvalidArgs(f"{name} is {shown(value)}; it must be {what}.")

@@ -1,0 +1,259 @@
+"""Every operand of every plan must have memory of its own: what has none is refused, and nothing is written.
+
+A kernel gets addresses. Where there is no memory it would not fail but read and write somewhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import holdfast as hf
+from holdfast.core.case import Case, operands_of
+from holdfast.proof.bits import canonical
+from holdfast.proof.conformance import cases_of, moved
+
+PLANS = hf.plans()
+
+
+@cache
+def smallest_case(plan: str) -> Case:
+    """A case without empty operands that has as many tensors as any, and among those the fewest bytes."""
+
+    def merit(case: Case) -> tuple[int, int]:
+        tensors = [value for value in operands_of(case.make()).values() if isinstance(value, torch.Tensor)]
+        return -len(tensors), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    some = [case for case in cases_of(PLANS[plan]) if not case.descriptor.empty][:60]
+    full = [
+        case
+        for case in some
+        if all(v.numel() for v in operands_of(case.make()).values() if isinstance(v, torch.Tensor))
+    ]
+    return min(full, key=merit)
+
+
+def own_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The same strides and values in a storage that no other tensor shares."""
+    copy = torch.empty_like(tensor)
+    return copy.copy_(tensor) if tensor.stride() == copy.stride() else tensor.clone()
+
+
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = own_memory(tensor)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def shrunk(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = own_memory(tensor)
+    tensor.untyped_storage().resize_(tensor.untyped_storage().nbytes() - 1)
+    return tensor
+
+
+def shrunk_before_a_view(tensor: torch.Tensor) -> torch.Tensor:
+    """As many bytes as the tensor needs are left, but it begins later."""
+    tensor = own_memory(tensor)
+    size = tensor.untyped_storage().nbytes()
+    longer = torch.zeros(2 * size, dtype=torch.uint8)
+    late = longer[size:].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    longer.untyped_storage().resize_(size)
+    return late
+
+
+def zero(tensor: torch.Tensor) -> torch.Tensor:
+    return torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype)
+
+
+def fake(tensor: torch.Tensor) -> torch.Tensor:
+    return FakeTensorMode().from_tensor(tensor)
+
+
+SPOILED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "freed": (freed, "the storage was freed or shrunk"),
+    "shrunk": (shrunk, "the storage was freed or shrunk"),
+    "shrunk before a view": (shrunk_before_a_view, "the storage was freed or shrunk"),
+    "zero": (zero, "is a zero tensor of torch, which has no memory"),
+    "meta": (lambda tensor: tensor.to("meta"), "is on meta and the plan runs on cpu"),
+    "fake": (fake, "is a FakeTensor, which has no memory of its own"),
+    "sparse": (lambda tensor: tensor.to_sparse(), "to_dense"),
+    "nested": (lambda tensor: torch.nested.as_nested_tensor([tensor]), "is a nested tensor"),
+    "jagged": (
+        lambda tensor: torch.nested.as_nested_tensor([tensor.reshape(-1)], layout=torch.jagged),
+        "is a nested tensor",
+    ),
+}
+
+
+def spoiled(tensor: torch.Tensor, how: str) -> torch.Tensor:
+    """Under a storage that was shrunk, torch itself looks at no element; it must not be asked to."""
+    return SPOILED[how][0](tensor)
+
+
+class Idle:
+    """A kernel that does nothing: what is tested here comes before any kernel."""
+
+    workspace_size = 0
+
+    def compile(self) -> None:
+        """Nothing to compile."""
+
+    def prepare(self, args: Any) -> Any:
+        return lambda stream, workspace, args, addresses: None
+
+
+def idle(plan: str) -> Any:
+    return PLANS[plan](smallest_case(plan).descriptor, torch.device("cpu"), "reference", Idle())
+
+
+def settled(plan: str) -> tuple[Any, Any, Any]:
+    """A plan that has run three times, so that it recognises its args; the stream, and the args."""
+    made, stream, args = idle(plan), hf.Stream.current(), smallest_case(plan).make()
+    for _ in range(3):
+        made.run(stream, None, args)
+    return made, stream, args
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("how", SPOILED)
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_operand_without_memory(plan: str, how: str) -> None:
+    made, stream, args = settled(plan)
+    new = idle(plan)
+    for name, tensor in operands_of(args).items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        outputs = {output: canonical(getattr(args, output)) for output in made.outputs if output != name}
+        wrong = replace(args, **{name: spoiled(tensor, how)})
+        for each in (made, new):
+            with pytest.raises(hf.InvalidArgs) as refusal:
+                each.run(stream, None, wrong)
+            sentence = str(refusal.value)
+            assert sentence.startswith(name) and SPOILED[how][1] in sentence and sentence.endswith(".")
+            assert each.can_implement(wrong).reason == sentence
+        for output, before in outputs.items():
+            assert torch.equal(before, canonical(getattr(args, output)))
+        made.run(stream, None, args)  # and right ones are taken as before
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_storage_of_a_known_operand_is_freed(plan: str) -> None:
+    """Here the tensors are those of the last run: nothing has changed but their storages."""
+    for name, operand in operands_of(smallest_case(plan).make()).items():
+        for left in (0, 1):
+            if not isinstance(operand, torch.Tensor):
+                continue
+            made, stream, args = settled(plan)
+            getattr(args, name).untyped_storage().resize_(left)
+            with pytest.raises(hf.InvalidArgs, match=rf"{name} needs .* the storage was freed or shrunk"):
+                made.run(stream, None, args)
+
+
+WITH_WORKSPACE = [
+    name
+    for name, plan in PLANS.items()
+    if plan.select(
+        hf.Stream.current(),
+        smallest_case(name).descriptor,
+        hf.PlanPreference(backend="cpu", precompile=False),
+    ).workspace_size()
+]
+
+
+def test_some_plans_need_a_workspace() -> None:
+    assert {"EmbeddingBackwardPlan", "GridSampleBackwardPlan", "SegmentSumPlan"} <= set(WITH_WORKSPACE)
+
+
+@pytest.mark.parametrize("plan", WITH_WORKSPACE)
+@pytest.mark.parametrize("after_good_ones", [False, True])
+def test_a_workspace_that_shares_memory(plan: str, after_good_ones: bool) -> None:
+    case = smallest_case(plan)
+    stream = hf.Stream.current()
+    made = PLANS[plan].select(stream, case.descriptor, hf.PlanPreference(backend="cpu", precompile=False))
+    size = made.workspace_size()
+    args: Any = case.make()
+    if after_good_ones:
+        for _ in range(3):
+            made.run(stream, hf.Workspace.allocate(size, "cpu"), args)
+    for name, tensor in operands_of(args).items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        inside = torch.zeros(2 * size + tensor.untyped_storage().nbytes(), dtype=torch.uint8)
+        start = -(-size // 64) * 64 - 64  # its first bytes are the last ones of the workspace
+        bytes_of = inside[start:]
+        at = bytes_of[: bytes_of.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+        shared = replace(args, **{name: at.as_strided(tensor.shape, tensor.stride())})
+        with pytest.raises(hf.InvalidArgs, match="the workspace shares memory with an argument"):
+            made.run(stream, inside[:size], shared)
+        with pytest.raises(hf.InvalidArgs, match="the workspace shares memory with an argument"):
+            made.run(stream, hf.Workspace(inside[:size]), shared)
+        assert not inside.any()
+
+
+@pytest.mark.parametrize("plan", WITH_WORKSPACE)
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_workspace_without_memory(plan: str, left: int) -> None:
+    case = smallest_case(plan)
+    stream = hf.Stream.current()
+    made = PLANS[plan].select(stream, case.descriptor, hf.PlanPreference(backend="cpu", precompile=False))
+    args: Any = case.make()
+    size = made.workspace_size()
+    known = hf.Workspace.allocate(size, "cpu")
+    made.run(stream, known, args)
+    assert known.buffer is not None
+    known.buffer.untyped_storage().resize_(left)
+    for wrong in (known, freed(torch.empty(size, dtype=torch.uint8))):
+        with pytest.raises(hf.InvalidArgs, match=r"the workspace needs .* the storage was freed or shrunk"):
+            made.run(stream, wrong, args)
+    with pytest.raises(hf.InvalidArgs, match="the workspace is a zero tensor of torch"):
+        made.run(stream, zero(torch.empty(size, dtype=torch.uint8)), args)
+    with pytest.raises(hf.HoldfastError, match="the workspace"):
+        made.run(stream, torch.empty(size, dtype=torch.uint8).to_sparse(), args)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_what_a_plan_writes_has_a_new_version(plan: str) -> None:
+    """So that autograd notices that a tensor it saved is not what it was."""
+    for inference in (False, True):
+        made, stream, args = settled(plan)
+        if inference:
+            with torch.inference_mode():
+                made.run(stream, None, moved(args, "cpu"))
+            continue
+        versions = {
+            name: tensor._version for name, tensor in operands_of(args).items() if torch.is_tensor(tensor)
+        }
+        made.run(stream, None, args)
+        for name, version in versions.items():
+            assert (getattr(args, name)._version > version) == (name in made.outputs), name
+
+
+def test_autograd_notices_an_overwritten_tensor() -> None:
+    x, scale = torch.ones(4, requires_grad=True), torch.tensor(0.5)
+    saved = torch.full((4,), 3.0)
+    out = x * saved
+    plan = hf.FakeQuantizePlan.select(
+        hf.Stream.current(), hf.FakeQuantizeDescriptor(shape=(4,), dtype=torch.int8)
+    )
+    plan.run(hf.Stream.current(), None, hf.FakeQuantizeArgs(x=torch.zeros(4), scale=scale, y=saved))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    segment = hf.SegmentSumPlan.select(
+        hf.Stream.current(), hf.SegmentSumDescriptor(shape=(3,), segments=2, width=2)
+    )
+    scratch = torch.zeros(-(-segment.workspace_size() // 4))
+    weight = torch.ones(scratch.shape, requires_grad=True)
+    product = weight * scratch
+    args = hf.SegmentSumArgs(
+        terms=torch.ones(3, 2), destinations=torch.zeros(3, dtype=torch.int64), out=torch.empty(2, 2)
+    )
+    segment.run(hf.Stream.current(), scratch, args)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
