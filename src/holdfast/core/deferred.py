@@ -30,7 +30,7 @@ class Complaint(Protocol):
     """What a bad value was bad for. Hashable: complaints that are equal share a word."""
 
     def error(self, position: int, value: int) -> HoldfastError:
-        """The error to raise; it names the value as ``reported`` does, so that backends use the same words."""
+        """The error to raise. It names the value as ``reported`` does: every backend uses the same words."""
         ...
 
 

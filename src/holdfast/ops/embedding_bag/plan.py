@@ -186,8 +186,8 @@ class BadOffset:
 
     def error(self, position: int, value: int) -> InvalidIndex:
         return InvalidIndex(
-            f"offsets[{position}] is {reported(value)}; offsets must begin with 0, never descend, and not pass "
-            f"the end of the {self.count} indices. Correct it."
+            f"offsets[{position}] is {reported(value)}; offsets must begin with 0, never descend, and not "
+            f"pass the end of the {self.count} indices. Correct it."
         )
 
 
