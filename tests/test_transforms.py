@@ -229,8 +229,8 @@ def test_codes_of_samples(
         q = vmap(codes, in_dims=dims)(x, *shared)
         y = vmap(values, in_dims=(0, scale_dim, zero_dim))(q, *shared)
         for q_dim in (1, -1):  # wherever the samples are: within each, the last axis is the packed one
-            moved = vmap(values, in_dims=(q_dim, scale_dim, zero_dim))(q.movedim(0, q_dim), *shared)
-            assert torch.equal(moved, y)
+            moved = q.movedim(0, q_dim).contiguous()
+            assert torch.equal(vmap(values, in_dims=(q_dim, scale_dim, zero_dim))(moved, *shared), y)
         for i in range(3):
             own = [t if d is None else t.select(d, i) for t, d in zip((x, *shared), dims, strict=True)]
             assert torch.equal(q[i], codes(*own))
