@@ -342,3 +342,18 @@ def test_a_checkpoint_in_a_compiled_function(name: str, kind: Run) -> None:
         return [x]
 
     compared(name, step, kind)
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+def test_one_graph_of_a_checkpoint_with_a_moving_average_is_refused() -> None:
+    """Its second run would begin with the state that the first one left."""
+    torch._dynamo.reset()
+    module = hf.nn.FakeQuantize()
+    run = torch.compile(lambda x: not_reentrant(module, x), backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="side effect"):
+        run(batch(0))
+    assert not module.report()["is_set"]
+    torch.compile(module, backend="aot_eager", fullgraph=True)(batch(0))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="side effect"):
+        run(batch(0))

@@ -156,6 +156,7 @@ class FakeQuantize(torch.nn.Module):
         self._handle = new_handle(self)
         self._key = int(self._handle)
         self._shards: dict[str, Any] = {}
+        self._changed: list[Any] = []
 
     def _validated_ends(self) -> tuple[int, int]:
         """The codes that a scale from the data may use; refused where there is to be one and cannot be."""
@@ -349,9 +350,9 @@ class FakeQuantize(torch.nn.Module):
                 )
             ]  # fmt: skip
         if torch.compiler.is_compiling():
-            # A write that torch sees. It keeps torch from making one graph of a checkpoint around this call:
-            # there the second run would begin with the state that the first one left.
-            self._changed = True
+            # A change that torch sees. It keeps torch from making one graph of a checkpoint around this call,
+            # where the second run would begin with the state that the first one left.
+            self._changed.clear()
             blended, used = settle(self._handle, state, blended)
         else:
             used = [blended[0], *blended[2:3]] if not self.symmetric else blended[:1]
