@@ -14,8 +14,8 @@ MUTANTS = (
     _forward(
         "a row of scratch of half the size",
         _CPU,
-        "ROW = LANES * 8",
-        "ROW = LANES * 4",
+        "_ROW_BYTES = LANES * 8",
+        "_ROW_BYTES = LANES * 4",
         likely="ten blocks",
     ),
     _forward(

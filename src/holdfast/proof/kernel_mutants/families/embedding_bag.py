@@ -14,8 +14,8 @@ MUTANTS = (
     _forward(
         "a scratch run of half the size",
         _CPU,
-        "_RUN = COLUMNS * 8 + 192",
-        "_RUN = COLUMNS * 4 + 96",
+        "_RUN = step_of(RUN_BYTES)",
+        "_RUN = step_of(RUN_BYTES // 2)",
         likely="long rows in float64",
     ),
     _forward(

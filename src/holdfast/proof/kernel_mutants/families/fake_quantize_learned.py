@@ -14,8 +14,8 @@ MUTANTS = (
     _mutant(
         "a scratch run of half the size",
         _TREE_CPU,
-        "RUN = BLOCK * 8 + 192",
-        "RUN = BLOCK * 4 + 96",
+        "_RUN_BYTES = BLOCK * 8",
+        "_RUN_BYTES = BLOCK * 4",
         likely="float64",
     ),
     _mutant(

@@ -15,8 +15,8 @@ MUTANTS = (
     _forward(
         "a scratch run of half the size",
         _WALK_CPU,
-        "_RUN = TILE * 8 + 192",
-        "_RUN = TILE * 4 + 96",
+        "_RUN_BYTES = TILE * 8",
+        "_RUN_BYTES = TILE * 4",
         likely="a whole tile",
     ),
     _forward(

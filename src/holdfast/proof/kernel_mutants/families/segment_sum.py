@@ -13,8 +13,8 @@ MUTANTS = (
     _mutant(
         "a scratch run of half the size",
         _CPU,
-        "_RUN = COLUMNS * 8 + 192",
-        "_RUN = COLUMNS * 4 + 96",
+        "RUN_BYTES = COLUMNS * 8",
+        "RUN_BYTES = COLUMNS * 4",
         likely="width 1500",
     ),
     _mutant("chunks of twice the size", _CPU, "if last - first <= CHUNK:", "if last - first <= 2 * CHUNK:"),
