@@ -19,8 +19,7 @@ from holdfast.cli import app
 from holdfast.core.case import GUARD, Layout, laid_out
 from holdfast.core.draw import Draw, space_of
 from holdfast.core.strided import overlaps_itself
-from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan
-from holdfast.proof.fuzz import check as checking
+from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan, refusal
 from holdfast.proof.fuzz.search import BUDGET, search
 from holdfast.proof.stored import fuzz_run
 
@@ -173,12 +172,14 @@ def test_a_public_function_that_differs_is_found(monkeypatch: pytest.MonkeyPatch
     assert found and found[0].way == "public function on cpu"
 
 
-def test_an_argument_that_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", range(4))
+def test_an_argument_that_is_not_refused_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = hf.plans()["LsqInitPlan"]
-    drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if drawn.broken is not None)
-    monkeypatch.setattr(checking, "_BROKEN", (lambda tensor: tensor.clone(),))
-    found = check_problem(plan, replace(drawn, broken=0))
-    assert found is not None and found.detail == "it was not refused"
+    drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if torch.Size(drawn.problem.shape).numel())
+    assert check_problem(plan, replace(drawn, broken=number)) is None
+    monkeypatch.setattr(refusal, "MISTAKES", (lambda tensor: tensor.clone(),))
+    found = check_problem(plan, replace(drawn, broken=number))
+    assert found is not None and "did not refuse it" in found.detail
 
 
 def test_a_search_in_processes_counts_and_ends(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ sentence everywhere, and leave no trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.proof.bits import canonical, mismatch
 from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, AnyPlan, gpu_way, moved
 from holdfast.proof.fuzz.problem import Drawn
+from holdfast.proof.fuzz.refusal import refused_everywhere
 
 #: Bytes around a workspace that nobody may write to, and what they hold.
 _GUARD, _PATTERN = 512, 0xA5
@@ -107,7 +108,12 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
     if gpu is not None and gpu.device == "cuda":
         _check_public(plan, space, drawn.problem, desc, given[0], expected[0], "cuda")
     if drawn.broken is not None:
-        _check_broken(plan, [reference, cpu], given[0], drawn.broken)
+        plans = [reference, cpu]
+        if gpu is not None and gpu.device == "cpu":
+            plans.append(_selected(plan, desc, "gpu", "cpu"))
+        complaint = refused_everywhere(plans, given[0], drawn.broken)
+        if complaint:
+            raise Differs("broken args", complaint)
 
 
 def _selected(
@@ -214,68 +220,3 @@ def _check_public(
             differing = mismatch(name, value, after[name])
             if differing:
                 raise Differs(way, f"an input was changed: {differing}")
-
-
-def _check_broken(plan: AnyPlan, plans: list[Plan[Any, Any]], args: Args, number: int) -> None:
-    """Every backend refuses a wrong argument with the same sentence, and writes nothing."""
-    ways = _BROKEN
-    names = [f.name for f in fields(args) if isinstance(getattr(args, f.name), torch.Tensor)]  # type: ignore[arg-type]
-    if not names:
-        return
-    name, how = names[number % len(names)], ways[number // len(names) % len(ways)]
-    broken = how(getattr(args, name))
-    if broken is None:
-        return
-    sentences = set()
-    for made in plans:
-        given = moved(args, "cpu")
-        before = moved(given, "cpu")
-        setattr(given, name, broken)
-        way = f"{made.backend}, {name} {how.__name__.strip('_').replace('_', ' ')}"
-        verdict = made.can_implement(given)
-        try:
-            made.run(Stream.current("cpu"), torch.empty(made.workspace_size(), dtype=torch.uint8), given)
-        except HoldfastError as refused:
-            sentences.add(f"{type(refused).__name__}: {refused}")
-            if str(refused) != verdict.reason and not verdict.reason == "":
-                raise Differs(way, f"run says {refused!s}; can_implement says {verdict.reason}") from None
-        else:
-            raise Differs(way, "it was not refused")
-        for other in fields(args):  # type: ignore[arg-type]
-            value = getattr(before, other.name)
-            if other.name != name and isinstance(value, torch.Tensor):
-                differing = mismatch(other.name, value, getattr(given, other.name))
-                if differing:
-                    raise Differs(way, f"something was written: {differing}")
-    if len(sentences) > 1:
-        raise Differs(f"{name} broken", f"backends refuse it in different words: {sorted(sentences)}")
-
-
-def _of_another_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex64)
-
-
-def _with_one_more_axis(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.unsqueeze(0).expand(2, *tensor.shape)
-
-
-def _as_a_list(tensor: torch.Tensor) -> Any:
-    return ["a", "list"]
-
-
-def _on_no_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("meta")
-
-
-def _sparse(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.to_sparse() if tensor.dim() and tensor.dtype.is_floating_point else None
-
-
-#: How an argument is made wrong: each takes the tensor that was drawn.
-_BROKEN: tuple[Callable[[torch.Tensor], Any], ...] = (
-    _of_another_dtype,
-    _with_one_more_axis,
-    _as_a_list,
-    _on_no_device,
-    _sparse,
-)
