@@ -11,15 +11,16 @@ from fractions import Fraction
 from functools import reduce
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
 import holdfast as hf
 from exact.drawn import DRAWN
 from exact.long_sums import LONG, Long, Problem, made, rng_of, rows
-from exact.numbers import ulp
+from exact.numbers import Exact, ulp
 from exact.outputs import EXACTLY, checked, compared, flat
-from exact.values import KINDS
+from exact.values import KINDS, terms
 from holdfast.core.case import Case
 from holdfast.core.contract import printed_bound
 from holdfast.core.dtypes import FLOATS
@@ -246,6 +247,15 @@ def test_counts_beyond_the_whole_numbers_of_float32_are_rounded_too() -> None:
 
     assert stated(2**24 + 1, torch.float32) - stated(2**24 + 1, torch.float64) == 1
     assert stated(2**24, torch.float32) == stated(2**24, torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exact_numbers_are_the_floats(kind: str) -> None:
+    for dtype in DTYPES.values():
+        values = terms(kind, rng_of(kind), 40, 1, dtype)[:, 0].double().tolist() + [0.0, -0.0]
+        exact, fractions = Exact.of(np.array(values)), [Fraction(value) for value in values]
+        assert [exact[i].total() for i in range(len(values))] == fractions
+        assert (exact * exact - exact).total() == sum(f * f - f for f in fractions)
 
 
 def test_units_are_those_of_the_dtype() -> None:
