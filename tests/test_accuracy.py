@@ -252,7 +252,7 @@ def test_counts_beyond_the_whole_numbers_of_float32_are_rounded_too() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_exact_numbers_are_the_floats(kind: str) -> None:
     for dtype in DTYPES.values():
-        values = terms(kind, rng_of(kind), 40, 1, dtype)[:, 0].double().tolist() + [0.0, -0.0]
+        values = [*terms(kind, rng_of(kind), 40, 1, dtype)[:, 0].double().tolist(), 0.0, -0.0]
         exact, fractions = Exact.of(np.array(values)), [Fraction(value) for value in values]
         assert [exact[i].total() for i in range(len(values))] == fractions
         assert (exact * exact - exact).total() == sum(f * f - f for f in fractions)
