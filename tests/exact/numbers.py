@@ -27,9 +27,13 @@ class Exact:
         """Finite floats, as they are."""
         fractions, exponents = np.frexp(np.asarray(values, np.float64))
         whole = np.ldexp(fractions, 53).astype(np.int64)
-        exponents = np.where(whole == 0, 2000, exponents.astype(np.int64) - 53)
-        shift = int(min(exponents.min(initial=2000), 0))
+        used = int(np.bitwise_or.reduce(whole, axis=None))
+        spare = max((used & -used).bit_length() - 1, 0)  # low bits that are zero in every element
+        whole, exponents = whole >> spare, exponents.astype(np.int64) - 53 + spare
+        shift = int(exponents.min(where=whole != 0, initial=0))
         by = np.where(whole == 0, 0, exponents - shift)
+        if 53 - spare + by.max(initial=0) < 63:
+            return Exact((whole << by).astype(object), shift)  # the same, faster
         return Exact(whole.astype(object) << by.astype(object), shift)
 
     @staticmethod
