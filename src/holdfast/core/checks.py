@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
-from holdfast.core.errors import InvalidArgs
+from holdfast.core.errors import InvalidArgs, InvalidDescriptor
 from holdfast.core.strided import span
 
+#: The whole numbers that torch's operators take.
+INT64 = -(2**63), 2**63 - 1
 #: The longest text of a value that a sentence shows.
 _LONGEST = 80
 
@@ -109,8 +111,8 @@ def require_dtype(name: str, dtype: Any) -> None:
 def require_choice(name: str, value: Any, accepted: Collection[str]) -> None:
     """Raise unless this is one of the accepted words."""
     if not isinstance(value, str) or value not in accepted:
-        named = ", ".join(f'"{word!s}"' for word in accepted)
-        raise InvalidArgs(f"{name} is {shown(value)}; accepted are {named}.")
+        named = ", ".join(repr(str(word)) for word in accepted)
+        raise InvalidDescriptor(f"{name} is {shown(value)}; accepted are {named}.")
 
 
 def is_whole(value: Any) -> bool:

@@ -95,6 +95,12 @@ CODES: dict[str, Code] = {
     )
 }
 
+_NAMES: dict[TorchDtype, str] = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, TorchDtype)
+}
+
 _BY_TORCH: dict[TorchDtype, CodeCarrier] = {
     **{record.torch: record for record in FLOATS.values()},
     **{record.torch: record for record in CODES.values()},
@@ -105,7 +111,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     """What ``parse_dtype`` reads back. torch's operators take a dtype by this name: a program of
     ``torch.export`` cannot be saved with a dtype of less than a byte.
     """
-    return str(dtype).removeprefix("torch.")
+    return _NAMES[dtype]
 
 
 @lru_cache(maxsize=256)

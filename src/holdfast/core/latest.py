@@ -8,7 +8,7 @@ That interface is internal: where it is missing, every run takes the long way, t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, Generic, Self, TypeVar
 
 import torch
@@ -22,7 +22,6 @@ except ImportError:
 T = TypeVar("T")
 
 _address = torch.Tensor.data_ptr
-_nested = attrgetter("is_nested")
 _storage = torch.Tensor.untyped_storage
 _size = torch.UntypedStorage.nbytes
 
@@ -82,10 +81,12 @@ class Latest(Generic[T]):
                 return None
         tensors = self._tensors_of(operands)
         try:
-            # Asked for the sizes of a nested tensor, which has none, the check would end the process.
-            if True in map(_nested, tensors) or not self._check(*tensors):
-                return None
+            for tensor in tensors:
+                if tensor.is_nested:  # it has no sizes, and the check, asked for them, would end the process
+                    return None
         except AttributeError:  # a value of the host, where there was a tensor
+            return None
+        if not self._check(*tensors):
             return None
         found = list(map(_address, tensors))
         for i, _, _ in self._hosts:

@@ -319,7 +319,7 @@ class Plan(Generic[D, A]):
         else:
             reason = self._refused_values(args)
             if not reason and (places is not admitted.fit or scratch != admitted.scratch):
-                reason = self._refused_places(args, operands, places, admitted.extents, scratch)
+                reason = self._refused_places(args, operands, places, admitted.extents, scratch, admitted.fit)
                 admitted.fit, admitted.scratch = places, scratch
             if reason:
                 admitted.fit = NOWHERE
@@ -426,35 +426,36 @@ class Plan(Generic[D, A]):
         places: Places,
         reached: _Extents,
         scratch: int,
+        known: Places = NOWHERE,
     ) -> str:
-        """Why memory is missing, or written twice, or nothing."""
+        """Why memory is missing, or written twice, or nothing. What is where it was ``known`` to be fits."""
         addresses, rooms = places
-        for (i, extent, itemsize), room in zip(reached.of_tensors, rooms, strict=True):
+        before, rooms_before = known
+        for nth, (i, extent, itemsize) in enumerate(reached.of_tensors):
+            room = rooms[nth]
+            if before and addresses[i] == before[i] and room == rooms_before[nth]:
+                continue
             tensor: Any = operands[i]
             if extent and (tensor.storage_offset() * itemsize + extent > room or not addresses[i]):
                 return short_memory(_name_of(args, tensor), tensor, extent)
         extents = reached.of_operands
         for i, name in enumerate(self.outputs):
-            if _meets(addresses[i], extents[i], addresses[i + 1 :], extents[i + 1 :]):
+            start = addresses[i]
+            end = start + extents[i]
+            for other in range(i + 1, len(extents)):
+                if addresses[other] < end and start < addresses[other] + extents[other]:
+                    return (
+                        f"{name} shares memory with another argument; an output must have memory of its own. "
+                        "Allocate it with torch.empty_like."
+                    )
+        size = self.kernel.workspace_size if scratch else 0
+        for address, extent in zip(addresses, extents, strict=True):
+            if address < scratch + size and scratch < address + extent:
                 return (
-                    f"{name} shares memory with another argument; an output must have memory of its own. "
-                    "Allocate it with torch.empty_like."
+                    "the workspace shares memory with an argument; it must have memory of its own. Allocate "
+                    "it with Workspace.allocate."
                 )
-        if scratch and _meets(scratch, self.kernel.workspace_size, addresses, extents):
-            return (
-                "the workspace shares memory with an argument; it must have memory of its own. Allocate it "
-                "with Workspace.allocate."
-            )
         return ""
-
-
-def _meets(start: int, extent: int, others: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether memory from ``start`` on is part of any other's."""
-    end = start + extent
-    for other, length in zip(others, extents, strict=True):  # noqa: SIM110  (a generator takes longer)
-        if other < end and start < other + length:
-            return True
-    return False
 
 
 def _names(args: Args) -> Sequence[str]:

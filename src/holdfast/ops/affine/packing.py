@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.compiler import is_compiling
 
-from holdfast.core.checks import require_dtype, require_memory, require_tensor, whole_number
+from holdfast.core.checks import INT64, require_dtype, require_memory, require_tensor, whole_number
 from holdfast.core.dtypes import CODES, Code, code_dtype
 from holdfast.core.errors import InvalidArgs
 
@@ -68,7 +68,7 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
 def packed_length(length: int, size: int, code: Code) -> int:
     """How many codes of ``size`` bytes along the last axis are used, if the caller says ``length``."""
     most = size * code.per_byte
-    length = whole_number("length", length, -(2**63), 2**63 - 1)
+    length = whole_number("length", length, *INT64)
     if not most - code.per_byte < length <= most:
         raise InvalidArgs(
             f"length is {length}; {size} bytes of {code.torch} hold {most} codes, of which only the last "

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from holdfast.core.checks import (
+    INT64,
     finite_number,
     require_dtype,
     require_memory,
@@ -26,7 +27,7 @@ from holdfast.core.checks import (
 )
 from holdfast.core.checks import require_tensor as require_tensor
 from holdfast.core.contract import PlanPreference
-from holdfast.core.dtypes import LARGEST_CODE, code_dtype, dtype_name, parse_dtype
+from holdfast.core.dtypes import code_dtype, dtype_name, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
@@ -165,10 +166,10 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
 
 
 def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:
-    """The ends of a range of codes as an operator takes them."""
+    """The ends of a range of codes as an operator takes them. Plans know which range they take."""
     return (
-        None if q_min is None else whole_number("q_min", q_min, -LARGEST_CODE, LARGEST_CODE),
-        None if q_max is None else whole_number("q_max", q_max, -LARGEST_CODE, LARGEST_CODE),
+        None if q_min is None else whole_number("q_min", q_min, *INT64),
+        None if q_max is None else whole_number("q_max", q_max, *INT64),
     )
 
 
