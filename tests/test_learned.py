@@ -323,11 +323,11 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     found = segments(PerChannel(0).view(shape), (tensor,), (totals,))
     further = gpu.further_levels(found.length, 1)
     assert [left for left, _ in further] == [4097, 2]
-    sums, size = gpu.sums_of(found.count, further, compute, 1)
+    sums, pieces = gpu.sums_of(found.count, further, compute, 1)
     args = hf.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
     gpu.add_further(steps, found, further, sums, (0,), found.outer.strides[1:], factor=0.5)
-    workspace = Workspace.allocate(size, DEVICE)
+    workspace = Workspace.allocate(pieces.size, DEVICE)
     values = spread("further", 2 * 4097, 24, -9, 9).astype(np.float32).reshape(2, 4097)
     sums[0][0].tensor(workspace).copy_(torch.from_numpy(values.flatten()))
     steps.launch(hf.Stream.current(DEVICE), workspace, args, args.signature()[1])

@@ -80,7 +80,7 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the storage that ``tensor`` is a view of."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _shown(element: torch.Tensor) -> str:
