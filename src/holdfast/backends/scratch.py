@@ -17,8 +17,8 @@ import torch
 
 #: Bytes from the end of a run to the next run.
 GAP = 192
-#: Bytes of the guard zone after the last run.
-_TAIL = 4096
+#: Bytes of the guard zone after the last run: as many as the largest run has, so that nothing else is hit.
+_TAIL = 2**17
 #: What guarded scratch is filled with: NaN in every floating type, so that a read of it shows too.
 _FILL = 0xFF
 

@@ -14,7 +14,7 @@ import torch
 from holdfast.backends import interpreted
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
-from holdfast.core.case import Case, operands_of
+from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.pieces import strays
@@ -98,16 +98,21 @@ def plan_named(name: str) -> AnyPlan:
     )
 
 
-def moved(args: Args, device: str) -> Args:
-    """A copy of ``args`` on ``device``, with the same strides in a copy of the same memory."""
+def moved(args: Args, device: str, wider: int = 0) -> Args:
+    """A copy of ``args`` on ``device``, with the same strides in a copy of the same memory.
+
+    The guard zones of every tensor are ``wider`` by so many bytes, a multiple of 16.
+    """
     copied = {}
     for name, value in operands_of(args).items():
         if isinstance(value, torch.Tensor):
-            value = (
-                memory(value)
-                .to(device, copy=True)
-                .as_strided(value.shape, value.stride(), value.storage_offset())
-            )
+            flat, more = memory(value), wider // value.element_size()
+            if more:
+                around = poisoned(flat.numel() + 2 * more, value.dtype)
+                around[more : more + flat.numel()] = flat
+                flat = around
+            flat = flat.to(device, copy=not more)
+            value = flat.as_strided(value.shape, value.stride(), value.storage_offset() + more)
         copied[name] = value
     return type(args)(**copied)
 

@@ -32,8 +32,10 @@ from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, AnyPlan, gpu_way
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere
 
+#: Bytes around an operand that nobody may write to, besides those it has: a wrong row lands in them.
+_WIDER = 2**16
 #: Bytes around a workspace that nobody may write to, and what they hold.
-_GUARD, _PATTERN = 512, 0xA5
+_GUARD, _PATTERN = 2**16, 0xA5
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,16 @@ class Differs(Exception):
         self.way = way
 
 
-def check_problem(plan: AnyPlan, drawn: Drawn, *, interpret: bool = True) -> Finding | None:
-    """Run ``drawn`` every way, and report the first that differs; the GPU's kernels only if it can be had."""
+def check_problem(
+    plan: AnyPlan, drawn: Drawn, *, interpret: bool = True, only: str | None = None
+) -> Finding | None:
+    """Run ``drawn`` every way, or ``only`` on one backend, and report the first way that differs.
+
+    Without a GPU its kernels run if they may be interpreted.
+    """
     try:
         with _threads(1):  # all but the kernels that are told otherwise
-            _check(plan, drawn, interpret)
+            _check(plan, drawn, interpret, only)
     except Differs as found:
         return Finding(plan.__name__, drawn.to_json(), found.way, str(found))
     except Exception as error:  # whatever goes wrong with a problem is a finding, not the end of the search
@@ -85,7 +92,7 @@ def check_problem(plan: AnyPlan, drawn: Drawn, *, interpret: bool = True) -> Fin
     return None
 
 
-def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
+def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> None:
     space = space_of(plan)
     desc: Any = space.case(plan, drawn.problem).descriptor
     if type(desc).from_json(desc.to_json()) != desc:
@@ -93,9 +100,9 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool) -> None:
     reference = _selected(plan, desc, "reference", "cpu")
     given = drawn.args(plan)
     expected = [_run(reference, args, "cpu") for args in given]
-    gpu = gpu_way() if interpret or torch.cuda.is_available() else None
+    gpu = gpu_way() if only != "cpu" and (interpret or torch.cuda.is_available()) else None
     cpu = _selected(plan, desc, "cpu", "cpu")
-    for turn, threads in enumerate(2 * THREADS):
+    for turn, threads in enumerate(2 * THREADS if only != "gpu" else ()):
         way = f"cpu on {threads} thread{'s' * (threads > 1)}"
         _compare(plan, expected[turn % 2], _run(cpu, given[turn % 2], "cpu", threads), way)
     if gpu is not None:
@@ -136,7 +143,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Outcome:
     """Run on a copy of ``args``, in a workspace between guard zones."""
-    given = moved(args, device)
+    given = moved(args, device, _WIDER)
     verdict = made.can_implement(given)
     if not verdict:
         raise Differs(made.backend, f"can_implement refuses what was drawn: {verdict.reason}")

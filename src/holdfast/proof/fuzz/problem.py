@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache
@@ -119,8 +119,11 @@ def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
 def _draw_layouts(plan: AnyPlan, draw: Draw, problem: Any) -> dict[str, str]:
     """A layout for every operand there may be; where codes are packed, the bytes of a row stay together."""
     packed = bool(getattr(problem, "packed", False))
-    names: Iterable[str] = plan.Args.__dataclass_fields__  # type: ignore[attr-defined]
-    drawn = {name: draw.layout(written=name in plan.outputs, packed=packed and name == "q") for name in names}
+    drawn = {
+        f.name: draw.layout(written=f.name in plan.outputs, packed=packed and f.name == "q")
+        for f in fields(plan.Args)  # type: ignore[arg-type]
+        if f.type != "bool"
+    }
     return {name: layout for name, layout in drawn.items() if layout != "contiguous"}
 
 

@@ -49,11 +49,11 @@ def by_fuzz(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
     interpret = mutant.backend == "gpu"
     budget = INTERPRETED if interpret else BUDGET
     for drawn in islice(draw_problems(plan, 0, budget), PROBLEMS[mutant.backend]):
-        found = check_problem(plan, drawn, interpret=interpret)
+        found = check_problem(plan, drawn, interpret=interpret, only=mutant.backend)
         if found is not None and found.raised:
             raise MutantError(found.detail)
         if found is not None:
-            return Difference(plan.__name__, found.problem, found.way, found.detail)
+            return Difference(plan.__name__, drawn.problem.name, found.way, found.detail)
     return None
 
 

@@ -22,7 +22,12 @@ MUTANTS = (
         "row_step * item, step, columns, target, out_step, item)",
         "row_step * item, out_step, columns, target, out_step, item)",
     ),
-    _mutant("a row after the last", _CPU, "if index < 0 or index >= rows:", "if index < 0 or index > rows:"),
+    _mutant(
+        "a row after the last",
+        _CPU,
+        "if index < 0 or index >= rows:",
+        "if index < 0 or index >= rows + (rows > 0):",  # without rows there is no memory to read from
+    ),
     _mutant("one byte of a zero", _CPU, "for b in range(item):", "for b in range(1):"),
     _mutant(
         "the row of another index",
