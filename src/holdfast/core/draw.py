@@ -27,13 +27,13 @@ _PRIMES = [2, 3, 5, 7, 11, 13, 17, 23, 37, 53, 97, 131, 257, 641, 1021, 4099]
 
 
 class Draw:
-    """The choices that make one problem. ``budget`` bounds how many elements a tensor may have."""
+    """The choices that make one problem. A tensor may have ``budget`` elements; most have far fewer."""
 
     def __init__(self, theme: str, number: int, budget: int) -> None:
         self._kinds = Random(f"kinds of {theme}")
         self._random = Random(f"{number} of {theme}")
         self.label = f"{theme}/{number}"
-        self.budget = self.one_of([budget // 20, budget // 20, budget // 5, budget], [8, 8, 5, 1])
+        self.budget = self.one_of([budget // 100, budget // 20, budget // 4, budget], [12, 6, 2, 1])
 
     def kind(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
         """One of ``options``, the same for all problems of a theme: it decides what is compiled."""

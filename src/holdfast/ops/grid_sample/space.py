@@ -20,7 +20,7 @@ FREE = ("values", "grid")
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     axes = draw.kind((2, 3))
     channels = draw.size(draw.one_of([9, 9, 70, 300]))
-    room = max(draw.budget // max(channels, 1), 1)
+    room = max(draw.budget // 8 // max(channels, 1), 1)
     batch = draw.size(4)
     image: list[int] = []
     size: list[int] = []

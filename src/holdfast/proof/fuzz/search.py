@@ -22,7 +22,7 @@ from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem
 from holdfast.proof.fuzz.shrink import shrink
 
 #: Elements that a tensor may have; fewer where every instruction is interpreted.
-BUDGET, INTERPRETED = 40_000, 2_000
+BUDGET, INTERPRETED = 200_000, 8_000
 #: After this many findings of one plan the search leaves it alone.
 ENOUGH = 3
 

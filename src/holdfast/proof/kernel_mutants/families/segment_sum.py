@@ -11,10 +11,10 @@ _CPU, _GPU = "ops/segment_sum/cpu.py", "ops/segment_sum/gpu.py"
 
 MUTANTS = (
     _mutant(
-        "a scratch run of half the size",
+        "a scratch run too few",  # one of half the size would hold half of an address
         _CPU,
-        "RUN_BYTES = COLUMNS * 8",
-        "RUN_BYTES = COLUMNS * 4",
+        "Runs(_LEVEL + LEVELS, RUN_BYTES)",
+        "Runs(_LEVEL + LEVELS - 1, RUN_BYTES)",
         likely="width 1500",
     ),
     _mutant("chunks of twice the size", _CPU, "if last - first <= CHUNK:", "if last - first <= 2 * CHUNK:"),
