@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import multiprocessing
 import os
 import time
@@ -53,6 +54,7 @@ class Report:
             "passed": self.passed,
             "numerics_version": NUMERICS_VERSION,
             "machine": asdict(Machine.here(holdfast=__version__)),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "seed": self.seed,
             "seconds": round(self.seconds, 1),
             "interpreted": self.interpreted,
