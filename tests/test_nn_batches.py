@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 import holdfast as hf
 from holdfast.proof.bits import canonical
+from two_processes import found_by_both
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -181,21 +181,8 @@ def spread(rank: int | None) -> dict[str, Any]:
 
 
 def test_a_process_with_an_empty_batch_adds_nothing(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=SECONDS)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
     alone = spread(None)
-    for found in (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)):
+    for found in found_by_both(__file__, tmp_path, SECONDS):
         for name, states in alone.items():
             for step, (ours, theirs) in enumerate(zip(states, found[name], strict=True)):
                 assert all(same(ours[key], theirs[key]) for key in ours), (name, step)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 import holdfast as hf
 from holdfast.proof.bits import canonical
+from two_processes import found_by_both
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -496,20 +496,7 @@ def trained(half: slice) -> dict[str, Any]:
 
 
 def test_two_processes_have_the_state_of_one(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=SECONDS)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+    first, second = found_by_both(__file__, tmp_path, SECONDS)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         alone = trained(slice(None))
     for name in SHARED:

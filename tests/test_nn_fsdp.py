@@ -6,7 +6,6 @@ one of the two processes.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from functools import partial
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.proof.bits import canonical
+from two_processes import found_by_both
 
 SECONDS, STEPS = 240, 4
 
@@ -96,20 +96,7 @@ WAYS = ("one group", "each layer", "kept whole", "compiled", *KINDS)
 
 
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in (0, 1)
-    ]
-    try:
-        for rank in ranks:
-            _, errors = rank.communicate(timeout=SECONDS)
-            assert rank.returncode == 0, errors
-    finally:
-        for rank in ranks:
-            rank.kill()
-    found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    found = found_by_both(__file__, tmp_path, SECONDS)
     for name in MODES:
         alone = trained(name, None)
         for how in WAYS:

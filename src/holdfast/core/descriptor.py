@@ -75,7 +75,7 @@ class Descriptor:
 
     def to_json(self) -> str:
         """The descriptor as a JSON object; ``Descriptor.from_json`` reads it back."""
-        values = {f.name: _encode(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: encoded(getattr(self, f.name)) for f in fields(self)}
         return json.dumps({"descriptor": type(self).__name__, **values})
 
     @classmethod
@@ -148,16 +148,15 @@ def _validate_field(name: str, value: Any, hint: Any) -> None:
         raise InvalidDescriptor(f"{name} is {shown(value)}; it must be {what}{none}.")
 
 
-def _encode(value: Any) -> Any:
+def encoded(value: Any) -> Any:
+    """A value of a field as JSON can hold it."""
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Granularity):
         return value.name
-    if isinstance(value, tuple):
-        return list(value)
-    return value
+    return [encoded(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _decode(value: Any, hint: Any, where: str) -> Any:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from holdfast.core.case import laid_out, operands_of
+from holdfast.core.descriptor import encoded
 from holdfast.core.draw import Draw, space_of
-from holdfast.core.dtypes import dtype_name, parse_dtype
+from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import HoldfastError, InvalidArgs, InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Args
@@ -48,9 +49,9 @@ class Drawn:
     def to_json(self) -> str:
         pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
         found: dict[str, Any] = {
-            "problem": _encoded(self.problem),
+            "problem": _changed(self.problem),
             "layouts": self.layouts,
-            "other": {n: _encode(v) for n, v in pairs if v != getattr(self.problem, n)},
+            "other": {n: encoded(v) for n, v in pairs if v != getattr(self.problem, n)},
             "other_layouts": self.other_layouts,
             "limit": self.limit,
             "broken": self.broken,
@@ -132,20 +133,10 @@ def _problem_type(name: str) -> type[Any]:
     return type(draw_problem(plans()[name], "type", 0, 100).problem)
 
 
-def _encoded(problem: Any) -> dict[str, Any]:
+def _changed(problem: Any) -> dict[str, Any]:
     """The fields that differ from their defaults, in JSON."""
     values = {f.name: getattr(problem, f.name) for f in fields(problem)}
-    return {f.name: _encode(values[f.name]) for f in fields(problem) if values[f.name] != f.default}
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, torch.dtype):
-        return dtype_name(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Granularity):
-        return value.name
-    return [_encode(item) for item in value] if isinstance(value, tuple) else value
+    return {f.name: encoded(values[f.name]) for f in fields(problem) if values[f.name] != f.default}
 
 
 def _values(kind: type, data: dict[str, Any]) -> dict[str, Any]:
