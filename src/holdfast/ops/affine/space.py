@@ -52,8 +52,13 @@ def draw_codes(
     draw: Draw, real: torch.dtype, *, packs: bool, carried: bool = True
 ) -> tuple[torch.dtype, bool]:
     """A dtype of codes, and whether they share bytes."""
-    if carried and draw.kind((True, False), (1, 4)):
-        return draw.kind((torch.float32, real)), False
+    if carried and draw.kind((True, False), (1, 3)):
+        exact = [
+            code
+            for code in _REALS
+            if code is torch.float32 or (code is torch.float64) == (real is torch.float64)
+        ]
+        return draw.kind(exact), False
     codes, packed = draw.kind(STORED)
     return codes, packed and packs
 

@@ -18,7 +18,7 @@ FREE = ("values", "spread")
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
-    shape = draw.shape(most_rank=7)
+    shape = draw.shape()
     fields = draw_table(draw, shape)
     fields["spread"] = draw_spread(draw, fields["rows"])
     if plan.direction == "forward":

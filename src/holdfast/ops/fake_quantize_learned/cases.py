@@ -213,7 +213,7 @@ def _descriptor(of: Learned) -> FakeQuantizeLearnedBackwardDescriptor:
         shape=problem.shape,
         input_dtype=problem.real,
         granularity=problem.granularity,
-        dtype=problem.codes,
+        dtype=None if problem.codes.is_floating_point else problem.codes,
         q_min=q_min,
         q_max=q_max,
         ste=of.ste,

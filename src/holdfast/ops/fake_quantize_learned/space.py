@@ -33,7 +33,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         "ste": draw.kind(tuple(SteKind)),
         "factor": draw.one_of([1.0, 0.3, -2.0, 0.0, 1e-3]),
     }
-    more |= {"accumulate": draw.chance(4), "carried": False}
+    more["accumulate"] = draw.chance(4)
     return draw_problem(draw, kind_of_problem=Problem, floating_zero_points=True, **more)
 
 

@@ -38,7 +38,7 @@ def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
-    shape = draw.shape(most_rank=7)
+    shape = draw.shape()
     fields = draw_table(draw, shape)
     rows, columns = fields.pop("rows"), fields.pop("columns")
     spread = draw_spread(draw, rows)
