@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_no_command_shows_help(run: Any) -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    for command in ("plans", "explain", "verify", "bench", "demo"):
+    for command in ("plans", "explain", "verify", "fuzz", "mutants", "bench", "demo"):
         assert command in shown.output
 
 

@@ -142,10 +142,12 @@ def test_it_shows_what_differs_and_escapes_it(found: Report) -> None:
     wrong = Difference(found.plans[0].plan, "<b>many</b>", "cpu on 2 threads", "q[3]: 1 & 2")
     plans = [replace(found.plans[0], differences=[wrong]), *found.plans[1:]]
     fuzz = {"problems": 10, "seed": 1, "seconds": 1.0, "differences": ["<script>alert(1)</script>"]}
+    fuzz["machine"] = {"gpu": "a GPU elsewhere", "cpu": "any"}
     made = page(replace(found, plans=plans, fuzz=fuzz))
     said = str(Text(made))
     assert "Not every bit held." in said and "Every bit" not in said
     assert "1 differs" in said and "<b>many</b>" in said and "q[3]: 1 & 2" in said
+    assert ", on a GPU elsewhere." in said
     assert "<script" not in made and "<b>many" not in made
 
 

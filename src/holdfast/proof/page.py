@@ -57,12 +57,13 @@ def combined(plan: PlanReport) -> str:
 
 
 def _fuzz(made: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Differences may be listed or counted."""
+    """Differences may be listed or counted. The machine is named, since it may be another one."""
     if made is None:
         return None
-    found = made["differences"]
+    found, machine = made["differences"], made.get("machine", {})
     listed = [str(one) for one in found] if isinstance(found, list) else []
-    return {**made, "differences": len(listed) if isinstance(found, list) else found, "listed": listed}
+    counted = len(listed) if isinstance(found, list) else found
+    return {**made, "differences": counted, "listed": listed, "on": machine.get("gpu") or machine.get("cpu")}
 
 
 @dataclass(frozen=True)
