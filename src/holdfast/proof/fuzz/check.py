@@ -100,27 +100,28 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> No
     reference = _selected(plan, desc, "reference", "cpu")
     given = drawn.args(plan)
     expected = [_run(reference, args, "cpu") for args in given]
-    gpu = gpu_way() if only != "cpu" and (interpret or torch.cuda.is_available()) else None
-    cpu = _selected(plan, desc, "cpu", "cpu")
-    for turn, threads in enumerate(2 * THREADS if only != "gpu" else ()):
-        way = f"cpu on {threads} thread{'s' * (threads > 1)}"
-        _compare(plan, expected[turn % 2], _run(cpu, given[turn % 2], "cpu", threads), way)
-    if gpu is not None:
-        made = _selected(plan, desc, "gpu", gpu.device)
-        for which in (0, 1, 0):
-            _compare(plan, expected[which], _run(made, given[which], gpu.device), f"gpu on {gpu.device}")
-    if drawn.limit is not None:
-        _check_limit(plan, desc, drawn.limit, given[0], expected[0], gpu.device if gpu else None)
-    _check_public(plan, space, drawn.problem, desc, given[0], expected[0], "cpu")
-    if gpu is not None and gpu.device == "cuda":
-        _check_public(plan, space, drawn.problem, desc, given[0], expected[0], "cuda")
+    on_cpu = [reference]
+    for backend, device in _backends(interpret, only).items():
+        made = _selected(plan, desc, backend, device)
+        for turn, threads in enumerate(2 * THREADS if backend == "cpu" else (1, 1, 1)):
+            way = f"cpu on {threads} thread{'s' * (threads > 1)}" if backend == "cpu" else f"gpu on {device}"
+            _compare(plan, expected[turn % 2], _run(made, given[turn % 2], device, threads), way)
+        if drawn.limit is not None:
+            _check_limit(made, int(made.workspace_size() * drawn.limit), given[0], expected[0])
+        if (backend, device) != ("gpu", "cpu"):  # no function picks the interpreter
+            _check_public(plan, space, drawn.problem, desc, given[0], expected[0], device)
+        on_cpu += [made] if device == "cpu" else []
     if drawn.broken is not None:
-        plans = [reference, cpu]
-        if gpu is not None and gpu.device == "cpu":
-            plans.append(_selected(plan, desc, "gpu", "cpu"))
-        complaint = refused_everywhere(plans, given[0], drawn.broken)
+        complaint = refused_everywhere(on_cpu, given[0], drawn.broken)
         if complaint:
             raise Differs("broken args", complaint)
+
+
+def _backends(interpret: bool, only: str | None) -> dict[str, str]:
+    """The backends that are compared with the reference, and the device of each."""
+    gpu = gpu_way() if interpret or torch.cuda.is_available() else None
+    found = {"cpu": "cpu", **({"gpu": gpu.device} if gpu else {})}
+    return {backend: device for backend, device in found.items() if only in (None, backend)}
 
 
 def _selected(
@@ -184,20 +185,16 @@ def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> No
                 raise Differs(way, str(differing))
 
 
-def _check_limit(
-    plan: AnyPlan, desc: Any, share: float, args: Args, expected: _Outcome, gpu: str | None
-) -> None:
+def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:
     """With less workspace there is another kernel with the same bits, or none."""
-    for backend, device in (("cpu", "cpu"), *([("gpu", gpu)] if gpu else [])):
-        limit = int(_selected(plan, desc, backend, device).workspace_size() * share)
-        try:
-            made = _selected(plan, desc, backend, device, limit)
-        except Unsupported:
-            continue
-        way = f"{backend} with {limit} bytes of workspace"
-        if made.workspace_size() > limit:
-            raise Differs(way, f"a plan was selected that needs {made.workspace_size()}")
-        _compare(plan, expected, _run(made, args, device), way.replace("gpu", f"gpu on {device}"))
+    device, way = usual.device.type, f"{usual.backend} with {limit} bytes of workspace"
+    try:
+        made = _selected(type(usual), usual.descriptor, usual.backend, device, limit)
+    except Unsupported:
+        return
+    if made.workspace_size() > limit:
+        raise Differs(way, f"a plan was selected that needs {made.workspace_size()}")
+    _compare(type(usual), expected, _run(made, args, device), way)
 
 
 def _check_public(
