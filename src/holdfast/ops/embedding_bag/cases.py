@@ -162,6 +162,7 @@ _BACKWARD = (
             last=True, gradients=(False, True)),
     Problem("special weights in no bag", (40,), 6, 3, "sum", (0,), values="special", weighted=True, last=True,
             accumulate=True),
+    Problem("special weights without bags", (40,), 6, 3, "sum", (), values="special", weighted=True),
     Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
     Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
 )  # fmt: skip

@@ -151,7 +151,8 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 terms[places] = dout[bag]
         if args.per_sample_weights is None:
             return terms
-        bagged = np.where(np.arange(desc.count) < begins[-1], kept, -1)  # whose weight counts
+        end = begins[-1] if desc.bags else 0
+        bagged = np.where(np.arange(desc.count) < end, kept, -1)  # whose weight counts
         return weighted(terms, widen(args.per_sample_weights, desc.compute).reshape(-1), bagged)
 
     def run_weights(self, args: EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:

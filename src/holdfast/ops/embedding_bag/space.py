@@ -65,8 +65,8 @@ def public(
     if plan.direction == "forward":
         how |= {"per_sample_weights": weights, "bad_index": desc.bad_index}
         return {"out": embedding_bag(args.indices, args.weight, args.offsets, **how)}
-    if args.accumulate or (desc.per_sample_weights and weights is None):
-        return None
+    if args.accumulate or desc.empty or (desc.per_sample_weights and weights is None):
+        return None  # where nothing is written, offsets are not looked at; the forward looks at them
     table = args.weight
     if table is None:
         table = torch.zeros(
