@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count
+from itertools import count, islice
 from multiprocessing.connection import Connection, wait
 from random import Random
 from typing import Any
@@ -19,7 +19,7 @@ from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import gpu_way
 from holdfast.proof.fuzz.check import Finding, check_problem
-from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem
+from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem, draw_problems
 from holdfast.proof.fuzz.shrink import shrink
 
 #: Elements that a tensor may have; fewer where every instruction is interpreted.
@@ -64,20 +64,14 @@ class Report:
         }
 
 
-def fuzz_plan(
-    name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False, first_theme: int = 0
-) -> list[Finding]:
+def fuzz_plan(name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False) -> list[Finding]:
     """So many problems of one plan, in this process; with ``interpret`` the GPU's kernels run interpreted."""
-    plan, found = plans()[name], []
-    budget = INTERPRETED if interpret else BUDGET
-    for number in range(problems):
-        theme = f"{name}/{seed}/{first_theme + number // THEME}"
-        drawn = draw_problem(plan, theme, number % THEME, budget)
-        finding = check_problem(plan, drawn, interpret=interpret)
-        if finding is not None:
-            found.append(shrink(drawn, finding, lambda d: check_problem(plan, d, interpret=interpret)))
-            if len(found) >= ENOUGH:
-                break
+    found: list[Finding] = []
+    for drawn in islice(draw_problems(plans()[name], seed, INTERPRETED if interpret else BUDGET), problems):
+        finding = _checked(name, drawn, interpret)
+        found += [finding] if finding else []
+        if len(found) >= ENOUGH:
+            break
     return found
 
 
@@ -97,7 +91,6 @@ def search(
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"
     workers = [_Worker(chosen, seed, first, jobs, began + seconds, interpret) for first in range(jobs)]
-    found: dict[str, int] = dict.fromkeys(chosen, 0)
     while workers:
         for connection in wait([worker.connection for worker in workers]):
             worker = next(worker for worker in workers if worker.connection is connection)
@@ -117,7 +110,6 @@ def search(
                 progress(said[0], report.count)
             else:
                 report.findings.append(said[0])
-                found[said[0].plan] += 1
     report.seconds = time.monotonic() - began
     return report
 
