@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 
 import holdfast as hf
 from holdfast.core.case import Case
@@ -33,7 +34,7 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
 from holdfast.ops.grid_sample.torch_op import grid_sample
-from holdfast.proof.conformance import AnyPlan, Way, check, expected, selected
+from holdfast.proof.conformance import AnyPlan, Way, check, expected, gpu_way, selected
 
 KINDS = [
     (axes, mode, padding, aligned)
@@ -67,7 +68,9 @@ def differences(
     """How the kernel of a backend differs from the reference."""
     case = case_of(plan, problem)
     args, reference = expected(plan, case)
-    return check(plan, case, Way(backend, threads=threads, times=1), args, reference, selected(backend))
+    way = gpu_way() if backend == "gpu" else Way(backend, threads=threads, times=1)
+    assert way is not None
+    return check(plan, case, way, args, reference, selected(backend))
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -129,7 +132,9 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As samples come, or by cells if they are scattered: what is not summed in one way is in the other."""
-    monkeypatch.setattr(importlib.import_module("holdfast.ops.grid_sample.scatter.gpu"), "LINES", lines)
+    monkeypatch.setattr(
+        importlib.import_module("holdfast.ops.grid_sample.scatter.gpu"), "LINES", tl.constexpr(lines)
+    )
     problem = cases.Problem("either", (21, 17, 11), (16, 13), layouts=(layout, layout), accumulate=True)
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 

@@ -88,10 +88,13 @@ def _laid_out(args: Args, layouts: dict[str, str]) -> Args:
     return type(args)(**{**operands_of(args), **changed})
 
 
-def draw_problems(plan: AnyPlan, seed: int, budget: int) -> Iterator[Drawn]:
-    """The problems of ``plan`` for this seed, without an end; ``budget`` elements at most to a tensor."""
+def draw_problems(plan: AnyPlan, seed: int, budget: int, *, each: int = THEME) -> Iterator[Drawn]:
+    """The problems of ``plan`` for this seed, ``each`` of a theme, without an end.
+
+    A tensor has ``budget`` elements at most.
+    """
     for theme in count():
-        for number in range(THEME):
+        for number in range(each):
             yield draw_problem(plan, f"{plan.__name__}/{seed}/{theme}", number, budget)
 
 

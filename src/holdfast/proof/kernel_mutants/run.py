@@ -12,15 +12,18 @@ from contextlib import suppress
 from dataclasses import asdict
 from tempfile import TemporaryDirectory
 
+import torch
+
 from holdfast.proof.kernel_mutants import server
 from holdfast.proof.kernel_mutants.record import KernelMutant
 from holdfast.proof.kernel_mutants.trial import Trial
 
 #: Seconds after which a mutant is given up: it hangs, and is not caught.
 LIMIT = 300.0
-#: Triton's kernels are tried without a GPU. Numba optimises little, which takes half of the time: what is
-#: wrong stays wrong.
-_SETTINGS = {"TRITON_INTERPRET": "1", "NUMBA_OPT": "1"}
+#: Numba optimises little, which takes half of the time: what is wrong stays wrong.
+_SETTINGS = {"NUMBA_OPT": "1"}
+#: Where there is no GPU, Triton's kernels run in its interpreter.
+_WITHOUT_GPU = {"TRITON_INTERPRET": "1"}
 
 
 def trials(
@@ -34,7 +37,7 @@ def trials(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **_SETTINGS},
+            env={**os.environ, **_SETTINGS, **({} if torch.cuda.is_available() else _WITHOUT_GPU)},
             start_new_session=True,  # so that it ends with all of its children
         ) as process:
             assert process.stdin is not None and process.stdout is not None

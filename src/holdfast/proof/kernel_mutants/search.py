@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+from holdfast.backends import interpreted
 from holdfast.proof.conformance import (
     AnyPlan,
     Difference,
@@ -16,8 +17,8 @@ from holdfast.proof.conformance import (
     ways,
 )
 from holdfast.proof.fuzz.check import check_problem
-from holdfast.proof.fuzz.problem import draw_problems
-from holdfast.proof.fuzz.search import BUDGET, INTERPRETED
+from holdfast.proof.fuzz.problem import THEME, draw_problems
+from holdfast.proof.fuzz.search import BUDGET
 from holdfast.proof.kernel_mutants.record import KernelMutant
 from holdfast.proof.mutants import MutantError
 
@@ -46,9 +47,9 @@ def by_cases(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
 
 def by_fuzz(plan: AnyPlan, mutant: KernelMutant) -> Difference | None:
     """The first drawn problem that differs. It raises if a problem ends with an exception."""
-    interpret = mutant.backend == "gpu"
-    budget = INTERPRETED if interpret else BUDGET
-    for drawn in islice(draw_problems(plan, 0, budget), PROBLEMS[mutant.backend]):
+    interpret = mutant.backend == "gpu" and interpreted()
+    each = 1 if interpret else THEME  # the interpreter compiles nothing, so kinds need not come in themes
+    for drawn in islice(draw_problems(plan, 0, BUDGET, each=each), PROBLEMS[mutant.backend]):
         found = check_problem(plan, drawn, interpret=interpret, only=mutant.backend)
         if found is not None and found.raised:
             raise MutantError(found.detail)
