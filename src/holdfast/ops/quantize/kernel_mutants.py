@@ -99,6 +99,7 @@ MUTANTS = (
         _GPU,
         "scale + scale_strides[len(scale_strides) - 1] // 2, scale_bits",
         "scale, scale_bits",
+        plans=("QuantizePerChannelPlan",),
         likely="pairs",
     ),
     _backward(
