@@ -16,20 +16,18 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 import torch
 
 from holdfast.core import deferred, importing, registry
-from holdfast.core.checks import refused_kind, refused_memory, short_memory, shown
+from holdfast.core.checks import refused_memory, short_memory, shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
 from holdfast.core.latest import Latest, Places, host_key, picked, rooms_of
+from holdfast.core.operands import Operand, refused_place
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.strided import overlaps_itself, span
 
 #: Places that no operands are at.
 NOWHERE: Places = ((), ())
-
-#: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
-Operand = torch.Tensor | float | int | None
 
 _increment_version = torch._C._increment_version
 _NO_STREAM = object()
@@ -99,32 +97,6 @@ class DescribedKernel(Generic[D]):
 
     def compile(self) -> None:
         """Nothing, where there is no compiler."""
-
-
-def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
-    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or nothing."""
-    reason = refused_kind(name, tensor)
-    if reason:
-        return reason
-    if tensor.is_neg():
-        return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
-    if tensor.device != device:
-        return f"{name} is on {tensor.device} and the plan runs on {device}; move it there."
-    return refused_memory(name, tensor)
-
-
-def refused_tensor(name: str, tensor: Any, expected: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    """Why ``tensor`` is not what the descriptor asks for; if nothing is expected, there must be none."""
-    if expected is None:
-        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
-    if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-    shape, dtype = expected
-    if tensor.dtype != dtype:
-        return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
-    if tuple(tensor.shape) != shape:
-        return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
-    return ""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from holdfast.core.dtypes import (
 )
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
-from holdfast.core.plan import Args, DescribedKernel, Operand, Plan
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.core.registry import backends
 from holdfast.core.strided import Space, coalesce
 

@@ -25,9 +25,9 @@ from holdfast.ops.affine_grid.plan import (
     MapKernel,
 )
 from holdfast.ops.grid_sample.taps.gpu import offset_of, split
-from holdfast.ops.tree_sum import segments as cut
+from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import halved, rows_inside
-from holdfast.ops.tree_sum.segments import blocks_of
 
 LANES = tl.constexpr(cut.LANES)
 ROWS = tl.constexpr(cut.ROWS)

@@ -17,9 +17,10 @@ from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
 from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, DescribedKernel, Operand, Plan, refused_tensor
+from holdfast.core.operands import Operand, refused_tensor
+from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.core.registry import backends
-from holdfast.ops.tree_sum.segments import rounding_errors
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 #: The longest axis of a grid: float32 counts twice its places without a gap.
 LONGEST_AXIS = 2**24

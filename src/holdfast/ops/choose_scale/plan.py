@@ -15,7 +15,8 @@ import torch
 from holdfast.core.dtypes import Float, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import AffinePlan, IntoCodes, ScaledDescriptor
 
 #: No scale is smaller, so that a row of zeros can be divided by its own.

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
     AffinePlan,

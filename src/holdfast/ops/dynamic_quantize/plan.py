@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.granularity import validate_granularity
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.choose_scale.plan import FromDataPlan, ScaleOfData, scale_error
 from holdfast.ops.quantize.plan import QuantizeDescriptor
 

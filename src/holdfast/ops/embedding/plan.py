@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
     IndexedPlan,

@@ -21,12 +21,12 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow, report
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core import deferred
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,

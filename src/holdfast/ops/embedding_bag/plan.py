@@ -12,7 +12,8 @@ import torch
 
 from holdfast.core.deferred import reported
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.segment_sum.indexed import (
     INDEX_DTYPES,
     LIMIT,

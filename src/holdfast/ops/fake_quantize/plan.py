@@ -17,7 +17,8 @@ from holdfast.core.contract import KernelSku
 from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,

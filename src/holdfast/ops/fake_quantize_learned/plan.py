@@ -21,7 +21,9 @@ import torch
 from holdfast.core.contract import KernelSku, error_in_ulp
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
+from holdfast.core.segments import segment_length
 from holdfast.ops.affine.plan import Scale, ZeroPoint
 from holdfast.ops.fake_quantize.plan import (
     FakeCodesDescriptor,
@@ -30,7 +32,7 @@ from holdfast.ops.fake_quantize.plan import (
     estimator,
     estimator_ulp,
 )
-from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 
 @dataclass(frozen=True, kw_only=True)

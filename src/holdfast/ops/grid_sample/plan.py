@@ -20,7 +20,8 @@ from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, DescribedKernel, Kernel, Operand, Plan, refused_tensor
+from holdfast.core.operands import Operand, refused_tensor
+from holdfast.core.plan import Args, DescribedKernel, Kernel, Plan
 from holdfast.core.registry import backends
 from holdfast.core.stream import Stream
 from holdfast.ops.segment_sum.indexed import ordered_additions, summing_ulp

@@ -15,9 +15,11 @@ import torch
 from holdfast.core.contract import error_in_ulp
 from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
+from holdfast.core.segments import segment_length
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan, PerScaleDescriptor
-from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 
 @dataclass(frozen=True, kw_only=True)

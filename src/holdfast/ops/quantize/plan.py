@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.plan import Args, Operand
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
     IntoCodes,

@@ -25,11 +25,11 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.counting.gpu import Counting, longest
 from holdfast.ops.segment_sum.indexed import (

@@ -18,7 +18,8 @@ from holdfast.core.deferred import reported
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
-from holdfast.core.plan import Args, DescribedKernel, Plan, refused_tensor
+from holdfast.core.operands import refused_tensor
+from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.core.registry import backends
 from holdfast.core.strided import Space, coalesce
 

@@ -26,8 +26,8 @@ class KernelMutant:
 
     @property
     def backend(self) -> str:
-        """Which backend the file belongs to; the file's name says so."""
-        return Path(self.file).stem
+        """The backend of the file: how its name begins."""
+        return Path(self.file).stem.partition("_")[0]
 
     @property
     def module(self) -> str:
