@@ -52,7 +52,7 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
     tile_of,
 )
-from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 from holdfast.ops.segment_sum.order.gpu import Order, power_below
 
 #: Lanes of a program that finds bags, alone or beside others that sum them; and of one that differentiates
@@ -576,7 +576,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        self.prepare(EmbeddingBagArgs(**described_operands(self.desc)))
+        self.prepare(EmbeddingBagArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         desc = self.desc
@@ -663,8 +663,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        described: dict[str, Any] = {**described_operands(self.desc)}
-        self.prepare(EmbeddingBagBackwardArgs(**described))
+        self.prepare(EmbeddingBagBackwardArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
         desc = self.desc

@@ -37,7 +37,6 @@ from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
     IndexedKernel,
     SummingArgs,
-    described_operands,
     loops,
 )
 from holdfast.ops.segment_sum.order.gpu import LANES, Blank, Order
@@ -521,8 +520,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        out, terms, indices = described_operands(self.desc).values()
-        self.prepare(DescribedSum((out, terms, indices)))
+        self.prepare(DescribedSum.of(self.desc))
 
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc, order = self.desc, self.order
