@@ -103,7 +103,9 @@ def explain(
     table = Table("implementation", "verdict")
     taken = next(candidate for candidate in candidates if not candidate.reason)
     for candidate in candidates:
-        served = "runs" if candidate is taken else "could run, but comes later"
+        way = getattr(made.kernel, "variant", "")
+        runs = f"runs, {way}" if way else "runs"
+        served = runs if candidate is taken else "could run, but comes later"
         table.add_row(candidate.label, escape(candidate.reason or served))
     console.print(table)
     promise = made.precision_guarantee()

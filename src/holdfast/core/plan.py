@@ -111,6 +111,8 @@ class DescribedKernel(Generic[D]):
     cuts: tuple[Pieces, ...] = ()
     #: The framework's operator that sorts for this kernel, with scratch memory of its own; "" for none.
     sorted_by = ""
+    #: Which of its ways the kernel takes for this problem, where it has several; ``explain`` prints it.
+    variant = ""
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc
@@ -123,10 +125,6 @@ class DescribedKernel(Generic[D]):
 
     def compile(self) -> None:
         """Nothing, where there is no compiler."""
-
-    def variant(self) -> str:
-        """Which of its ways the kernel takes for this problem, where it has several."""
-        return ""
 
 
 @dataclass(frozen=True)

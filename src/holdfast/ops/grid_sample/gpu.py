@@ -383,8 +383,9 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         """The pieces that so many images need."""
         pieces = Pieces()
         if self.desc.needs_dinput:
-            sorts = self.sums_for(pieces, images).order.sorts
-            self.sorted_by = "torch.sort" if sorts else ""
+            sums = self.sums_for(pieces, images)
+            self.sorted_by = "torch.sort" if sums.order.sorts else ""
+            self.variant = "dinput by cell" if isinstance(sums, CellSums) else "dinput by corner"
         return pieces
 
     def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:

@@ -514,6 +514,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         pieces = Pieces()
         self.order = Order(pieces, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
+        self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = Summing(
             pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
