@@ -442,3 +442,7 @@ class Plan(Generic[D, A]):
     def _refused_values(self, args: A) -> str:
         """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
         return ""
+
+
+#: Any plan class.
+AnyPlan = type[Plan[Any, Any]]

@@ -3,6 +3,8 @@
 What elements share (scale, zero point) is loaded once per row, once per column, or once per tile, as it
 varies.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

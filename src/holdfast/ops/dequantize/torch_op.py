@@ -26,10 +26,12 @@ from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.packing import packed_length
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, select, shared_arguments
 from holdfast.ops.dequantize import plan as plans
 from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
+from holdfast.ops.packing.torch_op import packed_length
+
+__all__ = ["dequantize"]
 
 _FORWARD = {
     PerTensor: plans.DequantizePerTensorPlan,

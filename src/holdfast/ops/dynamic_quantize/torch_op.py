@@ -18,6 +18,8 @@ from holdfast.ops.affine.torch_op import empty_codes
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
+__all__ = ["quantize_dynamic"]
+
 _EACH_TOKEN = PerToken()
 
 

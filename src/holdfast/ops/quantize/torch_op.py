@@ -29,6 +29,8 @@ from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, empty_codes,
 from holdfast.ops.quantize import plan as plans
 from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
 
+__all__ = ["quantize"]
+
 _FORWARD = {
     PerTensor: plans.QuantizePerTensorPlan,
     PerChannel: plans.QuantizePerChannelPlan,
