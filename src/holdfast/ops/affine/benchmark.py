@@ -91,7 +91,7 @@ class ScaledProblem(Problem):
     @property
     def seasoned(self) -> tuple[str, ...]:
         inputs = (name for name in self.plan.tensors if name not in self.plan.outputs)
-        return tuple(name for name in inputs if self.plan.expected(name)[1].is_floating_point)
+        return tuple(name for name in inputs if self.plan.descriptor.expected(name)[1].is_floating_point)
 
     def draw(self) -> Tensors:
         """About one in twenty values is out of range."""
@@ -101,7 +101,7 @@ class ScaledProblem(Problem):
         least, most = self.case.code.code_range
         tensors: Tensors = {}
         for name in self.plan.tensors:
-            shape, dtype = self.plan.expected(name)
+            shape, dtype = self.plan.descriptor.expected(name)
             if name in self.plan.outputs:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             elif dtype.is_floating_point:
