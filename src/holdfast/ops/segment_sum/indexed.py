@@ -230,8 +230,10 @@ def described_operands(desc: IndexedDescriptor) -> dict[str, torch.Tensor]:
 class DescribedSum(SummingArgs):
     """Args of any plan that sums by row, described."""
 
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    out: torch.Tensor
+    terms: torch.Tensor
+    indices: torch.Tensor
     accumulate: bool = False
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.tensors
+        return self.out, self.terms, self.indices
