@@ -21,9 +21,10 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.core.case import Case
+from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.grid_sample import cases
-from holdfast.ops.grid_sample.cells.gpu import Sums
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import Sums
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -36,7 +37,7 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
 from holdfast.ops.grid_sample.torch_op import grid_sample
-from holdfast.proof.conformance import AnyPlan, Way, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, check, expected, gpu_way, selected
 
 KINDS = [
     (axes, mode, padding, aligned)
@@ -104,15 +105,15 @@ def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> N
 
 #: Tiles so small that these problems have many of them, of every kind.
 SMALL_TILES: dict[str, dict[str, Any]] = {
-    "cells": {
+    "gpu_dinput_by_cell": {
         "tile": 64,
         "many": Sums(pixels=16, wide=8, warps=4, unroll=1),
         "few": Sums(pixels=16, wide=8, warps=4, unroll=1),
         "crowd_programs": 3,
     },
-    "rows": {"tile": 128, "channels": 16},
-    "corners": {"tile": 64},
-    "": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "enough": 8},
+    "gpu_channels_last": {"tile": 128, "channels": 16},
+    "gpu_dinput_by_corner": {"tile": 64},
+    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "enough": 8},
 }
 
 
@@ -120,8 +121,8 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
 def small_tiles() -> Iterator[None]:
     with ExitStack() as stack:
         for module, tiles in SMALL_TILES.items():
-            name = ".".join(filter(None, ("holdfast.ops.grid_sample", module, "gpu")))
-            stack.enter_context(importlib.import_module(name).TUNING.replaced(**tiles))
+            found = importlib.import_module(f"holdfast.ops.grid_sample.{module}")
+            stack.enter_context(found.TUNING.replaced(**tiles))
         yield
 
 
@@ -141,7 +142,7 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
 def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As samples come, or by cells if they are scattered: what is not summed in one way is in the other."""
     monkeypatch.setattr(
-        importlib.import_module("holdfast.ops.grid_sample.scatter.gpu"), "LINES", tl.constexpr(lines)
+        importlib.import_module("holdfast.ops.grid_sample.gpu_locality"), "LINES", tl.constexpr(lines)
     )
     problem = cases.Problem("either", (21, 17, 11), (16, 13), layouts=(layout, layout), accumulate=True)
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
@@ -566,7 +567,7 @@ def test_descriptors_go_to_json_and_back() -> None:
         shape=(2, 3, 4, 5), output_size=(6, 7), mode=Mode.BICUBIC, padding_mode=Padding.BORDER,
         align_corners=True, input_dtype=torch.bfloat16, needs_dgrid=False,
     )  # fmt: skip
-    assert hf.Descriptor.from_json(desc.to_json()) == desc
+    assert hf.plans.Descriptor.from_json(desc.to_json()) == desc
     assert GridSampleDescriptor(shape=(1, 1, 1, 1), output_size=(1, 1), mode="nearest").mode is Mode.NEAREST  # type: ignore[arg-type]
 
 

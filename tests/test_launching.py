@@ -202,7 +202,7 @@ def test_a_name_that_is_given_twice_is_refused() -> None:
 
 def test_operands_are_known_by_the_names_of_their_fields() -> None:
     assert steps.operand_names(ScaledArgs) == ("out", "bias", "x", "factor")
-    for plan in hf.plans().values():
+    for plan in hf.plans.all().values():
         names = steps.operand_names(plan.Args)
         assert len(set(names)) == len(names)
         assert set(names) <= set(plan.Args.__dataclass_fields__)  # type: ignore[attr-defined]
