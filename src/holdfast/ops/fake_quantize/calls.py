@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from holdfast.core.calls import Call
+from holdfast.ops.affine.benchmark import INT4
 from holdfast.ops.affine.calls import CHANNELS, INT8, ROWS, ZEROS, X
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
@@ -18,7 +17,7 @@ CALLS = {
     ),
     "fake_quantize of one scale": Call(
         fake_quantize,
-        {"x": X, "scale": 0.25, "zero_point": 1, "dtype": torch.int4},
-        by=("x",),  # type: ignore[attr-defined]
+        {"x": X, "scale": 0.25, "zero_point": 1, "dtype": INT4},
+        by=("x",),
     ),
 }
