@@ -12,7 +12,7 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 
 import holdfast as hf
 from holdfast.core.autograd import LIBRARY, register_autograd
-from holdfast.ops.affine.cases import rounded, spread
+from holdfast.core.values import rounded, spread
 
 
 def numbers(
