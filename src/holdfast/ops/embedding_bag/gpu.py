@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow, report
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core import deferred
@@ -30,7 +31,6 @@ from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,
@@ -55,7 +55,7 @@ from holdfast.ops.segment_sum.gpu import (
 )
 from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
 from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
-from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 
 @dataclass(frozen=True)
@@ -613,7 +613,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        self.prepare(EmbeddingBagArgs(**described_operands(self.desc)))
+        self.prepare(EmbeddingBagArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         desc = self.desc
@@ -723,8 +723,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        described: dict[str, Any] = {**described_operands(self.desc)}
-        self.prepare(EmbeddingBagBackwardArgs(**described))
+        self.prepare(EmbeddingBagBackwardArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
         desc = self.desc

@@ -9,6 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from holdfast.backends.gpu_tiles import columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     code_quotient,
@@ -23,13 +24,9 @@ from holdfast.ops.affine.gpu import (
     KEPT,
     TiledKernel,
     alike_by_column,
-    columns_inside,
     limits,
     load_scale,
     load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
 )
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,

@@ -13,6 +13,7 @@ import triton.language as tl
 from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.plan import Launch
+from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import (
     MAGIC,
     WHOLE_64,
@@ -24,13 +25,17 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
-from holdfast.ops.affine.gpu import limits, scale_bits
+from holdfast.ops.affine.gpu import (
+    limits,
+    scale_bits,
+)
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardDescriptor,
 )
+from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
@@ -46,7 +51,6 @@ from holdfast.ops.tree_sum.gpu import (
     tile_of,
     tile_place,
 )
-from holdfast.ops.tree_sum.segments import blocks_of, segments
 
 
 @triton.jit
@@ -179,13 +183,13 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
         tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
-        found = segments(desc.view, tensors, shared)
+        found = segments_in_order(desc.view, tensors, shared)
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
         sums: Sequence[StepOperand] = self.sums[0] if further else ("dscale", "dzero_point")
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
-        dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over = found.outer.strides
-        dx_within, dy_within, x_within = found.inner.strides
+        dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over = found.over.strides
+        dx_within, dy_within, x_within = found.within.strides
         steps = Steps(self.device, args)
         steps.add(
             fake_quantize_learned_backward,
@@ -205,8 +209,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             blocks=blocks_of(found.length),
             tiles=tile.tiles,
             extent=(found.length,),
-            over=found.outer.sizes,
-            within=found.inner.sizes,
+            over=found.over.sizes,
+            within=found.within.sizes,
             dx_over=dx_over,
             dy_over=dy_over,
             x_over=x_over,

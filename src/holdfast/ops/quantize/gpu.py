@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.backends.steps import Steps
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
@@ -32,15 +33,10 @@ from holdfast.ops.affine.gpu import (
     TiledKernel,
     add_tiles,
     alike_by_column,
-    byte_offsets,
-    columns_inside,
     in_pairs,
     limits,
     load_scale,
     load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
 )
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,

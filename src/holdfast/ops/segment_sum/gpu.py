@@ -26,13 +26,13 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps, operand_names
 from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_counting_sort import Counting, longest
 from holdfast.ops.segment_sum.gpu_merge_sort import Blank, Order
@@ -41,7 +41,6 @@ from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
     IndexedKernel,
     SummingArgs,
-    described_operands,
     loops,
 )
 
@@ -577,14 +576,14 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         pieces = Pieces()
         self.order = Order(pieces, device, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
+        self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = Summing(
             pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        out, terms, indices = described_operands(self.desc).values()
-        self.prepare(DescribedSum(out, terms, indices))
+        self.prepare(DescribedSum.of(self.desc))
 
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc, order = self.desc, self.order

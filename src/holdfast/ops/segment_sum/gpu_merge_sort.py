@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 
 
