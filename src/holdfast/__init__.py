@@ -17,6 +17,7 @@ from holdfast.core.contract import (
 from holdfast.core.deferred import check_errors
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.errors import (
+    CollectiveFailed,
     HoldfastError,
     InvalidArgs,
     InvalidDescriptor,
@@ -168,6 +169,7 @@ __all__ = [
     "ChooseScaleArgs",
     "ChooseScaleDescriptor",
     "ChooseScalePlan",
+    "CollectiveFailed",
     "DequantizePerChannelArgs",
     "DequantizePerChannelBackwardArgs",
     "DequantizePerChannelBackwardDescriptor",

@@ -26,10 +26,10 @@ from holdfast.nn.checked import (
     checked_zero_point,
 )
 from holdfast.nn.compiled_state import new_handle, settle, start_learning
-from holdfast.nn.joined_range import Group, first_of, joined_range, processes
+from holdfast.nn.joined_range import Group, Meeting, first_of, joined_range, processes
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.nn.recomputation import Used, current_pass, in_backward
-from holdfast.nn.sharded import is_sharded, whole, write_shard
+from holdfast.nn.sharded import fill, is_sharded, whole, write_shard
 from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
@@ -86,7 +86,7 @@ class FakeQuantize(torch.nn.Module):
     all processes are joined while training, so that each has the scale of the whole batch; only scales that
     belong to tokens or groups of one batch stay apart. A learned scale begins as on the first process that
     has a batch. Processes wait for each other there: all of them must run the module in training mode, the
-    same number of times, or the one that does waits until the process group times out.
+    same number of times. A process that is alone raises ``CollectiveFailed`` when its group times out.
 
     The shape of the state follows from the first batch, or from ``scale_shape``. A parameter needs it from
     the start, for the optimizer to see. ``scale_shape=(1,)`` keeps the one scale of a tensor in a vector, as
@@ -155,6 +155,8 @@ class FakeQuantize(torch.nn.Module):
         """Be known to graphs and checkpoints, as no other module is; nothing is sharded yet."""
         self._handle = new_handle(self)
         self._key = int(self._handle)
+        #: Whether the processes have met since the last ``train()``.
+        self._has_joined = False
         self._shards: dict[str, Any] = {}
         self._changed: list[Any] = []
 
@@ -178,6 +180,8 @@ class FakeQuantize(torch.nn.Module):
             )
         #: Whether there is a scale; None where only the device knows.
         self._is_set: bool | None = given or mode is ScaleMode.PER_BATCH
+        #: The arguments of the constructor, for ``reset_parameters``.
+        self._given = {"scale": _copied(scale), "zero_point": _copied(zero_point)}
         if mode is ScaleMode.PER_BATCH:
             return
         if given:
@@ -205,6 +209,35 @@ class FakeQuantize(torch.nn.Module):
             self.register_buffer("zero_point", kept)
         if mode is not ScaleMode.FIXED:
             self.register_buffer("rejected_batches", torch.zeros((), dtype=torch.int64, device=device))
+        self._start_shape = tuple(start.shape)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set the state as the constructor did: no scale, or the scale that was given.
+
+        ``to_empty()`` leaves state without values: call this after it, or load a state_dict. State that comes
+        from the meta device is reset by itself. The switches, such as ``frozen``, stay as they are.
+        """
+        if self.mode is ScaleMode.PER_BATCH:
+            return
+        for name, given in self._given.items():
+            if isinstance(given, torch.Tensor) and given.is_meta:
+                raise InvalidArgs(
+                    f"{name} was given on the meta device and has no values to reset to; load a state_dict, "
+                    f"or make the module with values for {name}."
+                )
+        with _lasting():
+            if self.mode is ScaleMode.EMA and tuple(self.scale.shape) != self._start_shape:
+                self._resize(self._start_shape)
+            self._outlive_inference()
+            for name, unset in (("scale", float("nan")), ("low", float("nan")), ("zero_point", 0)):
+                state = self._parameters.get(name, self._buffers.get(name))
+                given = self._given.get(name)
+                if state is not None:
+                    fill(state, unset if given is None else given)
+            if "rejected_batches" in self._buffers:
+                self.rejected_batches.zero_()
+        self._is_set = self._given["scale"] is not None
 
     def _spread(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
         """What was given, one for each scale."""
@@ -293,6 +326,17 @@ class FakeQuantize(torch.nn.Module):
             )
         return self._kept(x)
 
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training, or to evaluation.
+
+        For evaluation the host must know whether there is a scale, so this waits for the device, once.
+        """
+        self._has_joined = self._has_joined and mode == self.training
+        super().train(mode)
+        if not mode:
+            self._has_scale()
+        return self
+
     def _has_scale(self) -> bool:
         """Whether there is a scale. This waits for the device, once, where only that knows."""
         if self._is_set is None and _may_wait(self.scale):
@@ -315,6 +359,13 @@ class FakeQuantize(torch.nn.Module):
         shared = self.mode is ScaleMode.EMA or isinstance(self.granularity, (PerTensor, PerChannel))
         return self.training and shared and processes(self.process_group) > 1
 
+    def _meeting(self) -> Meeting:
+        """The processes that this call waits for."""
+        if torch.compiler.is_compiling():
+            return Meeting(self.process_group, self, first=False)
+        first, self._has_joined = not self._has_joined, True
+        return Meeting(self.process_group, self, first)
+
     def _observe(self, x: torch.Tensor) -> Observed:
         """The scale of this batch; while training, of all of it."""
         rule, joins, told = self._rule(), self._joins(), None
@@ -325,7 +376,7 @@ class FakeQuantize(torch.nn.Module):
             return Observed(scale, zero_point=zero_point)
         low, high = observe_range(x, granularity=self.granularity)
         if joins:
-            low, high, told = joined_range(low, high, x.numel() > 0, self.process_group)
+            low, high, told = joined_range(low, high, x.numel() > 0, self._meeting())
         if self.symmetric:
             return Observed(scale_of_range(low, high, **rule), low, told=told)
         scale, zero_point = scale_of_range(low, high, symmetric=False, **rule)
@@ -414,7 +465,7 @@ class FakeQuantize(torch.nn.Module):
         self._fit(start[0].shape)
         told = None
         if processes(self.process_group) > 1:
-            start, told = first_of(start, x.numel() > 0, self.process_group)
+            start, told = first_of(start, x.numel() > 0, self._meeting())
         parameters = [self.scale] if self.zero_point is None else [self.scale, self.zero_point]
         start = [value.to(own.dtype).reshape(own.shape) for own, value in zip(parameters, start, strict=True)]
         if torch.compiler.is_compiling():
@@ -538,8 +589,11 @@ class FakeQuantize(torch.nn.Module):
             state_dict = self._as_one_scale(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
-            known = whole(self.scale.detach())
-            self._is_set = known.is_meta or (known.numel() > 0 and not bool(known.isnan().all()))
+            unset = whole(self.scale.detach()).isnan()
+            # Every scale of a moving average must be set. A learned scale may be NaN after a bad step.
+            self._is_set = unset.is_meta or (
+                unset.numel() > 0 and not bool(unset.all() if learned else unset.any())
+            )
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """One scale is the same whether its shape is () or (1,)."""
@@ -565,17 +619,25 @@ class FakeQuantize(torch.nn.Module):
                         now.grad = now.grad.to(wide.dtype)
                 else:
                     setattr(self, name, wide)
+        from_meta = any(old.is_meta and not getattr(self, name).is_meta for name, old in before.items())
+        if from_meta and not any(isinstance(v, torch.Tensor) and v.is_meta for v in self._given.values()):
+            self.reset_parameters()
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, or a pickle, is of the default group: a group of processes cannot be copied."""
-        own = ("_handle", "_key", "_shards", "_changed")
+        own = ("_handle", "_key", "_shards", "_changed", "_has_joined")
         kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "process_group": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._identify()
+
+
+def _copied(given: Any) -> Any:
+    """The same value, which later changes of a tensor do not reach."""
+    return given.detach().clone() if isinstance(given, torch.Tensor) else given
 
 
 def _lasting() -> AbstractContextManager[Any]:
@@ -589,4 +651,4 @@ def _may_wait(x: torch.Tensor) -> bool:
     """Whether the host may read what the device has computed."""
     if torch.compiler.is_compiling():
         return False
-    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not x.is_meta and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
