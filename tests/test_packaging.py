@@ -176,7 +176,9 @@ def test_the_sdist_holds_what_the_repository_holds(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         held = {member.name.removeprefix(f"{top}/") for member in archive if member.isfile()}
     made = {"PKG-INFO", "setup.cfg"} | {name for name in held if ".egg-info/" in name}
-    assert held - made == of_git()
+    missing, added = of_git() - held, held - made - of_git()
+    assert not missing, f"name these in MANIFEST.in: {sorted(missing)}"
+    assert not added
 
 
 def test_the_wheel_holds_every_file_of_the_package(built: Built) -> None:
