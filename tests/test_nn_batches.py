@@ -130,21 +130,27 @@ def test_rejected_batches_alone_make_no_scale(symmetric: bool) -> None:
 @pytest.mark.filterwarnings("default::FutureWarning")
 @pytest.mark.filterwarnings("ignore:a batch with NaN or infinity:RuntimeWarning")
 @pytest.mark.parametrize("batches", [[], ["nan"], ["nan", "ordinary"]], ids=str)
-def test_eval_looks_for_a_scale_that_only_the_device_knows(batches: list[str]) -> None:
-    """On a GPU the host does not know whether the batch was accepted; a graph cannot ask."""
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+def test_eval_looks_for_a_scale_that_only_the_device_knows(device: str, batches: list[str]) -> None:
+    """On a GPU the host does not know whether the batch was accepted; a compiled graph cannot ask."""
     torch._dynamo.reset()
-    module = hf.nn.FakeQuantize()
+    module, x = hf.nn.FakeQuantize(device=device), ORDINARY.to(device)
     for batch in batches:
-        module(BATCHES[batch])
-        module._is_set = None  # what a batch on a GPU leaves
+        module(BATCHES[batch].to(device))
+        if device == "cpu":
+            module._is_set = None  # what a batch on a GPU leaves
+        assert module._is_set is None
     module.eval()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     if "ordinary" in batches:
-        assert same(compiled(ORDINARY), module(ORDINARY)) and not module(ORDINARY).isnan().any()
+        assert same(compiled(x), module(x)) and not module(x).isnan().any()
     else:
         for call in (compiled, module):  # an eager call looks as well
             with pytest.raises(Exception, match="has seen no training batch that it could use"):
-                call(ORDINARY)
+                call(x)
 
 
 def test_a_moving_average_of_which_a_part_is_not_set_has_no_scale() -> None:
