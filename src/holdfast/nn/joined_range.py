@@ -88,12 +88,12 @@ def _all_reduce(tensor: torch.Tensor, op: Any, meeting: Meeting) -> None:
             distributed.all_reduce(tensor, op, meeting.group)
     except RuntimeError as error:
         rank, size = distributed.get_rank(meeting.group), distributed.get_world_size(meeting.group)
-        reason = str(error).strip().splitlines()[-1].rstrip(".")
+        reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].rstrip(".!")
         raise CollectiveFailed(
-            f"{meeting.module} is in training mode on process {rank} and joins the range of its batch with "
-            f"the other {size - 1} of its process group, which did not all take part: {reason}. Every "
-            "process of the group must call the module in training mode, and equally often. Call train() and "
-            "eval() on all of them together, or pass process_group= with those that train."
+            f"{meeting.module} is in training mode on process {rank} of {size} and joins the range of its "
+            f"batch with the other processes, which did not all take part: {reason}. Every process of the "
+            "group must call the module in training mode, and equally often. Call train() and eval() on all "
+            "of them together, or pass process_group= with those that train."
         ) from error
 
 
