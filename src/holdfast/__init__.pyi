@@ -14,6 +14,7 @@ from holdfast.core.contract import (
 )
 from holdfast.core.deferred import check_errors as check_errors
 from holdfast.core.errors import (
+    CollectiveFailed as CollectiveFailed,
     HoldfastError as HoldfastError,
     InvalidArgs as InvalidArgs,
     InvalidDescriptor as InvalidDescriptor,
@@ -61,6 +62,7 @@ from holdfast.ops.quantize.torch_op import quantize as quantize
 __version__: str
 
 __all__ = [
+    "CollectiveFailed",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",
