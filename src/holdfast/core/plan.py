@@ -8,7 +8,7 @@ by their dtypes, shapes and strides, so that a repeated call costs a look-up and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import reduce
 from operator import or_
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
@@ -18,7 +18,7 @@ import torch
 from holdfast.core import deferred, importing, registry
 from holdfast.core.checks import refused_kind, refused_memory, short_memory, shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
 from holdfast.core.latest import Latest, Places, host_key, picked, rooms_of
 from holdfast.core.pieces import Pieces
@@ -226,6 +226,11 @@ class Plan(Generic[D, A]):
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
         self._latest: Latest[_Admitted[A]] | None = None
         self._stream: object = _NO_STREAM  # the one that the last run was on
+
+    def __repr__(self) -> str:
+        desc = self.descriptor
+        said = (f"{f.name}={encoded(getattr(desc, f.name))}" for f in fields(desc) if _told(desc, f))
+        return f"<{type(self).__name__} {', '.join(said)} on {self.device}, {self.backend} backend>"
 
     @classmethod
     def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
@@ -456,6 +461,11 @@ class Plan(Generic[D, A]):
                     "it with Workspace.allocate."
                 )
         return ""
+
+
+def _told(desc: Descriptor, f: Field[Any]) -> bool:
+    """Whether a short description says this field: those left at their default are left out."""
+    return bool(f.default is MISSING or getattr(desc, f.name) != f.default)
 
 
 def _names(args: Args) -> Sequence[str]:
