@@ -15,11 +15,13 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 from holdfast.backends.cpu_compiler import KernelCompiler, PartCompiler, remembering_types
 from holdfast.backends.kernel_cache import KernelCache
 from holdfast.backends.notice import compiling
+from holdfast.backends.on_demand import callable_from_kernels
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -49,6 +51,25 @@ def kernel(function: Callable[..., Any]) -> Any:
 def jit(function: Callable[..., Any]) -> Any:
     """Compile what kernels call: it becomes part of them, on disk as well."""
     return njit(**_EXACT, **_INNER)(function)
+
+
+def on_demand(function: Callable[..., Any]) -> Any:
+    """Compile what kernels call, by itself, when a kernel first calls it; see ``backends.on_demand``."""
+    return callable_from_kernels(function, _c_function, _compile_c_function)
+
+
+def _c_function(function: Callable[..., Any], signature: Any) -> CFunc:
+    made = CFunc(function, (signature.args, signature.return_type), {}, _EXACT, pipeline_class=KernelCompiler)
+    with suppress(RuntimeError):  # as for a kernel
+        made._cache = KernelCache(function)
+    return made
+
+
+def _compile_c_function(function: CFunc, module: str) -> None:
+    with _compiling, interrupts_wait(), remembering_types():
+        if function.address is None:
+            with compiling(module, cached=isinstance(function._cache, KernelCache)):
+                function.compile()
 
 
 def emit(builder: Callable[..., Any]) -> Any:

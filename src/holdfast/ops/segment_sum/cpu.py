@@ -26,6 +26,7 @@ from holdfast.backends.cpu import (
     emit,
     jit,
     kernel,
+    on_demand,
     outlined,
     pointer,
     prefetch_line,
@@ -120,10 +121,9 @@ def order(address, item, table, count, rows, padding, starts_at, places_at):
     return most
 
 
-@jit
+@on_demand
 def move(source, step, count, target, target_step, item):
     """Carry elements that are ``step`` apart to where they are ``target_step`` apart."""
-    outlined()
     if item == 2:
         for i in range(count):
             pointer(target, np.uint16)[i * target_step] = pointer(source, np.uint16)[i * step]
