@@ -58,14 +58,16 @@ def on_demand(function: Callable[..., Any]) -> Any:
     return callable_from_kernels(function, _c_function, _compile_c_function)
 
 
-def _c_function(function: Callable[..., Any], signature: Any) -> CFunc:
-    made = CFunc(function, (signature.args, signature.return_type), {}, _EXACT, pipeline_class=KernelCompiler)
+def _c_function(function: Callable[..., Any], signature: Any) -> Any:
+    made: Any = CFunc(
+        function, (signature.args, signature.return_type), {}, _EXACT, pipeline_class=KernelCompiler
+    )
     with suppress(RuntimeError):  # as for a kernel
         made._cache = KernelCache(function)
     return made
 
 
-def _compile_c_function(function: CFunc, module: str) -> None:
+def _compile_c_function(function: Any, module: str) -> None:
     with _compiling, interrupts_wait(), remembering_types():
         if function.address is None:
             with compiling(module, cached=isinstance(function._cache, KernelCache)):

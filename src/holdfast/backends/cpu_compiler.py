@@ -94,8 +94,9 @@ def remembering_types() -> Iterator[None]:
 
     Numba tries every overload of an operator at every place where it is used.
     """
-    BaseFunction.get_call_type = _resolve_once
+    kind: Any = BaseFunction
+    kind.get_call_type = _resolve_once
     try:
         yield
     finally:
-        BaseFunction.get_call_type = _resolve
+        kind.get_call_type = _resolve

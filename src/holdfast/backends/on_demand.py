@@ -1,12 +1,12 @@
 """Functions of kernels that are compiled when a kernel first calls them.
 
-Conversions, packing and strided copies are most of the code of a kernel, and a call with contiguous tensors of
-the compute type needs none of them. Each is compiled by itself, once for all kernels. A kernel calls it through
-a *slot*: eight bytes that LLVM knows by a symbol, and that hold the address to call. At first that is a Python
-function, which compiles the real one, puts its address into the slot and calls it.
+Conversions, packing, strided copies and rare modes are most of the code of a kernel, and most calls need none
+of them. Each is compiled by itself, once for all kernels. A kernel calls it through a *slot*: eight bytes
+that LLVM knows by a symbol, and that hold the address to call. At first that is a Python function, which
+compiles the real one, puts its address into the slot and calls it.
 
 Such a function returns nothing. Its arguments are integers, addresses and pointers, all passed as int64, and
-``like``, a value of the compute type, of which there is one variant each.
+values of the compute type: those annotated as ``Real``, and ``like``. It has a variant for each compute type.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -24,34 +24,35 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
 from holdfast.backends.kernel_cache import digest_of_sources
+
+#: Annotates an argument of the compute type.
+Real = Any
 
 _INT64 = ir.IntType(64)
 #: The variants of a function that has ``like``, and of one that has not.
 _REALS = {types.float32: ctypes.c_float, types.float64: ctypes.c_double}
 
 #: Compiles a C function under the lock of the compiler; its module's name says for which op.
-Compile = Callable[[CFunc, str], None]
+Compile = Callable[[Any, str], None]
 
 
 class Slot:
     """Where kernels find one variant of a function."""
 
-    def __init__(self, function: Callable[..., Any], real: Any, make: Callable[..., CFunc], compile: Compile):
-        code = function.__code__
-        names = code.co_varnames[: code.co_argcount]
-        signature = types.void(*(real if name == "like" else types.int64 for name in names))
+    def __init__(self, function: Callable[..., Any], real: Any, make: Callable[..., Any], compile: Compile):
+        reals = _reals(function)
+        signature = types.void(*(real if is_real else types.int64 for is_real in reals))
         self.compiled = make(function, signature)
         self._compile, self._module = compile, function.__module__
         self._prototype: Any = ctypes.CFUNCTYPE(
-            None, *(_REALS[real] if name == "like" else ctypes.c_int64 for name in names)
+            None, *(_REALS[real] if is_real else ctypes.c_int64 for is_real in reals)
         )
         self._first_call = self._prototype(self._compile_and_call)  # kept: its address stays in use
         self._cell = ctypes.c_void_p(ctypes.cast(self._first_call, ctypes.c_void_p).value)
-        sources = digest_of_sources(Path(code.co_filename))[:16]
+        sources = digest_of_sources(Path(function.__code__.co_filename))[:16]
         self.symbol = f"holdfast.{self._module}.{function.__qualname__}.{real}.{sources}"
         llvm.add_symbol(self.symbol, ctypes.addressof(self._cell))
 
@@ -69,14 +70,20 @@ class Slot:
         self._prototype(self.compiled.address)(*args)
 
 
-def callable_from_kernels(function: Callable[..., Any], make: Callable[..., CFunc], compile: Compile) -> Any:
-    """What kernels call in place of ``function``. ``make`` declares the C function, ``compile`` compiles it."""
-    has_like = "like" in function.__code__.co_varnames[: function.__code__.co_argcount]
-    slots = {real: Slot(function, real, make, compile) for real in (_REALS if has_like else (types.int64,))}
+def _reals(function: Callable[..., Any]) -> list[bool]:
+    """Which arguments are of the compute type."""
+    known = inspect.signature(function).parameters.values()
+    return [name.name == "like" or name.annotation in ("Real", Real) for name in known]
+
+
+def callable_from_kernels(function: Callable[..., Any], make: Callable[..., Any], compile: Compile) -> Any:
+    """What kernels call in place of ``function``; ``make`` and ``compile`` make a C function of it."""
+    variants = _REALS if any(_reals(function)) else (types.int64,)
+    slots = {real: Slot(function, real, make, compile) for real in variants}
 
     def call(typingctx, *given):
         taken = [kind if isinstance(kind, types.Float | types.CPointer) else types.int64 for kind in given]
-        (slot,) = {slots.get(kind, slots.get(types.int64)) for kind in taken} - {None}
+        (slot,) = {slots[kind] for kind in taken if kind in slots}
 
         def build(context, builder, signature, args):
             values = [builder.ptrtoint(v, _INT64) if isinstance(v.type, ir.PointerType) else v for v in args]

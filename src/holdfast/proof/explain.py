@@ -64,7 +64,7 @@ def fields_of(kind: type[Descriptor], given: list[str]) -> dict[str, Any]:
     A list may be written without its brackets, and a string without its quotes.
     """
     found: dict[str, Any] = {}
-    types = field_types(kind)
+    types = field_types(kind)  # type: ignore[arg-type]
     for text in given:
         name, equals, value = text.partition("=")
         if text.lstrip().startswith("{"):
