@@ -12,9 +12,10 @@ from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.core.stream import CPU_STREAM
-from holdfast.proof.conformance import AnyPlan, cases_of, selected
+from holdfast.proof.conformance import cases_of, selected
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def entry(plan: AnyPlan) -> Entry:
         direction=plan.direction,
         cases=len(cases),
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
-        backends=list(plan.kernels),
+        backends=list(dict.fromkeys(way.backend for way in plan.kernels)),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
         compute_dtypes=sorted({promise.compute_dtype for promise in promises}),
         accumulator_dtypes=sorted({promise.accumulator_dtype for promise in promises}),

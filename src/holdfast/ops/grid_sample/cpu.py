@@ -22,16 +22,36 @@ from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.ops.grid_sample.bundles.cpu import (
-    RUN,
+from holdfast.numerics.cpu_walk import RUN, number, size_of, store_span, table_of
+from holdfast.ops.grid_sample.cpu_channel_vectors import (
     add_weighed_rows,
     clear_row,
     copy_row,
     load_bundle,
-    size_of,
     store_bundle,
-    store_span,
     weigh_rows,
+)
+from holdfast.ops.grid_sample.cpu_coordinates import (
+    AXIS_ROWS,
+    BLOCK,
+    MODES,
+    PADDINGS,
+    ROW,
+    ROW_BYTES,
+    find_taps,
+    pixel_of,
+    product_of,
+    scale_row,
+)
+from holdfast.ops.grid_sample.cpu_gradient_sums import (
+    CHUNK,
+    add_levels,
+    add_products,
+    clear,
+    count_terms,
+    list_crowds,
+    scatter_rows,
+    sum_crowds,
 )
 from holdfast.ops.grid_sample.plan import (
     BESIDE,
@@ -44,29 +64,6 @@ from holdfast.ops.grid_sample.plan import (
     SampleDescriptor,
     SampleKernel,
 )
-from holdfast.ops.grid_sample.sums.cpu import (
-    CHUNK,
-    add_levels,
-    add_products,
-    clear,
-    count_terms,
-    list_crowds,
-    scatter_rows,
-    sum_crowds,
-)
-from holdfast.ops.grid_sample.taps.cpu import (
-    AXIS_ROWS,
-    BLOCK,
-    MODES,
-    PADDINGS,
-    ROW,
-    ROW_BYTES,
-    find_taps,
-    pixel_of,
-    product_of,
-    scale_row,
-)
-from holdfast.ops.segment_sum.cpu import number, table_of
 from holdfast.ops.segment_sum.indexed import loops
 
 _NEAREST = MODES[Mode.NEAREST]
