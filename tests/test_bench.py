@@ -26,12 +26,12 @@ from holdfast.bench.ops import quantize as quantization
 from holdfast.bench.ops.quantize import OPS, QuantizeCase
 from holdfast.bench.peers import peer
 from holdfast.bench.scaled import LAYOUTS
-from holdfast.core.dtypes import CODES
+from holdfast.core import formats
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.quantize.plan import QuantizePlan
 
-INT4 = CODES["int4"].torch
+INT4 = formats.INT4.torch
 TINY = "4096"
 
 #: Where torch rounds its own way (a tanh, a sum): these are the same work, but not the same bits.

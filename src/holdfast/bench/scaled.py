@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from holdfast.bench.case import Case, Problem, Tensors
-from holdfast.core.dtypes import CODES, Code, dtype_name
+from holdfast.core import formats
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import INTEGERS, Format
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.ops.affine.plan import AffinePlan
 
-INT4 = CODES["int4"].torch
+INT4 = formats.INT4.torch
 
 #: The row length of per-token and per-group cases: the width of a transformer layer.
 ROW = 4096
@@ -69,8 +71,8 @@ class ScaledCase(Case):
         return LAYOUTS[self.variant][0]
 
     @property
-    def code(self) -> Code:
-        return CODES[dtype_name(self.codes)]
+    def code(self) -> Format:
+        return INTEGERS[dtype_name(self.codes)]
 
     def shape(self, elements: int) -> tuple[int, ...]:
         """The shape of the tensor, of so many elements."""
@@ -132,7 +134,7 @@ def grouped(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     return x.view(*x.shape[:-1], x.shape[-1] // granularity.group_size, granularity.group_size)
 
 
-def pack(codes: torch.Tensor, code: Code) -> torch.Tensor:
+def pack(codes: torch.Tensor, code: Format) -> torch.Tensor:
     """Codes side by side in bytes, as one would write it in torch."""
     places = codes.view(torch.uint8) & (2**code.bits - 1)
     packed: torch.Tensor = places[..., :: code.per_byte]
@@ -141,7 +143,7 @@ def pack(codes: torch.Tensor, code: Code) -> torch.Tensor:
     return packed
 
 
-def unpack(packed: torch.Tensor, code: Code) -> torch.Tensor:
+def unpack(packed: torch.Tensor, code: Format) -> torch.Tensor:
     """The codes of ``pack``."""
     spare = 8 - code.bits
     if code.signed:  # to the top of the byte and back down, so that the sign comes along

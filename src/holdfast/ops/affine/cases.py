@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 
 from holdfast.core.case import laid_out, random_bits
-from holdfast.core.dtypes import CODES, FLOATS, Code, Float, code_dtype, dtype_name, float_dtype
+from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
+from holdfast.core.formats import INT4, INTEGERS, UINT4, Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
@@ -45,7 +46,7 @@ class Problem:
 
     @property
     def code_range(self) -> tuple[int, int]:
-        return self.limits or code_dtype(self.codes, "codes").code_range
+        return self.limits or format_of(self.codes, "codes").code_range
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -146,8 +147,8 @@ def shapes_of(granularity: type[Granularity]) -> _Shapes:
 EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}
 _REALS = [record.torch for record in FLOATS.values()]
 #: Every way in which integer codes are stored.
-STORED = [(code.torch, False) for code in CODES.values()] + [
-    (code.torch, True) for code in CODES.values() if code.per_byte > 1
+STORED = [(code.torch, False) for code in INTEGERS.values()] + [
+    (code.torch, True) for code in INTEGERS.values() if code.per_byte > 1
 ]
 #: A real dtype and one that may carry its codes.
 _CARRIED = [
@@ -238,7 +239,7 @@ def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
         replace(plain, name="broadcast to sliced", layouts=("broadcast", "sliced"), accumulate=True),
         replace(plain, name="unaligned", layouts=("unaligned", "unaligned")),
         replace(
-            image, name="packed, leading axes transposed", codes=CODES["uint4"].torch, packed=True,
+            image, name="packed, leading axes transposed", codes=UINT4.torch, packed=True,
             layouts=("leading transposed", "leading transposed"),
         ),
     ]  # fmt: skip
@@ -250,16 +251,16 @@ def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
     pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
     found = [
         replace(
-            pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=CODES["int4"].torch, values="special"
+            pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=INT4.torch, values="special"
         ),
         replace(
-            pairs, name="float16 pairs, no zero point", real=torch.float16, codes=CODES["uint4"].torch,
+            pairs, name="float16 pairs, no zero point", real=torch.float16, codes=UINT4.torch,
             zero_point="none", values="special",
         ),
     ]  # fmt: skip
     if plain.scale_shape:
         sized = replace(pairs, name="bfloat16 pairs, scales of every size", **EVERY_SIZE)
-        found.append(replace(sized, real=torch.bfloat16, codes=CODES["int4"].torch))
+        found.append(replace(sized, real=torch.bfloat16, codes=INT4.torch))
     return found
 
 
@@ -421,10 +422,10 @@ def _with_neighbours(quotients: Array, s: float, record: Float) -> torch.Tensor:
 def code_values(problem: Problem, label: str) -> torch.Tensor:
     """Codes in the dtype that carries one each: all of the range if there is room, in random order."""
     low, high = problem.code_range
-    count, carrier = prod(problem.shape), code_dtype(problem.codes, "codes")
+    count, carrier = prod(problem.shape), format_of(problem.codes, "codes")
     picked = low + (random_bits(label, count) >> np.uint64(20)).astype(np.int64) % (high - low + 1)
     picked[: high - low + 1] = np.arange(low, high + 1)[:count]
-    if isinstance(carrier, Code):
+    if isinstance(carrier, Format):
         return torch.from_numpy(picked).to(carrier.storage).reshape(problem.shape)
     values = rounded(picked.astype(np.float64), carrier.torch)
     if problem.values == "special":

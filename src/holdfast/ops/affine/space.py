@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.core.draw import Draw
-from holdfast.core.dtypes import FLOATS, code_dtype
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import STORED, Problem
@@ -65,7 +66,7 @@ def draw_codes(
 
 def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
     """A range of codes, or all of them."""
-    low, high = code_dtype(codes, "codes").code_range
+    low, high = format_of(codes, "codes").code_range
     if not codes.is_floating_point and draw.chance(2):
         return None
     near = [low, high, 0, 1, -1, low + 1, high - 1, draw.between(low, high), draw.between(-9, 9)]
@@ -92,7 +93,7 @@ def draw_problem(
     """Any problem of a granularity, or of all of them."""
     real = draw_real(draw)
     codes, packed = draw_codes(draw, real, packs=packs, carried=carried)
-    per_byte = getattr(code_dtype(codes, "codes"), "per_byte", 1) if packed else 1
+    per_byte = format_of(codes, "codes").per_byte if packed else 1
     shape, granularity = draw_granular(draw, kind, per_byte)
     scale, zero_point = draw.one_of(_SCALES), draw.one_of(_ZERO_POINTS, [3, 3, 1, 1, 1, 1, 1, 2])
     if floating_zero_points and draw.kind((False, True)):

@@ -27,8 +27,9 @@ from holdfast.core.checks import (
 )
 from holdfast.core.checks import require_tensor as require_tensor
 from holdfast.core.contract import PlanPreference
-from holdfast.core.dtypes import code_dtype, dtype_name, parse_dtype
+from holdfast.core.dtypes import dtype_name, parse_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM, Stream
@@ -181,11 +182,11 @@ def named_dtype(name: str, dtype: Any) -> str:
 
 def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
     """Room for the codes of ``x``."""
-    codes = code_dtype(parse_dtype(dtype), "dtype")
+    codes = format_of(parse_dtype(dtype), "dtype")
     if not packed:
         return torch.empty_like(x, dtype=codes.storage)
-    per_byte = 8 // codes.bits
-    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
+    columns = (x.shape[-1] + codes.per_byte - 1) // codes.per_byte
+    return x.new_empty((*x.shape[:-1], columns), dtype=torch.uint8)
 
 
 def select(

@@ -7,7 +7,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.affine.gpu import (
@@ -125,7 +124,7 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
         return {
             "tile": tile,
             "scaled_tile": scaled_tile,
-            "SIGNED": isinstance(codes, Code) and codes.signed,
+            "SIGNED": codes.signed,
         }
 
     def _tiles(self) -> tuple[int, int]:

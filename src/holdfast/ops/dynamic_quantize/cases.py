@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import INT2, INT4, UINT2, UINT4
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.choose_scale.cases import Problem as ScaleProblem
 from holdfast.ops.choose_scale.cases import input_values, result
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
 
-_INT4, _UINT4, _INT2, _UINT2 = (CODES[name].torch for name in ("int4", "uint4", "int2", "uint2"))
+_INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS, dtype_name
+from holdfast.core.dtypes import FLOATS, dtype_name
+from holdfast.core.formats import INT2, INT4, INTEGERS, UINT2, UINT4
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_scale, make_zero_point, real_values, shapes_of
@@ -28,8 +29,8 @@ from holdfast.ops.fake_quantize.plan import (
 
 _GRANULARITIES: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
 _REALS = [record.torch for record in FLOATS.values()]
-_CODES = [record.torch for record in CODES.values()]
-_INT4 = CODES["int4"].torch
+_CODES = [record.torch for record in INTEGERS.values()]
+_INT4 = INT4.torch
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
@@ -106,7 +107,7 @@ def _forward_problems() -> Iterator[Problem]:
 
 
 def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
-    narrow = [CODES[name].torch for name in ("int4", "uint4", "int2", "uint2")]  # much of x is in their range
+    narrow = [codes.torch for codes in (INT4, UINT4, INT2, UINT2)]  # much of x is in their range
     for i, ste in enumerate(SteKind):
         for j, kind in enumerate(_GRANULARITIES):
             real, values = _REALS[(i + j) % 4], ("special", "bounds", "ties", "spread")[(i + 2 * j) % 4]

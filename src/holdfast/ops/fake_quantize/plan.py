@@ -14,8 +14,9 @@ import torch
 
 from holdfast.core.checks import shown
 from holdfast.core.contract import KernelSku
-from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
+from holdfast.core.dtypes import Float, float_dtype
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import CARRIED, Format, format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.affine.plan import (
@@ -24,6 +25,7 @@ from holdfast.ops.affine.plan import (
     ScaledDescriptor,
     StraightThroughArgs,
     ZeroPoint,
+    range_of,
     rounded_once,
     validate_range,
 )
@@ -68,21 +70,20 @@ class FakeCodesDescriptor(ScaledDescriptor):
     @property
     def code_range(self) -> tuple[int, int]:
         """q_min and q_max, where not given those of ``dtype``."""
-        least, most = self._limits
-        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+        return range_of(self.codes, self.q_min, self.q_max)
 
     @property
-    def _limits(self) -> tuple[int, int]:
-        return (-LARGEST_CODE, LARGEST_CODE) if self.dtype is None else self._codes(self.dtype).code_range
-
-    def _codes(self, dtype: torch.dtype) -> Code:
-        record = code_dtype(dtype, "dtype")
-        if not isinstance(record, Code):
+    def codes(self) -> Format:
+        """The format of the codes; without a dtype, all integers of 16 bits."""
+        if self.dtype is None:
+            return CARRIED["float32"]
+        codes = format_of(self.dtype, "dtype")
+        if codes.carried:
             raise InvalidDescriptor(
-                f"dtype is {dtype}; it names the integer codes that are faked, such as torch.int8. For other "
+                f"dtype is {self.dtype}; it names the codes that are faked, such as torch.int8. For other "
                 "ranges leave it out and give q_min and q_max; the result has the dtype of the input."
             )
-        return record
+        return codes
 
     def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         return self.shape, self.input_dtype
@@ -94,7 +95,7 @@ class FakeCodesDescriptor(ScaledDescriptor):
         if self.dtype is None and (self.q_min is None or self.q_max is None):
             raise InvalidDescriptor("there is no range of codes; give dtype, or both q_min and q_max.")
         holder = "codes of 16 bits may be" if self.dtype is None else f"{self.dtype} holds"
-        validate_range(*self.code_range, self._limits, holder)
+        validate_range(self.codes, self.q_min, self.q_max, holder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.contract import error_in_ulp
-from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import LARGEST_CODE
 from holdfast.core.plan import Args, Operand
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan, PerScaleDescriptor
 from holdfast.ops.tree_sum.segments import rounding_errors, segment_length

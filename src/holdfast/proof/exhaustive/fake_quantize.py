@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import INTEGERS
 from holdfast.core.granularity import PerChannel
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
@@ -31,7 +32,7 @@ from holdfast.proof.exhaustive.machinery import (
     zero_points,
 )
 
-_RANGES = tuple(CODES[name].torch for name in ("int2", "int4", "int8"))
+_RANGES = tuple(INTEGERS[name].torch for name in ("int2", "int4", "int8"))
 
 
 def sweeps() -> Iterator[Sweep]:

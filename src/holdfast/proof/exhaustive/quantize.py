@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS, dtype_name
+from holdfast.core.dtypes import FLOATS, dtype_name
+from holdfast.core.formats import INT4, INTEGERS
 from holdfast.ops.affine.cases import STORED, stored_name
 from holdfast.ops.affine.packing import pack
 from holdfast.ops.dequantize.plan import (
@@ -98,7 +99,7 @@ def _quantize_backward(real: torch.dtype, codes: torch.dtype) -> Sweep:
 
 
 def _dequantize(real: torch.dtype, codes: torch.dtype, packed: bool) -> Sweep:
-    record = CODES[dtype_name(codes)]
+    record = INTEGERS[dtype_name(codes)]
     low, high = record.code_range
     shape = (len(PAIRS), high - low + 1)
     desc = DequantizePerChannelDescriptor(
@@ -149,7 +150,7 @@ def _trials(scale: float, zero_point: int) -> Iterator[Trial]:
     yield Trial(
         QuantizePerTensorPlan,
         f"scale {scale!r}, packed",
-        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=CODES["int4"].torch, packed=True),
+        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=INT4.torch, packed=True),
         partial(_codes, scale, None),
         torch.uint8,
         CHUNK // 2,
