@@ -12,6 +12,7 @@ import torch
 
 from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import Format
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerTensor, validate_granularity
 from holdfast.nn.checked import (
     check_loaded,
@@ -32,7 +33,7 @@ from holdfast.nn.recomputation import Used, current_pass, in_backward
 from holdfast.nn.sharded import is_sharded, whole, write_shard
 from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
-from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
+from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 from holdfast.ops.lsq_init.torch_op import lsq_init
 
@@ -144,8 +145,10 @@ class FakeQuantize(torch.nn.Module):
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
+        if codes.codes.is_float and self.mode is ScaleMode.LEARNED:
+            raise InvalidArgs(refused_learning(codes.codes))
         self._code_range = codes.code_range
-        self._ends = self._validated_ends()
+        self._ends = self._validated_ends(codes.codes)
         self._identify()
         with _lasting():
             shape = checked_shape(scale_shape, granularity)
@@ -158,11 +161,11 @@ class FakeQuantize(torch.nn.Module):
         self._shards: dict[str, Any] = {}
         self._changed: list[Any] = []
 
-    def _validated_ends(self) -> tuple[int, int]:
+    def _validated_ends(self, codes: Format) -> tuple[int, int]:
         """The codes that a scale from the data may use; refused where there is to be one and cannot be."""
         rule = ScaleOfData(symmetric=self.symmetric, narrow=self.narrow)
         if self.mode in (ScaleMode.PER_BATCH, ScaleMode.EMA) or not self.symmetric:
-            rule.validate_ends(*self._code_range)
+            rule.validate_ends(*self._code_range, codes)
         return rule.ends(*self._code_range)
 
     def _make_state(self, scale: Any, zero_point: Any, shape: Any, device: Any) -> None:

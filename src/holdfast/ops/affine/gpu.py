@@ -342,7 +342,15 @@ def launch_over(
 def _pointers(operands: Sequence[Operand]) -> list[torch.Tensor]:
     output = operands[0]
     assert isinstance(output, torch.Tensor)
-    return [operand if isinstance(operand, torch.Tensor) else output for operand in operands]
+    return [_bits(operand if isinstance(operand, torch.Tensor) else output) for operand in operands]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as kernels take it. Codes of a float format are bytes to them: no conversion of the hardware
+    is used.
+    """
+    is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.view(torch.uint8) if is_code else tensor
 
 
 def _loops(space: Space) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import narrow, widen
+from holdfast.numerics.gpu import float_value, narrow, widen
 from holdfast.ops.affine.gpu import (
     KEPT,
     TILE,
@@ -51,7 +51,8 @@ def dequantize(
     scale_bits, zero_value,
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
-    SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    SIGNED: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: tl.constexpr,
+    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = (q - z) * scale over one tile."""
@@ -77,7 +78,9 @@ def dequantize(
     else:
         to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
         codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
-    if codes.dtype.is_floating():
+    if EXPONENT > 0:
+        difference = float_value(codes, EXPONENT, MANTISSA, HIGHEST).to(COMPUTE)
+    elif codes.dtype.is_floating():
         difference = widen(codes, COMPUTE) - z.to(COMPUTE)
     else:
         difference = (codes.to(tl.int32) - z).to(COMPUTE)
@@ -125,6 +128,9 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
             "tile": tile,
             "scaled_tile": scaled_tile,
             "SIGNED": codes.signed,
+            "EXPONENT": codes.exponent_bits,
+            "MANTISSA": codes.mantissa_bits,
+            "HIGHEST": codes.highest_code,
         }
 
     def _tiles(self) -> tuple[int, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, saturated, store, widen
+from holdfast.numerics.reference import Array, accumulated, compute_type, decode, saturated, store, widen
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import scale_array, unpack, zero_point_array
 from holdfast.ops.dequantize.plan import (
@@ -44,6 +45,8 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
             if desc.codes.carried:
                 codes = widen(args.q, compute)
+            elif desc.codes.is_float:
+                codes = decode(args.q.view(torch.uint8).numpy(), desc.codes, compute)
             elif desc.per_byte > 1:
                 codes = unpack(args.q.numpy(), desc.codes.bits, desc.codes.signed, desc.shape[-1])
             else:

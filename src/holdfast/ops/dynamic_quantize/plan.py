@@ -32,7 +32,7 @@ class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        self.validate_ends(*self.code_range)
+        self.validate_ends(*self.code_range, self.codes)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)

@@ -46,7 +46,7 @@ class SteKind(StrEnum):
     TANH = "tanh"
     #: dx = dy * max(0, 1 - |x - mid| / half)
     HARD_TANH = "hard_tanh"
-    #: dx = dy where lo <= rint(x / scale) <= hi, else 0
+    #: dx = dy where lo <= rint(x / scale) <= hi, else 0; a float format rounds x / scale in place of rint
     IN_RANGE = "in_range"
 
 
@@ -125,6 +125,14 @@ def estimator(ste: str) -> SteKind:
         ) from None
 
 
+def refused_learning(codes: Format) -> str:
+    """Why no scale is learned for a float format."""
+    return (
+        f"scale is to be learned for {codes.torch}, and there is no gradient of the scale of a float format; "
+        "detach the scale, and find it by choose_scale."
+    )
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class FakeQuantizeArgs(Args):
     """``x`` is read, ``y`` is written. A floating ``zero_point`` is rounded where it is used."""
@@ -150,12 +158,16 @@ A = TypeVar("A", bound=Args)
 class FakeCodesPlan(AffinePlan[D, A]):
     """What the plans here have in common: a zero point may be learned, and is then a float."""
 
+    def sku(self) -> KernelSku:
+        sku, codes = super().sku(), self.descriptor.codes
+        return replace(sku, mode=f"{sku.mode}, {codes.name}") if codes.is_float else sku
+
     def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
         return tuple(dict.fromkeys((torch.int32, torch.float32, self.descriptor.input_dtype)))
 
 
 class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
-    """y = dequantize(quantize(x)) in every bit; NaN stays NaN."""
+    """y = dequantize(quantize(x)) in every bit; NaN stays NaN, for integer codes too."""
 
     op = "fake_quantize"
     direction = "forward"

@@ -13,6 +13,7 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import Unsupported
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
@@ -35,6 +36,7 @@ from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeDescriptor,
     FakeQuantizePlan,
     SteKind,
+    refused_learning,
 )
 
 _RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
@@ -118,6 +120,9 @@ _backward = define(
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, scale, scale_value, zero_point, zero_value, *rest = inputs
     ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
+    codes = rest[1] and format_of(parse_dtype(rest[1]), "dtype")
+    if ctx.learned and codes and codes.is_float:
+        raise Unsupported(refused_learning(codes))
     ctx.values = scale_value, zero_value, rest
     if ctx.learned or rest[-2] != SteKind.IDENTITY:
         ctx.save_for_backward(x, scale, zero_point)
@@ -220,6 +225,8 @@ def fake_quantize(
     >>> y.sum().backward()
     >>> y.detach(), x.grad
     (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
+    >>> hf.fake_quantize(torch.tensor([0.3, 17.0, 1e4]), 1.0, dtype=torch.float8_e4m3fn)
+    tensor([3.1250e-01, 1.6000e+01, 4.4800e+02])
     """
     require_tensor("x", x)
     validate_granularity(granularity)
