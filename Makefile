@@ -1,13 +1,14 @@
 # make test   lint, types and tests, from a bare checkout
 # make demo   check the bits on this machine and time a few kernels
 # make bench  time every kernel on this machine
+# make stubs  write the type stubs of the names that are found at import
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install test demo bench clean
+.PHONY: install test demo bench stubs clean
 
 install: $(INSTALLED)
 
@@ -27,6 +28,9 @@ demo: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/holdfast bench
+
+stubs: $(INSTALLED)
+	$(BIN)/python scripts/stubs.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

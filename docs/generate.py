@@ -24,7 +24,7 @@ def plan_table() -> str:
     for entry in catalogue():
         cells = (
             f"`{entry.plan}`",
-            f"`{_result(hf.plans()[entry.plan])}`",
+            f"`{_result(hf.plans.all()[entry.plan])}`",
             ", ".join(entry.backends),
             entry.bit_stable if entry.deterministic else "no",
             f"{entry.numerics_version}",
@@ -34,7 +34,7 @@ def plan_table() -> str:
     return "\n".join(lines)
 
 
-def _result(plan: type[hf.Plan[Any, Any]]) -> str:
+def _result(plan: type[hf.plans.Plan[Any, Any]]) -> str:
     """What the plan computes: how the docstring of its op begins."""
     described = next(base for base in plan.__mro__ if "op" in vars(base))
     return re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0].replace("|", "\\|")

@@ -102,20 +102,22 @@ def test_the_picture_shows_what_the_kernels_give(bits: int, ste: holdfast.SteKin
     plot = script("plot_estimators")
     x, shown = plot.gradients(bits, ste.value)
     most = 2 ** (bits - 1) - 1
-    desc = holdfast.FakeQuantizeBackwardDescriptor(shape=x.shape, q_min=-most, q_max=most, ste=ste)
+    desc = holdfast.plans.FakeQuantizeBackwardDescriptor(shape=x.shape, q_min=-most, q_max=most, ste=ste)
     stream = holdfast.Stream.current("cpu")
-    plan = holdfast.FakeQuantizeBackwardPlan.select(
+    plan = holdfast.plans.FakeQuantizeBackwardPlan.select(
         stream, desc, holdfast.PlanPreference(backend="reference")
     )
     dx = torch.empty_like(x)
-    plan.run(stream, None, holdfast.FakeQuantizeBackwardArgs(dy=torch.ones_like(x), x=x, scale=1.0, dx=dx))
+    plan.run(
+        stream, None, holdfast.plans.FakeQuantizeBackwardArgs(dy=torch.ones_like(x), x=x, scale=1.0, dx=dx)
+    )
     assert shown.equal(dx)
     assert ste.value in plot.ORDER and x.min() < -most and x.max() > most
 
 
 def test_the_table_names_every_plan() -> None:
     table = script("generate").plan_table()
-    for name in holdfast.plans():
+    for name in holdfast.plans.all():
         assert f"`{name}`" in table
 
 
