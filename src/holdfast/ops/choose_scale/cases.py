@@ -136,6 +136,8 @@ def rules() -> list[Problem]:
         replace(affine, name="uint4 without its lowest", codes=_UINT4, narrow=True, real=torch.float16),
         replace(affine, name="two codes", codes=_UINT2, limits=(1, 2)),
         replace(affine, name="uint16", codes=torch.uint16),
+        replace(mixed, name="float8_e4m3fn", codes=torch.float8_e4m3fn),
+        replace(mixed, name="float8_e4m3fn in float64", codes=torch.float8_e4m3fn, real=torch.float64),
     ]
     return found
 

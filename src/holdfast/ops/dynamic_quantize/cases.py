@@ -54,6 +54,13 @@ def problems() -> list[Problem]:
         replace(affine, name="uint8", codes=torch.uint8, real=torch.bfloat16),
         replace(token, name="codes in float32", codes=torch.float32, limits=(-99, 65536), real=torch.float64),
         replace(affine, name="codes in bfloat16", codes=torch.bfloat16, limits=(-100, 155)),
+        *(
+            replace(token, name=f"{name} to float8_e4m3fn", codes=torch.float8_e4m3fn, real=record.torch)
+            for name, record in FLOATS.items()
+        ),
+        Problem("groups of 32 to float8_e4m3fn", PerGroup(32), (15, 96), codes=torch.float8_e4m3fn),
+        replace(channels, name="channels last to float8_e4m3fn", codes=torch.float8_e4m3fn,
+                layout="channels last", written="channels last"),
         Problem("groups of 32", PerGroup(32), (15, 96), torch.bfloat16, values="mixed"),
         Problem("groups of 32, packed", PerGroup(32), (15, 96), codes=_INT4, packed=True, values="mixed"),
         Problem("groups of the first axis", PerGroup(3, axis=0), (12, 41), symmetric=False, values="mixed"),

@@ -32,6 +32,7 @@ def sweeps() -> Iterator[Sweep]:
         yield _dynamic_quantize(real, torch.uint8, symmetric=False)
         yield _dynamic_quantize(real, INT4.torch, packed=True)
         yield _dynamic_quantize(real, torch.int16)
+        yield _dynamic_quantize(real, torch.float8_e4m3fn)
 
 
 def _values(real: torch.dtype) -> torch.Tensor:
