@@ -329,7 +329,8 @@ def _of_float_formats(plain: Problem, shapes: _Shapes, reads_codes: bool) -> lis
         unusual = "0" if plain.scale_shape == () else "mixed"
         more = [
             replace(float_plain, name="spread", real=torch.bfloat16, scale="own"),
-            replace(float_plain, name="host scale", scale="host", values="bounds"),
+            replace(float_plain, name="bounds, awkward scale", scale="host", values="bounds"),
+            replace(float_plain, name="ties, awkward scale", scale="host", values="ties"),
             replace(float_plain, name="unusual scales", values="special", scale=f"unusual {unusual}"),
             replace(float_plain, name="every exponent", values="exponents", scale="expanded"),
         ]
