@@ -9,19 +9,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import float_value, narrow, widen
 from holdfast.ops.affine.gpu import (
     KEPT,
-    TILE,
     TiledKernel,
-    byte_offsets,
-    columns_inside,
     load_scale,
     load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
 )
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
@@ -123,7 +118,7 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
 
     kernel, args, packed = dequantize, DequantizeArgs, 1
 
-    def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
         codes = self.desc.codes
         tile, scaled_tile = self._tiles()
         return {
@@ -137,12 +132,12 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
 
     def _tiles(self) -> tuple[int, int]:
         """Elements of a tile, and of one where each column has a scale of its own."""
-        bits, one_scale = self.desc.real.bits, self.desc.view.scale_count == 1
+        bits, one_scale, tile = self.desc.real.bits, self.desc.view.scale_count == 1, self.tuning.tile
         if bits == 16:
-            return TILE // 2, TILE
+            return tile // 2, tile
         if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
-            return TILE // 4, TILE // 4  # a thread then writes with two instructions, and reads with one
-        return TILE // 4 if one_scale else TILE, TILE // 2
+            return tile // 4, tile // 4  # a thread then writes with two instructions, and reads with one
+        return tile // 4 if one_scale else tile, tile // 2
 
 
 class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
@@ -150,5 +145,5 @@ class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
 
     kernel, args = dequantize_backward, DequantizeBackwardArgs
 
-    def layout(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {"ACCUMULATE": args.accumulate}

@@ -10,7 +10,7 @@ _forward = partial(KernelMutant, plans=("QuantizePerTensorPlan", "QuantizePerCha
 _backward = partial(KernelMutant, plans=("QuantizePerTensorBackwardPlan", "QuantizePerChannelBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.quantize.cpu", "holdfast.ops.quantize.gpu"
 _NUMERICS_CPU, _NUMERICS_GPU = "holdfast.numerics.cpu", "holdfast.numerics.gpu"
-_WALK_CPU, _WALK_GPU = "holdfast.ops.affine.cpu", "holdfast.ops.affine.gpu"
+_WALK_CPU, _TILES_GPU = "holdfast.ops.affine.cpu", "holdfast.backends.gpu_tiles"
 
 MUTANTS = (
     _forward(
@@ -136,7 +136,7 @@ MUTANTS = (
     ),
     _forward(
         "a mask one column too wide",
-        _WALK_GPU,
+        _TILES_GPU,
         "left = tl.minimum(columns - start, COLUMNS)",
         "left = tl.minimum(columns - start + 1, COLUMNS)",
     ),
@@ -148,7 +148,7 @@ MUTANTS = (
     ),
     _forward(
         "a carry lost between the loops over rows",
-        _WALK_GPU,
+        _TILES_GPU,
         "            row = outer\n",
         "            row = row - row\n",
     ),

@@ -11,7 +11,6 @@ a small kernel for each further level adds that.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,15 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import Steps, loop_offsets
+from holdfast.backends.gpu import double_bits, loop_offsets
+from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
+from holdfast.core.segments import Segments, segment_length, segments_in_order
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.tree_sum import segments as cut
-from holdfast.ops.tree_sum.segments import Segments, blocks_of, segment_length, segments
+from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum.blocks import blocks_of
 
 LANES = tl.constexpr(cut.LANES)
 BLOCK = tl.constexpr(cut.BLOCK)
@@ -181,8 +182,8 @@ def tile_of(segments: Segments, itemsize: int, pieces: int) -> Tile:
     count, length = segments.count, segments.length
     blocks, lanes, rows = _block(length)
     elements = SINGLE_TILE_BYTES // itemsize if rows == 1 else TILE
-    if segments.outer.strides[0][-1] == 1 and segments.inner.strides[0][-1] != 1:
-        columns = min(triton.next_power_of_2(segments.outer.sizes[-1]), COLUMN_BYTES // itemsize)
+    if segments.over.strides[0][-1] == 1 and segments.within.strides[0][-1] != 1:
+        columns = min(triton.next_power_of_2(segments.over.sizes[-1]), COLUMN_BYTES // itemsize)
         width = max(min(lanes, elements // columns), lanes // pieces)
         by_segment, by_block = min(columns, elements // width), 1
     else:
@@ -203,7 +204,7 @@ def pieces_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
 
     One row of lanes is not worth cutting.
     """
-    found = segments(view, (torch.empty(shape, device="meta"),), ())
+    found = segments_in_order(view, (torch.empty(shape, device="meta"),), ())
     return 1 if found.length <= cut.LANES else tile_of(found, itemsize, cut.LANES).pieces
 
 
@@ -225,11 +226,6 @@ def _warps(elements: int) -> int:
 def index_type(segments: Segments) -> tl.dtype:
     """The type that counts segments and the elements of one."""
     return tl.int32 if max(segments.count, segments.length) < 2**30 else tl.int64
-
-
-def double_bits(value: float) -> int:
-    """The bits of a float64, as kernels take numbers of the host."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 def further_levels(length: int, pieces: int) -> list[tuple[int, int]]:
@@ -265,7 +261,7 @@ def add_further(
     segments: Segments,
     further: Sequence[tuple[int, int]],
     sums: Sequence[Sequence[Piece]],
-    outputs: Sequence[int],
+    outputs: Sequence[str],
     strides: Sequence[tuple[int, ...]],
     *,
     factor: float,
@@ -282,29 +278,31 @@ def add_further(
         blocks, lanes, rows = _block(left)
         taken = max(1, min(SUMS // (lanes * pieces), triton.next_power_of_2(segments.count)))
         tiles = -(-segments.count // taken)
+        to: Sequence[StepOperand] = outputs if final else sums[k + 1]
         steps.add(
             add_sums,
             tiles * blocks,
-            (*_both(outputs if final else sums[k + 1]), *_both(sums[k])),
-            (
-                double_bits(factor), double_bits(floor or 0.0),
-                segments.count, blocks, left, tiles, segments.outer.sizes, strides[0], strides[-1],
-            ),
-            {
-                "TWO": len(outputs) > 1,
-                "FINAL": final,
-                "ACCUMULATE": accumulate,
-                "FLOOR": floor is not None,
-                "PIECES": pieces,
-                "SEGMENTS": taken,
-                "WIDTH": lanes,
-                "ROWS": rows,
-                "INDEX": index_type(segments),
-            },
-            _warps(taken * lanes * pieces),
-        )  # fmt: skip
-
-
-def _both(operands: Sequence[Any]) -> tuple[Any, Any]:
-    """Two operands; if there is one, it stands for the other too."""
-    return operands[0], operands[-1]
+            first_out=to[0],
+            second_out=to[-1],
+            first=sums[k][0],
+            second=sums[k][-1],
+            factor_bits=double_bits(factor),
+            floor_bits=double_bits(floor or 0.0),
+            segments=segments.count,
+            blocks=blocks,
+            length=left,
+            tiles=tiles,
+            over=segments.over.sizes,
+            first_over=strides[0],
+            second_over=strides[-1],
+            TWO=len(outputs) > 1,
+            FINAL=final,
+            ACCUMULATE=accumulate,
+            FLOOR=floor is not None,
+            PIECES=pieces,
+            SEGMENTS=taken,
+            WIDTH=lanes,
+            ROWS=rows,
+            INDEX=index_type(segments),
+            num_warps=_warps(taken * lanes * pieces),
+        )
