@@ -1,13 +1,14 @@
 # make test   lint, types and tests, from a bare checkout
 # make demo   check the bits on this machine and time a few kernels
 # make bench  time every kernel on this machine
+# make docs   write the generated parts of docs/, and build the site in site/
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install test demo bench clean
+.PHONY: install test demo bench docs clean
 
 install: $(INSTALLED)
 
@@ -28,6 +29,10 @@ demo: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/holdfast bench
 
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

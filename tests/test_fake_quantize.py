@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.dtypes import CODES, FLOATS
 from holdfast.numerics import reference
 from holdfast.ops.affine.cases import special_values
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
 
 GPU = gpu_way()
@@ -565,7 +565,7 @@ def test_codes_are_int8_unless_a_format_is_given() -> None:
 
 X = torch.ones(SHAPE)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "no range": (lambda: FakeQuantizeDescriptor(shape=(4,)).validate(), "give dtype, or both q_min and q_max"),
+    "no range": (lambda: FakeQuantizeDescriptor(shape=()).validate(), "give dtype, or both q_min and q_max"),
     "half a range": (lambda: hf.fake_quantize(X, 0.1, q_min=3), "give dtype, or both q_min and q_max"),
     "a range beyond the dtype": (
         lambda: hf.fake_quantize(X, 0.1, dtype=torch.int4, q_max=8), r"wider than torch.int4 holds, -8 to 7"

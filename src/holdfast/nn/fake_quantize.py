@@ -69,8 +69,8 @@ class FakeQuantize(torch.nn.Module):
     """``fake_quantize`` with a scale that it finds, keeps or learns.
 
     ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
-    is given, the codes are int8. ``ste`` is the estimator of the gradient. ``mode`` says where the scale comes
-    from:
+    is given, the codes are int8. ``ste`` is the estimator of the gradient. ``mode`` says where the
+    scale comes from:
 
     - "ema": the scale of each training batch is blended into ``scale`` with the weight ``momentum``; the
       first batch sets it. A batch with NaN or infinity in it changes nothing, and is counted in

@@ -14,6 +14,7 @@ import torch
 from holdfast.backends import interpreted
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
+from holdfast.core.bits import memory, mismatch
 from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
@@ -21,7 +22,6 @@ from holdfast.core.pieces import strays
 from holdfast.core.plan import Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.bits import memory, mismatch
 
 AnyPlan = type[Plan[Any, Any]]
 

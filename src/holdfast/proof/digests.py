@@ -11,10 +11,10 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from holdfast.core.bits import digest
 from holdfast.core.case import Case
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.plan import Args
-from holdfast.proof.bits import digest
 from holdfast.proof.conformance import AnyPlan, Difference
 
 Digests = dict[str, dict[str, str]]

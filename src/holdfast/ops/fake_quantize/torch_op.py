@@ -212,8 +212,8 @@ def fake_quantize(
     ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
     is given, the codes are int8. The result has the dtype of ``x``.
 
-    ``ste`` is the estimator of the gradient with respect to ``x``. ``scale`` and a floating ``zero_point`` can
-    be learned; a floating zero point is rounded where it is used. Their gradients are multiplied by
+    ``ste`` is the estimator of the gradient with respect to ``x``. ``scale`` and a floating ``zero_point``
+    can be learned; a floating zero point is rounded where it is used. Their gradients are multiplied by
     ``grad_factor``. The default here is 1, the plain derivative. "lsq" is 1 / sqrt(n * q_max), where n
     elements share a scale; it is the default of ``hf.nn.FakeQuantize``. Autograd keeps only the inputs.
 

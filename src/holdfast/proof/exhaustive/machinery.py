@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from holdfast.core.bits import mismatch
 from holdfast.core.case import Case
 from holdfast.core.contract import PlanPreference
 from holdfast.core.plan import Args
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.bits import mismatch
 from holdfast.proof.conformance import AnyPlan, Difference, Way, check, expected, gpu_way, selected
 
 #: A scale and a zero point for each row: awkward scales and powers of two, odd and far zero points.
