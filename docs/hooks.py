@@ -17,6 +17,8 @@ PAGES = {
 }
 #: Pages that include a file of the repository's root, whose links start there.
 INCLUDED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+#: Pages that end with the source of a program.
+SOURCES = {"example.md": "examples/spatial_transformer.py"}
 
 _LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 _DRAWING = re.compile(r'<img alt="[^"]*" src="(assets/[a-z0-9_]+\.svg)"\s*/?>')
@@ -28,7 +30,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if included:
         text = (DOCS.parent / included).read_text()
         markdown = _LINK.sub(lambda link: _from_root(link[0], link[1], link[2]), text)
-    return _LINK.sub(lambda link: f"]({PAGES.get(link[1], link[1])}{link[2]})", markdown)
+    markdown = _LINK.sub(lambda link: f"]({PAGES.get(link[1], link[1])}{link[2]})", markdown)
+    source = SOURCES.get(page.file.src_uri)
+    return f"{markdown}\n```python\n{(DOCS.parent / source).read_text()}```\n" if source else markdown
 
 
 def _from_root(whole: str, target: str, anchor: str) -> str:
