@@ -2,13 +2,14 @@
 # make demo   check the bits on this machine and time a few kernels
 # make bench  time every kernel on this machine
 # make docs   write the generated parts of docs/, and build the site in site/
+# make stubs  write the type stubs of the names that are found at import
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install test demo bench docs clean
+.PHONY: install test demo bench docs stubs clean
 
 install: $(INSTALLED)
 
@@ -32,6 +33,9 @@ bench: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+stubs: $(INSTALLED)
+	$(BIN)/python scripts/stubs.py
 
 clean:
 	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ from holdfast.ops.segment_sum.indexed import ordered_additions
 from holdfast.ops.tree_sum.segments import rounding_errors
 from holdfast.proof.conformance import cases_of, execute, selected
 
-PLANS = hf.plans()
+PLANS = hf.plans.all()
 DTYPES = {name: record.torch for name, record in FLOATS.items()}
 #: Around the chunks of an ordered sum and the rows, lanes and blocks of a tree sum; and primes.
 SHORT = (1, 2, 3, 7, 31, 32, 33, 61, 255, 256, 257)
@@ -155,7 +155,7 @@ def test_products_below_the_normal_range_lose_half_of_the_smallest_number(dtype:
     count, real = 4096, FLOATS[dtype]
     smallest = float(ulp(Fraction(0), real.compute.torch))
     factor = 2.0**-20
-    desc = hf.EmbeddingBagDescriptor(
+    desc = hf.plans.EmbeddingBagDescriptor(
         shape=(1, count), num_embeddings=1, embedding_dim=1, mode="sum", per_sample_weights=True,
         dtype=real.torch,
     )  # fmt: skip
@@ -238,11 +238,11 @@ def test_a_printed_bound_is_rounded_up() -> None:
 
 def test_counts_beyond_the_whole_numbers_of_float32_are_rounded_too() -> None:
     def stated(count: int, dtype: torch.dtype) -> float:
-        desc = hf.EmbeddingBagDescriptor(
+        desc = hf.plans.EmbeddingBagDescriptor(
             shape=(1, count), num_embeddings=1, embedding_dim=1, mode="mean", dtype=dtype
         )
         pref = hf.PlanPreference(backend="reference")
-        plan = hf.EmbeddingBagPlan.select(hf.Stream.current("cpu"), desc, pref)
+        plan = hf.plans.EmbeddingBagPlan.select(hf.Stream.current("cpu"), desc, pref)
         return round(plan.precision_guarantee().ulp["out"])
 
     assert stated(2**24 + 1, torch.float32) - stated(2**24 + 1, torch.float64) == 1

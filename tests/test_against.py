@@ -28,7 +28,7 @@ def report(cpu: str = "here") -> Report:
     """Findings about two plans that hold."""
     known = {name: dict(digests.pinned()[name]) for name in PLANS}
     plans = [
-        PlanReport(name, cases=len(k), runs=5, pinned=len(k), digests=k, promise=entry(hf.plans()[name]))
+        PlanReport(name, cases=len(k), runs=5, pinned=len(k), digests=k, promise=entry(hf.plans.all()[name]))
         for name, k in known.items()
     ]
     machine = Machine(cpu, 2, 2, None, None, "Linux", {"torch": "2.13.0"})

@@ -54,4 +54,4 @@ def test_every_case_is_tried_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ahead, "execute", fail)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     ahead.compile_all(NAMES[:2])
-    assert tried == [case.name for name in NAMES[:2] for case in cases_of(hf.plans()[name])]
+    assert tried == [case.name for name in NAMES[:2] for case in cases_of(hf.plans.all()[name])]

@@ -24,8 +24,8 @@ def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("meta")
 
 
-def quantize_args(device: str) -> hf.QuantizePerChannelArgs:
-    return hf.QuantizePerChannelArgs(
+def quantize_args(device: str) -> hf.plans.QuantizePerChannelArgs:
+    return hf.plans.QuantizePerChannelArgs(
         x=torch.ones(4, 6, device=device),
         scale=torch.ones(4, device=device),
         zero_point=torch.zeros(4, dtype=torch.int32, device=device),
@@ -33,10 +33,10 @@ def quantize_args(device: str) -> hf.QuantizePerChannelArgs:
     )
 
 
-def select(backend: str, **fields: Any) -> hf.QuantizePerChannelPlan:
-    desc = hf.QuantizePerChannelDescriptor(**{"shape": (4, 6), "axis": 0, **fields})
+def select(backend: str, **fields: Any) -> hf.plans.QuantizePerChannelPlan:
+    desc = hf.plans.QuantizePerChannelDescriptor(**{"shape": (4, 6), "axis": 0, **fields})
     pref = hf.PlanPreference(backend=backend, precompile=False)
-    return hf.QuantizePerChannelPlan.select(hf.Stream.current(DEVICES[backend]), desc, pref)
+    return hf.plans.QuantizePerChannelPlan.select(hf.Stream.current(DEVICES[backend]), desc, pref)
 
 
 #: What is wrong, and what the sentence says: the thing given, and the thing wanted.
@@ -97,7 +97,7 @@ BAD_ARGS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "host scale too small to hold": (lambda a: replace(a, scale=1e-60), ("scale is 1e-60", "torch.float32")),
     "host scale too large to hold": (lambda a: replace(a, scale=1e39), ("scale is 1e+39", "torch.float32")),
     "args of another plan": (
-        lambda a: hf.DequantizePerChannelArgs(q=a.q, scale=a.scale, y=a.x),
+        lambda a: hf.plans.DequantizePerChannelArgs(q=a.q, scale=a.scale, y=a.x),
         ("given DequantizeArgs", "takes QuantizeArgs"),
     ),
     "no args": (lambda a: None, ("given NoneType", "takes QuantizeArgs")),
@@ -155,20 +155,20 @@ def test_overlapping_input_and_output(backend: str, after_good_ones: bool) -> No
 @pytest.mark.parametrize("backend", DEVICES)
 def test_backward_in_place(backend: str) -> None:
     device = DEVICES[backend]
-    desc = hf.QuantizePerTensorBackwardDescriptor(shape=(8,))
+    desc = hf.plans.QuantizePerTensorBackwardDescriptor(shape=(8,))
     pref = hf.PlanPreference(backend=backend, precompile=False)
-    plan = hf.QuantizePerTensorBackwardPlan.select(hf.Stream.current(device), desc, pref)
+    plan = hf.plans.QuantizePerTensorBackwardPlan.select(hf.Stream.current(device), desc, pref)
     x, dy = torch.ones(8, device=device), torch.ones(8, device=device)
     for name, shared in (("dy", dy), ("x", x)):
-        args = hf.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=1.0, dx=shared)
+        args = hf.plans.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=1.0, dx=shared)
         assert_refused(plan, args, ("dx shares memory", "torch.empty_like"), operands_of(args)[name])
 
 
 def test_packed_codes_with_strides() -> None:
-    desc = hf.QuantizePerTensorDescriptor(shape=(4, 8), output_dtype=torch.int4, packed=True)
-    plan = hf.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=(4, 8), output_dtype=torch.int4, packed=True)
+    plan = hf.plans.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
     q = poisoned_output((4, 4), torch.uint8, "transposed")
-    args = hf.QuantizePerTensorArgs(x=torch.ones(4, 8), scale=1.0, q=q)
+    args = hf.plans.QuantizePerTensorArgs(x=torch.ones(4, 8), scale=1.0, q=q)
     assert_refused(plan, args, ("strides (1, 4)", "side by side"), q)
 
 
@@ -207,21 +207,21 @@ def test_bad_descriptors(what: str) -> None:
 
 
 def test_group_that_does_not_divide() -> None:
-    desc = hf.QuantizePerGroupDescriptor(shape=(4, 10), group_size=4)
+    desc = hf.plans.QuantizePerGroupDescriptor(shape=(4, 10), group_size=4)
     with pytest.raises(hf.InvalidDescriptor, match=r"group_size 4 does not divide axis 1 .* has 10 elements"):
-        hf.QuantizePerGroupPlan.select(hf.Stream.current(), desc)
+        hf.plans.QuantizePerGroupPlan.select(hf.Stream.current(), desc)
 
 
 def test_descriptor_of_another_plan() -> None:
-    desc: Any = hf.QuantizePerTokenDescriptor(shape=(4, 10))
+    desc: Any = hf.plans.QuantizePerTokenDescriptor(shape=(4, 10))
     with pytest.raises(hf.InvalidDescriptor, match="given a QuantizePerTokenDescriptor; it takes a Quan"):
-        hf.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
+        hf.plans.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
 
 
 def test_no_backend_serves() -> None:
-    desc = hf.QuantizePerTensorDescriptor(shape=(4, 10))
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=(4, 10))
     with pytest.raises(hf.Unsupported) as refusal:
-        hf.QuantizePerTensorPlan.select(hf.Stream.current(), desc, hf.PlanPreference(backend="tpu"))
+        hf.plans.QuantizePerTensorPlan.select(hf.Stream.current(), desc, hf.PlanPreference(backend="tpu"))
     for backend in ("cpu", "gpu", "reference", "tpu: no such backend"):
         assert backend in str(refusal.value)
     assert isinstance(refusal.value, NotImplementedError)
@@ -238,7 +238,7 @@ def test_stream_of_another_device() -> None:
 
 
 @dataclass(eq=False)
-class CopyArgs(hf.Args):
+class CopyArgs(hf.plans.Args):
     x: torch.Tensor
     y: torch.Tensor
 
@@ -262,7 +262,7 @@ class CopyKernel:
         return lambda stream, workspace, args, addresses: args.y.copy_(args.x)
 
 
-class CopyPlan(hf.Plan[hf.QuantizePerTensorDescriptor, CopyArgs]):
+class CopyPlan(hf.plans.Plan[hf.plans.QuantizePerTensorDescriptor, CopyArgs]):
     outputs = ("y",)
     Args = CopyArgs
 
@@ -281,7 +281,7 @@ class CopyPlan(hf.Plan[hf.QuantizePerTensorDescriptor, CopyArgs]):
     ],
 )
 def test_workspace_too_small(workspace: Any, error: type[Exception], said: str) -> None:
-    desc = hf.QuantizePerTensorDescriptor(shape=(3,))
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=(3,))
     device = torch.device("cpu")
     plan = CopyPlan(desc, device, "cpu", CopyKernel(desc, device))
     args = CopyArgs(x=torch.zeros(3), y=poisoned_output((3,), torch.float32))
@@ -395,26 +395,26 @@ def test_functions_tell_what_they_take(call: Callable[[], Any], sentence: str) -
 
 def test_numbers_that_are_not_whole_are_not_cut_off() -> None:
     with pytest.raises(hf.InvalidDescriptor, match=r"shape is \(4.7,\); it must be a sequence of whole"):
-        hf.QuantizePerTensorDescriptor(shape=(4.7,))  # type: ignore[arg-type]
+        hf.plans.QuantizePerTensorDescriptor(shape=(4.7,))  # type: ignore[arg-type]
     with pytest.raises(hf.InvalidDescriptor, match=r"output_size is \(2.5, 2\); it must be a sequence"):
-        hf.GridSampleDescriptor(shape=(1, 1, 2, 2), output_size=(2.5, 2))  # type: ignore[arg-type]
+        hf.plans.GridSampleDescriptor(shape=(1, 1, 2, 2), output_size=(2.5, 2))  # type: ignore[arg-type]
     with pytest.raises(hf.InvalidDescriptor, match="output_size is 3; it must be a sequence of whole"):
-        hf.AffineGridDescriptor(shape=(1, 2, 3), output_size=3)  # type: ignore[arg-type]
+        hf.plans.AffineGridDescriptor(shape=(1, 2, 3), output_size=3)  # type: ignore[arg-type]
 
 
 def test_json_that_never_ends_is_refused() -> None:
     with pytest.raises(hf.InvalidDescriptor, match="the descriptor is not JSON"):
-        hf.Descriptor.from_json("[" * 100_000)
+        hf.plans.Descriptor.from_json("[" * 100_000)
 
 
 def test_what_is_no_stream_preference_or_workspace() -> None:
-    given: Any = hf.QuantizePerTensorPlan
-    desc, stream = hf.QuantizePerTensorDescriptor(shape=(4,)), hf.Stream.current()
+    given: Any = hf.plans.QuantizePerTensorPlan
+    desc, stream = hf.plans.QuantizePerTensorDescriptor(shape=(4,)), hf.Stream.current()
     with pytest.raises(hf.InvalidArgs, match="select was given a str and a PlanPreference"):
         given.select("cpu", desc)
     with pytest.raises(hf.InvalidArgs, match="select was given a Stream and a str"):
         given.select(stream, desc, "cpu")
-    args = hf.QuantizePerTensorArgs(x=torch.ones(4), scale=0.5, q=torch.zeros(4, dtype=torch.int8))
+    args = hf.plans.QuantizePerTensorArgs(x=torch.ones(4), scale=0.5, q=torch.zeros(4, dtype=torch.int8))
     plan = given.select(stream, desc)
     with pytest.raises(hf.InvalidArgs, match="the stream is a NoneType; it must be a Stream"):
         plan.run(None, None, args)

@@ -16,19 +16,19 @@ import typer
 from typer.testing import CliRunner
 
 from holdfast.bench import command, timing
-from holdfast.bench.case import Case, NoPeer
+from holdfast.bench.cases import cpu_cases, full_cases, quick_cases
 from holdfast.bench.check import differences
 from holdfast.bench.command import bench
-from holdfast.bench.ops import cpu_cases, full_cases, quick_cases
-from holdfast.bench.ops import fake_quantize as fake_quantization
-from holdfast.bench.ops import fake_quantize_learned as learned
-from holdfast.bench.ops import quantize as quantization
-from holdfast.bench.ops.quantize import OPS, QuantizeCase
 from holdfast.bench.peers import peer
-from holdfast.bench.scaled import LAYOUTS
+from holdfast.core.benchmark import Case, NoPeer
 from holdfast.core.dtypes import CODES
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM
+from holdfast.ops.affine.benchmark import LAYOUTS
+from holdfast.ops.fake_quantize import bench as fake_quantization
+from holdfast.ops.fake_quantize_learned import bench as learned
+from holdfast.ops.quantize import bench as quantization
+from holdfast.ops.quantize.bench import OPS, QuantizeCase
 from holdfast.ops.quantize.plan import QuantizePlan
 
 INT4 = CODES["int4"].torch

@@ -35,14 +35,14 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def chosen(backend: str, x: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The scale and the zero point, by a plan on ``backend``."""
     device = BACKENDS[backend]
-    desc = hf.ChooseScaleDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
+    desc = hf.plans.ChooseScaleDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
     stream = hf.Stream.current(device)
-    plan = hf.ChooseScalePlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    plan = hf.plans.ChooseScalePlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
     made = {
         name: torch.empty(desc.expected(name)[0], dtype=desc.expected(name)[1], device=device)
         for name in (("scale",) if desc.symmetric else ("scale", "zero_point"))
     }
-    args = hf.ChooseScaleArgs(x=x.to(device), **made)
+    args = hf.plans.ChooseScaleArgs(x=x.to(device), **made)
     plan.run(stream, hf.Workspace.allocate(plan.workspace_size(), device), args)
     return made["scale"].cpu(), made["zero_point"].cpu() if "zero_point" in made else None
 
@@ -140,10 +140,10 @@ def test_a_scale_is_as_exact_as_the_plan_says(
 ) -> None:
     x = torch.tensor(values, dtype=dtype)
     fields: dict[str, Any] = {"output_dtype": torch.int16, "q_min": q_min, "q_max": q_max}
-    desc = hf.ChooseScaleDescriptor(
+    desc = hf.plans.ChooseScaleDescriptor(
         shape=tuple(x.shape), input_dtype=dtype, symmetric=symmetric, narrow=False, **fields
     )
-    promise = hf.ChooseScalePlan.select(hf.Stream.current(), desc).precision_guarantee()
+    promise = hf.plans.ChooseScalePlan.select(hf.Stream.current(), desc).precision_guarantee()
     right = exact_scale(x, q_min, q_max, symmetric)
     scale, zero_point = chosen("cpu", x, symmetric=symmetric, narrow=False, **fields)
     error = abs(Fraction(float(scale)) - right)
@@ -171,7 +171,7 @@ def test_the_data_fits_into_the_codes(
     found = hf.choose_scale(x, dtype=codes, symmetric=symmetric, narrow=narrow)
     scale, zero_point = found if isinstance(found, tuple) else (found, torch.tensor(0, dtype=torch.int32))
     r = torch.round(x.double() / scale.double()) + zero_point
-    desc = hf.ChooseScaleDescriptor(shape=(), output_dtype=codes, symmetric=symmetric, narrow=narrow)
+    desc = hf.plans.ChooseScaleDescriptor(shape=(), output_dtype=codes, symmetric=symmetric, narrow=narrow)
     lowest, highest = desc.ends(*desc.code_range)
     slack = 0 if symmetric else 1  # two roundings may meet at the upper end
     assert lowest <= int(r.min()) and int(r.max()) <= highest + slack
@@ -228,11 +228,11 @@ def test_a_range_does_not_know_the_sign_of_zero_or_of_nan() -> None:
     for backend, device in BACKENDS.items():
         for values, wanted in (([-0.0, -0.0], 0.0), ([-NAN, 1.0], NAN), ([1.0, NAN], NAN)):
             x = torch.tensor(values).to(device)
-            desc = hf.ObserveRangeDescriptor(shape=(2,))
+            desc = hf.plans.ObserveRangeDescriptor(shape=(2,))
             stream = hf.Stream.current(device)
-            plan = hf.ObserveRangePlan.select(stream, desc, hf.PlanPreference(backend=backend))
+            plan = hf.plans.ObserveRangePlan.select(stream, desc, hf.PlanPreference(backend=backend))
             low, high = (torch.empty((), device=device) for _ in range(2))
-            plan.run(stream, None, hf.ObserveRangeArgs(x=x, low=low, high=high))
+            plan.run(stream, None, hf.plans.ObserveRangeArgs(x=x, low=low, high=high))
             assert same(low.cpu(), torch.tensor(wanted)) and same(high.cpu(), torch.tensor(wanted))
 
 
@@ -347,20 +347,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", BAD)
 def test_bad_descriptors(what: str) -> None:
     fields, said = BAD[what]
-    desc = hf.ChooseScaleDescriptor(shape=(4, 6), **fields)
+    desc = hf.plans.ChooseScaleDescriptor(shape=(4, 6), **fields)
     with pytest.raises(hf.InvalidDescriptor) as refusal:
-        hf.ChooseScalePlan.select(hf.Stream.current(), desc)
+        hf.plans.ChooseScalePlan.select(hf.Stream.current(), desc)
     assert said in str(refusal.value) and str(refusal.value).endswith(".")
 
 
-def scale_args(device: str, **given: Any) -> hf.ChooseScaleArgs:
+def scale_args(device: str, **given: Any) -> hf.plans.ChooseScaleArgs:
     made: dict[str, Any] = {
         "x": torch.ones(4, 6),
         "scale": poisoned_output((4,), torch.float32),
         "zero_point": poisoned_output((4,), torch.int32),
     }
     made = {name: tensor.to(device) for name, tensor in made.items()}
-    return hf.ChooseScaleArgs(**{**made, **given})
+    return hf.plans.ChooseScaleArgs(**{**made, **given})
 
 
 BAD_ARGS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -387,9 +387,9 @@ BAD_ARGS: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_args(backend: str, what: str) -> None:
     device = BACKENDS[backend]
-    desc = hf.ChooseScaleDescriptor(shape=(4, 6), granularity=hf.PerChannel(0), symmetric=False)
+    desc = hf.plans.ChooseScaleDescriptor(shape=(4, 6), granularity=hf.PerChannel(0), symmetric=False)
     pref = hf.PlanPreference(backend=backend, precompile=False)
-    plan = hf.ChooseScalePlan.select(hf.Stream.current(device), desc, pref)
+    plan = hf.plans.ChooseScalePlan.select(hf.Stream.current(device), desc, pref)
     args = scale_args(device)
     spoil, said = BAD_ARGS[what]
     bad = spoil(args)
@@ -402,8 +402,8 @@ def test_bad_args(backend: str, what: str) -> None:
 
 
 def test_a_symmetric_plan_takes_no_zero_point() -> None:
-    desc = hf.ChooseScaleDescriptor(shape=(4, 6), granularity=hf.PerChannel(0))
-    plan = hf.ChooseScalePlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.ChooseScaleDescriptor(shape=(4, 6), granularity=hf.PerChannel(0))
+    plan = hf.plans.ChooseScalePlan.select(hf.Stream.current(), desc)
     args = scale_args("cpu")
     assert "a symmetric scale has no zero_point" in plan.can_implement(args).reason
     assert plan.can_implement(replace(args, zero_point=None))
@@ -413,14 +413,14 @@ def test_a_symmetric_plan_takes_no_zero_point() -> None:
 def test_the_workspace_may_begin_anywhere(backend: str) -> None:
     device = BACKENDS[backend]
     x = torch.arange(-80_000.0, 80_000.0, device=device).reshape(2, 80_000)
-    desc = hf.ChooseScaleDescriptor(shape=(2, 80_000), granularity=hf.PerToken(), symmetric=False)
+    desc = hf.plans.ChooseScaleDescriptor(shape=(2, 80_000), granularity=hf.PerToken(), symmetric=False)
     stream = hf.Stream.current(device)
-    plan = hf.ChooseScalePlan.select(stream, desc, hf.PlanPreference(backend=backend))
+    plan = hf.plans.ChooseScalePlan.select(stream, desc, hf.PlanPreference(backend=backend))
     assert plan.workspace_size() > 0
     wanted = chosen("reference", x.cpu(), granularity=hf.PerToken(), symmetric=False)
     for shift in (0, 1, 7):
         scale, zero_point = torch.empty(2, device=device), torch.empty(2, dtype=torch.int32, device=device)
-        args = hf.ChooseScaleArgs(x=x, scale=scale, zero_point=zero_point)
+        args = hf.plans.ChooseScaleArgs(x=x, scale=scale, zero_point=zero_point)
         memory = torch.full((plan.workspace_size() + shift,), 0xFF, dtype=torch.uint8, device=device)
         plan.run(stream, memory[shift:], args)
         assert same(scale.cpu(), wanted[0]) and torch.equal(zero_point.cpu(), wanted[1])

@@ -39,7 +39,7 @@ def test_no_command_shows_help(run: Any) -> None:
 def test_plans_lists_every_plan(run: Any) -> None:
     shown = run("plans")
     assert shown.exit_code == 0
-    for name in hf.plans():
+    for name in hf.plans.all():
         assert name in shown.output
     assert "same bits everywhere" in shown.output
     assert "float16/32/64" in shown.output
@@ -47,7 +47,7 @@ def test_plans_lists_every_plan(run: Any) -> None:
 
 def test_plans_as_json(run: Any) -> None:
     listed = {entry["plan"]: entry for entry in json.loads(run("plans", "--json").output)}
-    assert sorted(listed) == sorted(hf.plans())
+    assert sorted(listed) == sorted(hf.plans.all())
     entry = listed["QuantizePerChannelPlan"]
     assert entry["dtypes"]["input_dtype"] == ["bfloat16", "float16", "float32", "float64"]
     assert {"int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16"} <= set(
@@ -128,7 +128,7 @@ def test_verify_one_plan(run: Any, tmp_path: Path) -> None:
     shown = run(*ONE_PLAN, "--json", str(file), "--report", str(page))
     assert shown.exit_code == 0, shown.output
     assert "every bit equal" in shown.output
-    mutants = sum(mutant.fits(hf.QuantizePerTokenPlan) for mutant in MUTANTS)
+    mutants = sum(mutant.fits(hf.plans.QuantizePerTokenPlan) for mutant in MUTANTS)
     assert f"mutants caught {mutants}/{mutants}" in shown.output
     found = json.loads(file.read_text())
     assert found["passed"]
@@ -166,7 +166,7 @@ class WrongQuantize(Quantize):
 
 
 def test_verify_exits_1_on_a_difference(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hf.QuantizePerTokenPlan.kernels, "cpu", f"{__name__}:WrongQuantize")  # type: ignore[arg-type]
+    monkeypatch.setitem(hf.plans.QuantizePerTokenPlan.kernels, "cpu", f"{__name__}:WrongQuantize")  # type: ignore[arg-type]
     shown = run(*ONE_PLAN, "--json", "-")
     assert shown.exit_code == 1
     found = json.loads(shown.stdout)
@@ -193,7 +193,7 @@ def test_verify_exits_1_on_another_digest(run: Any, monkeypatch: pytest.MonkeyPa
 
 def test_digests_are_written_on_demand(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kept = digests.pinned()
-    monkeypatch.setattr(digests, "folder", lambda: tmp_path / "pinned")
+    monkeypatch.setattr(digests, "path", lambda plan: tmp_path / "digests" / f"{plan.__name__}.json")
     digests.pinned.cache_clear()
     try:
         assert run(*ONE_PLAN).exit_code == 1, "nothing is pinned yet"

@@ -10,15 +10,15 @@ from holdfast.core.bits import digest, mismatch
 from holdfast.core.case import GUARD, LAYOUTS, laid_out, poisoned, poisoned_output, random_bits
 from holdfast.proof import digests
 from holdfast.proof.conformance import Way, cases_of, check, expected, selected, ways
-from holdfast.proof.exhaustive import Sweep, sweeps
+from holdfast.proof.sweeps import SweepRun, sweeps
 
-PLANS = sorted(hf.plans())
+PLANS = sorted(hf.plans.all())
 
 
 @pytest.mark.parametrize("way", ways(), ids=str)
 @pytest.mark.parametrize("name", PLANS)
 def test_equal_to_the_reference_in_every_bit(name: str, way: Way) -> None:
-    plan = hf.plans()[name]
+    plan = hf.plans.all()[name]
     found = []
     for case in cases_of(plan):
         if case.common and way.backend == "gpu" and way.device == "cpu":
@@ -30,7 +30,7 @@ def test_equal_to_the_reference_in_every_bit(name: str, way: Way) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_digests_are_the_pinned_ones(name: str) -> None:
-    plan = hf.plans()[name]
+    plan = hf.plans.all()[name]
     found = {case.name: digests.of(plan, expected(plan, case)[1]) for case in cases_of(plan)}
     assert found == digests.pinned()[name]
 
@@ -45,7 +45,7 @@ def test_every_backend_is_compared() -> None:
 
 
 def test_names_of_cases_differ() -> None:
-    for plan in hf.plans().values():
+    for plan in hf.plans.all().values():
         names = [case.name for case in cases_of(plan)]
         assert len(set(names)) == len(names)
 
@@ -55,7 +55,7 @@ def test_names_of_cases_differ() -> None:
     [s for s in sweeps() if "float32 from" not in s.name],
     ids=lambda s: f"{s.plan.__name__}: {s.name}",
 )
-def test_every_16_bit_input_and_every_code(sweep: Sweep) -> None:
+def test_every_16_bit_input_and_every_code(sweep: SweepRun) -> None:
     assert sweep.run() == []
 
 

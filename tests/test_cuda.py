@@ -60,14 +60,14 @@ def test_calls_do_not_synchronise(no_synchronisation: None) -> None:
 
 
 def test_plans_compiled_at_selection_run_on_the_stream_they_are_given() -> None:
-    desc = hf.QuantizePerChannelDescriptor(shape=(64, 3, 7, 7), axis=0)
+    desc = hf.plans.QuantizePerChannelDescriptor(shape=(64, 3, 7, 7), axis=0)
     side = torch.cuda.Stream()
-    plan = hf.QuantizePerChannelPlan.select(hf.Stream.wrap(side), desc, hf.PlanPreference())
+    plan = hf.plans.QuantizePerChannelPlan.select(hf.Stream.wrap(side), desc, hf.PlanPreference())
     x = values(64, 3, 7, 7).cuda()
     scale = torch.full((64,), 0.25, device="cuda")
     zero_point = torch.arange(64, dtype=torch.int32, device="cuda")
     q = torch.empty(64, 3, 7, 7, dtype=torch.int8, device="cuda")
-    args = hf.QuantizePerChannelArgs(x=x, scale=scale, zero_point=zero_point, q=q)
+    args = hf.plans.QuantizePerChannelArgs(x=x, scale=scale, zero_point=zero_point, q=q)
     side.wait_stream(torch.cuda.current_stream())
     plan.run(hf.Stream.wrap(side), None, args)
     side.synchronize()
@@ -82,12 +82,12 @@ def test_addresses_need_no_alignment(shift: int) -> None:
     out = torch.empty(4100, dtype=torch.int8, device="cuda")
     for where in (0, 1, 3):
         q = out[where : where + 4096]
-        plan = hf.QuantizePerTensorPlan.select(
+        plan = hf.plans.QuantizePerTensorPlan.select(
             hf.Stream.current("cuda"),
-            hf.QuantizePerTensorDescriptor(shape=(4096,)),
+            hf.plans.QuantizePerTensorDescriptor(shape=(4096,)),
             hf.PlanPreference(precompile=False),
         )
-        plan.run(hf.Stream.current("cuda"), None, hf.QuantizePerTensorArgs(x=x, scale=0.25, q=q))
+        plan.run(hf.Stream.current("cuda"), None, hf.plans.QuantizePerTensorArgs(x=x, scale=0.25, q=q))
         assert torch.equal(q.cpu(), hf.quantize(x.cpu(), 0.25))
 
 

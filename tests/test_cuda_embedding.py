@@ -70,11 +70,11 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
 @pytest.mark.parametrize(("count", "rows"), [(5000, 30000), (40000, 50000), (40000, 3000), (200000, 300000)])
 def test_runs_one_after_another_in_one_workspace_do_not_mix(count: int, rows: int) -> None:
     """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
-    desc = hf.EmbeddingBackwardDescriptor(
+    desc = hf.plans.EmbeddingBackwardDescriptor(
         shape=(count,), num_embeddings=rows, embedding_dim=40, index_dtype=torch.int64
     )
     stream = hf.Stream.current("cuda")
-    plan = hf.EmbeddingBackwardPlan.select(stream, desc)
+    plan = hf.plans.EmbeddingBackwardPlan.select(stream, desc)
     workspace = hf.Workspace.allocate(plan.workspace_size(), "cuda")
     weight = torch.zeros(rows, 40, device="cuda")
     found, wanted = [], []
@@ -83,7 +83,7 @@ def test_runs_one_after_another_in_one_workspace_do_not_mix(count: int, rows: in
         dout = row_values(kind, (count, 40), torch.float32).cuda()
         wanted.append(both(indices, weight, dout)[1])
         dweight = torch.full_like(weight, torch.nan)
-        found.append(hf.EmbeddingBackwardArgs(dout=dout, indices=indices, dweight=dweight))
+        found.append(hf.plans.EmbeddingBackwardArgs(dout=dout, indices=indices, dweight=dweight))
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(30):
         for args, expected in zip(found, wanted, strict=True):
@@ -127,12 +127,12 @@ def test_a_plan_runs_on_the_stream_it_is_given() -> None:
     count = 300000
     indices = index_values("zipf", "stream", (count,), 700, torch.int64)
     dout = row_values("stream", (count, 8), torch.float32)
-    desc = hf.EmbeddingBackwardDescriptor(shape=(count,), num_embeddings=700, embedding_dim=8)
+    desc = hf.plans.EmbeddingBackwardDescriptor(shape=(count,), num_embeddings=700, embedding_dim=8)
     side = torch.cuda.Stream()
-    plan = hf.EmbeddingBackwardPlan.select(hf.Stream.wrap(side), desc)
+    plan = hf.plans.EmbeddingBackwardPlan.select(hf.Stream.wrap(side), desc)
     workspace = hf.Workspace.allocate(plan.workspace_size(), "cuda")
     dweight = torch.full((700, 8), float("nan"), device="cuda")
-    args = hf.EmbeddingBackwardArgs(dout=dout.cuda(), indices=indices.cuda(), dweight=dweight)
+    args = hf.plans.EmbeddingBackwardArgs(dout=dout.cuda(), indices=indices.cuda(), dweight=dweight)
     side.wait_stream(torch.cuda.current_stream())
     plan.run(hf.Stream.wrap(side), workspace, args)
     side.synchronize()

@@ -89,14 +89,14 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest(kind: str) -> None:
 @pytest.mark.parametrize("channels", [3, 24])
 def test_runs_one_after_another_in_one_workspace_do_not_mix(channels: int) -> None:
     """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
-    desc = hf.GridSampleBackwardDescriptor(shape=(4, channels, 96, 96), output_size=(90, 110))
+    desc = hf.plans.GridSampleBackwardDescriptor(shape=(4, channels, 96, 96), output_size=(90, 110))
     stream = hf.Stream.current("cuda")
-    plan = hf.GridSampleBackwardPlan.select(stream, desc)
+    plan = hf.plans.GridSampleBackwardPlan.select(stream, desc)
     workspace = hf.Workspace.allocate(plan.workspace_size(), "cuda")
     found, wanted = [], []
     for kind in ("random", "smooth", "one pixel"):
         image, grid, dout = (tensor.cuda() for tensor in drawn(desc.shape, (90, 110), kind))
-        args = hf.GridSampleBackwardArgs(
+        args = hf.plans.GridSampleBackwardArgs(
             dout=dout,
             grid=grid,
             input=image,

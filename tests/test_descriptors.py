@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.proof.conformance import cases_of
 
-PLANS = hf.plans()
-GOOD = hf.QuantizePerGroupDescriptor(
+PLANS = hf.plans.all()
+GOOD = hf.plans.QuantizePerGroupDescriptor(
     shape=(4, 6),
     group_size=3,
     axis=-1,
@@ -31,7 +31,7 @@ def test_json_there_and_back(name: str) -> None:
     plan = PLANS[name]
     for case in cases_of(plan):
         text = case.descriptor.to_json()
-        for kind in (hf.Descriptor, plan.Descriptor):
+        for kind in (hf.plans.Descriptor, plan.Descriptor):
             back = kind.from_json(text)
             assert back == case.descriptor
             assert type(back) is plan.Descriptor
@@ -53,7 +53,9 @@ def test_descriptors_are_frozen() -> None:
 
 
 def test_a_shape_may_be_any_sequence_of_sizes() -> None:
-    assert hf.QuantizePerTensorDescriptor(shape=torch.Size([2, 3])) == hf.QuantizePerTensorDescriptor(
+    assert hf.plans.QuantizePerTensorDescriptor(
+        shape=torch.Size([2, 3])
+    ) == hf.plans.QuantizePerTensorDescriptor(
         shape=[2, 3]  # type: ignore[arg-type]
     )
 
@@ -104,7 +106,7 @@ BROKEN = {
 def test_broken_json_is_refused_with_a_sentence(what: str) -> None:
     text, said = BROKEN[what]
     with pytest.raises(hf.InvalidDescriptor) as refusal:
-        hf.QuantizePerGroupDescriptor.from_json(text)
+        hf.plans.QuantizePerGroupDescriptor.from_json(text)
     assert said in str(refusal.value)
     assert str(refusal.value).endswith(".")
     assert isinstance(refusal.value, ValueError)
@@ -112,7 +114,7 @@ def test_broken_json_is_refused_with_a_sentence(what: str) -> None:
 
 def test_json_that_is_no_text_is_refused() -> None:
     with pytest.raises(hf.InvalidDescriptor, match="not JSON"):
-        hf.Descriptor.from_json(None)  # type: ignore[arg-type]
+        hf.plans.Descriptor.from_json(None)  # type: ignore[arg-type]
 
 
 anything = st.recursive(
@@ -129,17 +131,17 @@ def test_any_field_may_be_anything_and_is_refused_or_kept(name: str, field: int,
     key = sorted(data)[field % len(data)]
     text = json.dumps({**data, key: value})
     try:
-        made = hf.Descriptor.from_json(text)
+        made = hf.plans.Descriptor.from_json(text)
     except hf.InvalidDescriptor:
         return
-    assert hf.Descriptor.from_json(made.to_json()) == made
+    assert hf.plans.Descriptor.from_json(made.to_json()) == made
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.text())
 def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(hf.InvalidDescriptor):
-        hf.Descriptor.from_json(text)
+        hf.plans.Descriptor.from_json(text)
 
 
 @pytest.mark.parametrize(
@@ -150,4 +152,4 @@ def test_a_granularity_that_does_not_exist_is_refused(name: str) -> None:
         {"descriptor": "FakeQuantizeDescriptor", "shape": [4], "dtype": "int8", "granularity": name}
     )
     with pytest.raises(hf.InvalidDescriptor, match="granularity"):
-        hf.Descriptor.from_json(text)
+        hf.plans.Descriptor.from_json(text)

@@ -36,7 +36,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(canonical(a), canonical(b))
 
 
-def results(desc: hf.DynamicQuantizeDescriptor, device: str) -> dict[str, torch.Tensor]:
+def results(desc: hf.plans.DynamicQuantizeDescriptor, device: str) -> dict[str, torch.Tensor]:
     names = ("q", "scale") if desc.symmetric else ("q", "scale", "zero_point")
     return {name: poisoned_output(*desc.expected(name)).to(device) for name in names}
 
@@ -44,13 +44,15 @@ def results(desc: hf.DynamicQuantizeDescriptor, device: str) -> dict[str, torch.
 def run(backend: str, x: torch.Tensor, **fields: Any) -> list[torch.Tensor]:
     """What a plan on ``backend`` gives."""
     device = BACKENDS[backend]
-    desc = hf.DynamicQuantizeDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
+    desc = hf.plans.DynamicQuantizeDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
     stream = hf.Stream.current(device)
-    plan = hf.DynamicQuantizePlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    plan = hf.plans.DynamicQuantizePlan.select(
+        stream, desc, hf.PlanPreference(backend=backend, precompile=False)
+    )
     made = results(desc, device)
     given = x if device == "cpu" else x.to(device)
     workspace = hf.Workspace.allocate(plan.workspace_size(), device)
-    plan.run(stream, workspace, hf.DynamicQuantizeArgs(x=given, **made))
+    plan.run(stream, workspace, hf.plans.DynamicQuantizeArgs(x=given, **made))
     return [made[name].cpu() for name in made]
 
 
@@ -95,7 +97,7 @@ def test_any_shape_and_layout(
         granularity, shape = hf.PerGroup(8), (*shape[:2], 16)
     bits = torch.randint(-(2**15), 2**15, shape, generator=torch.Generator().manual_seed(seed))
     x = laid_out(bits.to(torch.int16).view(torch.bfloat16).to(dtype), layout)
-    desc = hf.DynamicQuantizeDescriptor(
+    desc = hf.plans.DynamicQuantizeDescriptor(
         shape=shape, input_dtype=dtype, output_dtype=codes, packed=packed,
         granularity=granularity, symmetric=symmetric,
     )  # fmt: skip
@@ -104,12 +106,12 @@ def test_any_shape_and_layout(
         device = BACKENDS[backend]
         stream = hf.Stream.current(device)
         pref = hf.PlanPreference(backend=backend, precompile=False)
-        plan = hf.DynamicQuantizePlan.select(stream, desc, pref)
+        plan = hf.plans.DynamicQuantizePlan.select(stream, desc, pref)
         made = results(desc, device)
         if not packed:
             made["q"] = poisoned_output(desc.code_shape, desc.code_storage, written).to(device)
         workspace = hf.Workspace.allocate(plan.workspace_size(), device)
-        plan.run(stream, workspace, hf.DynamicQuantizeArgs(x=x.to(device), **made))
+        plan.run(stream, workspace, hf.plans.DynamicQuantizeArgs(x=x.to(device), **made))
         found[backend] = [tensor.cpu() for tensor in made.values()]
     for backend in BACKENDS:
         assert all(map(same, found["reference"], found[backend])), backend
@@ -255,11 +257,13 @@ BAD_ARGS: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_args(backend: str, what: str) -> None:
     device = BACKENDS[backend]
-    desc = hf.DynamicQuantizeDescriptor(shape=(4, 6), granularity=hf.PerToken(), symmetric=False)
+    desc = hf.plans.DynamicQuantizeDescriptor(shape=(4, 6), granularity=hf.PerToken(), symmetric=False)
     stream = hf.Stream.current(device)
-    plan = hf.DynamicQuantizePlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    plan = hf.plans.DynamicQuantizePlan.select(
+        stream, desc, hf.PlanPreference(backend=backend, precompile=False)
+    )
     made = results(desc, device)
-    args = hf.DynamicQuantizeArgs(x=torch.ones(4, 6, device=device), **made)
+    args = hf.plans.DynamicQuantizeArgs(x=torch.ones(4, 6, device=device), **made)
     spoil, said = BAD_ARGS[what]
     bad = spoil(args)
     verdict = plan.can_implement(bad)

@@ -138,7 +138,7 @@ def test_a_bad_index_raises_before_anything_is_written(what: str) -> None:
         assert isinstance(refusal.value, hf.InvalidIndex)
         for words in (position, f"is {value};", "11 rows", "0 to 10"):
             assert words in str(refusal.value)
-    desc = hf.EmbeddingDescriptor(
+    desc = hf.plans.EmbeddingDescriptor(
         shape=indices.shape,
         num_embeddings=11,
         embedding_dim=5,
@@ -146,11 +146,13 @@ def test_a_bad_index_raises_before_anything_is_written(what: str) -> None:
         index_dtype=indices.dtype,
     )
     for backend in ("cpu", "reference"):
-        plan = hf.EmbeddingPlan.select(hf.Stream.current(), desc, hf.PlanPreference(backend=backend))
+        plan = hf.plans.EmbeddingPlan.select(hf.Stream.current(), desc, hf.PlanPreference(backend=backend))
         out = torch.full((*indices.shape, 5), 7.0, dtype=torch.float64)
         with pytest.raises(hf.InvalidIndex, match=position):
             plan.run(
-                hf.Stream.current(), None, hf.EmbeddingArgs(weight=weight.detach(), indices=indices, out=out)
+                hf.Stream.current(),
+                None,
+                hf.plans.EmbeddingArgs(weight=weight.detach(), indices=indices, out=out),
             )
         assert (out == 7).all()
 
@@ -169,14 +171,16 @@ def test_bad_indices_may_be_skipped() -> None:
 
 def gpu_plan(shape: tuple[int, ...], rows: int = 11) -> tuple[hf.Stream, Any]:
     stream = hf.Stream.current(GPU)
-    desc = hf.EmbeddingDescriptor(shape=shape, num_embeddings=rows, embedding_dim=5)
-    return stream, hf.EmbeddingPlan.select(stream, desc, hf.PlanPreference(backend="gpu", precompile=False))
+    desc = hf.plans.EmbeddingDescriptor(shape=shape, num_embeddings=rows, embedding_dim=5)
+    return stream, hf.plans.EmbeddingPlan.select(
+        stream, desc, hf.PlanPreference(backend="gpu", precompile=False)
+    )
 
 
-def gpu_args(indices: torch.Tensor, rows: int = 11) -> hf.EmbeddingArgs:
+def gpu_args(indices: torch.Tensor, rows: int = 11) -> hf.plans.EmbeddingArgs:
     out = torch.full((*indices.shape, 5), 7.0, device=GPU)
     weight = row_values("gpu", (rows, 5), torch.float32).to(GPU)
-    return hf.EmbeddingArgs(weight=weight, indices=indices.to(GPU), out=out)
+    return hf.plans.EmbeddingArgs(weight=weight, indices=indices.to(GPU), out=out)
 
 
 @pytest.mark.parametrize("through", ["check_errors", "the same plan", "another op"])
@@ -289,9 +293,9 @@ def test_what_is_refused() -> None:
 )
 def test_bad_descriptors(fields: dict[str, Any], said: str) -> None:
     good: dict[str, Any] = {"shape": (3,), "num_embeddings": 11, "embedding_dim": 5}
-    desc = hf.EmbeddingBackwardDescriptor(**{**good, **fields})
+    desc = hf.plans.EmbeddingBackwardDescriptor(**{**good, **fields})
     with pytest.raises(hf.InvalidDescriptor) as refusal:
-        hf.EmbeddingBackwardPlan.select(hf.Stream.current(), desc)
+        hf.plans.EmbeddingBackwardPlan.select(hf.Stream.current(), desc)
     assert said in str(refusal.value) and str(refusal.value).endswith(".")
 
 
@@ -338,7 +342,7 @@ def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: py
     from holdfast.ops.embedding import cpu
 
     monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
-    plan, found = hf.plans()["EmbeddingPlan"], []
+    plan, found = hf.plans.all()["EmbeddingPlan"], []
     for case in cases_of(plan):
         args, wanted = expected(plan, case)
         found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))

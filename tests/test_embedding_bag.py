@@ -37,7 +37,7 @@ def run_plan(
     backend: str, weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor | None, **fields: Any
 ) -> torch.Tensor:
     device = DEVICES[backend]
-    desc = hf.EmbeddingBagDescriptor(
+    desc = hf.plans.EmbeddingBagDescriptor(
         shape=tuple(indices.shape),
         num_embeddings=weight.shape[0],
         embedding_dim=weight.shape[1],
@@ -48,9 +48,11 @@ def run_plan(
         **fields,
     )
     stream = hf.Stream.current(device)
-    plan = hf.EmbeddingBagPlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    plan = hf.plans.EmbeddingBagPlan.select(
+        stream, desc, hf.PlanPreference(backend=backend, precompile=False)
+    )
     out = poisoned_output((desc.bags, desc.embedding_dim), weight.dtype).to(device)
-    args = hf.EmbeddingBagArgs(
+    args = hf.plans.EmbeddingBagArgs(
         weight=weight.to(device),
         indices=indices.to(device),
         offsets=None if offsets is None else offsets.to(device),
@@ -388,15 +390,17 @@ def test_refused_arguments(what: str) -> None:
 )
 def test_bad_descriptors(fields: dict[str, Any], said: str) -> None:
     given = {"shape": (6, 2), "num_embeddings": 5, "embedding_dim": 3, **fields}
-    for plan in (hf.EmbeddingBagPlan, hf.EmbeddingBagBackwardPlan):
+    for plan in (hf.plans.EmbeddingBagPlan, hf.plans.EmbeddingBagBackwardPlan):
         with pytest.raises(hf.InvalidDescriptor) as refusal:
             plan.Descriptor(**given).validate()
         assert said in str(refusal.value) and str(refusal.value).endswith(".")
 
 
 def test_args_that_do_not_fit() -> None:
-    desc = hf.EmbeddingBagBackwardDescriptor(shape=(6, 2), num_embeddings=5, embedding_dim=3, mode="max")
-    plan = hf.EmbeddingBagBackwardPlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.EmbeddingBagBackwardDescriptor(
+        shape=(6, 2), num_embeddings=5, embedding_dim=3, mode="max"
+    )
+    plan = hf.plans.EmbeddingBagBackwardPlan.select(hf.Stream.current(), desc)
     made: dict[str, Any] = {
         "dout": torch.zeros(6, 3),
         "indices": torch.zeros(6, 2, dtype=torch.int64),
@@ -410,9 +414,9 @@ def test_args_that_do_not_fit() -> None:
         ({"dweight": made["weight"]}, "dweight shares memory"),
         ({"dout": torch.zeros(5, 3)}, "dout has shape (5, 3)"),
     ):
-        verdict = plan.can_implement(hf.EmbeddingBagBackwardArgs(**{**made, **changed}))
+        verdict = plan.can_implement(hf.plans.EmbeddingBagBackwardArgs(**{**made, **changed}))
         assert not verdict and said in verdict.reason
-    assert plan.can_implement(hf.EmbeddingBagBackwardArgs(**made))
+    assert plan.can_implement(hf.plans.EmbeddingBagBackwardArgs(**made))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -425,9 +429,9 @@ def test_the_workspace_is_bounded(backend: str) -> None:
         fields: dict[str, Any] = {
             "shape": (count,), "offsets": bags, "num_embeddings": 10**6, "embedding_dim": width, "mode": mode,
         }  # fmt: skip
-        forward = hf.EmbeddingBagPlan.select(stream, hf.EmbeddingBagDescriptor(**fields), pref)
-        desc = hf.EmbeddingBagBackwardDescriptor(**fields)
-        backward = hf.EmbeddingBagBackwardPlan.select(stream, desc, pref)
+        forward = hf.plans.EmbeddingBagPlan.select(stream, hf.plans.EmbeddingBagDescriptor(**fields), pref)
+        desc = hf.plans.EmbeddingBagBackwardDescriptor(**fields)
+        backward = hf.plans.EmbeddingBagBackwardPlan.select(stream, desc, pref)
         sums = 4 * width * 2 * (count // 32 + 1) + count if backend == "gpu" else 0
         assert forward.workspace_size() <= 16 * (count + bags) + sums + 4096
         assert backward.workspace_size() <= 40 * (count + bags) + 4 * 10**6 + 4 * bags * width + sums + 4096
@@ -439,17 +443,17 @@ def test_the_stated_error_holds() -> None:
     out = hf.embedding_bag(indices, weight, mode="mean").double()
     terms = weight.double()[indices]
     exact, magnitudes = terms.mean(1), terms.abs().sum(1) / 700
-    desc = hf.EmbeddingBagDescriptor(shape=(3, 700), num_embeddings=500, embedding_dim=16)
-    bound = hf.EmbeddingBagPlan.select(hf.Stream.current(), desc).precision_guarantee().ulp["out"]
+    desc = hf.plans.EmbeddingBagDescriptor(shape=(3, 700), num_embeddings=500, embedding_dim=16)
+    bound = hf.plans.EmbeddingBagPlan.select(hf.Stream.current(), desc).precision_guarantee().ulp["out"]
     unit = 2.0 ** (torch.floor(torch.log2(magnitudes)) - 23)
     assert ((out - exact).abs() <= bound * unit).all()
 
 
 def test_descriptors_go_to_json_and_back() -> None:
-    desc = hf.EmbeddingBagBackwardDescriptor(
+    desc = hf.plans.EmbeddingBagBackwardDescriptor(
         shape=(9,), num_embeddings=5, embedding_dim=3, offsets=4, offsets_dtype=torch.int32, padding_idx=2
     )
-    assert hf.Descriptor.from_json(desc.to_json()) == desc
+    assert hf.plans.Descriptor.from_json(desc.to_json()) == desc
 
 
 def test_the_module_is_that_of_torch() -> None:
@@ -468,15 +472,15 @@ def test_the_module_is_that_of_torch() -> None:
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_in_no_bag_reaches_no_gradient(weight: float) -> None:
     """Not even with a weight that makes NaN of zeros."""
-    desc = hf.EmbeddingBagBackwardDescriptor(
+    desc = hf.plans.EmbeddingBagBackwardDescriptor(
         shape=(4,), num_embeddings=3, embedding_dim=2, mode="sum", offsets=2, include_last_offset=True,
         per_sample_weights=True, dper_sample_weights=True,
     )  # fmt: skip
     for backend in ("reference", "cpu", *(["gpu"] if interpreted() else [])):
         stream = hf.Stream.current()
         pref = hf.PlanPreference(backend=backend, precompile=False)
-        plan = hf.EmbeddingBagBackwardPlan.select(stream, desc, pref)
-        args = hf.EmbeddingBagBackwardArgs(
+        plan = hf.plans.EmbeddingBagBackwardPlan.select(stream, desc, pref)
+        args = hf.plans.EmbeddingBagBackwardArgs(
             dout=torch.ones(1, 2),
             indices=torch.tensor([0, 1, 1, 2]),
             offsets=torch.tensor([0, 2]),

@@ -237,7 +237,7 @@ def test_a_storage_that_was_freed_before_backward(name: str) -> None:
 
 def test_descriptors_check_the_type_of_every_field() -> None:
     wrong = ["no", 1.5, None, 10**400, [1], float("nan"), np.float32(1), object()]
-    for plan in hf.plans().values():
+    for plan in hf.plans.all().values():
         descriptor = cases_of(plan)[0].descriptor
         good = {key: getattr(descriptor, key) for key in _hints(type(descriptor))}
         for key, hint in _hints(type(descriptor)).items():
@@ -255,32 +255,32 @@ def test_descriptors_check_the_type_of_every_field() -> None:
 
 
 def test_numbers_in_json_that_no_float_holds() -> None:
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(shape=(4,), dtype=torch.int8)
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(shape=(4,), dtype=torch.int8)
     text = descriptor.to_json().replace('"grad_factor": 1.0', f'"grad_factor": {10**400}')
     with pytest.raises(hf.InvalidDescriptor, match=r"grad_factor is 1000.*; it must be a number"):
-        hf.Descriptor.from_json(text)
+        hf.plans.Descriptor.from_json(text)
     with pytest.raises(hf.InvalidDescriptor, match="has more elements than any tensor"):
-        hf.Descriptor.from_json(descriptor.to_json().replace("[4]", f"[{10**400}]"))
+        hf.plans.Descriptor.from_json(descriptor.to_json().replace("[4]", f"[{10**400}]"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_scale_that_no_float_holds(dtype: torch.dtype) -> None:
-    desc = hf.QuantizePerTensorDescriptor(shape=(4,), input_dtype=dtype)
-    plan = hf.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=(4,), input_dtype=dtype)
+    plan = hf.plans.QuantizePerTensorPlan.select(hf.Stream.current(), desc)
     q = torch.zeros(4, dtype=torch.int8)
     for scale in (10**400, 10**5000, -(10**400)):
-        args = hf.QuantizePerTensorArgs(x=torch.ones(4, dtype=dtype), scale=scale, q=q)
+        args = hf.plans.QuantizePerTensorArgs(x=torch.ones(4, dtype=dtype), scale=scale, q=q)
         with pytest.raises(hf.InvalidArgs, match=r"scale is .*; it must be a positive number"):
             plan.run(hf.Stream.current(), None, args)
 
 
 def test_accumulate_is_true_or_false() -> None:
-    desc = hf.QuantizePerTensorBackwardDescriptor(shape=(4,))
-    plan = hf.QuantizePerTensorBackwardPlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.QuantizePerTensorBackwardDescriptor(shape=(4,))
+    plan = hf.plans.QuantizePerTensorBackwardPlan.select(hf.Stream.current(), desc)
     ones = torch.ones(4)
     dx = torch.ones(4)
     for known in (True, False, True):
-        args = hf.QuantizePerTensorBackwardArgs(dy=ones, x=ones, scale=0.5, dx=dx, accumulate=known)
+        args = hf.plans.QuantizePerTensorBackwardArgs(dy=ones, x=ones, scale=0.5, dx=dx, accumulate=known)
         plan.run(hf.Stream.current(), None, args)
         args.dx = torch.ones(4)
         for wrong in (1, 0, "no", None, np.True_, 1.0):
@@ -292,14 +292,16 @@ def test_accumulate_is_true_or_false() -> None:
 
 
 def test_a_zero_point_that_equals_a_known_one() -> None:
-    plan = hf.QuantizePerTensorPlan.select(hf.Stream.current(), hf.QuantizePerTensorDescriptor(shape=(4,)))
-    args = hf.QuantizePerTensorArgs(
+    plan = hf.plans.QuantizePerTensorPlan.select(
+        hf.Stream.current(), hf.plans.QuantizePerTensorDescriptor(shape=(4,))
+    )
+    args = hf.plans.QuantizePerTensorArgs(
         x=torch.ones(4), scale=1, zero_point=1, q=torch.zeros(4, dtype=torch.int8)
     )
     for _ in range(3):
         plan.run(hf.Stream.current(), None, args)
     for field, wrong in (("zero_point", True), ("zero_point", 1.0), ("scale", True)):
-        other = hf.QuantizePerTensorArgs(x=args.x, scale=1, zero_point=1, q=args.q)
+        other = hf.plans.QuantizePerTensorArgs(x=args.x, scale=1, zero_point=1, q=args.q)
         setattr(other, field, wrong)
         with pytest.raises(hf.InvalidArgs, match=f"{field} is a"):
             plan.run(hf.Stream.current(), None, other)

@@ -41,14 +41,16 @@ def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 def forward(backend: str, x: torch.Tensor, scale: Any, zero_point: Any = None, **fields: Any) -> torch.Tensor:
     """y, by a plan on ``backend``."""
     stream = hf.Stream.current(BACKENDS[backend])
-    desc = hf.FakeQuantizeDescriptor(shape=x.shape, input_dtype=x.dtype, **fields)
-    plan = hf.FakeQuantizePlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    desc = hf.plans.FakeQuantizeDescriptor(shape=x.shape, input_dtype=x.dtype, **fields)
+    plan = hf.plans.FakeQuantizePlan.select(
+        stream, desc, hf.PlanPreference(backend=backend, precompile=False)
+    )
     x, scale, zero_point = (
         value.to(stream.device) if isinstance(value, torch.Tensor) else value
         for value in (x, scale, zero_point)
     )
     y = torch.full_like(x, 77)
-    plan.run(stream, None, hf.FakeQuantizeArgs(x=x, scale=scale, zero_point=zero_point, y=y))
+    plan.run(stream, None, hf.plans.FakeQuantizeArgs(x=x, scale=scale, zero_point=zero_point, y=y))
     return y.cpu()
 
 
@@ -63,15 +65,15 @@ def gradient(
 ) -> torch.Tensor:
     """dx, by a plan on ``backend``."""
     stream = hf.Stream.current(BACKENDS[backend])
-    desc = hf.FakeQuantizeBackwardDescriptor(shape=x.shape, input_dtype=x.dtype, ste=ste, **fields)
+    desc = hf.plans.FakeQuantizeBackwardDescriptor(shape=x.shape, input_dtype=x.dtype, ste=ste, **fields)
     pref = hf.PlanPreference(backend=backend, precompile=False)
-    plan = hf.FakeQuantizeBackwardPlan.select(stream, desc, pref)
+    plan = hf.plans.FakeQuantizeBackwardPlan.select(stream, desc, pref)
     x, dy, scale, zero_point = (
         value.to(stream.device) if isinstance(value, torch.Tensor) else value
         for value in (x, dy, scale, zero_point)
     )
     dx = torch.full_like(x, 77)
-    args = hf.FakeQuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
+    args = hf.plans.FakeQuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
     plan.run(stream, None, args)
     return dx.cpu()
 
@@ -378,7 +380,7 @@ def test_outputs_that_are_streamed_have_the_same_bits(
     from holdfast.ops.affine import cpu
 
     monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
-    plan, found = hf.plans()[name], []
+    plan, found = hf.plans.all()[name], []
     for case in cases_of(plan):
         args, wanted = expected(plan, case)
         found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
@@ -525,12 +527,12 @@ def test_an_estimator_goes_to_json_and_back(ste: hf.SteKind) -> None:
     text = json.dumps(ste)
     assert text == f'"{ste.name.lower()}"'
     assert hf.SteKind(json.loads(text)) is ste
-    desc = hf.FakeQuantizeBackwardDescriptor(
+    desc = hf.plans.FakeQuantizeBackwardDescriptor(
         shape=(4, 6), granularity=hf.PerGroup(3), input_dtype=torch.bfloat16, dtype=torch.int4, ste=ste
     )
-    back = hf.Descriptor.from_json(desc.to_json())
-    assert back == desc and isinstance(back, hf.FakeQuantizeBackwardDescriptor) and back.ste is ste
-    assert hf.FakeQuantizeBackwardDescriptor(shape=(4,), dtype=torch.int4, ste=ste.value).ste is ste  # type: ignore[arg-type]
+    back = hf.plans.Descriptor.from_json(desc.to_json())
+    assert back == desc and isinstance(back, hf.plans.FakeQuantizeBackwardDescriptor) and back.ste is ste
+    assert hf.plans.FakeQuantizeBackwardDescriptor(shape=(4,), dtype=torch.int4, ste=ste.value).ste is ste  # type: ignore[arg-type]
 
 
 def test_estimators_have_their_names() -> None:
@@ -540,16 +542,18 @@ def test_estimators_have_their_names() -> None:
 
 def test_a_plan_says_what_it_is() -> None:
     stream = hf.Stream.current()
-    desc = hf.FakeQuantizeBackwardDescriptor(
+    desc = hf.plans.FakeQuantizeBackwardDescriptor(
         shape=(8, 4), granularity=hf.PerToken(), dtype=torch.int8, ste=hf.SteKind.TANH
     )
-    plan = hf.FakeQuantizeBackwardPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
+    plan = hf.plans.FakeQuantizeBackwardPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
     assert str(plan.sku()).startswith("fake_quantize.backward[per_token, tanh] float32->float32")
     assert plan.precision_guarantee().ulp == {"dx": 4.5}
     assert plan.bytes_moved() == 3 * 32 * 4 + 8 * 4
-    passed = hf.FakeQuantizeBackwardDescriptor(shape=(8, 4), dtype=torch.int8, ste=hf.SteKind.IDENTITY)
-    assert hf.FakeQuantizeBackwardPlan.select(stream, passed).bytes_moved() == 2 * 32 * 4
-    forward_plan = hf.FakeQuantizePlan.select(stream, hf.FakeQuantizeDescriptor(shape=(8,), dtype=torch.int8))
+    passed = hf.plans.FakeQuantizeBackwardDescriptor(shape=(8, 4), dtype=torch.int8, ste=hf.SteKind.IDENTITY)
+    assert hf.plans.FakeQuantizeBackwardPlan.select(stream, passed).bytes_moved() == 2 * 32 * 4
+    forward_plan = hf.plans.FakeQuantizePlan.select(
+        stream, hf.plans.FakeQuantizeDescriptor(shape=(8,), dtype=torch.int8)
+    )
     assert forward_plan.precision_guarantee().ulp == {"y": 0.5}
 
 
@@ -602,7 +606,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: hf.fake_quantize(X, torch.ones(4), **PLAIN, granularity=hf.PerChannel(3)), "axis 3 is out of"
     ),
     "a granularity of text": (
-        lambda: hf.FakeQuantizeDescriptor(shape=(4,), dtype=torch.int8, granularity="per_tensor").validate(),  # type: ignore[arg-type]
+        lambda: FakeQuantizeDescriptor(shape=(4,), dtype=torch.int8, granularity="per_tensor").validate(),  # type: ignore[arg-type]
         r"granularity is 'per_tensor'; accepted are PerTensor\(\)",
     ),
 }  # fmt: skip
@@ -620,12 +624,12 @@ def test_bad_input_is_refused_with_a_sentence(what: str) -> None:
 def test_bad_args_write_nothing(backend: str) -> None:
     device = BACKENDS[backend]
     stream, pref = hf.Stream.current(device), hf.PlanPreference(backend=backend, precompile=False)
-    desc = hf.FakeQuantizeDescriptor(shape=SHAPE, dtype=torch.int8)
-    plan = hf.FakeQuantizePlan.select(stream, desc, pref)
+    desc = hf.plans.FakeQuantizeDescriptor(shape=SHAPE, dtype=torch.int8)
+    plan = hf.plans.FakeQuantizePlan.select(stream, desc, pref)
     x, y = torch.ones(SHAPE, device=device), torch.full(SHAPE, 77.0, device=device)
     good = {"x": x, "scale": 0.5, "y": y, "zero_point": None}
     for bad in ({"x": x[0]}, {"y": x}, {"scale": -1.0}, {"zero_point": torch.zeros(3, device=device)}):
-        args = hf.FakeQuantizeArgs(**{**good, **bad})
+        args = hf.plans.FakeQuantizeArgs(**{**good, **bad})
         assert not plan.can_implement(args)
         with pytest.raises(hf.InvalidArgs):
             plan.run(stream, None, args)
@@ -697,7 +701,7 @@ def test_identity_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: Any) -> None:
         raise AssertionError("a kernel was launched")
 
-    monkeypatch.setattr(hf.FakeQuantizeBackwardPlan, "run", refuse)
+    monkeypatch.setattr(hf.plans.FakeQuantizeBackwardPlan, "run", refuse)
     dy = values(1)
     y.backward(dy)
     assert arrived[0].data_ptr() == dy.data_ptr()

@@ -27,7 +27,7 @@ from holdfast.proof.fuzz.problem import draw_problem
 from holdfast.proof.fuzz.search import BUDGET, search
 from holdfast.proof.stored import fuzz_run
 
-PLANS = sorted(hf.plans())
+PLANS = sorted(hf.plans.all())
 #: Problems of each plan: on the CPU, and with the GPU's kernels in the interpreter.
 ON_CPU, INTERPRETED = 50, 4
 
@@ -44,7 +44,7 @@ def test_drawn_problems_have_equal_bits_on_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_declares_its_space(name: str) -> None:
-    plan = hf.plans()[name]
+    plan = hf.plans.all()[name]
     space = space_of(plan)
     for drawn in islice(draw_problems(plan, 3, 500), 40):
         first, other = (space.case(plan, problem) for problem in (drawn.problem, drawn.other))
@@ -57,7 +57,7 @@ def test_every_plan_declares_its_space(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_space_is_wide(name: str) -> None:
     """A few hundred themes have every dtype of every field, both values of every switch, every layout."""
-    plan, accepted = hf.plans()[name], entry(hf.plans()[name]).dtypes
+    plan, accepted = hf.plans.all()[name], entry(hf.plans.all()[name]).dtypes
     draws = [draw_problem(plan, f"{name}/4/{theme}", 0, 400) for theme in range(400)]
     descriptors = [space_of(plan).case(plan, drawn.problem).descriptor for drawn in draws]
     for field in (f.name for f in fields(descriptors[0])):
@@ -103,7 +103,7 @@ def test_drawn_layouts_fit_any_shape(rank: int) -> None:
 
 def test_a_wrong_kernel_is_found_shrunk_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forward that is wrong in its last column, for rows of more than four, on more than one thread."""
-    plan: Any = hf.plans()["FakeQuantizePlan"]
+    plan: Any = hf.plans.all()["FakeQuantizePlan"]
     right = plan.run
 
     def run(self: Any, stream: Any, workspace: Any, args: Any) -> None:
@@ -138,7 +138,7 @@ SPOILT: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", SPOILT)
 def test_writing_where_nothing_may_be_written_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = hf.plans()["GridSampleBackwardPlan"]
+    plan: Any = hf.plans.all()["GridSampleBackwardPlan"]
     right = plan.run
 
     def run(self: Any, stream: Any, workspace: Any, args: Any) -> None:
@@ -152,7 +152,7 @@ def test_writing_where_nothing_may_be_written_is_found(what: str, monkeypatch: p
 
 
 def test_a_launch_remembered_for_other_strides_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = hf.plans()["DequantizePerTensorPlan"]
+    plan: Any = hf.plans.all()["DequantizePerTensorPlan"]
     right, first = plan._recall, {}
 
     def recall(self: Any, args: Any) -> Any:
@@ -167,7 +167,7 @@ def test_a_launch_remembered_for_other_strides_is_found(monkeypatch: pytest.Monk
 
 
 def test_a_public_function_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = hf.plans()["EmbeddingBackwardPlan"]
+    plan = hf.plans.all()["EmbeddingBackwardPlan"]
     space = space_of(plan)
     right = space.public
 
@@ -183,7 +183,7 @@ def test_a_public_function_that_differs_is_found(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("number", range(4))
 def test_an_argument_that_is_not_refused_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = hf.plans()["LsqInitPlan"]
+    plan = hf.plans.all()["LsqInitPlan"]
     drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if torch.Size(drawn.problem.shape).numel())
     assert check_problem(plan, replace(drawn, broken=number)) is None
     monkeypatch.setattr(refusal, "MISTAKES", (lambda tensor: tensor.clone(),))
@@ -249,6 +249,6 @@ def test_bad_input_of_the_command_gets_a_sentence(given: list[str], sentence: st
 
 
 def test_the_budget_of_a_problem_is_kept() -> None:
-    plan = hf.plans()["QuantizePerTensorPlan"]
+    plan = hf.plans.all()["QuantizePerTensorPlan"]
     sizes = [torch.Size(d.problem.shape).numel() for d in islice(draw_problems(plan, 6, BUDGET), 200)]
     assert max(sizes) <= BUDGET and max(sizes) > BUDGET // 20

@@ -20,6 +20,7 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.core.case import Case
+from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.grid_sample import cases
 from holdfast.ops.grid_sample.plan import (
@@ -34,7 +35,7 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
 from holdfast.ops.grid_sample.torch_op import grid_sample
-from holdfast.proof.conformance import AnyPlan, Way, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, check, expected, gpu_way, selected
 
 KINDS = [
     (axes, mode, padding, aligned)
@@ -133,7 +134,7 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
 def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As samples come, or by cells if they are scattered: what is not summed in one way is in the other."""
     monkeypatch.setattr(
-        importlib.import_module("holdfast.ops.grid_sample.scatter.gpu"), "LINES", tl.constexpr(lines)
+        importlib.import_module("holdfast.ops.grid_sample.gpu_locality"), "LINES", tl.constexpr(lines)
     )
     problem = cases.Problem("either", (21, 17, 11), (16, 13), layouts=(layout, layout), accumulate=True)
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
@@ -558,7 +559,7 @@ def test_descriptors_go_to_json_and_back() -> None:
         shape=(2, 3, 4, 5), output_size=(6, 7), mode=Mode.BICUBIC, padding_mode=Padding.BORDER,
         align_corners=True, input_dtype=torch.bfloat16, needs_dgrid=False,
     )  # fmt: skip
-    assert hf.Descriptor.from_json(desc.to_json()) == desc
+    assert hf.plans.Descriptor.from_json(desc.to_json()) == desc
     assert GridSampleDescriptor(shape=(1, 1, 1, 1), output_size=(1, 1), mode="nearest").mode is Mode.NEAREST  # type: ignore[arg-type]
 
 

@@ -12,13 +12,12 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.core.mutant import KernelMutant, MutantError
 from holdfast.proof.conformance import Difference
 from holdfast.proof.kernel_mutants import command
-from holdfast.proof.kernel_mutants.families import every_mutant, families, label_of
-from holdfast.proof.kernel_mutants.record import KernelMutant
+from holdfast.proof.kernel_mutants.listed import every_mutant, families, label_of
 from holdfast.proof.kernel_mutants.run import trials
 from holdfast.proof.kernel_mutants.trial import Trial
-from holdfast.proof.mutants import MutantError
 
 #: A few that are quick to compile, or need not be compiled, of both backends.
 SELECTED = [
@@ -35,27 +34,27 @@ SELECTED = [
 @pytest.mark.parametrize("label", every_mutant())
 def test_the_target_is_there(label: str) -> None:
     mutant = every_mutant()[label]
-    compile(mutant.source(), mutant.file, "exec")
+    compile(mutant.source(), str(mutant.path), "exec")
     assert mutant.old != mutant.new
-    assert mutant.backend in ("cpu", "gpu") and set(mutant.plans) <= set(hf.plans())
+    assert mutant.backend in ("cpu", "gpu") and set(mutant.plans) <= set(hf.plans.all())
 
 
 def test_a_target_that_is_gone_is_an_error() -> None:
     mutant = every_mutant()["embedding, gpu: a row after the last"]
-    with pytest.raises(MutantError, match=r"'no such line', which ops/embedding/gpu\.py has 0 times"):
+    with pytest.raises(MutantError, match=r"'no such line', which holdfast\.ops\.embedding\.gpu has 0 times"):
         replace(mutant, old="no such line").source()
     with pytest.raises(MutantError, match="has 2 times"):
         replace(mutant, old="row_offsets(number, sizes, ").source()
-    with pytest.raises(MutantError, match=r"which ops/gone/gpu\.py has 0 times"):
-        replace(mutant, file="ops/gone/gpu.py").source()
+    with pytest.raises(MutantError, match=r"holdfast\.ops\.embedding\.gone, which does not exist"):
+        replace(mutant, module="holdfast.ops.embedding.gone").source()
 
 
 def test_every_op_has_four_on_each_backend() -> None:
-    ops = {plan.op for plan in hf.plans().values()}
+    ops = {plan.op for plan in hf.plans.all().values()}
     found = Counter(
         (op, mutant.backend)
         for mutant in every_mutant().values()
-        for op in {hf.plans()[name].op for name in mutant.plans}
+        for op in {hf.plans.all()[name].op for name in mutant.plans}
     )
     assert {
         (op, backend): n for op in ops for backend in ("cpu", "gpu") if (n := found[op, backend]) < 4
@@ -69,7 +68,7 @@ def test_every_family_has_four_on_each_backend_and_no_label_twice() -> None:
     assert len(set(labels)) == len(labels) == len(every_mutant())
 
 
-_EMBEDDING = KernelMutant("", "ops/embedding/gpu.py", "exists = number < count", "", ("EmbeddingPlan",))
+_EMBEDDING = KernelMutant("", "holdfast.ops.embedding.gpu", "exists = number < count", "", ("EmbeddingPlan",))
 
 #: Each changes nothing, or does what is no difference.
 UNCAUGHT = {

@@ -14,11 +14,11 @@ from holdfast.core import latest
 SHAPE = (6, 4)
 
 
-def make() -> tuple[hf.QuantizePerTensorPlan, hf.Stream, Any]:
-    desc = hf.QuantizePerTensorDescriptor(shape=SHAPE)
+def make() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=SHAPE)
     stream = hf.Stream.current("cpu")
-    plan = hf.QuantizePerTensorPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
-    args = hf.QuantizePerTensorArgs(
+    plan = hf.plans.QuantizePerTensorPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
+    args = hf.plans.QuantizePerTensorArgs(
         x=torch.arange(24.0).reshape(SHAPE),
         scale=torch.tensor(0.5),
         zero_point=torch.tensor(3, dtype=torch.int32),
@@ -27,7 +27,7 @@ def make() -> tuple[hf.QuantizePerTensorPlan, hf.Stream, Any]:
     return plan, stream, args
 
 
-def settled() -> tuple[hf.QuantizePerTensorPlan, hf.Stream, Any]:
+def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
     """After two runs with like args, the third is recognised."""
     plan, stream, args = make()
     for _ in range(3):
@@ -47,7 +47,7 @@ def test_other_tensors_of_the_same_kind(known: bool, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(latest, "TensorGuards", None)
     plan, stream, args = settled()
     assert (plan._latest is not None) == known
-    other = hf.QuantizePerTensorArgs(
+    other = hf.plans.QuantizePerTensorArgs(
         x=-args.x, scale=args.scale * 2, zero_point=args.zero_point, q=torch.empty_like(args.q)
     )
     plan.run(stream, None, other)
@@ -123,9 +123,9 @@ def test_host_values_change_from_run_to_run() -> None:
 
 
 def test_accumulate_is_not_forgotten() -> None:
-    desc = hf.QuantizePerTensorBackwardDescriptor(shape=SHAPE)
+    desc = hf.plans.QuantizePerTensorBackwardDescriptor(shape=SHAPE)
     stream = hf.Stream.current("cpu")
-    plan = hf.QuantizePerTensorBackwardPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
+    plan = hf.plans.QuantizePerTensorBackwardPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
     x, dy = torch.zeros(SHAPE), torch.ones(SHAPE)
     dx = torch.empty(SHAPE)
     for accumulate, expected in [
@@ -136,6 +136,6 @@ def test_accumulate_is_not_forgotten() -> None:
         (True, 6.0),
         (False, 2.0),
     ]:
-        args = hf.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.5, dx=dx, accumulate=accumulate)
+        args = hf.plans.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.5, dx=dx, accumulate=accumulate)
         plan.run(stream, None, args)
         assert torch.equal(dx, torch.full(SHAPE, expected))

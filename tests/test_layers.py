@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import holdfast
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from drawings.imports import Graph, imported_modules, levels, op_graph, package_graph, reduced  # noqa: E402
 
 PACKAGE = Path(holdfast.__file__).parent
 
@@ -24,31 +28,16 @@ BELOW = {
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "testing": {"core"},
+    "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "nn", "testing"},
+    "holdfast": {"core", "backends", "ops", "plans", "nn", "testing"},
 }
 
 
 def layer_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "holdfast" if parts == ("__init__",) else parts[0]
-
-
-def imported_modules(source: str) -> set[str]:
-    """The modules of holdfast that ``source`` imports, at any depth of nesting."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
-            assert node.module is not None
-            if node.module == "holdfast":
-                found |= {f"holdfast.{alias.name}" for alias in node.names}
-            else:
-                found.add(node.module)
-    return {name for name in found if name.split(".")[0] == "holdfast"}
 
 
 def imported_layers(source: str) -> set[str]:
@@ -81,35 +70,48 @@ def test_a_wrong_import_is_noticed(layer: str, source: str) -> None:
     assert wrong_imports(layer, source)
 
 
-#: The ops that an op is made of. All others know only themselves and what every affine op shares.
-MADE_OF = {
-    "affine": set(),
-    "tree_sum": set(),
-    "segment_sum": {"affine"},
-    "dynamic_quantize": {"affine", "choose_scale", "quantize"},
-    "fake_quantize": {"affine", "quantize", "dequantize"},
-    "fake_quantize_learned": {"affine", "fake_quantize", "tree_sum"},
-    "lsq_init": {"affine", "choose_scale", "fake_quantize", "tree_sum"},
-    "embedding": {"affine", "segment_sum"},
-    "embedding_bag": {"affine", "segment_sum", "embedding"},
-    "grid_sample": {"affine", "segment_sum"},
-    "affine_grid": {"affine", "segment_sum", "tree_sum", "grid_sample"},
-}
+def test_the_import_graph_of_the_package_is_one_way() -> None:
+    graph = package_graph(PACKAGE)
+    assert (
+        BELOW.keys() >= graph.keys() >= {"cli", "proof", "bench", "holdfast", "nn", "testing", "ops", "core"}
+    )
+    rows = levels(graph)
+    row = {part: number for number, parts in enumerate(rows) for part in parts}
+    assert all(row[part] < row[other] for part, others in graph.items() for other in others)
+    way = ("cli", "proof", "nn", "ops", "numerics", "backends", "core")
+    assert [row[part] for part in way] == sorted({row[part] for part in way})
 
 
-def test_ops_import_only_what_they_are_made_of() -> None:
-    for path in sorted((PACKAGE / "ops").rglob("*.py")):
-        own = path.relative_to(PACKAGE / "ops").parts[0]
-        names = (module.split(".") for module in imported_modules(path.read_text()))
-        others = {name[2] for name in names if name[1:2] == ["ops"] and len(name) > 2} - {own}
-        allowed = MADE_OF.get(own, {"affine"})
-        assert others <= allowed, f"{path} imports {others - allowed}"
+def test_the_import_graph_of_the_ops_is_one_way() -> None:
+    graph = op_graph(PACKAGE)
+    assert sorted(node for nodes in levels(graph) for node in nodes) == sorted(graph)
+    assert "segment_sum" in graph["embedding"], "the graph is read from the sources"
 
 
-def test_no_op_is_made_of_itself() -> None:
-    assert list(graphlib.TopologicalSorter(MADE_OF).static_order())
+@pytest.mark.parametrize("read", [package_graph, op_graph])
+def test_a_cycle_is_noticed(read: Callable[[Path], Graph]) -> None:
+    graph = read(PACKAGE)
+    bottom, top = levels(graph)[-1][0], levels(graph)[0][0]
     with pytest.raises(graphlib.CycleError):
-        list(graphlib.TopologicalSorter({**MADE_OF, "affine": {"embedding"}}).static_order())
+        levels({**graph, bottom: {top}, top: {bottom}})
+
+
+def test_a_drawing_leaves_out_what_longer_ways_imply() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert reduced(graph) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert levels(graph) == [["a"], ["b"], ["c"]]
+
+
+def test_a_new_part_is_in_the_graph(tmp_path: Path) -> None:
+    for name, source in (
+        ("__init__.py", "from holdfast import one"),
+        ("one.py", "from holdfast.two.part import x"),
+        ("two/__init__.py", ""),
+        ("two/part.py", "import torch"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    assert package_graph(tmp_path) == {"holdfast": {"one"}, "one": {"two"}, "two": set()}
 
 
 def heavy_after(statement: str) -> set[str]:

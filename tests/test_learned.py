@@ -46,7 +46,7 @@ def gradients(backend: str, device: str, given: dict[str, Any], **fields: Any) -
     """dx, dscale and dzero_point by the plan, on the CPU."""
     x, scale, zero_point = given["x"], given["scale"], given.get("zero_point")
     learns_zero = isinstance(zero_point, torch.Tensor) and zero_point.is_floating_point()
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=tuple(x.shape),
         input_dtype=x.dtype,
         scale_dtype=scale.dtype,
@@ -54,14 +54,14 @@ def gradients(backend: str, device: str, given: dict[str, Any], **fields: Any) -
         **fields,
     )
     stream = hf.Stream.current(device)
-    plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+    plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
         stream, descriptor, hf.PlanPreference(backend=backend, precompile=False)
     )
     there = {name: t.to(device) if isinstance(t, torch.Tensor) else t for name, t in given.items()}
     outputs = {"dx": torch.empty_like(there["x"]), "dscale": torch.empty_like(there["scale"])}
     if learns_zero:
         outputs["dzero_point"] = torch.empty_like(there["zero_point"])
-    args = hf.FakeQuantizeLearnedBackwardArgs(**there, **outputs)
+    args = hf.plans.FakeQuantizeLearnedBackwardArgs(**there, **outputs)
     plan.run(stream, Workspace.allocate(plan.workspace_size(), device), args)
     return {name: out.cpu() for name, out in outputs.items()}
 
@@ -185,9 +185,9 @@ def test_gradients_are_as_exact_as_the_plan_says(
         "zero_point": numbers("exact zero point", scales, dtype, -1, 2),
     }
     found = gradients("cpu", "cpu", given, granularity=granularity, q_min=-8, q_max=7, grad_factor=0.3)
-    plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+    plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
         hf.Stream.current("cpu"),
-        hf.FakeQuantizeLearnedBackwardDescriptor(
+        hf.plans.FakeQuantizeLearnedBackwardDescriptor(
             shape=shape, granularity=granularity, input_dtype=dtype, q_min=-8, q_max=7, scale_dtype=dtype,
             zero_point_dtype=dtype,
         ),
@@ -208,10 +208,10 @@ def _exponent(value: Fraction) -> int:
 
 def test_the_bound_is_not_loose() -> None:
     """What is promised for float64 is far below what one wrong term would do."""
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(10**6,), input_dtype=torch.float64, dtype=torch.int8
     )
-    plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+    plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
         hf.Stream.current("cpu"), descriptor, hf.PlanPreference(backend="reference")
     )
     assert plan.precision_guarantee().ulp["dscale"] < 100
@@ -296,7 +296,7 @@ def test_any_quotient_is_correctly_rounded(backend: str, device: str) -> None:
 def test_a_third_level() -> None:
     """More than a block of blocks: 4096 * 4096 elements and a few."""
     x = numbers("third level", (4096 * 4096 + 5,), torch.float32, -3, 3)
-    descriptor = hf.LsqInitDescriptor(shape=tuple(x.shape), q_max=7)
+    descriptor = hf.plans.LsqInitDescriptor(shape=tuple(x.shape), q_max=7)
     found = []
     for backend, device in (
         ("reference", "cpu"),
@@ -304,9 +304,11 @@ def test_a_third_level() -> None:
         *([("gpu", "cuda")] if DEVICE == "cuda" else []),
     ):
         stream = hf.Stream.current(device)
-        plan = hf.LsqInitPlan.select(stream, descriptor, hf.PlanPreference(backend=backend, precompile=False))
+        plan = hf.plans.LsqInitPlan.select(
+            stream, descriptor, hf.PlanPreference(backend=backend, precompile=False)
+        )
         scale = torch.empty((), device=device)
-        args = hf.LsqInitArgs(x=x.to(device), scale=scale)
+        args = hf.plans.LsqInitArgs(x=x.to(device), scale=scale)
         plan.run(stream, Workspace.allocate(plan.workspace_size(), device), args)
         found.append(scale.item())
     assert len(set(found)) == 1
@@ -324,7 +326,7 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     further = gpu.further_levels(found.length, 1)
     assert [left for left, _ in further] == [4097, 2]
     sums, pieces = gpu.sums_of(found.count, further, compute, 1)
-    args = hf.LsqInitArgs(x=totals, scale=totals)
+    args = hf.plans.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
     gpu.add_further(steps, found, further, sums, (0,), found.outer.strides[1:], factor=0.5)
     workspace = Workspace.allocate(pieces.size, DEVICE)
@@ -519,15 +521,15 @@ def test_a_second_derivative_is_refused() -> None:
 
 def test_a_workspace_may_begin_anywhere_and_hold_anything() -> None:
     x, dy = numbers("workspace x", (9000,), torch.float32), numbers("workspace dy", (9000,), torch.float32)
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(shape=(9000,), dtype=torch.int8)
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(shape=(9000,), dtype=torch.int8)
     stream, found = hf.Stream.current("cpu"), set()
     for backend in ("cpu", "gpu") if DEVICE == "cpu" else ("cpu",):
-        plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+        plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
             stream, descriptor, hf.PlanPreference(backend=backend, precompile=False)
         )
         for start, filling in ((0, 0), (3, 0xFF), (8, 0x7F)):
             memory = torch.full((plan.workspace_size() + start,), filling, dtype=torch.uint8)
-            args = hf.FakeQuantizeLearnedBackwardArgs(
+            args = hf.plans.FakeQuantizeLearnedBackwardArgs(
                 dy=dy, x=x, scale=0.1, dx=torch.empty_like(x), dscale=torch.empty(())
             )
             plan.run(stream, memory[start:], args)
@@ -538,16 +540,16 @@ def test_a_workspace_may_begin_anywhere_and_hold_anything() -> None:
 
 
 def test_a_descriptor_goes_to_json_and_back() -> None:
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(4, 96), granularity=PerGroup(32), input_dtype=torch.bfloat16, q_min=-5, q_max=6,
         ste=hf.SteKind.TANH, scale_dtype=torch.bfloat16, zero_point_dtype=torch.float32,
         grad_factor=1 / math.sqrt(192),
     )  # fmt: skip
-    assert hf.Descriptor.from_json(descriptor.to_json()) == descriptor
+    assert hf.plans.Descriptor.from_json(descriptor.to_json()) == descriptor
     whole = json.dumps({**json.loads(descriptor.to_json()), "grad_factor": 1})
-    assert hf.FakeQuantizeLearnedBackwardDescriptor.from_json(whole).grad_factor == 1.0
+    assert hf.plans.FakeQuantizeLearnedBackwardDescriptor.from_json(whole).grad_factor == 1.0
     with pytest.raises(hf.InvalidDescriptor, match="grad_factor is 'lsq'; it must be a number"):
-        hf.Descriptor.from_json(whole.replace('"grad_factor": 1', '"grad_factor": "lsq"'))
+        hf.plans.Descriptor.from_json(whole.replace('"grad_factor": 1', '"grad_factor": "lsq"'))
 
 
 @pytest.mark.parametrize(
@@ -568,7 +570,7 @@ def test_a_descriptor_goes_to_json_and_back() -> None:
 )
 def test_a_bad_descriptor_is_told_why(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(hf.InvalidDescriptor, match=sentence.replace(".", r"\.")):
-        hf.FakeQuantizeLearnedBackwardDescriptor(
+        hf.plans.FakeQuantizeLearnedBackwardDescriptor(
             **{"shape": (4, 6), "dtype": torch.int8, **fields}
         ).validate()
 
@@ -597,18 +599,18 @@ def test_a_bad_descriptor_is_told_why(fields: dict[str, Any], sentence: str) -> 
     ],
 )
 def test_bad_args_are_told_why_and_nothing_is_written(changes: dict[str, Any], sentence: str) -> None:
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(4, 6), dtype=torch.int8, granularity=PerChannel(0), zero_point_dtype=torch.float32
     )
     stream = hf.Stream.current("cpu")
-    plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+    plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
         stream, descriptor, hf.PlanPreference(backend="reference")
     )
     given = {
         "x": torch.ones(4, 6), "dy": torch.ones(4, 6), "scale": torch.ones(4), "zero_point": torch.zeros(4),
         "dx": torch.full((4, 6), 9.0), "dscale": torch.full((4,), 9.0), "dzero_point": torch.full((4,), 9.0),
     }  # fmt: skip
-    args = hf.FakeQuantizeLearnedBackwardArgs(**{**given, **changes})
+    args = hf.plans.FakeQuantizeLearnedBackwardArgs(**{**given, **changes})
     with pytest.raises(hf.InvalidArgs, match=sentence):
         plan.run(stream, None, args)
     assert plan.can_implement(args).reason
@@ -617,12 +619,12 @@ def test_bad_args_are_told_why_and_nothing_is_written(changes: dict[str, Any], s
 
 
 def test_a_gradient_of_the_zero_point_must_be_described() -> None:
-    descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(shape=(4,), dtype=torch.int8)
+    descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(shape=(4,), dtype=torch.int8)
     stream = hf.Stream.current("cpu")
-    plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+    plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
         stream, descriptor, hf.PlanPreference(backend="reference")
     )
-    args = hf.FakeQuantizeLearnedBackwardArgs(
+    args = hf.plans.FakeQuantizeLearnedBackwardArgs(
         x=torch.ones(4),
         dy=torch.ones(4),
         scale=0.5,
@@ -643,9 +645,9 @@ def test_lsq_init_is_as_exact_as_the_plan_says(
     assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     view = granularity.view(shape)
     assert found.shape == view.scale_shape
-    plan = hf.LsqInitPlan.select(
+    plan = hf.plans.LsqInitPlan.select(
         hf.Stream.current("cpu"),
-        hf.LsqInitDescriptor(shape=shape, input_dtype=dtype, granularity=granularity, q_max=7),
+        hf.plans.LsqInitDescriptor(shape=shape, input_dtype=dtype, granularity=granularity, q_max=7),
         hf.PlanPreference(backend="reference"),
     )
     root = Fraction(math.isqrt(7 * 10**60), 10**30)
@@ -682,10 +684,10 @@ def test_pieces_are_what_the_workspace_is_cut_into() -> None:
     for _ in range(2):
         cut.take(4 * 2, torch.float32)
     for zero_point_dtype, expected in ((None, 256 + 256), (torch.float32, cut.size)):
-        descriptor = hf.FakeQuantizeLearnedBackwardDescriptor(
+        descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
             shape=(4, 8192), dtype=torch.int8, granularity=PerChannel(0), zero_point_dtype=zero_point_dtype
         )
-        plan = hf.FakeQuantizeLearnedBackwardPlan.select(
+        plan = hf.plans.FakeQuantizeLearnedBackwardPlan.select(
             hf.Stream.current("cpu"), descriptor, hf.PlanPreference(backend="cpu", precompile=False)
         )
         assert plan.workspace_size() == expected

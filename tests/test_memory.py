@@ -22,15 +22,17 @@ n = 1 << 25
 stream = hf.Stream.current("cpu")
 x, q = torch.ones(n), torch.ones(n, dtype=torch.int8)
 dy, dx = torch.ones(n), torch.ones(n)
-forward = hf.QuantizePerTensorPlan.select(stream, hf.QuantizePerTensorDescriptor(shape=(n,)))
-backward = hf.QuantizePerTensorBackwardPlan.select(stream, hf.QuantizePerTensorBackwardDescriptor(shape=(n,)))
+plans = hf.plans
+forward = plans.QuantizePerTensorPlan.select(stream, plans.QuantizePerTensorDescriptor(shape=(n,)))
+descriptor = plans.QuantizePerTensorBackwardDescriptor(shape=(n,))
+backward = plans.QuantizePerTensorBackwardPlan.select(stream, descriptor)
 small = torch.ones(1 << 16)
 hf.dequantize(hf.quantize(small, 0.1), 0.1)  # imports and starts the threads
 
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = resident("VmRSS")
-forward.run(stream, None, hf.QuantizePerTensorArgs(x=x, scale=0.1, q=q))
-backward.run(stream, None, hf.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.1, dx=dx))
+forward.run(stream, None, hf.plans.QuantizePerTensorArgs(x=x, scale=0.1, q=q))
+backward.run(stream, None, hf.plans.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.1, dx=dx))
 {extra}
 print(resident("VmHWM") - before)
 """

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast.core.mutant import instead_of
+from holdfast.core.plan import AnyPlan
 from holdfast.proof import verify as verification
-from holdfast.proof.conformance import AnyPlan
 from holdfast.proof.mutants import CONTROL, MUTANTS, WALK, Mutant, MutantError, rejection
-from holdfast.proof.mutants.machinery import instead_of
 
-PLANS = hf.plans()
+PLANS = hf.plans.all()
 
 
 @pytest.mark.parametrize(
@@ -119,26 +119,26 @@ def test_an_exception_is_no_rejection() -> None:
         raise ZeroDivisionError("on purpose")
 
     with pytest.raises(MutantError, match="'fails' raised ZeroDivisionError in QuantizePerTensorPlan"):
-        rejection(Mutant("fails", fails), hf.QuantizePerTensorPlan)
+        rejection(Mutant("fails", fails), hf.plans.QuantizePerTensorPlan)
 
 
 def test_a_mutant_whose_target_is_gone_is_an_error() -> None:
     gone = Mutant("gone", instead_of("quantise", lambda *given: None))
     with pytest.raises(MutantError, match=r"quantize\.reference has no 'quantise' to replace"):
-        rejection(gone, hf.QuantizePerTensorPlan)
+        rejection(gone, hf.plans.QuantizePerTensorPlan)
 
 
 def test_a_mutant_whose_target_is_never_used_is_an_error() -> None:
     unused = Mutant("unused", instead_of("quantize_backward", lambda *given: None))
     with pytest.raises(MutantError, match=r"replaces .*\.quantize_backward, which no case of Quant"):
-        rejection(unused, hf.QuantizePerTensorPlan)
+        rejection(unused, hf.plans.QuantizePerTensorPlan)
 
 
 def test_verify_does_not_count_a_mutant_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Mutant("gone", instead_of("quantise", lambda *given: None))
     monkeypatch.setattr(verification, "MUTANTS", (gone,))
     report = verification.PlanReport("QuantizePerTensorPlan")
-    verification._mutants(hf.QuantizePerTensorPlan, report, lambda *told: None)
+    verification._mutants(hf.plans.QuantizePerTensorPlan, report, lambda *told: None)
     assert (report.mutants, report.mutants_caught) == (1, 0)
     assert "has no 'quantise' to replace" in report.differences[0].detail
 

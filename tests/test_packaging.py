@@ -72,7 +72,7 @@ def test_licence() -> None:
 
 
 def test_package_data_is_there() -> None:
-    for name in ("py.typed", "proof/pinned/QuantizePerTensorPlan.json", "proof/page.html"):
+    for name in ("py.typed", "ops/quantize/digests/QuantizePerTensorPlan.json", "proof/page.html"):
         assert (Path(holdfast.__file__).parent / name).is_file()
 
 

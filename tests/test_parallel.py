@@ -142,7 +142,7 @@ def elements_of(case: Case) -> int:
     return max(operand.numel() for operand in operands if isinstance(operand, torch.Tensor))
 
 
-@pytest.mark.parametrize("plan", hf.plans().values(), ids=hf.plans().keys())
+@pytest.mark.parametrize("plan", hf.plans.all().values(), ids=hf.plans.all().keys())
 def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If none were, that eight threads change no bit would be shown of nothing."""
     shared = {0}

@@ -19,7 +19,7 @@ from holdfast.core.bits import canonical
 from holdfast.core.case import Case, operands_of
 from holdfast.proof.conformance import cases_of, moved
 
-PLANS = hf.plans()
+PLANS = hf.plans.all()
 
 
 @cache
@@ -239,19 +239,19 @@ def test_autograd_notices_an_overwritten_tensor() -> None:
     x, scale = torch.ones(4, requires_grad=True), torch.tensor(0.5)
     saved = torch.full((4,), 3.0)
     out = x * saved
-    plan = hf.FakeQuantizePlan.select(
-        hf.Stream.current(), hf.FakeQuantizeDescriptor(shape=(4,), dtype=torch.int8)
+    plan = hf.plans.FakeQuantizePlan.select(
+        hf.Stream.current(), hf.plans.FakeQuantizeDescriptor(shape=(4,), dtype=torch.int8)
     )
-    plan.run(hf.Stream.current(), None, hf.FakeQuantizeArgs(x=torch.zeros(4), scale=scale, y=saved))
+    plan.run(hf.Stream.current(), None, hf.plans.FakeQuantizeArgs(x=torch.zeros(4), scale=scale, y=saved))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
-    segment = hf.SegmentSumPlan.select(
-        hf.Stream.current(), hf.SegmentSumDescriptor(shape=(3,), segments=2, width=2)
+    segment = hf.plans.SegmentSumPlan.select(
+        hf.Stream.current(), hf.plans.SegmentSumDescriptor(shape=(3,), segments=2, width=2)
     )
     scratch = torch.zeros(-(-segment.workspace_size() // 4))
     weight = torch.ones(scratch.shape, requires_grad=True)
     product = weight * scratch
-    args = hf.SegmentSumArgs(
+    args = hf.plans.SegmentSumArgs(
         terms=torch.ones(3, 2), destinations=torch.zeros(3, dtype=torch.int64), out=torch.empty(2, 2)
     )
     segment.run(hf.Stream.current(), scratch, args)

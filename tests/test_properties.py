@@ -40,8 +40,8 @@ def _run(plan: Any, args: Any, **fields: Any) -> None:
 def test_codes_survive_the_way_there_and_back(seed: int, scale: float, zero_point: int) -> None:
     q, y, again = _bits(str(seed), (512,), torch.int8), torch.empty(512), torch.empty(512, dtype=torch.int8)
     shared = {"scale": scale, "zero_point": zero_point}
-    _run(hf.DequantizePerTensorPlan, hf.DequantizePerTensorArgs(q=q, y=y, **shared), shape=(512,))
-    _run(hf.QuantizePerTensorPlan, hf.QuantizePerTensorArgs(x=y, q=again, **shared), shape=(512,))
+    _run(hf.plans.DequantizePerTensorPlan, hf.plans.DequantizePerTensorArgs(q=q, y=y, **shared), shape=(512,))
+    _run(hf.plans.QuantizePerTensorPlan, hf.plans.QuantizePerTensorArgs(x=y, q=again, **shared), shape=(512,))
     assert torch.equal(q, again)
 
 
@@ -50,9 +50,17 @@ def test_codes_survive_the_way_there_and_back(seed: int, scale: float, zero_poin
 def test_a_sample_does_not_depend_on_its_batch(seed: int, size: int, first: int) -> None:
     x = _bits(str(seed), (16, 33), torch.float32)
     whole, part = torch.empty(16, 33, dtype=torch.int8), torch.empty(size, 33, dtype=torch.int8)
-    _run(hf.QuantizePerTensorPlan, hf.QuantizePerTensorArgs(x=x, scale=0.3, q=whole), shape=(16, 33))
+    _run(
+        hf.plans.QuantizePerTensorPlan,
+        hf.plans.QuantizePerTensorArgs(x=x, scale=0.3, q=whole),
+        shape=(16, 33),
+    )
     some = x[first : first + size]
-    _run(hf.QuantizePerTensorPlan, hf.QuantizePerTensorArgs(x=some, scale=0.3, q=part), shape=(size, 33))
+    _run(
+        hf.plans.QuantizePerTensorPlan,
+        hf.plans.QuantizePerTensorArgs(x=some, scale=0.3, q=part),
+        shape=(size, 33),
+    )
     assert torch.equal(whole[first : first + size], part)
 
 
@@ -71,12 +79,12 @@ def test_packing_there_and_back(code: Code, length: int, seed: int) -> None:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_an_output_with_gaps_that_fits_in_one_tile(backend: str) -> None:
     """Nothing of it is where the next element would be if there were no gaps."""
-    desc = hf.DequantizePerGroupBackwardDescriptor(
+    desc = hf.plans.DequantizePerGroupBackwardDescriptor(
         shape=(2,), input_dtype=torch.float32, output_dtype=torch.float32, group_size=1, axis=0
     )
     stream = hf.Stream.current("cpu")
-    plan = hf.DequantizePerGroupBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+    plan = hf.plans.DequantizePerGroupBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
     memory = torch.full((4,), 9.0)
     dy, scale = torch.tensor([3.0, 5.0]), torch.tensor([0.5, 2.0])
-    plan.run(stream, None, hf.DequantizePerGroupBackwardArgs(dy=dy, scale=scale, dq=memory[::2]))
+    plan.run(stream, None, hf.plans.DequantizePerGroupBackwardArgs(dy=dy, scale=scale, dq=memory[::2]))
     assert memory.tolist() == [1.5, 9.0, 10.0, 9.0]

@@ -21,15 +21,15 @@ INF, NAN = float("inf"), float("nan")
 def quantized(backend: str, x: list[float], scale: float, zero_point: int, **fields: Any) -> list[Any]:
     """Codes, by a plan on ``backend``."""
     device = BACKENDS[backend]
-    desc = hf.QuantizePerTensorDescriptor(shape=(len(x),), **fields)
-    plan = hf.QuantizePerTensorPlan.select(
+    desc = hf.plans.QuantizePerTensorDescriptor(shape=(len(x),), **fields)
+    plan = hf.plans.QuantizePerTensorPlan.select(
         hf.Stream.current(device), desc, hf.PlanPreference(backend=backend, precompile=False)
     )
     q = torch.empty(desc.code_shape, dtype=desc.code_storage, device=device)
     values = torch.tensor(x, dtype=desc.input_dtype, device=device)
     plan.run(
         hf.Stream.current(device), None,
-        hf.QuantizePerTensorArgs(x=values, scale=scale, zero_point=zero_point, q=q),
+        hf.plans.QuantizePerTensorArgs(x=values, scale=scale, zero_point=zero_point, q=q),
     )  # fmt: skip
     found: list[Any] = q.cpu().tolist()
     return found
@@ -45,12 +45,12 @@ def gradient(
 ) -> torch.Tensor:
     """The gradient of int8 codes, by a plan on ``backend``; added to ``dx`` if that is given."""
     device = BACKENDS[backend]
-    desc = hf.QuantizePerTensorBackwardDescriptor(shape=(len(x),))
-    plan = hf.QuantizePerTensorBackwardPlan.select(
+    desc = hf.plans.QuantizePerTensorBackwardDescriptor(shape=(len(x),))
+    plan = hf.plans.QuantizePerTensorBackwardPlan.select(
         hf.Stream.current(device), desc, hf.PlanPreference(backend=backend, precompile=False)
     )
     out = torch.tensor(dx or [NAN] * len(x), device=device)
-    args = hf.QuantizePerTensorBackwardArgs(
+    args = hf.plans.QuantizePerTensorBackwardArgs(
         dy=torch.tensor(dy, device=device), x=torch.tensor(x, device=device), scale=scale,
         zero_point=zero_point, dx=out, accumulate=dx is not None,
     )  # fmt: skip
@@ -131,12 +131,12 @@ DEQUANTIZED: dict[str, tuple[list[int], float, int, list[float]]] = {
 def test_dequantize(backend: str, rule: str) -> None:
     codes, scale, zero_point, y = DEQUANTIZED[rule]
     device = BACKENDS[backend]
-    desc = hf.DequantizePerTensorDescriptor(shape=(len(codes),))
-    plan = hf.DequantizePerTensorPlan.select(
+    desc = hf.plans.DequantizePerTensorDescriptor(shape=(len(codes),))
+    plan = hf.plans.DequantizePerTensorPlan.select(
         hf.Stream.current(device), desc, hf.PlanPreference(backend=backend, precompile=False)
     )
     q = torch.tensor(codes, dtype=torch.int8, device=device)
     out = torch.empty(len(codes), device=device)
-    args = hf.DequantizePerTensorArgs(q=q, scale=scale, zero_point=zero_point, y=out)
+    args = hf.plans.DequantizePerTensorArgs(q=q, scale=scale, zero_point=zero_point, y=out)
     plan.run(hf.Stream.current(device), None, args)
     assert out.tolist() == y

@@ -73,7 +73,7 @@ import holdfast as hf
 from holdfast.proof.conformance import Way, cases_of, check, expected, selected
 
 for name in sys.argv[1:]:
-    plan = hf.plans()[name]
+    plan = hf.plans.all()[name]
     for case in cases_of(plan):
         for difference in check(plan, case, Way("cpu", threads=2), *expected(plan, case), selected("cpu")):
             sys.exit(str(difference))
@@ -92,7 +92,7 @@ def test_results_hold_where_freed_memory_does_not() -> None:
 
 def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]:
     """What the guards saw of a case on the CPU, and what differs from the reference."""
-    plan = hf.plans()[plan_name]
+    plan = hf.plans.all()[plan_name]
     (case,) = (case for case in cases_of(plan) if case.name == case_name)
     args, reference = expected(plan, case)
     stream = hf.Stream.current("cpu")
@@ -178,7 +178,7 @@ def test_pieces_that_are_taken_again_have_gaps_too() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
-    for plan in hf.plans().values():
+    for plan in hf.plans.all().values():
         for case in cases_of(plan):
             kernel = plan._kernel(backend, case.descriptor, torch.device("cpu"))
             assert kernel.workspace_size == max((cut.size for cut in kernel.cuts), default=0)
@@ -187,7 +187,7 @@ def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of each piece is said to be all of it: the result is right, and the run is found out."""
-    plan = hf.plans()["SegmentSumPlan"]
+    plan = hf.plans.all()["SegmentSumPlan"]
     case = cases_of(plan)[0]
     args, reference = expected(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, times=1)

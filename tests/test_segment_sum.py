@@ -25,7 +25,7 @@ def summed(
 ) -> torch.Tensor:
     """The segment sum by a plan, with a workspace that begins ``shift`` bytes late and is full of NaN."""
     device = DEVICES[backend]
-    desc = hf.SegmentSumDescriptor(
+    desc = hf.plans.SegmentSumDescriptor(
         shape=destinations.shape,
         segments=segments,
         width=terms.shape[-1],
@@ -33,9 +33,9 @@ def summed(
         index_dtype=destinations.dtype,
     )
     stream = hf.Stream.current(device)
-    plan = hf.SegmentSumPlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+    plan = hf.plans.SegmentSumPlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
     out = poisoned_output((segments, terms.shape[-1]), terms.dtype).to(device)
-    args = hf.SegmentSumArgs(terms=terms.to(device), destinations=destinations.to(device), out=out)
+    args = hf.plans.SegmentSumArgs(terms=terms.to(device), destinations=destinations.to(device), out=out)
     workspace = torch.full((plan.workspace_size() + shift,), 0xFF, dtype=torch.uint8, device=device)
     plan.run(stream, workspace[shift:], args)
     return out.cpu()
@@ -142,12 +142,12 @@ def test_rows_that_are_filled_early_are_written_again(
 def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.ops.segment_sum.order import gpu as order
 
-    desc = hf.SegmentSumDescriptor(shape=(3000,), segments=90, width=3)
+    desc = hf.plans.SegmentSumDescriptor(shape=(3000,), segments=90, width=3)
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
     for limit in (3000, 2999):
         monkeypatch.setattr(order, "MERGED", limit)
-        found.append(hf.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
+        found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
 
@@ -176,9 +176,10 @@ WAYS = {
 @pytest.mark.parametrize("kind", ["zipf", "bad"])
 def test_counting_finds_the_order(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Places by row, those of skipped indices last, and where each place is."""
+    from holdfast.ops.segment_sum.counting import gpu as counting
+
     from holdfast.backends.gpu import Steps
     from holdfast.core.strided import Space
-    from holdfast.ops.segment_sum.counting import gpu as counting
 
     for name, value in WAYS[way].items():
         monkeypatch.setattr(counting, name, value)
@@ -189,7 +190,7 @@ def test_counting_finds_the_order(way: str, kind: str, monkeypatch: pytest.Monke
     assert order.sorts == (way == "torch.sort")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_device = indices.to(device)
-    args = hf.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
+    args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
     steps = Steps(device, args)
     order.add_steps(steps, 0, Space((count,), ((1,),)))
     workspace = hf.Workspace.allocate(pieces.size, device)
@@ -221,9 +222,11 @@ def test_the_workspace_is_bounded(backend: str) -> None:
     begin and end, and also a sixteenth of the terms as they compute."""
     stream = hf.Stream.current(DEVICES[backend])
     for shape, segments, width in (((1000,), 50, 64), ((2**22,), 10**6, 256), ((5,), 10**7, 4096)):
-        desc = hf.SegmentSumDescriptor(shape=shape, segments=segments, width=width, dtype=torch.bfloat16)
+        desc = hf.plans.SegmentSumDescriptor(
+            shape=shape, segments=segments, width=width, dtype=torch.bfloat16
+        )
         pref = hf.PlanPreference(backend=backend, precompile=False)
-        size = hf.SegmentSumPlan.select(stream, desc, pref).workspace_size()
+        size = hf.plans.SegmentSumPlan.select(stream, desc, pref).workspace_size()
         count = shape[0]
         bound = 32 * count + 4 * (segments + 2) + 4096
         if backend == "gpu":
@@ -243,8 +246,8 @@ def test_the_stated_error_holds() -> None:
     terms = row_values("error", (count, 16), torch.float32)
     out = summed("cpu", terms, torch.zeros(count, dtype=torch.int64), 1)[0].double()
     exact, magnitudes = terms.double().sum(0), terms.double().abs().sum(0)
-    desc = hf.SegmentSumDescriptor(shape=(count,), segments=1, width=16)
-    bound = hf.SegmentSumPlan.select(hf.Stream.current(), desc).precision_guarantee().ulp["out"]
+    desc = hf.plans.SegmentSumDescriptor(shape=(count,), segments=1, width=16)
+    bound = hf.plans.SegmentSumPlan.select(hf.Stream.current(), desc).precision_guarantee().ulp["out"]
     unit = 2.0 ** (torch.floor(torch.log2(magnitudes)) - 23)
     assert ((out - exact).abs() <= bound * unit).all()
 
@@ -262,9 +265,9 @@ BAD_ARGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", BAD_ARGS)
 def test_bad_args(what: str) -> None:
     changed, said = BAD_ARGS[what]
-    desc = hf.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
-    plan = hf.SegmentSumPlan.select(hf.Stream.current(), desc)
-    args = hf.SegmentSumArgs(
+    desc = hf.plans.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
+    plan = hf.plans.SegmentSumPlan.select(hf.Stream.current(), desc)
+    args = hf.plans.SegmentSumArgs(
         terms=torch.zeros(6, 4), destinations=torch.zeros(6, dtype=torch.int64), out=torch.full((3, 4), 7.0)
     )
     wrong = replace(args, **changed)
@@ -278,17 +281,21 @@ def test_bad_args(what: str) -> None:
 
 def test_an_output_inside_the_terms() -> None:
     terms = torch.zeros(6, 4)
-    desc = hf.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
-    plan = hf.SegmentSumPlan.select(hf.Stream.current(), desc)
-    args = hf.SegmentSumArgs(terms=terms, destinations=torch.zeros(6, dtype=torch.int64), out=terms[1:4])
+    desc = hf.plans.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
+    plan = hf.plans.SegmentSumPlan.select(hf.Stream.current(), desc)
+    args = hf.plans.SegmentSumArgs(
+        terms=terms, destinations=torch.zeros(6, dtype=torch.int64), out=terms[1:4]
+    )
     assert "out shares memory" in plan.can_implement(args).reason
 
 
 def test_no_workspace() -> None:
-    desc = hf.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
-    plan = hf.SegmentSumPlan.select(hf.Stream.current(), desc)
+    desc = hf.plans.SegmentSumDescriptor(shape=(6,), segments=3, width=4)
+    plan = hf.plans.SegmentSumPlan.select(hf.Stream.current(), desc)
     out = torch.full((3, 4), 7.0)
-    args = hf.SegmentSumArgs(terms=torch.zeros(6, 4), destinations=torch.zeros(6, dtype=torch.int64), out=out)
+    args = hf.plans.SegmentSumArgs(
+        terms=torch.zeros(6, 4), destinations=torch.zeros(6, dtype=torch.int64), out=out
+    )
     with pytest.raises(hf.WorkspaceTooSmall, match=r"0 bytes and the plan needs \d+"):
         plan.run(hf.Stream.current(), None, args)
     assert (out == 7).all()
@@ -309,7 +316,7 @@ def test_no_workspace() -> None:
     ],
 )
 def test_bad_descriptors(fields: dict[str, Any], said: str) -> None:
-    desc = replace(hf.SegmentSumDescriptor(shape=(6,), segments=3, width=4), **fields)
+    desc = replace(hf.plans.SegmentSumDescriptor(shape=(6,), segments=3, width=4), **fields)
     with pytest.raises(hf.InvalidDescriptor) as refusal:
-        hf.SegmentSumPlan.select(hf.Stream.current(), desc)
+        hf.plans.SegmentSumPlan.select(hf.Stream.current(), desc)
     assert said in str(refusal.value) and str(refusal.value).endswith(".")

@@ -29,11 +29,11 @@ ROUNDS = 4
 SECONDS = 120
 
 PLANS = [
-    hf.QuantizePerTensorPlan,
-    hf.QuantizePerChannelPlan,
-    hf.QuantizePerTokenBackwardPlan,
-    hf.DequantizePerGroupPlan,
-    hf.DequantizePerTensorBackwardPlan,
+    hf.plans.QuantizePerTensorPlan,
+    hf.plans.QuantizePerChannelPlan,
+    hf.plans.QuantizePerTokenBackwardPlan,
+    hf.plans.DequantizePerGroupPlan,
+    hf.plans.DequantizePerTensorBackwardPlan,
 ]
 
 Job = tuple[Any, Any, Any, list[bytes]]

@@ -17,15 +17,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def packed_codes(
     backend: str, device: str, x: torch.Tensor, scale: torch.Tensor, z: torch.Tensor | None
 ) -> torch.Tensor:
-    desc = hf.QuantizePerChannelDescriptor(
+    desc = hf.plans.QuantizePerChannelDescriptor(
         shape=tuple(x.shape), axis=1, input_dtype=x.dtype, output_dtype=torch.int4, packed=True
     )
     stream = hf.Stream.current(device)
-    plan = hf.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+    plan = hf.plans.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
     shape, dtype = desc.expected("q")
     q = torch.full(shape, 85, dtype=dtype, device=device)
     zero_point = None if z is None else z.to(device)
-    args = hf.QuantizePerChannelArgs(x=x.to(device), scale=scale.to(device), zero_point=zero_point, q=q)
+    args = hf.plans.QuantizePerChannelArgs(x=x.to(device), scale=scale.to(device), zero_point=zero_point, q=q)
     plan.run(stream, None, args)
     return q.cpu()
 
@@ -77,7 +77,7 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
     monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "_tile", lambda *_: (2, 4))
     monkeypatch.setattr(gpu, "_grid", watched)
-    plan, way = hf.plans()[name], gpu_way()
+    plan, way = hf.plans.all()[name], gpu_way()
     (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
     assert way is not None
     assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
@@ -143,16 +143,18 @@ def test_a_range_of_x_ends_where_that_of_codes_does(dtype: torch.dtype, q_min: i
         lower = around_the_end(q_min - z.astype(np.float64), s)
         upper = [-x for x in around_the_end(z.astype(np.float64) - q_max, s)]
         x = np.stack([*lower, *upper, *np.broadcast_to(ordinary[:, None], (10, len(s)))]).astype(np.float32)
-    desc = hf.QuantizePerChannelBackwardDescriptor(
+    desc = hf.plans.QuantizePerChannelBackwardDescriptor(
         shape=x.shape, axis=1, input_dtype=torch.float32, output_dtype=dtype, q_min=q_min, q_max=q_max
     )
 
     def gradient(backend: str, device: str) -> torch.Tensor:
         stream = hf.Stream.current(device)
-        plan = hf.QuantizePerChannelBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+        plan = hf.plans.QuantizePerChannelBackwardPlan.select(
+            stream, desc, hf.PlanPreference(backend=backend)
+        )
         given = {"x": torch.from_numpy(x), "scale": torch.from_numpy(s), "zero_point": torch.from_numpy(z)}
         given |= {"dy": torch.ones(x.shape), "dx": torch.full(x.shape, torch.nan)}
-        args = hf.QuantizePerChannelBackwardArgs(**{name: t.to(device) for name, t in given.items()})
+        args = hf.plans.QuantizePerChannelBackwardArgs(**{name: t.to(device) for name, t in given.items()})
         plan.run(stream, None, args)
         return args.dx.cpu()
 

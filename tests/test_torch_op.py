@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
 from holdfast.core.deferred import Box
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine import torch_op
-from holdfast.proof.conformance import AnyPlan, Difference, Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Difference, Way, cases_of, check, expected, selected
 
 SHAPE = (4, 6, 8)
 GRANULARITIES = [hf.PerTensor(), hf.PerChannel(1), hf.PerToken(), hf.PerGroup(4), hf.PerGroup(3, axis=1)]
@@ -164,14 +165,14 @@ def test_outputs_keep_the_layout_of_the_input() -> None:
 def test_empty_tensors_are_selected_and_run(shape: tuple[int, ...], backend: str) -> None:
     stream = hf.Stream.current("cuda" if backend == "gpu" and torch.cuda.is_available() else "cpu")
     for axis in range(len(shape)):
-        desc = hf.QuantizePerChannelDescriptor(shape=shape, axis=axis)
-        plan = hf.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+        desc = hf.plans.QuantizePerChannelDescriptor(shape=shape, axis=axis)
+        plan = hf.plans.QuantizePerChannelPlan.select(stream, desc, hf.PlanPreference(backend=backend))
         x, q = (
             torch.empty(shape, device=stream.device),
             torch.empty(shape, dtype=torch.int8).to(stream.device),
         )
         scale = torch.ones(shape[axis], device=stream.device)
-        plan.run(stream, None, hf.QuantizePerChannelArgs(x=x, scale=scale, q=q))
+        plan.run(stream, None, hf.plans.QuantizePerChannelArgs(x=x, scale=scale, q=q))
 
 
 @pytest.mark.parametrize("length", range(1, 10))
@@ -277,11 +278,11 @@ def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None
 @pytest.mark.parametrize(
     "plan",
     [
-        hf.QuantizePerTensorPlan,
-        hf.EmbeddingBagPlan,
-        hf.SegmentSumPlan,
-        hf.FakeQuantizeLearnedBackwardPlan,
-        hf.GridSampleBackwardPlan,
+        hf.plans.QuantizePerTensorPlan,
+        hf.plans.EmbeddingBagPlan,
+        hf.plans.SegmentSumPlan,
+        hf.plans.FakeQuantizeLearnedBackwardPlan,
+        hf.plans.GridSampleBackwardPlan,
     ],
 )
 def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) -> None:

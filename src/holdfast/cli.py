@@ -14,10 +14,11 @@ from rich.table import Table
 from holdfast.bench.command import bench
 from holdfast.core.contract import PlanPreference, printed_bound
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import Stream
 from holdfast.proof.against import compare
 from holdfast.proof.catalogue import Entry, catalogue
-from holdfast.proof.conformance import AnyPlan, plan_named
+from holdfast.proof.conformance import plan_named
 from holdfast.proof.fuzz.command import fuzz
 from holdfast.proof.kernel_mutants.command import mutants
 from holdfast.proof.page import benchmarks, page

@@ -29,7 +29,7 @@ def unwritten(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def made(plan: str, desc: Any, **operands: Any) -> Problem:
     """A problem; outputs that the descriptor expects and that are not given are made."""
-    chosen = hf.plans()[plan]
+    chosen = hf.plans.all()[plan]
     for name in chosen.outputs:
         expected = desc.expected(name)
         if name not in operands and expected is not None:
@@ -61,13 +61,13 @@ class Long:
 
 
 def segment_sum(of: Long) -> Iterator[Problem]:
-    desc = hf.SegmentSumDescriptor(shape=(of.count,), segments=1, width=2, dtype=of.dtype)
+    desc = hf.plans.SegmentSumDescriptor(shape=(of.count,), segments=1, width=2, dtype=of.dtype)
     yield made("SegmentSumPlan", desc, terms=of.terms(2), destinations=of.zeros)
 
 
 def embedding_backward(of: Long) -> Iterator[Problem]:
     for by_count in (False, True):
-        desc = hf.EmbeddingBackwardDescriptor(
+        desc = hf.plans.EmbeddingBackwardDescriptor(
             shape=(of.count,), num_embeddings=1, embedding_dim=1, dtype=of.dtype, scale_grad_by_freq=by_count
         )
         yield made("EmbeddingBackwardPlan", desc, dout=of.terms(), indices=of.zeros)
@@ -76,7 +76,7 @@ def embedding_backward(of: Long) -> Iterator[Problem]:
 def embedding_bag(of: Long) -> Iterator[Problem]:
     order = torch.arange(of.count)
     for mode, weighted in (("sum", False), ("mean", False), ("sum", True)):
-        desc = hf.EmbeddingBagDescriptor(
+        desc = hf.plans.EmbeddingBagDescriptor(
             shape=(1, of.count), num_embeddings=of.count, embedding_dim=1, dtype=of.dtype, mode=mode,
             per_sample_weights=weighted,
         )  # fmt: skip
@@ -89,7 +89,7 @@ def embedding_bag(of: Long) -> Iterator[Problem]:
 def embedding_bag_backward(of: Long) -> Iterator[Problem]:
     fields: dict[str, Any] = {"shape": (of.count, 1), "num_embeddings": 1, "dtype": of.dtype}
     for mode, weighted in (("sum", False), ("mean", False), ("sum", True)):
-        desc = hf.EmbeddingBagBackwardDescriptor(
+        desc = hf.plans.EmbeddingBagBackwardDescriptor(
             **fields, embedding_dim=1, mode=mode, per_sample_weights=weighted
         )
         weights = of.factors(of.count).reshape(-1, 1) if weighted else None
@@ -97,7 +97,7 @@ def embedding_bag_backward(of: Long) -> Iterator[Problem]:
             "EmbeddingBagBackwardPlan", desc, dout=of.terms(), indices=of.zeros[:, None],
             per_sample_weights=weights,
         )  # fmt: skip
-    desc = hf.EmbeddingBagBackwardDescriptor(
+    desc = hf.plans.EmbeddingBagBackwardDescriptor(
         shape=(1, 1), num_embeddings=1, embedding_dim=of.count, dtype=of.dtype, mode="sum",
         per_sample_weights=True, dweight=False, dper_sample_weights=True,
     )  # fmt: skip
@@ -113,13 +113,13 @@ def grid_sample_backward(of: Long) -> Iterator[Problem]:
     for mode in Mode if few else (Mode.NEAREST, Mode.BILINEAR):
         # All samples lie around one pixel of an image of two.
         fields: dict[str, Any] = {"mode": mode, "input_dtype": of.dtype, "grid_dtype": of.dtype}
-        desc = hf.GridSampleBackwardDescriptor(
+        desc = hf.plans.GridSampleBackwardDescriptor(
             shape=(1, 1, 1, 2), output_size=(1, of.count), needs_dgrid=False, padding_mode=Padding.ZEROS,
             **fields,
         )  # fmt: skip
         grid = torch.from_numpy(of.rng.uniform(-0.49, 0.1, (1, 1, of.count, 2))).to(of.dtype)
         yield made("GridSampleBackwardPlan", desc, dout=of.terms().reshape(1, 1, 1, -1), grid=grid)
-    desc = hf.GridSampleBackwardDescriptor(
+    desc = hf.plans.GridSampleBackwardDescriptor(
         shape=(1, of.count, 1, 2), output_size=(1, 1), needs_dinput=False, input_dtype=of.dtype,
         grid_dtype=of.dtype,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def grid_sample_backward(of: Long) -> Iterator[Problem]:
 
 def affine_grid_backward(of: Long) -> Iterator[Problem]:
     for size, aligned in (((1, of.count), False), ((of.count, 1), True)):
-        desc = hf.AffineGridBackwardDescriptor(
+        desc = hf.plans.AffineGridBackwardDescriptor(
             shape=(1, 2, 3), output_size=size, dtype=of.dtype, align_corners=aligned
         )
         yield made("AffineGridBackwardPlan", desc, dgrid=of.terms(2).reshape(desc.grid_shape))
@@ -140,7 +140,7 @@ def affine_grid_backward(of: Long) -> Iterator[Problem]:
 def learned_backward(of: Long) -> Iterator[Problem]:
     """Sums of the kind of dy; x is spread over the codes and beyond them."""
     x = torch.from_numpy(of.rng.normal(0, 6, of.count)).to(of.dtype)
-    desc = hf.FakeQuantizeLearnedBackwardDescriptor(
+    desc = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(of.count,), input_dtype=of.dtype, dtype=torch.int4, scale_dtype=of.dtype,
         zero_point_dtype=of.dtype, grad_factor=0.3,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def rows(count: int, dtype: torch.dtype, rng: Rng) -> Iterator[Problem]:
     """Many short sums to a run: the tree sums of 257 rows."""
     shape, token = (257, count), hf.PerToken()
     x = torch.from_numpy(rng.normal(0, 6, shape)).to(dtype)
-    learned = hf.FakeQuantizeLearnedBackwardDescriptor(
+    learned = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=shape, granularity=token, input_dtype=dtype, dtype=torch.int4, scale_dtype=dtype,
         zero_point_dtype=dtype,
     )  # fmt: skip
@@ -164,12 +164,14 @@ def rows(count: int, dtype: torch.dtype, rng: Rng) -> Iterator[Problem]:
         zero_point=torch.zeros_like(scales),
     )  # fmt: skip
     yield made(
-        "LsqInitPlan", hf.LsqInitDescriptor(shape=shape, granularity=token, input_dtype=dtype, q_max=7), x=x
+        "LsqInitPlan",
+        hf.plans.LsqInitDescriptor(shape=shape, granularity=token, input_dtype=dtype, q_max=7),
+        x=x,
     )
 
 
 def lsq_init(of: Long) -> Iterator[Problem]:
-    desc = hf.LsqInitDescriptor(shape=(of.count,), input_dtype=of.dtype, q_max=7)
+    desc = hf.plans.LsqInitDescriptor(shape=(of.count,), input_dtype=of.dtype, q_max=7)
     yield made("LsqInitPlan", desc, x=of.terms()[:, 0])
 
 

@@ -43,7 +43,7 @@ _BY_OP: dict[tuple[str, str], Exactly] = {
 #: By the plan's name; a plan that is missing here fails the tests.
 EXACTLY: dict[str, Exactly] = {
     name: _BY_OP[plan.op, plan.direction]
-    for name, plan in hf.plans().items()
+    for name, plan in hf.plans.all().items()
     if (plan.op, plan.direction) in _BY_OP
 }
 

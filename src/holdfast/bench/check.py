@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from holdfast.bench.case import Case, Tensors
+from holdfast.core.benchmark import Case, Tensors
 from holdfast.core.stream import Stream
 
 #: Small enough for the reference, large enough for every kernel to use all of its loops.

@@ -15,15 +15,15 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.bench.case import Call, Case, NoPeer
+from holdfast.bench.cases import cpu_cases, full_cases, quick_cases
 from holdfast.bench.check import differences
-from holdfast.bench.ops import cpu_cases, full_cases, quick_cases
-from holdfast.bench.ops.fake_quantize import FakeQuantizeCase
-from holdfast.bench.ops.quantize import QuantizeCase
 from holdfast.bench.peers import kinds, peer
 from holdfast.bench.report import Report, Row, device_name
 from holdfast.bench.timing import copy_rate, host_seconds, release, side_by_side
+from holdfast.core.benchmark import Call, Case, NoPeer
 from holdfast.core.stream import Stream
+from holdfast.ops.fake_quantize.bench import FakeQuantizeCase
+from holdfast.ops.quantize.bench import QuantizeCase
 
 #: The size of a small tensor, for what a call costs the host.
 SMALL = 2**12

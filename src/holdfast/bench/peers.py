@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from holdfast.bench.case import Call, NoPeer, Problem, Tensors
+from holdfast.core.benchmark import Call, NoPeer, Problem, Tensors
 
 #: The peers that every case is asked for.
 PEERS = ("torch op", "eager", "compiled")

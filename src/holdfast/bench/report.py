@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast import __version__
-from holdfast.bench.case import Case
 from holdfast.bench.peers import PEERS
+from holdfast.core.benchmark import Case
 from holdfast.core.machine import package_versions, processor
 
 NOTE = (

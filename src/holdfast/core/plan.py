@@ -464,3 +464,7 @@ def _names(args: Args) -> Sequence[str]:
 
 def _name_of(args: Args, operand: Operand) -> str:
     return next(name for name in _names(args) if getattr(args, name) is operand)
+
+
+#: Any plan class.
+AnyPlan = type[Plan[Any, Any]]

@@ -3,6 +3,8 @@
 Everything here is an IEEE-754 operation rounded on its own, but for divisions: those are computed in other
 ways that are proven to give the correctly rounded quotient.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.core.stream import CPU_STREAM
-from holdfast.proof.conformance import AnyPlan, cases_of, selected
+from holdfast.proof.conformance import cases_of, selected
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.pieces import strays
-from holdfast.core.plan import Args, Kernel, Plan
+from holdfast.core.plan import AnyPlan, Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
-
-AnyPlan = type[Plan[Any, Any]]
 
 #: What workspaces are filled with: NaN in every floating dtype.
 WORKSPACE_FILL = 0xFF

@@ -1,43 +1,46 @@
-"""The digests of every case, pinned: what the bits were is what they must be.
+"""The pinned digests of every case: the bits must be what they were.
 
-They are package data, written by ``holdfast verify --write-digests`` after a change of the numerics or of the
-cases, and never otherwise.
+They are package data in the folder of each op. ``holdfast verify --write-digests`` writes them after a change
+of the numerics or of the cases, and never otherwise.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from holdfast.core.bits import digest
 from holdfast.core.case import Case
 from holdfast.core.contract import NUMERICS_VERSION
-from holdfast.core.plan import Args
-from holdfast.proof.conformance import AnyPlan, Difference
+from holdfast.core.plan import AnyPlan, Args
+from holdfast.core.registry import plans
+from holdfast.proof.conformance import Difference
 
 Digests = dict[str, dict[str, str]]
 
 
-def folder() -> Path:
-    """Where the digests are kept: a file for each plan."""
-    return Path(str(files("holdfast.proof") / "pinned"))
+def path(plan: AnyPlan) -> Path:
+    """Where the digests of a plan are kept: in the folder of its op."""
+    return Path(str(sys.modules[plan.__module__].__file__)).parent / "digests" / f"{plan.__name__}.json"
 
 
 @cache
 def pinned() -> Digests:
     """The digests by plan and case, as far as they are of this version of the numerics."""
-    kept = {path.stem: json.loads(path.read_text()) for path in sorted(folder().glob("*.json"))}
+    files = {name: path(plan) for name, plan in plans().items()}
+    kept = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     return {name: k["digests"] for name, k in kept.items() if k["numerics_version"] == NUMERICS_VERSION}
 
 
 def write(digests: Digests) -> None:
-    """Pin ``digests``; plans that they do not name keep theirs."""
-    folder().mkdir(exist_ok=True)
+    """Pin ``digests``, by plan and case. Plans that are not named keep theirs."""
     for name, known in digests.items():
         kept = {"numerics_version": NUMERICS_VERSION, "digests": known}
-        (folder() / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+        file = path(plans()[name])
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(kept, indent=1) + "\n")
     pinned.cache_clear()
 
 

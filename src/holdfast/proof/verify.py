@@ -21,23 +21,15 @@ from holdfast import __version__
 from holdfast.backends import interpreted
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.machine import Machine
+from holdfast.core.mutant import MutantError
+from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.proof import digests
 from holdfast.proof.ahead import compiling_ahead
 from holdfast.proof.catalogue import Entry, entry
-from holdfast.proof.conformance import (
-    AnyPlan,
-    Difference,
-    Way,
-    cases_of,
-    check,
-    execute,
-    expected,
-    selected,
-    ways,
-)
-from holdfast.proof.exhaustive import Sweep, sweeps
-from holdfast.proof.mutants import CONTROL, MUTANTS, MutantError, rejection
+from holdfast.proof.conformance import Difference, Way, cases_of, check, execute, expected, selected, ways
+from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
+from holdfast.proof.sweeps import SweepRun, sweeps
 
 #: Told what is being done, how much of it is done, and how much there is in all.
 Progress = Callable[[str, int, int], None]
@@ -185,7 +177,7 @@ def _exhaustive(report: Report, progress: Progress) -> None:
             progress(f"{found.plan}: {sweep.name}", number + 1, len(every))
 
 
-def _swept(sweep: Sweep) -> list[Difference]:
+def _swept(sweep: SweepRun) -> list[Difference]:
     return sweep.run()
 
 

@@ -4,6 +4,8 @@ A program works on one tile of ROWS x COLUMNS. Columns run along the memory that
 taken apart into the remaining loops once per row, so a contiguous tensor pays for no division at all. What
 elements share (scale, zero point) is loaded once per row, once per column, or once per tile, as it varies.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

@@ -39,6 +39,10 @@ def draw_granular(
     shape = list(draw.shape(least_rank=1 if kind in (PerChannel, PerGroup) or multiple > 1 else 0))
     if kind in (PerTensor, PerToken):
         return tuple(shape), kind()
+    if kind is PerChannel and draw.chance(4):
+        # Channels in the last axis, many elements to each: kernels treat these in ways of their own.
+        channels = draw.size(64, least=1) * multiple
+        return (draw.size(max(draw.budget // channels, 1)), channels), PerChannel(-1)
     axis = draw.between(-len(shape), len(shape) - 1)
     if kind is PerChannel:
         return tuple(shape), PerChannel(axis)

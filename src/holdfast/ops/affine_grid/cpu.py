@@ -27,7 +27,7 @@ from holdfast.ops.affine_grid.plan import (
     D,
     MapKernel,
 )
-from holdfast.ops.grid_sample.bundles.cpu import load_span, size_of, store_span
+from holdfast.ops.grid_sample.cpu_channel_vectors import load_span, size_of, store_span
 from holdfast.ops.segment_sum.cpu import load_run, number, store_run, table_of
 from holdfast.ops.segment_sum.indexed import loops
 from holdfast.ops.tree_sum import segments

@@ -3,6 +3,8 @@
 A program of the gradient sums one block of places for one row of dtheta, lane by lane; a second kernel adds
 the sums of blocks, level by level.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from holdfast.ops.affine_grid.plan import (
     MapDescriptor,
     MapKernel,
 )
-from holdfast.ops.grid_sample.taps.gpu import offset_of, split
+from holdfast.ops.grid_sample.gpu_coordinates import offset_of, split
 from holdfast.ops.tree_sum import segments as cut
 from holdfast.ops.tree_sum.gpu import halved, rows_inside
 from holdfast.ops.tree_sum.segments import blocks_of

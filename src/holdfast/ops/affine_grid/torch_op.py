@@ -27,6 +27,8 @@ from holdfast.ops.affine_grid.plan import (
     AffineGridPlan,
 )
 
+__all__ = ["affine_grid"]
+
 
 @lru_cache(maxsize=4096)
 def _plan(kind, shape, size, dtype, device, align_corners):

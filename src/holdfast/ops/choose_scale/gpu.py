@@ -5,6 +5,8 @@ So the extremes of a segment are maxima of integers: exact in any order, with Na
 program walks down a segment, or a piece of one, and keeps a maximum for each element of its tile; pieces
 leave theirs in the workspace, for a second kernel to join.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

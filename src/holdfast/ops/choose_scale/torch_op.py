@@ -33,6 +33,8 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangePlan,
 )
 
+__all__ = ["choose_scale", "observe_range", "scale_of_range"]
+
 RULE_SCHEMA = "str dtype, int? q_min, int? q_max, bool? narrow"
 
 

@@ -17,13 +17,13 @@ from holdfast.ops.affine.cases import (
     problems,
     real_values,
 )
-from holdfast.ops.affine.packing import pack
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
     DequantizeBackwardDescriptor,
     DequantizeDescriptor,
 )
+from holdfast.ops.packing.torch_op import pack
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:

@@ -25,7 +25,6 @@ from holdfast.core.granularity import (
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.ops.affine.batched import batched, by_sample
-from holdfast.ops.affine.packing import packed_length
 from holdfast.ops.affine.torch_op import (
     LIBRARY,
     SHARED_SCHEMA,
@@ -38,6 +37,9 @@ from holdfast.ops.affine.torch_op import (
 )
 from holdfast.ops.dequantize import plan as plans
 from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
+from holdfast.ops.packing.torch_op import packed_length
+
+__all__ = ["dequantize"]
 
 _FORWARD = {
     PerTensor: plans.DequantizePerTensorPlan,

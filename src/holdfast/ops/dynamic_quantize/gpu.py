@@ -3,6 +3,8 @@
 A program loads its segments once, finds their extremes as ``choose_scale`` does, and codes what it still
 holds.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

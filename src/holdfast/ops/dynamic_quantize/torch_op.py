@@ -25,6 +25,8 @@ from holdfast.ops.affine.torch_op import (
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule, workspace_of
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
+__all__ = ["quantize_dynamic"]
+
 _EACH_TOKEN = PerToken()
 
 

@@ -40,6 +40,8 @@ from holdfast.ops.embedding.plan import (
 )
 from holdfast.ops.segment_sum.indexed import BAD_INDEX, INDEX_DTYPES
 
+__all__ = ["embedding"]
+
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
 

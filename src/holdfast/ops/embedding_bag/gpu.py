@@ -10,6 +10,8 @@ gradient is divided once for each bag, before it is spread. Offsets are kept wit
 used, so that wrong ones harm nothing; what the bags between them hold until the error is raised is not
 defined.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
     tile_of,
 )
+from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
-from holdfast.ops.segment_sum.order.gpu import Order, power_below
 
 #: Lanes of a program that finds bags, alone or beside others that sum them; and of one that differentiates
 #: weights. To the interpreter a program costs the same however much it does.

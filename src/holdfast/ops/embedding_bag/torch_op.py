@@ -38,6 +38,8 @@ from holdfast.ops.embedding_bag.plan import (
 )
 from holdfast.ops.segment_sum.indexed import BAD_INDEX, INDEX_DTYPES
 
+__all__ = ["embedding_bag"]
+
 
 @lru_cache(maxsize=4096)
 def _forward_plan(device, bad_index, **fields):

@@ -37,6 +37,8 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
 )
 
+__all__ = ["SteKind", "fake_quantize"]
+
 _RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
 
 

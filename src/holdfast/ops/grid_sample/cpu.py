@@ -22,7 +22,7 @@ from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.ops.grid_sample.bundles.cpu import (
+from holdfast.ops.grid_sample.cpu_channel_vectors import (
     RUN,
     add_weighed_rows,
     clear_row,
@@ -32,6 +32,28 @@ from holdfast.ops.grid_sample.bundles.cpu import (
     store_bundle,
     store_span,
     weigh_rows,
+)
+from holdfast.ops.grid_sample.cpu_coordinates import (
+    AXIS_ROWS,
+    BLOCK,
+    MODES,
+    PADDINGS,
+    ROW,
+    ROW_BYTES,
+    find_taps,
+    pixel_of,
+    product_of,
+    scale_row,
+)
+from holdfast.ops.grid_sample.cpu_gradient_sums import (
+    CHUNK,
+    add_levels,
+    add_products,
+    clear,
+    count_terms,
+    list_crowds,
+    scatter_rows,
+    sum_crowds,
 )
 from holdfast.ops.grid_sample.plan import (
     BESIDE,
@@ -43,28 +65,6 @@ from holdfast.ops.grid_sample.plan import (
     Mode,
     SampleDescriptor,
     SampleKernel,
-)
-from holdfast.ops.grid_sample.sums.cpu import (
-    CHUNK,
-    add_levels,
-    add_products,
-    clear,
-    count_terms,
-    list_crowds,
-    scatter_rows,
-    sum_crowds,
-)
-from holdfast.ops.grid_sample.taps.cpu import (
-    AXIS_ROWS,
-    BLOCK,
-    MODES,
-    PADDINGS,
-    ROW,
-    ROW_BYTES,
-    find_taps,
-    pixel_of,
-    product_of,
-    scale_row,
 )
 from holdfast.ops.segment_sum.cpu import number, table_of
 from holdfast.ops.segment_sum.indexed import loops

@@ -9,6 +9,8 @@ share pixels are neighbours, whatever the grid. dgrid of scattered samples is su
 the copy. If samples side by side share pixels anyway, it is summed as they come, beside all that leads to
 dinput.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
@@ -24,20 +26,7 @@ from holdfast.backends.gpu import Part, StepOperand, Steps, follow
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.grid_sample.cells.gpu import FEW, CellSums
-from holdfast.ops.grid_sample.corners.gpu import CornerSums
-from holdfast.ops.grid_sample.plan import (
-    LIMIT,
-    GridSampleArgs,
-    GridSampleBackwardArgs,
-    GridSampleBackwardDescriptor,
-    GridSampleDescriptor,
-    Mode,
-    SampleDescriptor,
-    SampleKernel,
-)
-from holdfast.ops.grid_sample.scatter.gpu import is_scattered
-from holdfast.ops.grid_sample.taps.gpu import (
+from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
     corner_pixel,
     corner_slope,
@@ -50,6 +39,19 @@ from holdfast.ops.grid_sample.taps.gpu import (
     sizes_of,
     split,
     strides_of,
+)
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import FEW, CellSums
+from holdfast.ops.grid_sample.gpu_dinput_by_corner import CornerSums
+from holdfast.ops.grid_sample.gpu_locality import is_scattered
+from holdfast.ops.grid_sample.plan import (
+    LIMIT,
+    GridSampleArgs,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    GridSampleDescriptor,
+    Mode,
+    SampleDescriptor,
+    SampleKernel,
 )
 
 #: Samples of a program: one for each thread.

@@ -32,6 +32,8 @@ from holdfast.ops.grid_sample.plan import (
     Padding,
 )
 
+__all__ = ["grid_sample"]
+
 _MODES = tuple(map(str, Mode))
 _PADDINGS = tuple(map(str, Padding))
 _KIND_SCHEMA = "str mode, str padding_mode, bool align_corners"

@@ -1,4 +1,6 @@
 """The scale that LSQ begins with, in Triton: the tree sum of magnitudes."""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
+__all__ = ["lsq_init"]
+
 
 @lru_cache(maxsize=4096)
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):

@@ -39,6 +39,8 @@ from holdfast.ops.affine.torch_op import (
 from holdfast.ops.quantize import plan as plans
 from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
 
+__all__ = ["quantize"]
+
 _FORWARD = {
     PerTensor: plans.QuantizePerTensorPlan,
     PerChannel: plans.QuantizePerChannelPlan,

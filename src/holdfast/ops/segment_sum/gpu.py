@@ -13,6 +13,8 @@ last adds them all, and leaves the sum in the first of them, which nobody else r
 those whose sums are added after that. Who comes last differs from run to run; what is added, and in which
 order, does not.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.counting.gpu import Counting, longest
+from holdfast.ops.segment_sum.gpu_counting_sort import Counting, longest
+from holdfast.ops.segment_sum.gpu_merge_sort import LANES, Blank, Order
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,
@@ -40,7 +43,6 @@ from holdfast.ops.segment_sum.indexed import (
     described_operands,
     loops,
 )
-from holdfast.ops.segment_sum.order.gpu import LANES, Blank, Order
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Bytes of an output tile, the warps that share it, and the terms whose loads are under way together. To the

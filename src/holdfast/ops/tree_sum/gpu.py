@@ -6,6 +6,8 @@ program may own all lanes of its blocks, or a piece: lanes that meet on the way 
 others. So nothing is added atomically and nothing waits. What a program has added goes to the workspace, and
 a small kernel for each further level adds that.
 """
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from holdfast.core.deferred import check_errors
 from holdfast.core.draw import Space, space_of
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.core.pieces import strays
-from holdfast.core.plan import Args, Plan
+from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, AnyPlan, gpu_way, moved
+from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, gpu_way, moved
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere
 

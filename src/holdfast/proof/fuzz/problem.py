@@ -20,9 +20,8 @@ from holdfast.core.draw import Draw, space_of
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import HoldfastError, InvalidArgs, InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
-from holdfast.core.plan import Args
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.registry import plans
-from holdfast.proof.conformance import AnyPlan
 
 #: Problems that share what is compiled for them.
 THEME = 25

@@ -4,5 +4,5 @@ The mutants of ``holdfast.proof.mutants`` are wrong references: they show what t
 the real kernels, of Numba and of Triton, with one line changed: a tile dropped, a mask forgotten, a scratch
 run too short. Each is tried in a process of its own, on the cases of plans that use it.
 
-The modules of ``families`` list them, in their ``MUTANTS``.
+An op lists them in its ``kernel_mutants.py``.
 """

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.core.contract import NUMERICS_VERSION
-from holdfast.proof.kernel_mutants.families import every_mutant
-from holdfast.proof.kernel_mutants.record import KernelMutant
+from holdfast.core.mutant import KernelMutant
+from holdfast.proof.kernel_mutants.listed import every_mutant
 from holdfast.proof.kernel_mutants.run import trials
 from holdfast.proof.kernel_mutants.search import SEARCHES
 from holdfast.proof.kernel_mutants.trial import Trial

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants import server
-from holdfast.proof.kernel_mutants.record import KernelMutant
 from holdfast.proof.kernel_mutants.trial import Trial
 
 #: Seconds after which a mutant is given up: it hangs, and is not caught.

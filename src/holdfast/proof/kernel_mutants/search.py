@@ -6,21 +6,12 @@ from collections.abc import Callable
 from itertools import islice
 
 from holdfast.backends import interpreted
-from holdfast.proof.conformance import (
-    AnyPlan,
-    Difference,
-    Way,
-    cases_of,
-    difference,
-    expected,
-    selected,
-    ways,
-)
+from holdfast.core.mutant import KernelMutant, MutantError
+from holdfast.core.plan import AnyPlan
+from holdfast.proof.conformance import Difference, Way, cases_of, difference, expected, selected, ways
 from holdfast.proof.fuzz.check import check_problem
 from holdfast.proof.fuzz.problem import THEME, draw_problems
 from holdfast.proof.fuzz.search import BUDGET
-from holdfast.proof.kernel_mutants.record import KernelMutant
-from holdfast.proof.mutants import MutantError
 
 #: Looks for the first difference between the reference and a plan, where a mutant's file takes part.
 Search = Callable[[AnyPlan, KernelMutant], Difference | None]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.proof.kernel_mutants.record import KernelMutant
+from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants.trial import Trial, attempt
 
 #: Seconds between two looks at the children.

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from holdfast.core.mutant import KernelMutant
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import Difference
-from holdfast.proof.kernel_mutants.record import KernelMutant
 from holdfast.proof.kernel_mutants.search import SEARCHES
 
 
@@ -69,7 +69,7 @@ def _searched(mutant: KernelMutant, by: str, folder: Path) -> Difference | None:
 
     if mutant.module in sys.modules:
         raise RuntimeError(f"{mutant.module} was imported before its mutant could be.")
-    file = folder / Path(mutant.file).name
+    file = folder / mutant.path.name
     file.write_text(mutant.source())
     sys.meta_path.insert(0, _Serving(mutant.module, file))
     numba.config.CACHE_DIR = str(folder)  # of its own: the right kernels are cached under the same names

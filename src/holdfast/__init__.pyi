@@ -1,0 +1,100 @@
+# Written by scripts/stubs.py (`make stubs`); do not edit.
+
+from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
+from holdfast import (
+    nn as nn,
+    plans as plans,
+    testing as testing,
+)
+from holdfast.core.contract import (
+    KernelSku as KernelSku,
+    PlanPreference as PlanPreference,
+    PrecisionGuarantee as PrecisionGuarantee,
+    Verdict as Verdict,
+)
+from holdfast.core.deferred import check_errors as check_errors
+from holdfast.core.errors import (
+    HoldfastError as HoldfastError,
+    InvalidArgs as InvalidArgs,
+    InvalidDescriptor as InvalidDescriptor,
+    InvalidIndex as InvalidIndex,
+    NotReproducible as NotReproducible,
+    Unsupported as Unsupported,
+    WorkspaceTooSmall as WorkspaceTooSmall,
+)
+from holdfast.core.granularity import (
+    Granularity as Granularity,
+    PerChannel as PerChannel,
+    PerGroup as PerGroup,
+    PerTensor as PerTensor,
+    PerToken as PerToken,
+)
+from holdfast.core.stream import (
+    Stream as Stream,
+    Workspace as Workspace,
+)
+from holdfast.ops.affine_grid.torch_op import affine_grid as affine_grid
+from holdfast.ops.choose_scale.torch_op import (
+    choose_scale as choose_scale,
+    observe_range as observe_range,
+    scale_of_range as scale_of_range,
+)
+from holdfast.ops.dequantize.torch_op import dequantize as dequantize
+from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic as quantize_dynamic
+from holdfast.ops.embedding.torch_op import embedding as embedding
+from holdfast.ops.embedding_bag.torch_op import embedding_bag as embedding_bag
+from holdfast.ops.fake_quantize.torch_op import (
+    SteKind as SteKind,
+    fake_quantize as fake_quantize,
+)
+from holdfast.ops.grid_sample.torch_op import grid_sample as grid_sample
+from holdfast.ops.lsq_init.torch_op import lsq_init as lsq_init
+from holdfast.ops.packing.torch_op import (
+    pack as pack,
+    unpack as unpack,
+)
+from holdfast.ops.quantize.torch_op import quantize as quantize
+
+__version__: str
+
+__all__ = [
+    "Granularity",
+    "HoldfastError",
+    "InvalidArgs",
+    "InvalidDescriptor",
+    "InvalidIndex",
+    "KernelSku",
+    "NUMERICS_VERSION",
+    "NotReproducible",
+    "PerChannel",
+    "PerGroup",
+    "PerTensor",
+    "PerToken",
+    "PlanPreference",
+    "PrecisionGuarantee",
+    "SteKind",
+    "Stream",
+    "Unsupported",
+    "Verdict",
+    "Workspace",
+    "WorkspaceTooSmall",
+    "__version__",
+    "affine_grid",
+    "check_errors",
+    "choose_scale",
+    "dequantize",
+    "embedding",
+    "embedding_bag",
+    "fake_quantize",
+    "grid_sample",
+    "lsq_init",
+    "nn",
+    "observe_range",
+    "pack",
+    "plans",
+    "quantize",
+    "quantize_dynamic",
+    "scale_of_range",
+    "testing",
+    "unpack",
+]

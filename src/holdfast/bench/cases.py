@@ -1,0 +1,21 @@
+"""The benchmark cases of every op, which its ``bench.py`` lists for each kind of run."""
+
+from __future__ import annotations
+
+from holdfast import ops
+from holdfast.core.benchmark import Case
+
+
+def full_cases() -> list[Case]:
+    """What a GPU is timed on: every op, configuration and dtype."""
+    return [case for module in ops.modules("bench") for case in module.full_cases()]
+
+
+def cpu_cases() -> list[Case]:
+    """What a CPU is timed on: each op and configuration once or twice."""
+    return [case for module in ops.modules("bench") for case in module.cpu_cases()]
+
+
+def quick_cases() -> list[Case]:
+    """A handful that shows each op."""
+    return [case for module in ops.modules("bench") for case in module.quick_cases()]

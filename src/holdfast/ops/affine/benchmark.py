@@ -1,0 +1,162 @@
+"""What the cases of ops with scales share: granularities, random inputs, and scales in a plain formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.benchmark import Case, Problem, Tensors
+from holdfast.core.dtypes import CODES, Code, dtype_name
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.ops.affine.plan import AffinePlan
+
+INT4 = CODES["int4"].torch
+
+#: The row length of per-token and per-group cases: the width of a transformer layer.
+ROW = 4096
+
+
+def _square(elements: int) -> tuple[int, ...]:
+    rows = 2 ** ((elements.bit_length() - 1) // 2)
+    return rows, max(elements // rows, 1)
+
+
+def _sandwich(elements: int) -> tuple[int, ...]:
+    outer = min(16, elements)
+    return outer, *_square(elements // outer)
+
+
+def _rows(elements: int) -> tuple[int, ...]:
+    return max(elements // ROW, 1), ROW
+
+
+#: How each granularity is called, and the shape that a number of elements has there.
+LAYOUTS: dict[str, tuple[Granularity, Callable[[int], tuple[int, ...]]]] = {
+    "per tensor": (PerTensor(), _square),
+    "per channel, axis 0": (PerChannel(0), _square),
+    "per channel, middle": (PerChannel(1), _sandwich),
+    "per channel, last": (PerChannel(-1), _square),
+    "per token": (PerToken(), _rows),
+    "per group of 32": (PerGroup(32), _rows),
+    "per group of 128": (PerGroup(128), _rows),
+}
+
+
+@dataclass(frozen=True)
+class ScaledCase(Case):
+    """``variant`` is one of ``LAYOUTS``. A gradient is ``packed`` if what its forward made was."""
+
+    codes: torch.dtype
+    packed: bool = False
+    zero_point: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.variant + (", zero point" if self.zero_point else "")
+
+    @property
+    def dtypes(self) -> str:
+        return f"{dtype_name(self.real)}, {'packed ' if self.packed else ''}{dtype_name(self.codes)}"
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "code_dtype": dtype_name(self.codes), "packed": self.packed}
+
+    @property
+    def granularity(self) -> Granularity:
+        return LAYOUTS[self.variant][0]
+
+    @property
+    def code(self) -> Code:
+        return CODES[dtype_name(self.codes)]
+
+    def shape(self, elements: int) -> tuple[int, ...]:
+        """The shape of the tensor, of so many elements."""
+        return LAYOUTS[self.variant][1](elements)
+
+
+@dataclass(frozen=True)
+class ScaledProblem(Problem):
+    """A case at one size on one device."""
+
+    case: ScaledCase
+    plan: AffinePlan[Any, Any]
+
+    @property
+    def seasoned(self) -> tuple[str, ...]:
+        inputs = (name for name in self.plan.tensors if name not in self.plan.outputs)
+        return tuple(name for name in inputs if self.plan.expected(name)[1].is_floating_point)
+
+    def draw(self) -> Tensors:
+        """About one in twenty values is out of range."""
+        device = self.stream.device
+        generator = torch.Generator(device).manual_seed(20)
+        view = self.plan.descriptor.view
+        least, most = self.case.code.code_range
+        tensors: Tensors = {}
+        for name in self.plan.tensors:
+            shape, dtype = self.plan.expected(name)
+            if name in self.plan.outputs:
+                tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+            elif dtype.is_floating_point:
+                tensors[name] = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+            else:
+                low, high = (0, 256) if self.case.packed else (least, most + 1)
+                tensors[name] = torch.randint(
+                    low, high, shape, dtype=dtype, device=device, generator=generator
+                )
+        spread = torch.rand(view.scale_shape, device=device, generator=generator)
+        tensors["scale"] = (1.5 + spread) / most
+        tensors["zero_point"] = None
+        if self.case.zero_point:
+            tensors["zero_point"] = torch.randint(
+                -2, 3, view.scale_shape, dtype=torch.int32, device=device, generator=generator
+            )
+        return tensors
+
+
+def beside(values: torch.Tensor, granularity: Granularity, rank: int) -> torch.Tensor:
+    """Scales in a shape that broadcasts against the (grouped) tensor."""
+    if isinstance(granularity, PerChannel):
+        axis = granularity.axis % rank
+        return values.view([-1 if d == axis else 1 for d in range(rank)])
+    return values[..., None] if isinstance(granularity, PerToken | PerGroup) else values
+
+
+def grouped(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
+    """The tensor with its last axis split into groups, if there are any."""
+    if not isinstance(granularity, PerGroup):
+        return x
+    return x.view(*x.shape[:-1], x.shape[-1] // granularity.group_size, granularity.group_size)
+
+
+def pack(codes: torch.Tensor, code: Code) -> torch.Tensor:
+    """Codes side by side in bytes, as one would write it in torch."""
+    places = codes.view(torch.uint8) & (2**code.bits - 1)
+    packed: torch.Tensor = places[..., :: code.per_byte]
+    for place in range(1, code.per_byte):
+        packed = packed | (places[..., place :: code.per_byte] << (place * code.bits))
+    return packed
+
+
+def unpack(packed: torch.Tensor, code: Code) -> torch.Tensor:
+    """The codes of ``pack``."""
+    spare = 8 - code.bits
+    if code.signed:  # to the top of the byte and back down, so that the sign comes along
+        places = [(packed << (spare - p * code.bits)).view(torch.int8) >> spare for p in range(code.per_byte)]
+    else:
+        places = [(packed >> (p * code.bits)) & (2**code.bits - 1) for p in range(code.per_byte)]
+    return torch.stack(places, dim=-1).flatten(-2)
+
+
+def fake_quantizer(
+    granularity: Granularity, x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """torch's fake quantization of ``x`` to 8 bits."""
+    if isinstance(granularity, PerChannel):
+        axis = granularity.axis % x.dim()
+        return lambda: torch.fake_quantize_per_channel_affine(x, scale, zero, axis, -128, 127)
+    s, z = scale.item(), int(zero.item())
+    return lambda: torch.fake_quantize_per_tensor_affine(x, s, z, -128, 127)

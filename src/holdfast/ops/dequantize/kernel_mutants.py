@@ -1,0 +1,72 @@
+"""The mistakes of the kernels of dequantize, and of unpacking codes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_forward = partial(KernelMutant, plans=("DequantizePerTensorPlan", "DequantizePerChannelPlan"))
+_backward = partial(
+    KernelMutant, plans=("DequantizePerTensorBackwardPlan", "DequantizePerChannelBackwardPlan")
+)
+_CPU, _GPU = "holdfast.ops.dequantize.cpu", "holdfast.ops.dequantize.gpu"
+
+MUTANTS = (
+    _forward(
+        "one zero point for a run of several",
+        _CPU,
+        "y[i] = (q[i] - zero_point[i]) * scale[i]",
+        "y[i] = (q[i] - zero_point[0]) * scale[i]",
+    ),
+    _forward(
+        "the last element of a tile lost",
+        _CPU,
+        "            for i in range(count):\n                y[i] = (q[i] - z) * s",
+        "            for i in range(count - 1):\n                y[i] = (q[i] - z) * s",
+    ),
+    _forward("signs not extended", _CPU, "signed=signed,", "signed=False,"),
+    _forward(
+        "packed rows unpacked over each other",
+        "holdfast.ops.affine.cpu",
+        "halvings, kind == INT8, columns, raw + r * columns)",
+        "halvings, kind == INT8, columns, raw)",
+    ),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dq[i] += dy[i] * scale[i]",
+        "dq[i] = dy[i] * scale[i]",
+        likely="accumulate",
+    ),
+    _forward(
+        "a mask one row too long",
+        _GPU,
+        "    inside = (row < rows)[:, None] & here\n    if PER_BYTE > 1:",
+        "    inside = (row <= rows)[:, None] & here\n    if PER_BYTE > 1:",
+    ),
+    _forward(
+        "rows of packed codes counted in codes",
+        "holdfast.ops.affine.gpu",
+        "strides[packed] = (*(step // per_byte for step in strides[packed][:-1]), 1)",
+        "strides[packed] = (*(step for step in strides[packed][:-1]), 1)",
+    ),
+    _forward(
+        "the codes of a byte in another order",
+        _GPU,
+        "codes = tl.reshape(tl.join(packed, packed >> BITS), (ROWS, COLUMNS))",
+        "codes = tl.reshape(tl.join(packed >> BITS, packed), (ROWS, COLUMNS))",
+    ),
+    _backward(
+        "the strides of dy for those of dq",
+        _GPU,
+        "out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)",
+        "out = dq + tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
+    ),
+    _backward(
+        "accumulate lost",
+        _GPU,
+        "gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient",
+        "gradient = gradient + 0.0",
+    ),
+)

@@ -1,0 +1,78 @@
+"""Scales and codes in one pass, against the plain formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.benchmark import Tensors
+from holdfast.core.contract import PlanPreference
+from holdfast.core.stream import Stream
+from holdfast.ops.affine.benchmark import INT4, ScaledCase, ScaledProblem, grouped, pack
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR
+from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeDescriptor, DynamicQuantizePlan
+
+LAYOUTS = ("per token", "per group of 32", "per group of 128")
+
+
+@dataclass(frozen=True)
+class DynamicQuantizeCase(ScaledCase):
+    """Symmetric scales of tokens or groups, and the codes under them."""
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> DynamicQuantizeProblem:
+        descriptor = DynamicQuantizeDescriptor(
+            shape=self.shape(elements),
+            granularity=self.granularity,
+            input_dtype=self.real,
+            output_dtype=self.codes,
+            packed=self.packed,
+        )
+        preference = PlanPreference(backend=backend, precompile=False)
+        plan = DynamicQuantizePlan.select(stream, descriptor, preference)
+        return DynamicQuantizeProblem(self, plan, stream)
+
+
+@dataclass(frozen=True)
+class DynamicQuantizeProblem(ScaledProblem):
+    """A case at one size on one device."""
+
+    case: DynamicQuantizeCase
+
+    def draw(self) -> Tensors:
+        tensors = super().draw()
+        shape, dtype = self.plan.expected("scale")
+        return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=self.stream.device)}
+
+    def formula(self, tensors: Tensors) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[Any]]:
+        case, shape = self.case, self.plan.descriptor.shape
+        least, most = case.code.code_range
+
+        def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            wide = grouped(x, case.granularity).float()
+            scale = torch.clamp(wide.abs().amax(-1, keepdim=True) / most, min=SCALE_FLOOR)
+            q = torch.clamp(torch.round(wide / scale), least, most).to(case.code.storage).view(shape)
+            return pack(q, case.code) if case.packed else q, scale.squeeze(-1)
+
+        return quantize, [tensors["x"]]
+
+
+def _cases(layouts: tuple[str, ...], real: torch.dtype) -> list[DynamicQuantizeCase]:
+    stored = ((torch.int8, False), (INT4, True))
+    return [DynamicQuantizeCase("dynamic_quantize", layout, real, *s) for layout in layouts for s in stored]
+
+
+def full_cases() -> list[DynamicQuantizeCase]:
+    """bfloat16 to int8 and to packed int4."""
+    return _cases(LAYOUTS, torch.bfloat16)
+
+
+def cpu_cases() -> list[DynamicQuantizeCase]:
+    """float32 to the same, for tokens."""
+    return _cases(LAYOUTS[:1], torch.float32)
+
+
+def quick_cases() -> list[DynamicQuantizeCase]:
+    return []

@@ -1,0 +1,77 @@
+"""The mistakes of choosing a scale and quantizing by it at once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_mutant = partial(KernelMutant, plans=("DynamicQuantizePlan",))
+_CPU, _GPU = "holdfast.ops.dynamic_quantize.cpu", "holdfast.ops.dynamic_quantize.gpu"
+
+MUTANTS = (
+    _mutant("the scale of a tile's first row", _CPU, "scale[row + r] = s", "scale[row] = s"),
+    _mutant(
+        "the bytes of a code for those of x",
+        _CPU,
+        "x, q = runs[1] + r * columns * item,",
+        "x, q = runs[1] + r * columns * size,",
+    ),
+    _mutant(
+        "the last code of a row lost",
+        _CPU,
+        "for i in range(columns):\n            codes[i]",
+        "for i in range(columns - 1):\n            codes[i]",
+    ),
+    _mutant(
+        "the last element not looked at",
+        _CPU,
+        "fold(x, 1, columns, most, both,",
+        "fold(x, 1, columns - 1, most, both,",
+        likely="tokens of one",
+    ),
+    _mutant(
+        "magnitudes where there are more codes below zero",
+        _CPU,
+        "both = wanted == AFFINE or lowest != -highest",
+        "both = wanted == AFFINE",
+        likely="the whole range",
+    ),
+    _mutant(
+        "rows longer than a tile",
+        _CPU,
+        "0 < space.columns <= TILE",
+        "0 < space.columns <= 2 * TILE",
+        likely="12,001",
+    ),
+    _mutant(
+        "columns that do not exist not masked",
+        _GPU,
+        "+ column * steps[3], mask=inside, other=0.0)",
+        "+ column * steps[3], mask=exists, other=0.0)",
+    ),
+    _mutant(
+        "the column stride of x for that of q",
+        _GPU,
+        "out = q + (begin + start * steps[0]) + column * steps[0]",
+        "out = q + (begin + start * steps[0]) + column * steps[3]",
+    ),
+    _mutant(
+        "a ragged byte not masked",
+        _GPU,
+        "codes = tl.where(inside, codes, 0)",
+        "codes = tl.where(inside, codes, codes)",
+    ),
+    _mutant(
+        "the last row of a segment dropped",
+        _GPU,
+        "exists = known & (row < rows)[:, None, None]",
+        "exists = known & (row < tl.maximum(rows - 1, 1))[:, None, None]",
+    ),
+    _mutant(
+        "the zero point of the first column",
+        _GPU,
+        "at_zero += (start + column) * steps[2]",
+        "at_zero += (start + 0 * column) * steps[2]",
+    ),
+)

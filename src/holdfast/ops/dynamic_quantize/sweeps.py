@@ -1,0 +1,65 @@
+"""Every 16-bit input through dynamic quantization, under largest magnitudes of every size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from holdfast.core.case import poisoned_output
+from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.granularity import PerToken
+from holdfast.core.sweep import Sweep
+from holdfast.ops.affine.cases import stored_name
+from holdfast.ops.dynamic_quantize.plan import (
+    DynamicQuantizeArgs,
+    DynamicQuantizeDescriptor,
+    DynamicQuantizePlan,
+)
+
+#: The bits of the largest finite magnitude.
+_LARGEST = {torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}
+#: Rows, each with a largest magnitude of its own, and the values of a row.
+_ROWS, _COLUMNS = 67, 2**15
+
+
+def sweeps() -> Iterator[Sweep]:
+    """Symmetric and with a zero point, in whole bytes and packed."""
+    for real in _LARGEST:
+        yield _dynamic_quantize(real, torch.int8)
+        yield _dynamic_quantize(real, torch.int8, narrow=False)
+        yield _dynamic_quantize(real, torch.uint8, symmetric=False)
+        yield _dynamic_quantize(real, CODES["int4"].torch, packed=True)
+        yield _dynamic_quantize(real, torch.int16)
+
+
+def _values(real: torch.dtype) -> torch.Tensor:
+    """In each row every value from 0 up to a largest one, then negative ones."""
+    largest = torch.linspace(1, _LARGEST[real], _ROWS).to(torch.int32)[:, None]
+    bits = torch.arange(_COLUMNS, dtype=torch.int32).expand(_ROWS, _COLUMNS)
+    bits = torch.where(bits <= largest, bits, bits.remainder(largest + 1) - 2**15)
+    return bits.to(torch.int16).view(real)
+
+
+def _dynamic_quantize(
+    real: torch.dtype,
+    codes: torch.dtype,
+    packed: bool = False,
+    symmetric: bool = True,
+    narrow: bool | None = None,
+) -> Sweep:
+    desc = DynamicQuantizeDescriptor(
+        shape=(_ROWS, _COLUMNS), input_dtype=real, output_dtype=codes, granularity=PerToken(),
+        symmetric=symmetric, narrow=narrow, packed=packed,
+    )  # fmt: skip
+
+    def make() -> DynamicQuantizeArgs:
+        return DynamicQuantizeArgs(
+            x=_values(real),
+            q=poisoned_output(desc.code_shape, desc.code_storage),
+            scale=poisoned_output(*desc.expected("scale")),
+            zero_point=None if symmetric else poisoned_output(*desc.expected("zero_point")),
+        )
+
+    name = f"every {dtype_name(real)} to {stored_name(codes, packed)}" + ", whole range" * (narrow is False)
+    return Sweep(DynamicQuantizePlan, name, _ROWS * _COLUMNS, desc, make)

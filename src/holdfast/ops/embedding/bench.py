@@ -1,0 +1,160 @@
+"""Embedding and its gradient, against torch's own and against adding up with atomics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from holdfast.core.benchmark import Call, Case, Problem, Tensors
+from holdfast.core.contract import PlanPreference
+from holdfast.core.plan import Plan
+from holdfast.core.stream import Stream
+from holdfast.ops.embedding.plan import (
+    EmbeddingBackwardDescriptor,
+    EmbeddingBackwardPlan,
+    EmbeddingDescriptor,
+    EmbeddingPlan,
+)
+from holdfast.ops.embedding.torch_op import embedding
+
+
+@dataclass(frozen=True)
+class EmbeddingCase(Case):
+    """``count`` indices of ``rows`` rows of ``columns``, spread as ``spread`` says: lookup, or gradient."""
+
+    rows: int
+    columns: int
+    count: int
+    spread: str
+    backward: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        sizes = {"rows": self.rows, "columns": self.columns, "count": self.count, "spread": self.spread}
+        return {**super().facts(), **sizes}
+
+    @property
+    def largest(self) -> int:
+        """The elements of the largest tensor."""
+        return max(self.rows, self.count) * self.columns
+
+    def elements(self, *, on_gpu: bool, quick: bool) -> int:
+        return self.largest // 16 if quick else self.largest
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> EmbeddingProblem:
+        rows, count = (max(1, size * elements // self.largest) for size in (self.rows, self.count))
+        fields: dict[str, Any] = {
+            "shape": (count,), "num_embeddings": rows, "embedding_dim": self.columns, "dtype": self.real,
+        }  # fmt: skip
+        preference = PlanPreference(backend=backend, precompile=False)
+        plan: Plan[Any, Any]
+        if self.backward:
+            plan = EmbeddingBackwardPlan.select(stream, EmbeddingBackwardDescriptor(**fields), preference)
+        else:
+            plan = EmbeddingPlan.select(stream, EmbeddingDescriptor(**fields), preference)
+        return EmbeddingProblem(self, plan, stream)
+
+
+@dataclass(frozen=True)
+class EmbeddingProblem(Problem):
+    """A case at one size on one device."""
+
+    case: EmbeddingCase
+
+    def draw(self) -> Tensors:
+        """Rows of eighths, so that any order of additions gives the same sum; and the indices."""
+        desc, device = self.plan.descriptor, self.stream.device
+        generator = torch.Generator(device).manual_seed(20)
+        tensors: Tensors = {}
+        for name in desc.operands:
+            shape, dtype = desc.expected(name)
+            if name in self.plan.outputs:
+                tensors[name] = torch.empty(shape, dtype=dtype, device=device)
+            elif name != "indices":
+                eighths = torch.randint(-8, 9, shape, dtype=torch.int8, device=device, generator=generator)
+                tensors[name] = eighths.to(dtype) / 8
+        share = torch.rand(desc.shape, dtype=torch.float64, device=device, generator=generator)
+        if self.case.spread == "equal":
+            tensors["indices"] = torch.full(desc.shape, desc.rows // 2, device=device)
+        elif self.case.spread == "zipf":
+            tensors["indices"] = (desc.rows**share - 1).long().clamp(0, desc.rows - 1)
+        else:
+            tensors["indices"] = (desc.rows * share).long().clamp(0, desc.rows - 1)
+        return tensors
+
+    @property
+    def seasoned(self) -> tuple[str, ...]:
+        return ("dout",) if self.case.backward else ("weight",)
+
+    def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
+        if not self.case.backward:
+            return lambda: (embedding(tensors["indices"], tensors["weight"]),)
+        weight = self._table(tensors)
+        out = embedding(tensors["indices"], weight)
+        return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
+
+    def _table(self, tensors: Tensors) -> torch.Tensor:
+        return torch.zeros_like(tensors["dweight"]).requires_grad_()
+
+    def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+        """Indexing; for the gradient ``index_add_``, which on CUDA adds with atomics."""
+        if not self.case.backward:
+            return lambda weight, indices: weight[indices], [tensors["weight"], tensors["indices"]]
+        rows = self.plan.descriptor.rows
+
+        def backward(dout: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            return dout.new_zeros(rows, dout.shape[-1]).index_add_(0, indices, dout)
+
+        return backward, [tensors["dout"], tensors["indices"]]
+
+    def torch_op(self, tensors: Tensors) -> Call:
+        """F.embedding, and its gradient."""
+        if not self.case.backward:
+            return lambda: F.embedding(tensors["indices"], tensors["weight"])
+        if self.case.function:
+            weight = self._table(tensors)
+            out = F.embedding(tensors["indices"], weight)
+            return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
+        dense = torch.ops.aten.embedding_dense_backward
+        return lambda: dense(tensors["dout"], tensors["indices"], self.plan.descriptor.rows, -1, False)
+
+
+#: rows, columns, indices, how they are spread, dtype.
+_SHAPES = (
+    (50257, 768, 32768, "zipf", torch.float32),
+    (128256, 4096, 16384, "zipf", torch.bfloat16),
+    (128256, 4096, 16384, "uniform", torch.float32),
+    (10**6, 128, 262144, "zipf", torch.float32),
+    (10**6, 64, 2**20, "uniform", torch.float32),
+    (50257, 768, 32768, "equal", torch.float32),
+)
+
+
+def _case(
+    rows: int, columns: int, count: int, spread: str, real: torch.dtype, *, backward: bool, **more: Any
+) -> EmbeddingCase:
+    variant = f"V={rows} D={columns} N={count}, {spread}"
+    op = "embedding backward" if backward else "embedding"
+    return EmbeddingCase(op, variant, real, rows, columns, count, spread, backward, **more)
+
+
+def full_cases() -> list[EmbeddingCase]:
+    """Both directions of every shape."""
+    return [_case(*shape, backward=backward) for backward in (False, True) for shape in _SHAPES]
+
+
+def cpu_cases() -> list[EmbeddingCase]:
+    """The functions, since fresh memory for a gradient is most of what a CPU pays; and the plan alone."""
+    shape = (50257, 768, 8192, "zipf", torch.float32)
+    return [
+        _case(*shape, backward=False, function=True),
+        _case(*shape, backward=True, function=True),
+        _case(*shape, backward=True),
+    ]
+
+
+def quick_cases() -> list[EmbeddingCase]:
+    return [_case(*_SHAPES[0], backward=True)]

@@ -1,0 +1,169 @@
+"""Embedding bags and the gradient of their table, against torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from holdfast.core.benchmark import Call, Case, Problem, Tensors
+from holdfast.core.contract import PlanPreference
+from holdfast.core.plan import Plan
+from holdfast.core.stream import Stream
+from holdfast.ops.embedding_bag.plan import (
+    MODES,
+    EmbeddingBagBackwardDescriptor,
+    EmbeddingBagBackwardPlan,
+    EmbeddingBagDescriptor,
+    EmbeddingBagPlan,
+)
+from holdfast.ops.embedding_bag.torch_op import embedding_bag
+
+
+@dataclass(frozen=True)
+class BagCase(Case):
+    """``bags`` bags of ``length`` indices, drawn evenly from ``rows`` rows of ``columns``."""
+
+    rows: int
+    columns: int
+    bags: int
+    length: int
+    mode: str
+    offsets: bool
+    backward: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        sizes = {"rows": self.rows, "columns": self.columns, "bags": self.bags, "length": self.length}
+        return {**super().facts(), **sizes, "mode": self.mode, "offsets": self.offsets}
+
+    @property
+    def largest(self) -> int:
+        """The elements of the largest tensor."""
+        return max(self.rows, self.bags) * self.columns
+
+    def elements(self, *, on_gpu: bool, quick: bool) -> int:
+        return self.largest // 16 if quick else self.largest
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> BagProblem:
+        rows, bags = (max(1, size * elements // self.largest) for size in (self.rows, self.bags))
+        fields: dict[str, Any] = {
+            "shape": (bags * self.length,) if self.offsets else (bags, self.length),
+            "offsets": bags if self.offsets else None,
+            "num_embeddings": rows,
+            "embedding_dim": self.columns,
+            "dtype": self.real,
+            "mode": self.mode,
+        }
+        preference = PlanPreference(backend=backend, precompile=False)
+        plan: Plan[Any, Any]
+        if self.backward:
+            backward = EmbeddingBagBackwardDescriptor(**fields)
+            plan = EmbeddingBagBackwardPlan.select(stream, backward, preference)
+        else:
+            plan = EmbeddingBagPlan.select(stream, EmbeddingBagDescriptor(**fields), preference)
+        return BagProblem(self, plan, stream)
+
+
+@dataclass(frozen=True)
+class BagProblem(Problem):
+    """A case at one size on one device."""
+
+    case: BagCase
+
+    def draw(self) -> Tensors:
+        """Rows of eighths, so that any order of additions gives the same sum; indices, and offsets."""
+        desc, device = self.plan.descriptor, self.stream.device
+        generator = torch.Generator(device).manual_seed(21)
+        tensors: Tensors = {}
+        for name in desc.operands:
+            expected = desc.expected(name)
+            if expected is None:
+                tensors[name] = None
+            elif name in self.plan.outputs:
+                tensors[name] = torch.empty(expected[0], dtype=expected[1], device=device)
+            elif name == "indices":
+                tensors[name] = torch.randint(0, desc.rows, desc.shape, device=device, generator=generator)
+            elif name == "offsets":
+                tensors[name] = torch.arange(desc.bags, device=device) * self.case.length
+            else:
+                shape, dtype = expected
+                eighths = torch.randint(-8, 9, shape, dtype=torch.int8, device=device, generator=generator)
+                tensors[name] = eighths.to(dtype) / 8
+        return tensors
+
+    @property
+    def seasoned(self) -> tuple[str, ...]:
+        return ("dout",) if self.case.backward else ("weight",)
+
+    def _table(self, tensors: Tensors) -> torch.Tensor:
+        known = tensors["weight"] if tensors.get("weight") is not None else tensors["dweight"]
+        return torch.zeros_like(known).requires_grad_()
+
+    def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
+        indices, offsets, mode = tensors["indices"], tensors["offsets"], self.case.mode
+        if not self.case.backward:
+            return lambda: (embedding_bag(indices, tensors["weight"], offsets, mode=mode),)
+        weight = self._table(tensors)
+        out = embedding_bag(indices, weight, offsets, mode=mode)
+        return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
+
+    def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+        """Indexing and a reduction; for the gradient ``index_add_``, which on CUDA adds with atomics."""
+        desc, mode, length = self.plan.descriptor, self.case.mode, self.case.length
+
+        def forward(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            rows = weight[indices.view(-1, length)]
+            return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+
+        if not self.case.backward:
+            return forward, [tensors["weight"], tensors["indices"]]
+
+        def backward(dout: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+            terms = (dout / length if mode == "mean" else dout).repeat_interleave(length, 0)
+            return dout.new_zeros(desc.rows, dout.shape[1]).index_add_(0, indices.view(-1), terms)
+
+        return backward, [tensors["dout"], tensors["indices"]]
+
+    def torch_op(self, tensors: Tensors) -> Call:
+        """F.embedding_bag, and its gradient."""
+        indices, offsets, mode = tensors["indices"], tensors["offsets"], self.case.mode
+        if not self.case.backward:
+            return lambda: F.embedding_bag(indices, tensors["weight"], offsets, mode=mode)
+        weight = self._table(tensors)
+        out = F.embedding_bag(indices, weight, offsets, mode=mode)
+        return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
+
+
+def _case(mode: str, offsets: bool, bags: int, *, backward: bool, **more: Any) -> BagCase:
+    op = "embedding_bag backward" if backward else "embedding_bag"
+    given = "offsets" if offsets else "rows"
+    variant = f"{mode}, V=1000000 D=128, {bags} bags of 32 by {given}"
+    return BagCase(op, variant, torch.float32, 10**6, 128, bags, 32, mode, offsets, backward, **more)
+
+
+def full_cases() -> list[BagCase]:
+    """Sums and means of bags between offsets, and as rows, both directions."""
+    return [
+        _case(mode, offsets, 8192, backward=backward)
+        for backward in (False, True)
+        for mode in MODES
+        for offsets in (True, False)
+        if mode != "max" or (offsets and not backward)
+    ]
+
+
+def cpu_cases() -> list[BagCase]:
+    """Every reduction by rows and by offsets, as the function is called; and the gradient of a mean."""
+    forward = [
+        _case(mode, offsets, 8192, backward=False, function=True)
+        for mode in MODES
+        for offsets in (True, False)
+    ]
+    return [*forward, _case("mean", True, 1024, backward=True, function=True)]
+
+
+def quick_cases() -> list[BagCase]:
+    return [_case("mean", True, 8192, backward=backward) for backward in (False, True)]

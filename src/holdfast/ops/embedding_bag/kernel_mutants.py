@@ -1,0 +1,91 @@
+"""The mistakes of reducing rows by bags, and of spreading a bag's gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_forward = partial(KernelMutant, plans=("EmbeddingBagPlan",))
+_backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
+_CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
+
+MUTANTS = (
+    _forward(
+        "a scratch run of half the size",
+        _CPU,
+        "_RUN = step_of(RUN_BYTES)",
+        "_RUN = step_of(RUN_BYTES // 2)",
+        likely="long rows in float64",
+    ),
+    _forward(
+        "the last index of a bag dropped",
+        _CPU,
+        "for n in range(starts[bag], starts[bag + 1]):",
+        "for n in range(starts[bag], starts[bag + 1] - 1):",
+    ),
+    _backward("the last of equal maxima", _CPU, "or value > most or", "or value >= most or"),
+    _backward(
+        "indices in no bag given to the last",
+        _CPU,
+        "_find_rows(end, indices[2], -1, indices,",
+        "_find_rows(end, indices[2], bags - 1, indices,",
+        likely="beyond the last bag",
+    ),
+    _backward(
+        "a level carried and kept",
+        _CPU,
+        "            levels[level] = zero(like)\n            full",
+        "            full",
+        likely="D = 4096",
+    ),
+    _backward(
+        "the row stride of the table for that of dout",
+        _CPU,
+        "np.int64(bags[n]) * dout_row * (dout_kind & ITEM_SIZE)",
+        "np.int64(bags[n]) * weight_row * (dout_kind & ITEM_SIZE)",
+        likely="dout in another layout",
+    ),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "total[0] = old[0] + total[0]",
+        "total[0] = zero(like) + total[0]",
+        likely="accumulate",
+    ),
+    _forward("only the last chunk of a bag", _GPU, "        total += chunk\n", "        total = chunk\n"),
+    _forward(
+        "a maximum over what is left out",
+        _GPU,
+        "better = better & kept[:, None]",
+        "better = better & (begin + u < amount)[:, None]",
+        likely="padding in a maximum",
+    ),
+    _backward(
+        "a place that begins a bag given to the one before",
+        _GPU,
+        "exists & (there <= place), probe",
+        "exists & ((there < place) | (there == 0)), probe",
+    ),
+    _backward(
+        "a mean over padding",
+        _GPU,
+        "amount -= tl.load(left_out + bag, mask=bag < bags, other=0)",
+        "amount -= 0",
+        likely="padding",
+    ),
+    _backward(
+        "columns added in another order",
+        _GPU,
+        "total = (((total + first) + second) + third) + fourth",
+        "total = (((total + first) + third) + second) + fourth",
+        likely="weighted",
+    ),
+    _backward(
+        "accumulate lost",
+        _GPU,
+        "total = widen(tl.load(to, mask=kept, other=0.0), COMPUTE) + total",
+        "total = total + 0.0",
+        likely="accumulate",
+    ),
+)

@@ -1,0 +1,160 @@
+"""Fake quantization and its gradient by each estimator, against torch's own and the plain formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.benchmark import Call, NoPeer, Tensors
+from holdfast.core.contract import PlanPreference
+from holdfast.core.granularity import PerChannel, PerTensor
+from holdfast.core.plan import Plan
+from holdfast.core.stream import Stream
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, beside, fake_quantizer, grouped
+from holdfast.ops.fake_quantize.plan import (
+    FakeQuantizeBackwardDescriptor,
+    FakeQuantizeBackwardPlan,
+    FakeQuantizeDescriptor,
+    FakeQuantizePlan,
+    SteKind,
+)
+from holdfast.ops.fake_quantize.torch_op import fake_quantize
+
+LAYOUTS = ("per tensor", "per channel, axis 0", "per channel, last", "per group of 32")
+#: IDENTITY is not timed: its gradient is passed on as it is.
+TIMED = (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH, SteKind.TANH)
+
+
+@dataclass(frozen=True)
+class FakeQuantizeCase(ScaledCase):
+    """The forward, or with ``ste`` the gradient."""
+
+    ste: SteKind | None = None
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> FakeQuantizeProblem:
+        fields: dict[str, Any] = {
+            "shape": self.shape(elements),
+            "granularity": self.granularity,
+            "input_dtype": self.real,
+            "dtype": self.codes,
+        }
+        preference = PlanPreference(backend=backend, precompile=False)
+        plan: Plan[Any, Any]
+        if self.ste is None:
+            plan = FakeQuantizePlan.select(stream, FakeQuantizeDescriptor(**fields), preference)
+        else:
+            descriptor = FakeQuantizeBackwardDescriptor(**fields, ste=self.ste)
+            plan = FakeQuantizeBackwardPlan.select(stream, descriptor, preference)
+        return FakeQuantizeProblem(self, plan, stream)
+
+
+@dataclass(frozen=True)
+class FakeQuantizeProblem(ScaledProblem):
+    """A case at one size on one device."""
+
+    case: FakeQuantizeCase
+
+    def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
+        case = self.case
+        assert case.ste is None
+        return lambda: (
+            fake_quantize(
+                tensors["x"], tensors["scale"], tensors["zero_point"],
+                dtype=case.codes, granularity=case.granularity,
+            ),
+        )  # fmt: skip
+
+    def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+        case, shape = self.case, self.plan.descriptor.shape
+        scale = beside(tensors["scale"], case.granularity, len(shape))
+        limits = case.code.code_range
+
+        def forward(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+            r = torch.clamp(torch.round(grouped(x, case.granularity).float() / s), *limits)
+            return (r * s).to(x.dtype).view(shape)
+
+        if case.ste is None:
+            return forward, [tensors["x"], scale]
+        estimate = _ESTIMATORS[case.ste]
+
+        def backward(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+            wide_dy, wide_x = (grouped(t, case.granularity).float() for t in (dy, x))
+            return estimate(wide_dy, wide_x, s, *limits).to(dy.dtype).view(shape)
+
+        return backward, [tensors["dy"], tensors["x"], scale]
+
+    def torch_op(self, tensors: Tensors) -> Call:
+        """torch.fake_quantize_per_tensor_affine, _per_channel_affine, and their gradient."""
+        case = self.case
+        if not isinstance(case.granularity, PerTensor | PerChannel):
+            raise NoPeer("torch has no operator for this granularity")
+        if case.ste not in (None, SteKind.IN_RANGE):
+            raise NoPeer("torch has no such estimator")
+        scale = tensors["scale"]
+        zero = torch.zeros_like(scale, dtype=torch.int32)
+        if case.ste is None:
+            return fake_quantizer(case.granularity, tensors["x"], scale, zero)
+        x = tensors["x"].detach().requires_grad_()
+        y = fake_quantizer(case.granularity, x, scale, zero)()
+        return lambda: torch.autograd.grad(y, x, tensors["dy"], retain_graph=True)
+
+
+# The estimators, as one would write them.
+
+
+def _in_range(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    r = torch.round(x / s)
+    return torch.where((r >= least) & (r <= most), dy, 0.0)
+
+
+def _clipped(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    return torch.where((x >= least * s) & (x <= most * s), dy, 0.0)
+
+
+def _hard_tanh(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    low, high = least * s, most * s
+    return dy * torch.relu(1 - torch.abs(x - (low + high) / 2) / ((high - low) / 2))
+
+
+def _tanh(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    return dy * (1 - torch.tanh((x - (least * s + most * s) / 2) / s) ** 2)
+
+
+_ESTIMATORS = {
+    SteKind.IN_RANGE: _in_range,
+    SteKind.CLIPPED_IDENTITY: _clipped,
+    SteKind.HARD_TANH: _hard_tanh,
+    SteKind.TANH: _tanh,
+}
+
+
+def _forward(layout: str, real: torch.dtype = torch.float32, *, function: bool = False) -> FakeQuantizeCase:
+    return FakeQuantizeCase("fake_quantize", layout, real, torch.int8, function=function)
+
+
+def _backward(ste: SteKind, layout: str, real: torch.dtype = torch.float32) -> FakeQuantizeCase:
+    return FakeQuantizeCase(f"fake_quantize backward {ste}", layout, real, torch.int8, ste=ste)
+
+
+def full_cases() -> list[FakeQuantizeCase]:
+    """Both directions, every estimator, at each layout, in float32 and bfloat16."""
+    reals = (torch.float32, torch.bfloat16)
+    forward = [_forward(layout, real) for layout in LAYOUTS for real in reals]
+    return forward + [_backward(ste, layout, real) for ste in TIMED for layout in LAYOUTS for real in reals]
+
+
+def cpu_cases() -> list[FakeQuantizeCase]:
+    """Both directions at each layout, the other estimators once, and the function."""
+    return [
+        *(_forward(layout) for layout in LAYOUTS),
+        *(_backward(TIMED[0], layout) for layout in LAYOUTS),
+        *(_backward(ste, LAYOUTS[1]) for ste in TIMED[1:]),
+        _forward(LAYOUTS[0], function=True),
+    ]
+
+
+def quick_cases() -> list[FakeQuantizeCase]:
+    return [_forward(LAYOUTS[1]), _backward(SteKind.IN_RANGE, LAYOUTS[1])]

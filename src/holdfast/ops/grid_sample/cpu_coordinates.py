@@ -1,0 +1,283 @@
+"""Where samples lie and what they are made of, on the CPU: some samples at a time, axis by axis.
+
+For each axis there are rows of scratch, an element for each sample: the coordinate, what it moves by when
+the grid moves by 1, and for each tap its pixel, its weight and the weight's slope. Every loop here runs
+over samples, so that it vectorises.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.core.pieces import step_of
+from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
+from holdfast.ops.grid_sample.cpu_channel_vectors import RUN, load_span
+from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
+
+#: Samples that are worked on at a time, the bytes of one of their rows, and from one row to the next.
+BLOCK = RUN
+ROW_BYTES = BLOCK * 8
+ROW = step_of(ROW_BYTES)
+
+MODES = {Mode.NEAREST: 0, Mode.BILINEAR: 1, Mode.BICUBIC: 2}
+PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
+_NEAREST, _BILINEAR, _BICUBIC = MODES.values()
+_ZEROS, _BORDER, _REFLECTION = PADDINGS.values()
+
+# The rows of an axis: the coordinate, its scale, and of each tap the pixel, the weight and the slope.
+_X, _SCALE, INDEX, WEIGHT, SLOPE = 0, 1, 2, 6, 10
+AXIS_ROWS = 14
+
+# Exact in float32, so that they take on the compute type of what they meet.
+_HALF, _ONE, _BESIDE, _COUNTABLE = (np.float32(value) for value in (0.5, 1, BESIDE, LONGEST_AXIS))
+_NEAR_A, _NEAR_B = np.float32(1.25), np.float32(2.25)
+_FAR_A, _FAR_B, _FAR_C, _FAR_D = (np.float32(value) for value in (0.75, 3.75, 6, 3))
+_NEAR_SLOPE_A, _NEAR_SLOPE_B = np.float32(3.75), np.float32(4.5)
+_FAR_SLOPE_A, _FAR_SLOPE_B, _FAR_SLOPE_C = np.float32(2.25), np.float32(7.5), np.float32(6)
+
+
+@emit
+def floor(typingctx, value):
+    """The largest whole number that is not above, by the one instruction for it."""
+
+    def build(context, builder, signature, args):
+        return builder.call(builder.module.declare_intrinsic("llvm.floor", [args[0].type]), args)
+
+    return value(value), build
+
+
+@jit
+def _coordinates(g_at, rows, count, aligned, numbers, like):
+    """Grid coordinates in pixels."""
+    g, x = pointer(g_at, like), pointer(rows + _X * ROW, like)
+    size, last = numbers[0], numbers[1]
+    if aligned:
+        for i in range(count):
+            x[i] = ((g[i] + _ONE) * _HALF) * last
+    else:
+        for i in range(count):
+            x[i] = ((g[i] + _ONE) * size - _ONE) * _HALF
+
+
+@jit
+def _held_near(rows, count, at_border, numbers, like):
+    """Coordinates that have taps in the image; others go where none has, or where all are at the border."""
+    x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
+    beyond, scale = numbers[2], numbers[3]
+    before, nought = -(_BESIDE + zero(like)), zero(like)
+    if at_border:
+        for i in range(count):
+            here = x[i]
+            far = beyond if here > nought else before if here < nought else nought
+            near = here >= before and here <= beyond
+            x[i] = here if near else far
+            s[i] = scale if near else nought
+    else:
+        for i in range(count):
+            here = x[i]
+            near = here >= before and here <= beyond
+            x[i] = here if near else before
+            s[i] = scale if near else nought
+
+
+@jit
+def _held_countable(rows, count, numbers, like):
+    x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
+    scale, nought = numbers[3], zero(like)
+    for i in range(count):
+        here = x[i]
+        countable = abs(here) <= _COUNTABLE
+        x[i] = here if countable else nought
+        s[i] = scale if countable else nought
+
+
+@jit
+def _reflected(rows, count, numbers, like):
+    """Mirrored coordinates, not yet clipped; the sign of their scale is the way they move."""
+    x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
+    scale, low, period, nought = numbers[3], numbers[4], numbers[5], zero(like)
+    if period == nought:
+        for i in range(count):
+            x[i] = nought
+            s[i] = nought
+    else:
+        for i in range(count):
+            from_low = x[i] - low
+            away = abs(from_low)
+            within = away - floor(away / period) * period
+            back = period - within
+            turned = within > back
+            x[i] = (back if turned else within) + low
+            s[i] = -scale if turned != (from_low < nought) else scale
+
+
+@jit
+def _clipped(rows, count, fresh, numbers, like):
+    x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
+    last, scale, nought = numbers[1], numbers[3], zero(like)
+    if fresh:
+        for i in range(count):
+            s[i] = scale
+    for i in range(count):
+        here = x[i]
+        moves = here > nought and here < last
+        x[i] = here if moves else last if here > nought else nought
+        s[i] = s[i] if moves else nought
+
+
+@jit
+def _near(u):
+    return ((_NEAR_A * u - _NEAR_B) * u) * u + _ONE
+
+
+@jit
+def _far(u):
+    return ((_FAR_B - _FAR_A * u) * u - _FAR_C) * u + _FAR_D
+
+
+@jit
+def _near_slope(u):
+    return (_NEAR_SLOPE_A * u - _NEAR_SLOPE_B) * u
+
+
+@jit
+def _far_slope(u):
+    return (_FAR_SLOPE_B - _FAR_SLOPE_A * u) * u - _FAR_SLOPE_C
+
+
+@jit
+def _pixels_of(rows, taps, count, size, padding, aligned, like):
+    """Give each tap its pixel. The first has it already, before padding; -1 is beside the image."""
+    first = pointer(rows + INDEX * ROW, np.int32)
+    period = max(2 * (size - 1) if aligned else 2 * size, 1)
+    turn = period if aligned else period - 1
+    for tap in range(taps - 1, -1, -1):
+        index = pointer(rows + (INDEX + tap) * ROW, np.int32)
+        offset, end = np.int32(tap), np.int32(size)
+        if padding == _ZEROS or taps < 4:
+            for i in range(count):
+                here = np.int32(first[i] + offset)
+                index[i] = here if here >= 0 and here < end else np.int32(-1)
+        elif padding == _BORDER:
+            for i in range(count):
+                index[i] = min(max(np.int32(first[i] + offset), np.int32(0)), np.int32(end - 1))
+        else:
+            for i in range(count):
+                within = (np.int64(first[i]) + tap) % period
+                index[i] = np.int32(within if within < size else turn - within)
+
+
+@jit
+def _weights(rows, mode, count, like):
+    """The first tap's pixel before padding, and every tap's weight and slope."""
+    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
+    if mode == _NEAREST:
+        weight, scale = pointer(rows + WEIGHT * ROW, like), pointer(rows + _SCALE * ROW, like)
+        for i in range(count):
+            index[i] = np.int32(rint(x[i]))
+            weight[i] = _ONE + zero(like)
+            scale[i] = zero(like)
+        return
+    w0, w1 = pointer(rows + WEIGHT * ROW, like), pointer(rows + (WEIGHT + 1) * ROW, like)
+    s0, s1 = pointer(rows + SLOPE * ROW, like), pointer(rows + (SLOPE + 1) * ROW, like)
+    if mode == _BILINEAR:
+        for i in range(count):
+            first = floor(x[i])
+            t = x[i] - first
+            index[i] = np.int32(first)
+            w0[i] = _ONE - t
+            w1[i] = t
+            s0[i] = -(_ONE + zero(like))
+            s1[i] = _ONE + zero(like)
+        return
+    w2, w3 = pointer(rows + (WEIGHT + 2) * ROW, like), pointer(rows + (WEIGHT + 3) * ROW, like)
+    s2, s3 = pointer(rows + (SLOPE + 2) * ROW, like), pointer(rows + (SLOPE + 3) * ROW, like)
+    for i in range(count):
+        first = floor(x[i])
+        t = x[i] - first
+        rest = _ONE - t
+        index[i] = np.int32(first) - np.int32(1)
+        w0[i], w1[i], w2[i], w3[i] = _far(t + _ONE), _near(t), _near(rest), _far(rest + _ONE)
+        s0[i], s1[i] = _far_slope(t + _ONE), _near_slope(t)
+        s2[i], s3[i] = -_near_slope(rest), -_far_slope(rest + _ONE)
+
+
+@jit
+def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
+    """The rows of every axis for samples ``begin`` to ``begin + count`` of one image.
+
+    ``grid`` is (address, kind, table of the loops over samples, step from axis to axis). ``form`` is (axes,
+    taps, mode, padding, whether corners are aligned). ``sizes`` are the pixels along x, y and z;
+    ``numbers`` the same in the compute type, and what else coordinates are reckoned with: see
+    ``axis_numbers``.
+    """
+    outlined()
+    address, kind, table, step = grid
+    axes, taps, mode, padding, aligned = form
+    for a in range(axes):
+        rows, own = rows_at + a * AXIS_ROWS * ROW, numbers[a]
+        g_at = rows + WEIGHT * ROW
+        load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, g_at, like)
+        _coordinates(g_at, rows, count, aligned, own, like)
+        if padding == _ZEROS:
+            _held_near(rows, count, False, own, like)
+        elif mode == _BICUBIC:
+            if padding == _BORDER:
+                _held_near(rows, count, True, own, like)
+            else:
+                _held_countable(rows, count, own, like)
+        else:
+            if padding == _REFLECTION:
+                _reflected(rows, count, own, like)
+            _clipped(rows, count, padding == _BORDER, own, like)
+        _weights(rows, mode, count, like)
+        _pixels_of(rows, taps, count, sizes[a], padding, aligned, like)
+
+
+@jit
+def taps_of_corner(corner, axes, taps):
+    """Which tap of x, y and z a corner is; x changes fastest."""
+    x, rest = corner % taps, corner // taps
+    return x, rest % taps, rest // taps if axes == 3 else 0
+
+
+@jit
+def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
+    """The product of a corner's weights, x times y times z; along ``slope_of`` the slope, -1 for none."""
+    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
+    for a in range(axes):
+        row = (SLOPE if a == slope_of else WEIGHT) + chosen[a]
+        own = pointer(rows_at + (a * AXIS_ROWS + row) * ROW, like)
+        if a == 0:
+            for i in range(count):
+                result[i] = own[i]
+        else:
+            for i in range(count):
+                result[i] = result[i] * own[i]
+
+
+@jit
+def pixel_of(rows_at, corner, axes, taps, sizes, count, target):
+    """The pixel of a corner, counted through the whole image; -1 if any of its taps is beside it."""
+    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int32)
+    width, height = np.int32(sizes[0]), np.int32(sizes[1])
+    x = pointer(rows_at + (INDEX + chosen[0]) * ROW, np.int32)
+    y = pointer(rows_at + (AXIS_ROWS + INDEX + chosen[1]) * ROW, np.int32)
+    if axes == 2:
+        for i in range(count):
+            inside = (x[i] | y[i]) >= 0
+            result[i] = np.int32(np.int32(y[i] * width) + x[i]) if inside else np.int32(-1)
+    else:
+        z = pointer(rows_at + (2 * AXIS_ROWS + INDEX + chosen[2]) * ROW, np.int32)
+        for i in range(count):
+            inside = (x[i] | y[i] | z[i]) >= 0
+            row = np.int32(np.int32(z[i] * height) + y[i])
+            result[i] = np.int32(np.int32(row * width) + x[i]) if inside else np.int32(-1)
+
+
+@jit
+def scale_row(rows_at, axis):
+    """The address of what an axis' coordinates move by when the grid moves by 1."""
+    return rows_at + (axis * AXIS_ROWS + _SCALE) * ROW

@@ -1,0 +1,196 @@
+"""The sums that the gradients of grid_sample are made of, on the CPU.
+
+dinput is scattered corner by corner, samples ascending: that is the order of its sum as long as a pixel has
+no more than 32 terms. Pixels with more are crowds: their terms are left out of the scattering, listed, and
+summed from the lists. dgrid needs, for every corner of a sample, a sum over channels.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.backends.cpu import jit, outlined, pointer
+from holdfast.numerics.cpu import zero
+from holdfast.ops.grid_sample.cpu_channel_vectors import (
+    add_row,
+    add_weighed_rows,
+    clear_row,
+    copy_row,
+    size_of,
+)
+from holdfast.ops.segment_sum import indexed
+
+CHUNK = indexed.CHUNK
+#: Levels of chunk sums: enough for as many terms as there can be.
+LEVELS = 7
+
+
+@jit
+def count_terms(pixel_at, entries, counts_at, pixels):
+    """How many terms each pixel has; and the most that any has. What lies before the first is anything."""
+    outlined()
+    counts, pixel = pointer(counts_at, np.int32), pointer(pixel_at, np.int32)
+    for i in range(-1, pixels):
+        counts[i] = 0
+    for entry in range(entries):
+        counts[pixel[entry]] += np.int32(1)
+    most = np.int32(0)
+    for i in range(pixels):
+        most = max(most, counts[i])
+    return most
+
+
+@jit
+def list_crowds(pixel_at, entries, counts_at, pixels, terms_at, crowds_at):
+    """Lists of the terms of every pixel that has more than a chunk of them; gives the number of such pixels.
+
+    A crowd is (pixel, first term, one past the last). In ``pixel`` its terms are marked: they are below -1,
+    and -2 less the pixel.
+    """
+    outlined()
+    counts, pixel = pointer(counts_at, np.int32), pointer(pixel_at, np.int32)
+    terms, crowds = pointer(terms_at, np.int32), pointer(crowds_at, np.int32)
+    number, total = 0, np.int64(0)
+    counts[-1] = 0
+    for i in range(pixels):
+        count = np.int64(counts[i])
+        counts[i] = 0
+        if count > CHUNK:
+            crowds[3 * number] = i
+            crowds[3 * number + 1] = total
+            crowds[3 * number + 2] = total
+            number += 1
+            counts[i] = number
+            total += count
+    for entry in range(entries):
+        here = pixel[entry]
+        crowd = counts[here]
+        if crowd > 0:
+            pixel[entry] = np.int32(-2 - here)
+            place = 3 * (crowd - 1) + 2
+            terms[crowds[place]] = entry
+            crowds[place] += np.int32(1)
+    return number
+
+
+@jit
+def scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixels, like, lanes):
+    """Add each term to its pixel, corner by corner; those of no pixel or a crowd to one before the first."""
+    outlined()
+    row = len(lanes) * size_of(like)
+    for i in range(-1, pixels):
+        clear_row(dinput_at + i * row, like, lanes)
+    for corner in range(corners):
+        at = corner * samples
+        pixel, weight = pointer(pixel_at + at * 4, np.int32), pointer(weight_at + at * size_of(like), like)
+        for i in range(samples):
+            here = np.int64(max(pixel[i], np.int32(-1)))
+            add_weighed_rows(dinput_at + here * row, (dout_at + i * row,), (weight[i],), lanes)
+
+
+@jit
+def sum_crowds(number, terms_at, crowds_at, dout_at, weight_at, samples, dinput_at, levels_at, like, lanes):
+    """The ordered sum of every crowd.
+
+    Chunk sums are added level by level, and in the end also from levels that are not full: a sum is never
+    -0.0, so that +0.0 more changes no bit.
+    """
+    outlined()
+    row, weight = len(lanes) * size_of(like), pointer(weight_at, like)
+    terms, crowds = pointer(terms_at, np.int32), pointer(crowds_at, np.int32)
+    chunk_at = levels_at + LEVELS * row
+    for crowd in range(number):
+        first, last = np.int64(crowds[3 * crowd + 1]), np.int64(crowds[3 * crowd + 2])
+        for level in range(LEVELS):
+            clear_row(levels_at + level * row, like, lanes)
+        corner_at = 0
+        for begin in range(first, last, CHUNK):
+            clear_row(chunk_at, like, lanes)
+            end = begin + CHUNK if begin + CHUNK < last else last
+            for place in range(begin, end):
+                term = np.int64(terms[place])
+                while term >= corner_at + samples:
+                    corner_at += samples
+                add_weighed_rows(chunk_at, (dout_at + (term - corner_at) * row,), (weight[term],), lanes)
+            add_row(levels_at, chunk_at, like, lanes)
+            full, level = (begin - first) // CHUNK + 1, levels_at
+            while full % CHUNK == 0:
+                add_row(level + row, level, like, lanes)
+                clear_row(level, like, lanes)
+                full //= CHUNK
+                level += row
+        for level in range(LEVELS - 1):
+            add_row(levels_at + (level + 1) * row, levels_at + level * row, like, lanes)
+        copy_row(dinput_at + np.int64(crowds[3 * crowd]) * row, levels_at + (LEVELS - 1) * row, like, lanes)
+
+
+@jit
+def add_products(dout_at, image_at, pixel_at, corners, samples, begin, count, fresh, sums_at, like, lanes):
+    """Add dout times pixel, lane by lane, to the sums of every corner of ``count`` samples from ``begin`` on.
+
+    The corners of a sample lie side by side. The sum of one beside the image may be anything.
+    """
+    outlined()
+    row = len(lanes)
+    values, dout, pixel = pointer(image_at, like), pointer(dout_at, like), pointer(pixel_at, np.int32)
+    for first in range(0, corners, 4):
+        at = first * samples + begin
+        for i in range(count):
+            a, b = _unmarked(pixel[at + i]) * row, _unmarked(pixel[at + samples + i]) * row
+            c = _unmarked(pixel[at + 2 * samples + i]) * row
+            d = _unmarked(pixel[at + 3 * samples + i]) * row
+            sums = pointer(sums_at + (i * corners + first) * size_of(like), like)
+            p, q, r, s = (zero(like), zero(like), zero(like), zero(like))
+            if not fresh:
+                p, q, r, s = sums[0], sums[1], sums[2], sums[3]
+            for lane in range(row):
+                change = dout[(begin + i) * row + lane]
+                p += change * values[a + lane]
+                q += change * values[b + lane]
+                r += change * values[c + lane]
+                s += change * values[d + lane]
+            sums[0], sums[1], sums[2], sums[3] = p, q, r, s
+
+
+@jit
+def _unmarked(pixel):
+    """The pixel itself, where it may be one of a crowd."""
+    here = np.int64(pixel)
+    return here if here >= -1 else -2 - here
+
+
+@jit
+def _add_level(target_at, source_at, count, like):
+    target, source = pointer(target_at, like), pointer(source_at, like)
+    for i in range(count):
+        target[i] = target[i] + source[i]
+
+
+@jit
+def clear(target_at, count, like):
+    target = pointer(target_at, like)
+    for i in range(count):
+        target[i] = zero(like)
+
+
+@jit
+def add_levels(sums_at, size, levels, done, channels, like):
+    """Add up what is full of the sums over channels, of which some are ``done``.
+
+    There are sums for each level. Those of the first are made anew for each chunk of channels; a level that
+    is full is added to the one above it, and in the end each is, full or not.
+    """
+    if levels == 1 or (done % CHUNK != 0 and done != channels):
+        return
+    step = size * size_of(like)
+    _add_level(sums_at + step, sums_at, size, like)
+    full, level = done // CHUNK, 1
+    while done % CHUNK == 0 and full % CHUNK == 0 and level + 1 < levels:
+        _add_level(sums_at + (level + 1) * step, sums_at + level * step, size, like)
+        clear(sums_at + level * step, size, like)
+        full //= CHUNK
+        level += 1
+    if done == channels:
+        for last in range(1, levels - 1):
+            _add_level(sums_at + (last + 1) * step, sums_at + last * step, size, like)

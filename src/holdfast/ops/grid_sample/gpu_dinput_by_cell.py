@@ -1,0 +1,399 @@
+"""dinput of bilinear samples of pictures, in Triton: samples are ordered by the cell that they fall in.
+
+A cell is the square between four pixels, or with the edge of the picture, between fewer. The corner nw of all
+samples in a cell is one pixel, and so are the other three: a pixel's terms are the samples of the four cells
+around it, one cell after another. So there is only one sample to order where there are four terms to sum.
+
+The terms of a pixel are read where they are if there are few channels. Of more channels dout is copied first,
+channels side by side and samples in the order of the cells.
+
+A pixel with no more than 32 terms is finished by the program that owns it. Of one that has more, a crowd,
+every chunk of 32 gets a slot; slots are given out by counting, and whoever gets which, the sums are the same.
+They are added up as those of long segments are.
+"""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.core.pieces import Pieces
+from holdfast.core.strided import Space
+from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.affine.gpu import row_offsets
+from holdfast.ops.grid_sample.gpu_channels_last import add_copy, put_fractions
+from holdfast.ops.grid_sample.gpu_coordinates import (
+    grid_strides_of,
+    kind_of,
+    locate,
+    offset_of,
+    sizes_of,
+    split,
+    strides_of,
+)
+from holdfast.ops.grid_sample.gpu_locality import count_scattered
+from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
+from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.gpu import sum_upwards
+from holdfast.ops.segment_sum.gpu_counting_sort import SPARE, Counting, count_row
+from holdfast.ops.segment_sum.indexed import loops
+
+CHUNK = tl.constexpr(indexed.CHUNK)
+#: Which of the order's tallies counts the slots that are taken.
+SLOTS = tl.constexpr(SPARE.value)
+#: So many channels are not few.
+FEW = 5
+#: Samples of a program that locates them, one for each thread.
+TILE, WARPS = (16384, 4) if interpreted() else (256, 8)
+#: Pixels of a tile that is summed, and its warps; how many of the pixels are side by side; the threads that
+#: share one; and the terms that are under way together.
+PIXELS, SUM_WARPS, WIDE, LANES, UNROLL = (4096, 4, 64, 16, 1) if interpreted() else (32, 4, 16, 4, 2)
+#: The same for few channels: a warp goes on until the last of its pixels is done.
+FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL = (4096, 4, 64, 1) if interpreted() else (32, 1, 16, 2)
+#: What a sum needs of numbers of so many bytes; more would be taken to list crowds.
+SUM_REGISTERS = {2: 80, 4: 64}
+#: Programs that crowds are given to, however many there are.
+CROWD_PROGRAMS = 4 if interpreted() else 1056
+
+
+@triton.jit(do_not_specialize=["count", "samples", "cells", "rows"])
+def locate_cells(
+    keys, counts, arrivals, tallies, fractions, grid,
+    count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
+    COUNT: tl.constexpr, REST: tl.constexpr, FRACTIONS: tl.constexpr, EITHER: tl.constexpr,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The cell of each sample, counted: ``rows`` if there is no pixel around it.
+
+    And what else is wanted: FRACTIONS, as samples come; and if EITHER way is open, how many are scattered.
+    """
+    follow()
+    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = number < count
+    n = number // samples
+    x, y, z = split(number - n * samples, out_sizes, AXES)
+    first, t, _scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    column, row = first[0] + 1, first[1] + 1
+    there = (column >= 0) & (column <= sizes[0]) & (row >= 0) & (row <= sizes[1]) & inside
+    cell = tl.where(there, n * cells + row * (sizes[0] + 1) + column, rows)
+    tl.store(keys + number, cell, mask=inside)
+    if COUNT:
+        count_row(counts, arrivals, tallies, number, cell, inside, rows, REST)
+    if FRACTIONS:
+        put_fractions(fractions, number, t, inside)
+    if EITHER:
+        count_scattered(tallies, first, TILE)
+
+
+@triton.jit
+def terms_around(starts, pixel, exists, pixels, cells, width):
+    """Where the terms of each pixel are: first those as a corner nw, then as ne, as sw and as se.
+
+    Returned are the number of them; what to add to a term's number to find its sample in order, for each
+    corner; and which are the first terms of ne, sw and se.
+    """
+    n, place = pixel // pixels, pixel % pixels
+    above = starts + n * cells + place // width * (width + 1) + place % width
+    below = above + (width + 1)
+    a0 = tl.load(above, mask=exists, other=0)
+    a1 = tl.load(above + 1, mask=exists, other=0)
+    a2 = tl.load(above + 2, mask=exists, other=0)
+    b0 = tl.load(below, mask=exists, other=0)
+    b1 = tl.load(below + 1, mask=exists, other=0)
+    b2 = tl.load(below + 2, mask=exists, other=0)
+    ne = b2 - b1
+    sw = b2 - b0
+    se = sw + (a2 - a1)
+    return se + (a1 - a0), b1, b0 - ne, a1 - sw, a0 - se, ne, sw, se
+
+
+@triton.jit
+def load_block(
+    dout, at, here, first, channels, step, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
+):
+    """The channels of one block, for some samples; 0 where there are none."""
+    channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    at = dout + at[:, None] + channel.to(tl.int64) * step
+    return widen(tl.load(at, mask=here[:, None] & (channel < channels), other=0.0), COMPUTE)
+
+
+@triton.jit
+def add_terms(
+    dout, fractions, places, around, begin, size, first, channels, sizes, strides,
+    BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
+    BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """The sums of ``size`` terms from ``begin`` on, one after another, in BLOCKS of channels.
+
+    dout, whose rows have these sizes and strides, and the fractions are in order, or looked up BY_PLACE.
+    """
+    nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
+    ne, sw, se = around[5], around[6], around[7]
+    step = strides[len(sizes) - 1]
+    nought = tl.zeros([PIXELS, CHANNELS], COMPUTE)
+    sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
+    for at in range(0, tl.max(size, 0), UNROLL):
+        for u in tl.static_range(UNROLL):
+            here = at + u < size
+            term = begin + (at + u)
+            above = tl.where(term < se, sw_base, se_base)
+            number = term + tl.where(term < sw, tl.where(term < ne, nw_base, ne_base), above)
+            if BY_PLACE:
+                number = tl.load(places + number, mask=here, other=0).to(tl.int32)
+            east = ((term >= ne) & (term < sw)) | (term >= se)
+            tx = tl.load(fractions + 2 * number.to(tl.int64), mask=here, other=0.0)
+            ty = tl.load(fractions + 2 * number.to(tl.int64) + 1, mask=here, other=0.0)
+            weight = tl.where(east, tx, 1.0 - tx) * tl.where(term >= sw, ty, 1.0 - ty)
+            weight = tl.where(here, weight, 0.0)[:, None]
+            row = row_offsets(number, sizes, strides)
+            sum_0 += weight * load_block(dout, row, here, first, channels, step, 0, CHANNELS, COMPUTE)
+            if BLOCKS > 1:
+                sum_1 += weight * load_block(dout, row, here, first, channels, step, 1, CHANNELS, COMPUTE)
+            if BLOCKS > 2:
+                sum_2 += weight * load_block(dout, row, here, first, channels, step, 2, CHANNELS, COMPUTE)
+                sum_3 += weight * load_block(dout, row, here, first, channels, step, 3, CHANNELS, COMPUTE)
+    return sum_0, sum_1, sum_2, sum_3
+
+
+@triton.jit
+def put(
+    dinput, pixel, wanted, sums, first, channels, pixels, sizes, strides, step,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Write the pixels that are ``wanted``, or add to what is there."""
+    x, y, z = split(pixel % pixels, sizes, 2)
+    at = dinput + offset_of(pixel // pixels, x, y, z, strides)[:, None]
+    for b in tl.static_range(BLOCKS):
+        channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+        mask = wanted[:, None] & (channel < channels)
+        total = sums[b]
+        if ACCUMULATE:
+            total = widen(tl.load(at + channel.to(tl.int64) * step, mask=mask, other=0.0), COMPUTE) + total
+        tl.store(at + channel.to(tl.int64) * step, narrow(total, dinput.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WIDE: tl.constexpr):
+    """The pixels of a tile that is WIDE pixels wide, and whether they exist; all pictures are stacked."""
+    lane = tl.arange(0, PIXELS)
+    x = number % across * WIDE + lane % WIDE
+    y = number // across * (PIXELS // WIDE) + lane // WIDE
+    return y * width + x, (x < width) & (y < images_rows)
+
+
+@triton.jit
+def list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, tiles):
+    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is.
+
+    Nobody has come to it yet, in any of the ``tiles`` of channels.
+    """
+    wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
+    first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
+    first += tl.cumsum(wanted, 0) - wanted
+    for begin in range(0, tl.max(wanted, 0), 8):
+        chunk = begin + tl.arange(0, 8)[None, :]
+        slot = first[:, None] + chunk
+        mask = chunk < wanted[:, None]
+        tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=mask)
+        tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=mask)
+        for tile in range(tiles):
+            tl.store(arrivals + tile * slots + slot, tl.zeros_like(slot), mask=mask)
+
+
+@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked", "slots", "crowd_tiles"])
+def sum_pixels(
+    dinput, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
+    pixels, cells, tiles, across, stacked, slots, crowd_tiles, channels, sizes, dout_sizes, dout_strides,
+    dinput_strides, dinput_step,
+    BY_PLACE: tl.constexpr, CROWDS: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels, in some channels; CROWDS, if there can be any, are given slots."""
+    follow()
+    first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
+    pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
+    around = terms_around(starts, pixel, exists, pixels, cells, sizes[0])
+    amount = around[0]
+    mine = exists & (amount <= CHUNK)
+    sums = add_terms(
+        dout, fractions, places, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
+        dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
+    )  # fmt: skip
+    put(
+        dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
+        ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
+    )  # fmt: skip
+    if CROWDS and (first == 0) & (tl.max(amount, 0) > CHUNK):
+        list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, crowd_tiles)
+
+
+@triton.jit
+def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
+    """Whether slots are taken, their pixels, which of the chunks they are, and the terms around."""
+    exists = slot < taken
+    pixel = tl.load(owners + slot, mask=exists, other=0)
+    chunk = tl.load(chunks + slot, mask=exists, other=0)
+    return exists, pixel, chunk, terms_around(starts, pixel, exists, pixels, cells, width)
+
+
+@triton.jit(do_not_specialize=["pixels", "cells", "slots", "tiles", "programs"])
+def sum_chunks(
+    dinput, partials, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
+    pixels, cells, slots, tiles, programs, channels, sizes, dout_sizes, dout_strides,
+    dinput_sizes, dinput_strides,
+    BY_PLACE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Chunks of crowds, PIXELS slots at a time, in some channels, and what they add up to."""
+    follow()
+    taken = tl.load(tallies + SLOTS)
+    for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
+        tile = task % tiles
+        slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
+        exists, pixel, chunk, around = load_slots(
+            owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
+        )
+        size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
+        sums = add_terms(
+            dout, fractions, places, around, chunk * CHUNK, size, tile * CHANNELS, channels,
+            dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, 1, UNROLL,
+        )  # fmt: skip
+        channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :].to(tl.int64)
+        sum_upwards(
+            dinput, partials, arrivals, arrivals + tile * slots, pixel, slot - chunk, around[0], chunk,
+            exists, sums[0], tl.zeros([PIXELS], tl.int32), channel, channel < channels,
+            0, channels, dinput_sizes, dinput_strides,
+            ACCUMULATE, False, COMPUTE, PIXELS, CHANNELS, UNROLL,
+        )  # fmt: skip
+
+
+class CellSums:
+    """What it takes to sum the samples of some pictures: pieces of the workspace, and steps.
+
+    ``rows`` are copied ones of dout; there are none of few channels.
+    """
+
+    def __init__(self, pieces: Pieces, desc: GridSampleBackwardDescriptor, images: int) -> None:
+        self.desc, self.images = desc, images
+        height, width = desc.image_size
+        self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
+        self.copies = desc.channels >= FEW
+        self.keys = pieces.take(self.count, torch.int32)
+        self.order = Counting(pieces, self.count, images * self.cells, whole=self.copies)
+        self.fractions = pieces.take(2 * self.count, desc.compute.torch)
+        self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
+        # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
+        crowded = desc.samples > CHUNK.value
+        self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
+        self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
+        self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+        # Four threads share a row of channels that was copied, each with up to 16 bytes.
+        share = min(triton.next_power_of_2(max(desc.channels, 1)), LANES * 16 // desc.input_dtype.itemsize)
+        self.share = share if self.copies else 1
+        self.tiles = -(-desc.channels // self.share)
+        self.arrivals = pieces.take(self.slots * self.tiles, torch.int32)
+
+    def either(self, args: GridSampleBackwardArgs) -> bool:
+        """Whether it depends on the grid in which order dgrid is best summed."""
+        return self.copies and args.dgrid is not None and args.dout.stride(1) != 1
+
+    def add_cells(self, steps: Steps, args: GridSampleBackwardArgs, grid: StepOperand) -> None:
+        """Find the cells of the samples, and if it matters whether samples are scattered."""
+        desc, count, order = self.desc, self.count, self.order
+        counts = not order.sorts
+        order.add_clear(steps)
+        if count:
+            arrivals = order.arrivals if counts else self.keys
+            steps.add(
+                locate_cells,
+                -(-count // TILE),
+                (self.keys, order.starts, arrivals, order.tallies, self.fractions, grid),
+                (
+                    count, desc.samples, self.cells, order.rows,
+                    sizes_of(desc.image_size), sizes_of(desc.output_size),
+                    grid_strides_of(args.grid), args.grid.stride(-1),
+                ),
+                {
+                    "COUNT": counts, "REST": order.whole, "FRACTIONS": not self.copies,
+                    "EITHER": self.either(args), **kind_of(desc), "TILE": TILE,
+                },
+                WARPS,
+            )  # fmt: skip
+
+    def add_steps(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        dinput: StepOperand,
+        dout: StepOperand,
+        grid: StepOperand,
+    ) -> None:
+        """Order the samples by cell, then sum them."""
+        desc, count, order = self.desc, self.count, self.order
+        order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=not order.sorts)
+        if count and self.copies:
+            add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
+        if desc.channels:
+            self.add_sums(steps, args, dinput, dout)
+
+    def add_sums(
+        self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand, dout: StepOperand
+    ) -> None:
+        """Sum the samples around each pixel."""
+        desc, order, channels = self.desc, self.order, self.desc.channels
+        sizes, compute = sizes_of(desc.image_size), {"COMPUTE": kind_of(desc)["COMPUTE"]}
+        assert args.dinput is not None
+        of_dinput = (strides_of(args.dinput), args.dinput.stride(1))
+        if self.copies:
+            dout = self.rows
+            of_dout: tuple[tuple[int, ...], tuple[int, ...]] = (self.count, channels), (channels, 1)
+            blocks = min(triton.next_power_of_2(self.tiles), 4)
+            pixels, warps, wide, unroll = PIXELS, SUM_WARPS, WIDE, UNROLL
+        else:
+            walk = loops((self.images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
+            of_dout = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
+            blocks = triton.next_power_of_2(channels)
+            pixels, warps, wide, unroll = FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL
+        tiles = -(-channels // (self.share * blocks))
+        across, stacked = -(-sizes[0] // wide), self.images * sizes[1]
+        slots = (order.tallies, self.owners, self.chunks, self.arrivals)
+        samples = (dout, self.fractions, order.places, order.starts)
+        kind = {"BY_PLACE": not self.copies, "ACCUMULATE": args.accumulate, **compute}
+        tile = {"PIXELS": pixels, "CHANNELS": self.share, "UNROLL": unroll}
+        steps.add(
+            sum_pixels,
+            across * -(-stacked // (pixels // wide)) * tiles,
+            (dinput, *slots, *samples),
+            (
+                desc.pixels, self.cells, tiles, across, stacked, self.slots, self.tiles,
+                channels, sizes, *of_dout, *of_dinput,
+            ),
+            {**kind, "CROWDS": self.slots > 0, "WIDE": wide, "BLOCKS": blocks, **tile},
+            warps,
+            registers=SUM_REGISTERS.get(desc.input_dtype.itemsize) if self.copies else None,
+        )  # fmt: skip
+        if not self.slots:
+            return
+        programs = min(-(-self.slots // pixels) * self.tiles, CROWD_PROGRAMS)
+        out = loops((self.images, *desc.image_size), args.dinput.stride()[:1] + args.dinput.stride()[2:])
+        steps.add(
+            sum_chunks,
+            programs,
+            (dinput, self.partials, *slots, *samples),
+            (
+                desc.pixels, self.cells, self.slots, self.tiles, programs, channels, sizes, *of_dout,
+                (*out.sizes, channels), (*out.strides[0], args.dinput.stride(1)),
+            ),
+            {**kind, **tile},
+            warps,
+        )  # fmt: skip

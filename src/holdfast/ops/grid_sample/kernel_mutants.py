@@ -1,0 +1,96 @@
+"""The mistakes of sampling an image, and of the gradients of that."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_forward = partial(KernelMutant, plans=("GridSamplePlan",))
+_backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
+_CPU, _SUMS_CPU = "holdfast.ops.grid_sample.cpu", "holdfast.ops.grid_sample.cpu_gradient_sums"
+_GPU, _CORNERS_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dinput_by_corner"
+
+MUTANTS = (
+    _forward(
+        "the pixel beside the image not cleared", _CPU, "clear_row(image_at - row, like, lanes)", "pass"
+    ),
+    _forward(
+        "a corner in the place of another",
+        _CPU,
+        "rows + np.int64(pixel[at + samples]) * row,",
+        "rows + np.int64(pixel[at + 2 * samples]) * row,",
+    ),
+    _forward(
+        "the grid of the first image for all",
+        _CPU,
+        "if begin < end and n != located:",
+        "if begin < end and located < 0:",
+    ),
+    _forward(
+        "the last, narrower bundle dropped",
+        _CPU,
+        "for channel in range(begin, end, len(lanes)):",
+        "for channel in range(begin, end - len(lanes) + 1, len(lanes)):",
+        likely="257 channels",
+    ),
+    _backward(
+        "crowds of twice the size",
+        _SUMS_CPU,
+        "if count > CHUNK:",
+        "if count > 2 * CHUNK:",
+        likely="bicubic",
+    ),
+    _backward(
+        "corners in another order",
+        _SUMS_CPU,
+        "    for corner in range(corners):\n        at = corner * samples",
+        "    for corner in range(corners - 1, -1, -1):\n        at = corner * samples",
+    ),
+    _backward(
+        "a full level not carried",
+        _SUMS_CPU,
+        "if levels == 1 or (done % CHUNK != 0 and done != channels):",
+        "if levels == 1 or done != channels:",
+        likely="64 channels",
+    ),
+    _forward(
+        "what is beside the image not masked",
+        _GPU,
+        "tl.load(image + source, mask=there & inside, other=0.0)",
+        "tl.load(image + tl.maximum(source, 0), mask=inside, other=0.0)",
+    ),
+    _forward(
+        "a mask one channel too wide",
+        _GPU,
+        "mask=mask[:, None] & (channel < channels),",
+        "mask=mask[:, None] & (channel <= channels),",
+        likely="channels last",
+    ),
+    _forward(
+        "the channel stride of the image for that of the output",
+        _GPU,
+        "tl.store(target + channel.to(tl.int64) * out_step, value, mask=inside)",
+        "tl.store(target + channel.to(tl.int64) * image_step, value, mask=inside)",
+    ),
+    _backward("a chunk of channels lost", _GPU, "block_0 += sum_0", "block_0 = sum_0", likely="64 channels"),
+    _backward(
+        "accumulate lost",
+        _GPU,
+        "value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value",
+        "value = value + 0.0",
+        likely="channels last",
+    ),
+    _backward(
+        "the strides of the image for those of dout",
+        _GPU,
+        "dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)",
+        "dout_at = offset_of(n, x, y, z, image_strides).to(OFFSET)",
+    ),
+    _backward(
+        "corners in another order",
+        _CORNERS_GPU,
+        "at = (n * CORNERS + corner) * samples + sample",
+        "at = (n * CORNERS + (CORNERS - 1 - corner)) * samples + sample",
+    ),
+)

@@ -1,0 +1,88 @@
+"""Sub-byte codes side by side in bytes, and back, as plain torch operations on any device.
+
+The last axis is packed, low bits first: byte ``i`` of 4-bit codes holds code ``2 i`` in its low half and code
+``2 i + 1`` in its high half. A last byte that is not full has zeros in its unused bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.compiler import is_compiling
+
+from holdfast.core.checks import INT64, require_dtype, require_memory, require_tensor, whole_number
+from holdfast.core.dtypes import CODES, Code, code_dtype
+from holdfast.core.errors import InvalidArgs
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Pack ``codes`` (one a byte, in int8 or uint8) of a 2-bit or 4-bit ``dtype`` into bytes.
+
+    >>> import torch, holdfast as hf
+    >>> hf.pack(torch.tensor([1, -2, 7], dtype=torch.int8), torch.int4)
+    tensor([225,   7], dtype=torch.uint8)
+    """
+    code = _sub_byte(dtype)
+    require_tensor("codes", codes)
+    if not is_compiling():
+        require_memory("codes", codes)
+    if codes.dtype != code.storage:
+        raise InvalidArgs(f"codes have dtype {codes.dtype}; {dtype} codes come one each in {code.storage}.")
+    if codes.dim() == 0:
+        raise InvalidArgs("codes have rank 0 and no last axis to pack; reshape them to (1,).")
+    per_byte = code.per_byte
+    places = torch.nn.functional.pad(codes.view(torch.uint8), (0, -codes.shape[-1] % per_byte))
+    places = places.unflatten(-1, (-1, per_byte)) & (2**code.bits - 1)
+    packed: torch.Tensor = places[..., 0]
+    for place in range(1, per_byte):
+        packed = packed | (places[..., place] << (place * code.bits))
+    return packed
+
+
+def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) -> torch.Tensor:
+    """The codes in ``packed``, one a byte; ``length`` of them along the last axis, by default all.
+
+    >>> import torch, holdfast as hf
+    >>> hf.unpack(torch.tensor([225, 7], dtype=torch.uint8), torch.int4, length=3)
+    tensor([ 1, -2,  7], dtype=torch.int8)
+    """
+    code = _sub_byte(dtype)
+    require_tensor("packed", packed)
+    if not is_compiling():
+        require_memory("packed", packed)
+    if packed.dtype != torch.uint8:
+        raise InvalidArgs(f"packed codes have dtype {packed.dtype}; they come in torch.uint8.")
+    if packed.dim() == 0:
+        raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
+    if length is None:
+        length = packed.shape[-1] * code.per_byte
+    else:
+        length = packed_length(length, packed.shape[-1], code)
+    places = [(packed >> (place * code.bits)) & (2**code.bits - 1) for place in range(code.per_byte)]
+    codes = torch.stack(places, dim=-1).flatten(-2)[..., :length]
+    if not code.signed:
+        return codes.contiguous()
+    spare = 8 - code.bits
+    return (codes << spare).view(torch.int8) >> spare
+
+
+def packed_length(length: int, size: int, code: Code) -> int:
+    """How many codes of ``size`` bytes along the last axis are used, if the caller says ``length``."""
+    most = size * code.per_byte
+    length = whole_number("length", length, *INT64)
+    if not most - code.per_byte < length <= most:
+        raise InvalidArgs(
+            f"length is {length}; {size} bytes of {code.torch} hold {most} codes, of which only the last "
+            f"{code.per_byte - 1} may be unused."
+        )
+    return length
+
+
+def _sub_byte(dtype: torch.dtype) -> Code:
+    require_dtype("dtype", dtype)
+    code = code_dtype(dtype, "dtype")
+    if not isinstance(code, Code) or code.per_byte == 1:
+        accepted = ", ".join(f"torch.{name}" for name, known in CODES.items() if known.per_byte > 1)
+        raise InvalidArgs(f"dtype is {dtype}; only codes of less than a byte are packed: {accepted}.")
+    return code

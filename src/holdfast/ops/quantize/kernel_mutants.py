@@ -1,0 +1,119 @@
+"""The mistakes of the kernels of quantize, and of the walk over tiles that all ops with scales share."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_forward = partial(KernelMutant, plans=("QuantizePerTensorPlan", "QuantizePerChannelPlan"))
+_backward = partial(KernelMutant, plans=("QuantizePerTensorBackwardPlan", "QuantizePerChannelBackwardPlan"))
+_CPU, _GPU = "holdfast.ops.quantize.cpu", "holdfast.ops.quantize.gpu"
+_WALK_CPU, _WALK_GPU = "holdfast.ops.affine.cpu", "holdfast.ops.affine.gpu"
+
+MUTANTS = (
+    _forward(
+        "a scratch run of half the size",
+        _WALK_CPU,
+        "_RUN_BYTES = TILE * 8",
+        "_RUN_BYTES = TILE * 4",
+        likely="a whole tile",
+    ),
+    _forward(
+        "the last, shorter tile dropped",
+        _WALK_CPU,
+        "return Tiling(-(-rows // tile_rows) * parts,",
+        "return Tiling(max(1, rows // tile_rows) * parts,",
+    ),
+    _forward(
+        "the column stride of another operand",
+        _WALK_CPU,
+        "item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]",
+        "item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]",
+        likely="transposed input",
+    ),
+    _forward(
+        "the outermost loop over rows forgotten",
+        _WALK_CPU,
+        "for d in range(inner - 1, _STRIDES - 1, -1):",
+        "for d in range(inner - 1, _STRIDES, -1):",
+        likely="leading",
+    ),
+    _forward(
+        "one scale for a run of several",
+        _CPU,
+        "codes[i] = np.int32(code(x[i], scale[i], zero_point[i], q_min, q_max))",
+        "codes[i] = np.int32(code(x[i], scale[0], zero_point[i], q_min, q_max))",
+    ),
+    _forward(
+        "the last element of a block lost",
+        _CPU,
+        "            end = min(begin + BLOCK, count)\n            prefetch(x, begin)",
+        "            end = min(begin + BLOCK - 1, count)\n            prefetch(x, begin)",
+    ),
+    _backward(
+        "accumulate lost",
+        _CPU,
+        "dx[i] += gradient(",
+        "dx[i] = gradient(",
+        likely="accumulate",
+    ),
+    _backward(
+        "a range without the zero point",
+        _CPU,
+        "in_range_of(s, z, q_min, q_max) if shared",
+        "in_range_of(s, zero(z), q_min, q_max) if shared",
+    ),
+    _forward(
+        "a mask one row too long",
+        _GPU,
+        "row < rows)[:, None] & here\n    to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)\n    v",
+        "row <= rows)[:, None] & here\n    to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)\n    v",
+    ),
+    _forward(
+        "a mask one column too wide",
+        _WALK_GPU,
+        "left = tl.minimum(columns - start, COLUMNS)",
+        "left = tl.minimum(columns - start + 1, COLUMNS)",
+    ),
+    _forward(
+        "the strides of x for those of q",
+        _GPU,
+        "        out = q + tile_offsets(row, start, sizes, q_strides, COLUMNS)\n        if q.dtype",
+        "        out = q + tile_offsets(row, start, sizes, x_strides, COLUMNS)\n        if q.dtype",
+    ),
+    _forward(
+        "a carry lost between the loops over rows",
+        _WALK_GPU,
+        "            row = outer\n",
+        "            row = row - row\n",
+    ),
+    _forward(
+        "a ragged byte not masked",
+        _GPU,
+        "codes = tl.where(inside, codes, 0)",
+        "codes = tl.where(inside, codes, codes)",
+    ),
+    _forward(
+        "one scale for both codes of a byte",
+        _GPU,
+        "scale + scale_strides[len(scale_strides) - 1] // 2, scale_bits",
+        "scale, scale_bits",
+        plans=("QuantizePerChannelPlan",),
+        likely="pairs",
+    ),
+    _backward(
+        "the strides of x for those of dy",
+        _GPU,
+        "to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
+        "to_dy = to_x",
+        likely="dy in another layout",
+    ),
+    _backward(
+        "accumulate lost",
+        _GPU,
+        "gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient",
+        "gradient = gradient + 0.0",
+        likely="accumulate",
+    ),
+)

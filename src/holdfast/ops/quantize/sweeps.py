@@ -1,0 +1,128 @@
+"""Every 16-bit input through quantize and its gradient, and every float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from holdfast.core.case import poisoned_output
+from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.sweep import (
+    CHUNK,
+    PAIRS,
+    Float32Sweep,
+    Sweep,
+    every_16_bit,
+    gradients_16_bit,
+    scales,
+    zero_points,
+)
+from holdfast.ops.affine.cases import STORED, stored_name
+from holdfast.ops.quantize.plan import (
+    QuantizeArgs,
+    QuantizeBackwardArgs,
+    QuantizePerChannelBackwardDescriptor,
+    QuantizePerChannelBackwardPlan,
+    QuantizePerChannelDescriptor,
+    QuantizePerChannelPlan,
+    QuantizePerTensorBackwardDescriptor,
+    QuantizePerTensorBackwardPlan,
+    QuantizePerTensorDescriptor,
+    QuantizePerTensorPlan,
+)
+
+#: The scales and zero points of the float32 sweep, which takes seconds for each.
+FLOAT32_PAIRS = (PAIRS[0], PAIRS[1], PAIRS[3], (7e-39, -77))
+
+
+def sweeps() -> Iterator[Sweep]:
+    """All 16-bit inputs, to every code type."""
+    for real in (torch.float16, torch.bfloat16):
+        for codes, packed in STORED:
+            yield _quantize(real, codes, packed)
+            if packed:  # without zero points these divide in a way of their own
+                yield _quantize(real, codes, packed, symmetric=True)
+            else:
+                yield _quantize_backward(real, codes)
+
+
+def _quantize(real: torch.dtype, codes: torch.dtype, packed: bool, symmetric: bool = False) -> Sweep:
+    shape = (len(PAIRS), 2**16)
+    desc = QuantizePerChannelDescriptor(
+        shape=shape, axis=0, input_dtype=real, output_dtype=codes, packed=packed
+    )
+
+    def make() -> QuantizeArgs:
+        return QuantizeArgs(
+            x=every_16_bit(real),
+            scale=scales(),
+            zero_point=None if symmetric else zero_points(),
+            q=poisoned_output(desc.code_shape, desc.code_storage),
+        )
+
+    name = f"every {dtype_name(real)} to {stored_name(codes, packed)}" + ", symmetric" * symmetric
+    return Sweep(QuantizePerChannelPlan, name, shape[0] * shape[1], desc, make)
+
+
+def _quantize_backward(real: torch.dtype, codes: torch.dtype) -> Sweep:
+    """Every input twice over: as x, with gradients around 1, and as dy, where x is in range."""
+    shape = (2, len(PAIRS), 2**16)
+    desc = QuantizePerChannelBackwardDescriptor(shape=shape, axis=1, input_dtype=real, output_dtype=codes)
+
+    def make() -> QuantizeBackwardArgs:
+        every = every_16_bit(real)
+        in_range = torch.zeros((), dtype=real).expand(every.shape)
+        return QuantizeBackwardArgs(
+            x=torch.stack([every, in_range]),
+            dy=torch.stack([gradients_16_bit(real), every]),
+            scale=scales(),
+            zero_point=zero_points(),
+            dx=poisoned_output(shape, real),
+        )
+
+    name = f"every {dtype_name(real)} through {dtype_name(codes)}"
+    values = shape[0] * shape[1] * shape[2]
+    return Sweep(QuantizePerChannelBackwardPlan, name, values, desc, make)
+
+
+def _codes(
+    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, q: torch.Tensor
+) -> QuantizeArgs:
+    return QuantizeArgs(x=x, scale=scale, zero_point=zero_point, q=q)
+
+
+def _gradient(
+    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor
+) -> QuantizeBackwardArgs:
+    return QuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
+
+
+def _trials(scale: float, zero_point: int) -> Iterator[Float32Sweep]:
+    pair = f"scale {scale!r}, zero point {zero_point}"
+    yield Float32Sweep(
+        QuantizePerTensorPlan,
+        pair,
+        QuantizePerTensorDescriptor(shape=(CHUNK,)),
+        partial(_codes, scale, zero_point),
+        torch.int8,
+    )
+    yield Float32Sweep(
+        QuantizePerTensorBackwardPlan,
+        pair,
+        QuantizePerTensorBackwardDescriptor(shape=(CHUNK,)),
+        partial(_gradient, scale, zero_point),
+        torch.float32,
+    )
+    yield Float32Sweep(
+        QuantizePerTensorPlan,
+        f"scale {scale!r}, packed",
+        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=CODES["int4"].torch, packed=True),
+        partial(_codes, scale, None),
+        torch.uint8,
+        CHUNK // 2,
+    )
+
+
+FLOAT32 = tuple(trial for pair in FLOAT32_PAIRS for trial in _trials(*pair))

@@ -1,0 +1,352 @@
+"""Indices in order, in Triton: the places of the indices sorted by row, and where each row's begin and end.
+
+A row and a place make one word, so that no two words are equal and any way to sort them is stable. Blocks of
+words are sorted by counting: a word's rank is the number of lesser words in its block. Then sorted runs are
+merged, several at a time: a word's rank is its own place in its run, and the number of lesser words in each
+of the others, found by bisection. Every program works on a tile of words alone, so nothing waits for another,
+and the memory is that of the workspace. Beyond MERGED indices torch's radix sort is faster, and takes over.
+
+All of that waits most of the time. So others fill memory with zeros beside it, which will be needed later.
+"""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.core.pieces import Piece, Pieces
+from holdfast.core.strided import Space
+from holdfast.ops.affine.gpu import row_offsets
+from holdfast.ops.segment_sum import indexed
+
+#: The indices from which on torch.sort is used.
+MERGED = 2**17
+#: Words of a block that is sorted by counting, and how many runs are merged at a time: few, or all there are.
+BLOCK = 1024
+FEW_WAYS, MOST_WAYS = 4, 32
+#: Words that a program finds the ranks of, and words that it compares them with at a time. To the interpreter
+#: a program costs the same however much it does.
+TILE, SIDE = (256, 1024) if interpreted() else (32, 256)
+#: Lanes of a program that merges or looks for starts, and of one that looks for spans.
+LANES, SPAN_LANES = (65536, 65536) if interpreted() else (2048, 512)
+WARPS = 4
+#: Elements that a program clears.
+CLEARED = 65536 if interpreted() else 4096
+#: Bytes that can be cleared in the time that a pass of sorting or merging takes, and one that finds spans.
+PASS_BYTES, SPAN_BYTES = (4096, 4096) if interpreted() else (24 * 2**20, 8 * 2**20)
+
+
+@triton.jit
+def lower_bound(sorted_values, value, count, step):
+    """How many of ``count`` sorted values are less than ``value``; ``step`` is ``power_below(count)``."""
+    found = tl.zeros(value.shape, tl.int32)
+    while step > 0:
+        probe = found + step
+        exists = probe <= count
+        there = tl.load(sorted_values + (probe - 1), mask=exists, other=0)
+        found = tl.where(exists & (there < value), probe, found)
+        step = step // 2
+    return found
+
+
+@triton.jit
+def put_zeros(out, tile, count, TILE: tl.constexpr):
+    """A tile of ``count`` zeros."""
+    at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
+    tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def load_row(indices, place, inside, rows, padding, sizes, strides):
+    """The row that each index names; ``rows`` itself, which sorts last, if it is to be skipped."""
+    index = tl.load(indices + row_offsets(place, sizes, strides), mask=inside, other=0)
+    kept = inside & (index >= 0) & (index < rows) & (index != padding)
+    return tl.where(kept, index, rows).to(tl.int32)
+
+
+@triton.jit
+def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD: tl.constexpr):
+    """Row and place in one word; past the end, more than any other."""
+    inside = place < count
+    row = load_row(indices, place, inside, rows, padding, sizes, strides)
+    word = (row.to(WORD) << shift) | place.to(WORD)
+    return tl.where(inside, word, 2**31 - 1 if tl.int32 == WORD else 2**63 - 1)
+
+
+@triton.jit
+def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
+    """A word where it belongs; taken apart, if it will not be moved again."""
+    if LAST:
+        tl.store(keys + at, (word >> shift).to(tl.int32), mask=inside)
+        tl.store(places + at, (word - ((word >> shift) << shift)).to(tl.int32), mask=inside)
+    else:
+        tl.store(words + at, word, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "clearers"])
+def sort_blocks(
+    words, keys, places, spans, blank, indices,
+    count, rows, padding, shift, programs, clearers, words_of_spans, start, zeros, sizes, strides,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
+    CLEARED: tl.constexpr,
+):  # fmt: skip
+    """Sort each block by counting the lesser words of the block. Others clear the spans, or blank memory."""
+    follow()
+    program = tl.program_id(0)
+    if program < programs:
+        place = program * TILE + tl.arange(0, TILE)
+        block = program * TILE // BLOCK * BLOCK
+        word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
+        less = tl.zeros([TILE, SIDE], tl.int32)
+        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
+            other = load_word(
+                indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
+            )
+            less += (other[None, :] < word[:, None]).to(tl.int32)
+        put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
+    elif program < programs + clearers:
+        put_zeros(spans, program - programs, words_of_spans, CLEARED)
+    else:
+        put_zeros(blank + start, program - programs - clearers, zeros, CLEARED)
+
+
+@triton.jit
+def merge_tile(
+    merged, keys, places, words, count, run, shift, TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr
+):
+    """A tile of words, which lies in one run, among WAYS neighbouring runs of ``run`` words each."""
+    begin = tl.program_id(0) * TILE
+    place = begin + tl.arange(0, TILE)
+    word = tl.load(words + place, mask=place < count, other=0)
+    own = begin // run
+    group = own // WAYS * WAYS
+    other = group + tl.arange(0, WAYS)
+    begin = (other * run)[None, :]
+    size = tl.where(other == own, 0, tl.minimum(tl.maximum(count - other * run, 0), run))[None, :]
+    less = tl.zeros([TILE, WAYS], tl.int32)
+    step = run
+    while step > 0:
+        probe = less + step
+        exists = probe <= size
+        there = tl.load(words + (begin + probe - 1), mask=exists, other=0)
+        less = tl.where(exists & (there < word[:, None]), probe, less)
+        step = step // 2
+    rank = place - own * run + tl.sum(less, 1)
+    put_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
+
+
+@triton.jit(do_not_specialize=["count", "run", "shift", "programs"])
+def merge_runs(
+    merged, keys, places, words, blank, count, run, shift, programs, start, zeros,
+    TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """Merge runs, while others blank memory."""
+    follow()
+    if tl.program_id(0) < programs:
+        merge_tile(merged, keys, places, words, count, run, shift, TILE, WAYS, LAST)
+    else:
+        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding"])
+def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.constexpr):
+    """The row of each index, for torch to sort."""
+    follow()
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    row = load_row(indices, place, place < count, rows, padding, sizes, strides)
+    tl.store(keys + place, row, mask=place < count)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
+def load_rows_beside(
+    keys, spans, indices, count, rows, padding, programs, words_of_spans, sizes, strides,
+    TILE: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """The same, while others clear the spans."""
+    follow()
+    if tl.program_id(0) < programs:
+        load_rows(keys, indices, count, rows, padding, sizes, strides, TILE)
+    else:
+        put_zeros(spans, tl.program_id(0) - programs, words_of_spans, CLEARED)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "cleared", "programs"])
+def find_spans(
+    spans, counters, keys, blank, count, rows, cleared, programs, start, zeros,
+    TILE: tl.constexpr, CLEARED: tl.constexpr,
+):  # fmt: skip
+    """Where each row that has places begins and ends among the sorted keys. Counters are cleared.
+
+    Others blank memory.
+    """
+    follow()
+    if tl.program_id(0) < programs:
+        place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        row = tl.load(keys + place, mask=place < count, other=rows)
+        before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+        after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+        at = spans + row.to(tl.int64) * 2
+        tl.store(at, place, mask=(row < rows) & (row != before))
+        tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+        tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
+    else:
+        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
+
+
+@triton.jit(do_not_specialize=["count", "rows", "step"])
+def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
+    """Where each row begins among the sorted keys; the last entry is where the rows that count end."""
+    follow()
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
+
+
+def power_below(count: int) -> int:
+    """The largest power of two that is no more than ``count``; 0 for 0."""
+    return 1 << (count.bit_length() - 1) if count > 0 else 0
+
+
+def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
+    torch.sort(keys, stable=True, out=(ordered, places))
+
+
+class Blank(NamedTuple):
+    """Elements of an operand that are to be zeros, from ``start`` on."""
+
+    at: StepOperand
+    start: int
+    elements: int
+    itemsize: int
+
+    def split(self, size: int) -> tuple[Blank, Blank]:
+        """Up to ``size`` bytes of it, and the rest."""
+        now = min(size // self.itemsize, self.elements)
+        rest = self._replace(start=self.start + now, elements=self.elements - now)
+        return self._replace(elements=now), rest
+
+    @property
+    def programs(self) -> int:
+        return -(-self.elements // CLEARED)
+
+
+class Order:
+    """What it takes to order ``count`` indices of ``rows`` rows: pieces of the workspace, and steps.
+
+    ``places`` has one for each index, those of skipped ones last; ``keys`` are the rows of all places. Twice
+    the row is where ``spans`` has the first of its places in that order, and next to it the one after the
+    last; 0 if it has none.
+    """
+
+    key_step = indexed.CHUNK
+
+    def __init__(self, pieces: Pieces, count: int, rows: int) -> None:
+        self.count, self.rows = count, rows
+        self.merges = count <= MERGED
+        self.sorted_by = "" if self.merges else "torch.sort"
+        self.shift = max(count - 1, 0).bit_length()
+        wide = (rows + 1) << self.shift > 2**31
+        self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
+        self.keys = pieces.take(count, torch.int32)
+        self.places = pieces.take(count, torch.int32 if self.merges else torch.int64)
+        # A multiple of 16 is known to the compiler as one, and cleared by whole vectors.
+        self.spans = pieces.take(-(-2 * rows // 16) * 16, torch.int32)
+        self.words: tuple[Piece, ...]
+        if self.merges:
+            ways = self._ways()
+            self.words = tuple(pieces.take(count, word) for _ in range(min(len(ways), 2)))
+        else:
+            self.words = (pieces.take(count, torch.int32),)
+
+    def _ways(self) -> list[int]:
+        """How many runs are merged at a time, pass after pass."""
+        runs, ways = -(-self.count // BLOCK), []
+        if 1 < runs <= MOST_WAYS:
+            return [MOST_WAYS if runs > MOST_WAYS // 2 else MOST_WAYS // 2]
+        while runs > 1:
+            ways.append(FEW_WAYS)
+            runs = -(-runs // FEW_WAYS)
+        return ways
+
+    @property
+    def blank_bytes(self) -> int:
+        """How much memory can be blanked beside the steps."""
+        return (1 + len(self._ways())) * PASS_BYTES + SPAN_BYTES if self.merges and self.count else 0
+
+    def add_steps(
+        self,
+        steps: Steps,
+        indices: StepOperand,
+        walk: Space,
+        padding: int,
+        counters: Piece,
+        blank: Blank | None = None,
+    ) -> None:
+        """Add the steps; ``walk`` has the strides of the indices first.
+
+        They clear the ``counters`` too, and what is to be ``blank``, of up to ``blank_bytes``.
+        """
+        count, rows = self.count, self.rows
+        blank = blank or Blank(self.keys, 0, 0, 1)
+        sizes, strides = (*walk.sizes, 1), (*walk.strides[0], 0)
+        clearers = -(-self.spans.count // CLEARED)
+        if self.merges:
+            ways = self._ways()
+            programs = -(-count // TILE)
+            now, blank = blank.split(PASS_BYTES)
+            steps.add(
+                sort_blocks,
+                programs + clearers + now.programs,
+                ((*self.words, self.keys)[0], self.keys, self.places, self.spans, now.at, indices),
+                (
+                    count, rows, padding, self.shift, programs, clearers, self.spans.count,
+                    now.start, now.elements, sizes, strides,
+                ),
+                {
+                    "WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways,
+                    "CLEARED": CLEARED,
+                },
+                WARPS,
+            )  # fmt: skip
+            run = BLOCK
+            for number, way in enumerate(ways):
+                source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
+                tile = min(LANES // way, BLOCK)
+                programs = -(-count // tile)
+                now, blank = blank.split(PASS_BYTES)
+                steps.add(
+                    merge_runs,
+                    programs + now.programs,
+                    (target, self.keys, self.places, source, now.at),
+                    (count, run, self.shift, programs, now.start, now.elements),
+                    {"TILE": tile, "WAYS": way, "LAST": number == len(ways) - 1, "CLEARED": CLEARED},
+                    WARPS,
+                )
+                run *= way
+        else:
+            programs = -(-count // LANES)
+            steps.add(
+                load_rows_beside,
+                programs + clearers,
+                (self.words[0], self.spans, indices),
+                (count, rows, padding, programs, self.spans.count, sizes, strides),
+                {"TILE": LANES, "CLEARED": CLEARED},
+                WARPS,
+            )
+            steps.call(sort, self.words[0], self.keys, self.places)
+        if count:
+            programs = -(-max(count, counters.count) // SPAN_LANES)
+            steps.add(
+                find_spans,
+                programs + blank.programs,
+                (self.spans, counters, self.keys, blank.at),
+                (count, rows, counters.count, programs, blank.start, blank.elements),
+                {"TILE": SPAN_LANES, "CLEARED": CLEARED},
+                WARPS,
+            )

@@ -1,0 +1,98 @@
+"""The mistakes of ordered sums by row."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_mutant = partial(KernelMutant, plans=("SegmentSumPlan", "EmbeddingBackwardPlan"))
+_CPU, _GPU = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu"
+
+MUTANTS = (
+    _mutant(
+        "a scratch run too few",  # one of half the size would hold half of an address
+        _CPU,
+        "Runs(_LEVEL + LEVELS, RUN_BYTES)",
+        "Runs(_LEVEL + LEVELS - 1, RUN_BYTES)",
+        likely="width 1500",
+    ),
+    _mutant("chunks of twice the size", _CPU, "if last - first <= CHUNK:", "if last - first <= 2 * CHUNK:"),
+    _mutant(
+        "five terms in the room of four",
+        _CPU,
+        "if waiting == 4:",
+        "if waiting == 5:",
+        likely="sliced terms",
+    ),
+    _mutant(
+        "accumulate lost",
+        _CPU,
+        "sums[i] = old[i] + sums[i]",
+        "sums[i] = zero(like) + sums[i]",
+        likely="accumulate",
+    ),
+    _mutant(
+        "a full level not carried",
+        _CPU,
+        "while full % CHUNK == 0:",
+        "while full % CHUNK == 0 and level < 0:",
+    ),
+    _mutant(
+        "columns after the last whole vector lost",
+        _CPU,
+        "for i in range(done, count):",
+        "for i in range(done, count - 1):",
+    ),
+    _mutant(
+        "a heavy row left out",
+        _CPU,
+        "if ordering.heaviest > share:",
+        "if ordering.heaviest > 2 * share:",
+        likely="neighbouring long",
+    ),
+    _mutant(
+        "the arrivals of all levels counted in one place",
+        _GPU,
+        "counter = arrivals + slot_of(origin, chunk + level, windows)",
+        "counter = arrivals + slot_of(origin, chunk, windows)",
+    ),
+    _mutant(
+        "rows of a whole chunk dropped",
+        _GPU,
+        "mine = exists & (amount <= CHUNK)",
+        "mine = exists & (amount < CHUNK)",
+    ),
+    _mutant(
+        "the first chunk in the slot of another",
+        _GPU,
+        "return origin + chunk + tl.where(chunk == 0, windows, 0)",
+        "return origin + chunk",
+    ),
+    _mutant(
+        "accumulate lost",
+        _GPU,
+        "total = widen(tl.load(at, mask=mask, other=0.0), COMPUTE) + total",
+        "total = total + 0.0",
+        likely="transposed output",
+    ),
+    _mutant(
+        "rows filled whether or not they have terms",
+        _GPU,
+        "mask = ((row < rows) & (amount == 0))[:, None] & inside",
+        "mask = ((row < rows) & (amount >= 0))[:, None] & inside",
+        likely="a million",
+    ),
+    _mutant(
+        "sums of a narrower type",
+        _GPU,
+        "            total += value\n",
+        "            total = (total + value).to(tl.float32).to(COMPUTE)\n",
+    ),
+    _mutant(
+        "a chunk more to each slot",
+        _GPU,
+        "tl.where(mine, tl.minimum(left, CHUNK), 0)",
+        "tl.where(mine, tl.minimum(left, CHUNK + 1), 0)",
+    ),
+)
