@@ -146,6 +146,31 @@ def error_table() -> str:
     return "\n".join(lines)
 
 
+@cache
+def _sentences() -> list[list[str]]:
+    """For each block of code in errors.md, the sentences of the errors that it raises."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "errors.md").read_text(), re.MULTILINE | re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(compile(blocks[0], "errors.md", "exec"), namespace)
+    message: Callable[[Callable[[], object]], str] = namespace["message"]
+    found: list[list[str]] = [[]]
+
+    def recorded(call: Callable[[], object]) -> str:
+        found[-1].append(message(call))
+        return found[-1][-1]
+
+    namespace["message"] = recorded
+    for block in blocks[1:]:
+        found.append([])
+        exec(compile(block, "errors.md", "exec"), namespace)
+    return found
+
+
+def error_sentences(block: str) -> str:
+    """What the errors of one block of errors.md say."""
+    return "\n>\n".join("> " + sentence.replace("\n", "\n> ") for sentence in _sentences()[int(block)])
+
+
 def machine_table() -> str:
     """The stored runs of the benchmark."""
     lines = [
@@ -242,6 +267,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "plans": plan_table,
     "fields": field_tables,
     "errors": error_table,
+    "said": error_sentences,
     "machines": machine_table,
     "measured": measured,
     "charts": charts,
