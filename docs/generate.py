@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -61,28 +62,34 @@ def plan_table(*ops: str) -> str:
     for entry in entries:
         cells = (
             f"`{entry.plan}`",
-            f"`{_result(hf.plans.all()[entry.plan])}`",
+            _code(_result(hf.plans.all()[entry.plan])),
             entry.bit_stable if entry.deterministic else "no",
             "<br>".join(f"{name}: {printed_bound(ulp)}" for name, ulp in entry.ulp.items()),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_backends(entries)])
+    versions = ", ".join(sorted({str(entry.numerics_version) for entry in entries}))
+    return "\n".join([*lines, "", f"{_backends(entries)} Numerics version {versions}."])
 
 
-def _backends(entries: list[Entry]) -> list[str]:
+def _code(text: str) -> str:
+    """Code in the cell of a table, where a bar must not end the cell."""
+    return f"`{text}`" if "|" not in text else f"<code>{escape(text).replace('|', '&#124;')}</code>"
+
+
+def _backends(entries: list[Entry]) -> str:
     """Which plans have which backends, a sentence for each set of them."""
     found: dict[str, list[str]] = {}
     for entry in entries:
         found.setdefault(", ".join(sorted(entry.backends)), []).append(f"`{entry.plan}`")
     if len(found) == 1:
-        return [f"Backends: {backends}." for backends in found]
-    return [f"Backends of {', '.join(plans)}: {backends}." for backends, plans in found.items()]
+        return f"Backends: {next(iter(found))}."
+    return " ".join(f"Backends of {', '.join(plans)}: {backends}." for backends, plans in found.items())
 
 
 def _result(plan: type[Any]) -> str:
     """What the plan computes: how the docstring of its op begins."""
     described = next(base for base in plan.__mro__ if "op" in vars(base) and base.__doc__)
-    return _escaped(re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0])
+    return re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0]
 
 
 def field_tables(*ops: str) -> str:
@@ -138,9 +145,9 @@ def _type(hint: Any) -> str:
 
 def error_table() -> str:
     """Each error, what else it is, and when it is raised."""
-    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
-    lines = ["| error | is also a | raised when |", "|---|---|---|"]
-    for kind in sorted(kinds, key=lambda kind: (len(kind.__mro__), kind.__name__)):
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    lines = ["| error | is also a | meaning |", "|---|---|---|"]
+    for kind in kinds:
         builtins = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins"]
         lines.append(f"| `hf.{kind.__name__}` | {', '.join(f'`{b}`' for b in builtins)} | {kind.__doc__} |")
     return "\n".join(lines)

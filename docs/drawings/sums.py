@@ -36,7 +36,7 @@ def _ordered() -> str:
         parts.append(svg.text(left + 115, 94, words, anchor="middle", size=11, colour="hf-muted"))
         parts.append(svg.arrow((left + 115, 100), (left + 115, 122), "hf-axis"))
         parts += _cells(left + 80, 126, [f"sum of chunk {number}"], 100)
-    parts.append(svg.text(748, 54, "…", anchor="end"))
+    parts.append(svg.text(746, 54, "…"))
     parts.append(
         svg.text(16, 180, "sums of chunks: the same again, in chunks of 32, until one is left", bold=True)
     )
