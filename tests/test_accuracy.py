@@ -25,7 +25,7 @@ from holdfast.core.case import Case
 from holdfast.core.contract import printed_bound
 from holdfast.core.dtypes import FLOATS
 from holdfast.ops.segment_sum.indexed import ordered_additions
-from holdfast.ops.tree_sum.segments import rounding_errors
+from holdfast.ops.tree_sum.blocks import rounding_errors
 from holdfast.proof.conformance import cases_of, execute, selected
 
 PLANS = hf.plans.all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 import holdfast as hf
 from holdfast.core.bits import canonical
 from holdfast.core.case import operands_of, poisoned_output
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Launch
 from holdfast.proof.conformance import gpu_way
 
@@ -237,13 +238,10 @@ def test_stream_of_another_device() -> None:
 # No quantization plan needs a workspace; the check belongs to the core, and is tried on a plan that does.
 
 
-@dataclass(eq=False)
+@arguments
 class CopyArgs(hf.plans.Args):
     x: torch.Tensor
-    y: torch.Tensor
-
-    def operands(self) -> tuple[torch.Tensor, ...]:
-        return self.y, self.x
+    y: Output
 
     def signature(self) -> Any:
         return (self.x.shape,), (self.y.data_ptr(), self.x.data_ptr())
@@ -262,10 +260,7 @@ class CopyKernel:
         return lambda stream, workspace, args, addresses: args.y.copy_(args.x)
 
 
-class CopyPlan(hf.plans.Plan[hf.plans.QuantizePerTensorDescriptor, CopyArgs]):
-    outputs = ("y",)
-    Args = CopyArgs
-
+class CopyPlan(hf.plans.Plan[hf.plans.QuantizePerTensorDescriptor, CopyArgs], abstract=True):
     def _refused_layout(self, args: CopyArgs) -> str:
         return ""
 

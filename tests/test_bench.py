@@ -25,6 +25,7 @@ from holdfast.core.dtypes import CODES
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.affine.benchmark import LAYOUTS
+from holdfast.ops.dequantize import bench as dequantization
 from holdfast.ops.fake_quantize import bench as fake_quantization
 from holdfast.ops.fake_quantize_learned import bench as learned
 from holdfast.ops.quantize import bench as quantization
@@ -114,9 +115,9 @@ def test_odd_sizes_are_refused(elements: str) -> None:
 
 
 def test_the_cases_are_all_there() -> None:
-    full = quantization.full_cases()
+    full = [*quantization.full_cases(), *dequantization.full_cases()]
     assert len(set(full)) == len(full)
-    for op in OPS:
+    for op in (*OPS, "dequantize"):
         for layout in LAYOUTS:
             pairs = [(c.real, c.codes, c.packed) for c in full if (c.op, c.label) == (op, layout)]
             assert pairs == [

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.core.declaration import Implementation
 from holdfast.core.plan import Launch
 from holdfast.ops.quantize.reference import Quantize
 from holdfast.proof import digests
@@ -166,7 +167,9 @@ class WrongQuantize(Quantize):
 
 
 def test_verify_exits_1_on_a_difference(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hf.plans.QuantizePerTokenPlan.kernels, "cpu", f"{__name__}:WrongQuantize")  # type: ignore[arg-type]
+    wrong = Implementation("cpu", f"{__name__}:WrongQuantize")
+    others = [way for way in hf.plans.QuantizePerTokenPlan.kernels if way.backend != "cpu"]
+    monkeypatch.setattr(hf.plans.QuantizePerTokenPlan, "kernels", [wrong, *others])
     shown = run(*ONE_PLAN, "--json", "-")
     assert shown.exit_code == 1
     found = json.loads(shown.stdout)

@@ -137,13 +137,13 @@ def test_tokens_are_read_once(backend: str, columns: int, monkeypatch: pytest.Mo
 
 
 def test_a_gpu_program_holds_tokens_of_32768() -> None:
+    from holdfast.core.segments import segments_by_memory
     from holdfast.core.strided import contiguous_strides
-    from holdfast.ops.choose_scale.segments import segments
 
     for columns, fits in ((8192, True), (32768, True), (32769, False)):
         shape = (64, columns)
         strides = contiguous_strides(shape)
-        walk = segments(hf.PerToken().view(shape), [strides, strides], (None, None))
+        walk = segments_by_memory(hf.PerToken().view(shape), [strides, strides], (None, None))
         assert (gpu.whole_tile(walk, gpu.PER_THREAD, 1) is not None) is fits
 
 

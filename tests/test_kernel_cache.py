@@ -58,7 +58,7 @@ def edit(path: Path, before: str, after: str) -> None:
 def test_a_constant_of_another_source_makes_a_new_kernel(copied: Path) -> None:
     assert run(LOADING, copied) == COMPILED
     assert run(LOADING, copied) == LOADED
-    edit(copied / "holdfast" / "ops" / "tree_sum" / "segments.py", "\nROWS = 16\n", "\nROWS = 8\n")
+    edit(copied / "holdfast" / "ops" / "tree_sum" / "blocks.py", "\nROWS = 16\n", "\nROWS = 8\n")
     assert run(LOADING, copied) == COMPILED
     assert len(list((copied / "cache").rglob("*_measure*.nbc"))) == 1  # that of the other sources is gone
 

@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
+from holdfast.core import torch_op
 from holdfast.core.deferred import Box
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.affine import torch_op
 from holdfast.proof.conformance import Difference, Way, cases_of, check, expected, selected
 
 SHAPE = (4, 6, 8)

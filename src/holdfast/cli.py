@@ -101,10 +101,13 @@ def explain(
     except (HoldfastError, RuntimeError) as error:
         _refuse(str(error))
     console.print(f"[bold]{kind.__name__}[/] {escape(descriptor.to_json())}", soft_wrap=True)
-    table = Table("backend", "verdict")
+    table = Table("implementation", "verdict")
+    taken = next(candidate for candidate in candidates if not candidate.reason)
     for candidate in candidates:
-        served = "runs" if candidate.backend == made.backend else "could run, but comes later"
-        table.add_row(candidate.backend, escape(candidate.reason or served))
+        way = getattr(made.kernel, "variant", "")
+        runs = f"runs, {way}" if way else "runs"
+        served = runs if candidate is taken else "could run, but comes later"
+        table.add_row(candidate.label, escape(candidate.reason or served))
     console.print(table)
     promise = made.precision_guarantee()
     errors = ", ".join(f"{name} within {printed_bound(ulp)} ULP" for name, ulp in promise.ulp.items())

@@ -93,7 +93,7 @@ def embedding_bag(plan: Any, rng: Rng) -> Problem:
     operands["indices"] = indices(rng, desc.shape, desc.rows)
     for name in ("weight", "dout", "per_sample_weights"):
         expected = desc.expected(name)
-        if expected is not None and name in desc.operands:
+        if expected is not None and name in plan.operands:
             operands[name] = real(rng, *expected, factors=2)
     return made(plan.__name__, desc, **operands)
 
@@ -120,7 +120,7 @@ def grid_sample(plan: Any, rng: Rng) -> Problem:
     operands: dict[str, Any] = {"grid": torch.from_numpy(grid).to(desc.grid_dtype)}
     for name in ("input", "dout"):
         expected = desc.expected(name)
-        if expected is not None and name in plan.tensors:
+        if expected is not None and name in plan.operands:
             operands[name] = real(rng, *expected, factors=2)
     return made(plan.__name__, desc, **operands)
 
@@ -132,7 +132,7 @@ def affine_grid(plan: Any, rng: Rng) -> Problem:
         align_corners=one_of(rng, [False, True]), dtype=one_of(rng, REALS),
     )  # fmt: skip
     read = "theta" if plan.direction == "forward" else "dgrid"
-    return made(plan.__name__, desc, **{read: real(rng, desc.expected(read), desc.dtype)})
+    return made(plan.__name__, desc, **{read: real(rng, *desc.expected(read))})
 
 
 def shaped(rng: Rng) -> tuple[tuple[int, ...], Granularity]:

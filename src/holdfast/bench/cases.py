@@ -19,3 +19,9 @@ def cpu_cases() -> list[Case]:
 def quick_cases() -> list[Case]:
     """A handful that shows each op."""
     return [case for module in ops.modules("bench") for case in module.quick_cases()]
+
+
+def host_cases() -> dict[str, Case]:
+    """What the time on the host is measured of."""
+    listed = [module.host_cases() for module in ops.modules("bench") if hasattr(module, "host_cases")]
+    return {name: case for own in listed for name, case in sorted(own.items(), reverse=True)}

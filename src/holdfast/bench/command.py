@@ -6,7 +6,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,15 +14,13 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from holdfast.bench.cases import cpu_cases, full_cases, quick_cases
+from holdfast.bench.cases import cpu_cases, full_cases, host_cases, quick_cases
 from holdfast.bench.check import differences
 from holdfast.bench.peers import kinds, peer
 from holdfast.bench.report import Report, Row, device_name
 from holdfast.bench.timing import copy_rate, host_seconds, release, side_by_side
 from holdfast.core.benchmark import Call, Case, NoPeer
 from holdfast.core.stream import Stream
-from holdfast.ops.fake_quantize.bench import FakeQuantizeCase
-from holdfast.ops.quantize.bench import QuantizeCase
 
 #: The size of a small tensor, for what a call costs the host.
 SMALL = 2**12
@@ -143,14 +140,8 @@ def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -
 
 def _host_costs(stream: Stream) -> dict[str, float]:
     """Microseconds until a call on a small tensor returns."""
-    case = QuantizeCase("quantize", "per tensor", torch.float32, torch.int8)
-    fake = FakeQuantizeCase("fake_quantize", "per tensor", torch.float32, torch.int8, function=True)
-    problem = case.problem(SMALL, stream)
-    tensors = problem.draw()
-    calls: dict[str, Call] = {
-        "plan.run": problem.call(tensors),
-        "hf.quantize": replace(case, function=True).problem(SMALL, stream).call(tensors),
-        "hf.fake_quantize": fake.problem(SMALL, stream).call(tensors),
-        "torch.relu": lambda: torch.relu(tensors["x"]),
-    }
+    problems = {name: case.problem(SMALL, stream) for name, case in host_cases().items()}
+    calls: dict[str, Call] = {name: problem.call(problem.draw()) for name, problem in problems.items()}
+    x = torch.randn(SMALL, device=stream.device)
+    calls["torch.relu"] = lambda: torch.relu(x)
     return {name: 1e6 * host_seconds(call) for name, call in calls.items()}

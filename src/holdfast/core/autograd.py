@@ -18,13 +18,14 @@ from torch.overrides import BaseTorchFunctionMode
 
 from holdfast.core.errors import InvalidArgs, Unsupported
 
+LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
+
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """For a backward that needs nothing."""
 
 
 def register_autograd(
-    library: torch.library.Library,
     name: str,
     backward: Callable[..., tuple[Any, ...]],
     *,
@@ -81,10 +82,10 @@ def register_autograd(
         with enable_single_level_autograd_function():
             return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
 
-    library.impl(name, kernel, "Autograd", with_keyset=True)
+    LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-def register_constant(library: torch.library.Library, name: str, *, integers: bool = False) -> None:
+def register_constant(name: str, *, integers: bool = False) -> None:
     """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
 
     In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
@@ -97,7 +98,7 @@ def register_constant(library: torch.library.Library, name: str, *, integers: bo
             _refuse_forward_mode(name, arguments)
         return below(keyset, arguments)
 
-    library.impl(name, kernel, "Autograd", with_keyset=True)
+    LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:

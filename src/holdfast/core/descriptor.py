@@ -16,9 +16,12 @@ from typing import Any, ClassVar, Self, cast
 import torch
 
 from holdfast.core.checks import shown
-from holdfast.core.dtypes import dtype_name, parse_dtype
+from holdfast.core.dtypes import Float, dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
+
+#: The shape and dtype that an operand must have.
+Expected = tuple[tuple[int, ...], torch.dtype]
 
 MAX_RANK = 8
 #: A tensor has fewer elements than this.
@@ -39,7 +42,10 @@ def whole_numbers(name: str, given: Any, example: tuple[int, ...]) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """What every descriptor has. ``select`` validates it; ``validate`` may be called before."""
+    """What every descriptor has. ``select`` validates it; ``validate`` may be called before.
+
+    A subclass has a field ``dtype``, or says what ``real`` and ``named_dtypes`` are.
+    """
 
     shape: tuple[int, ...]
 
@@ -55,6 +61,25 @@ class Descriptor:
     def empty(self) -> bool:
         """Whether there is no element to work on, so that nothing is compiled or launched."""
         return 0 in self.shape
+
+    def expected(self, name: str) -> Expected | None:
+        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
+        return self.shape, self.real.torch
+
+    @property
+    def real(self) -> Float:
+        """The floating dtype that sets the compute type."""
+        return float_dtype(cast(Any, self).dtype, "dtype")
+
+    @property
+    def compute(self) -> Float:
+        """The dtype that kernels compute in."""
+        return self.real.compute
+
+    @property
+    def named_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """The dtypes of the input and the output, as the SKU names them."""
+        return self.real.torch, self.real.torch
 
     def validate(self) -> None:
         """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
@@ -72,6 +97,7 @@ class Descriptor:
             raise InvalidDescriptor(
                 f"shape {shown(self.shape)} has more elements than any tensor; check its sizes."
             )
+        _ = self.real  # raises unless it is a floating dtype
 
     def to_json(self) -> str:
         """The descriptor as a JSON object; ``Descriptor.from_json`` reads it back."""

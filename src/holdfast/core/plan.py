@@ -7,29 +7,36 @@ by their dtypes, shapes and strides, so that a repeated call costs a look-up and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
 from holdfast.core import deferred, importing, registry
-from holdfast.core.checks import refused_kind, refused_memory, short_memory, shown
+from holdfast.core.checks import shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
+from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
 from holdfast.core.descriptor import Descriptor
+from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
-from holdfast.core.latest import Latest, Places, host_key, picked, rooms_of
+from holdfast.core.latest import Latest, Places, picked
+from holdfast.core.operands import (
+    NOWHERE,
+    Extents,
+    Operand,
+    addresses_of,
+    launch_key,
+    misalignment_of,
+    places_of,
+    refused_output,
+    refused_place,
+    refused_places,
+    refused_tensor,
+)
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.core.strided import overlaps_itself, span
-
-#: Places that no operands are at.
-NOWHERE: Places = ((), ())
-
-#: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
-Operand = torch.Tensor | float | int | None
 
 _increment_version = torch._C._increment_version
 _NO_STREAM = object()
@@ -39,24 +46,39 @@ Signature = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
 class Args:
-    """The tensors of one run. Each subclass is a dataclass and says what its operands are."""
+    """The tensors of one run. ``core.declaration.arguments`` says what a subclass declares."""
 
     __slots__ = ()
+
+    #: The names of the operands that are written, of those that are read, and of the options.
+    outputs: ClassVar[tuple[str, ...]]
+    inputs: ClassVar[tuple[str, ...]]
+    flags: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def described(cls, desc: Descriptor) -> Self:
+        """Args of contiguous tensors without memory, to prepare a kernel for what they are like."""
+        expected = {name: desc.expected(name) for name in (*cls.outputs, *cls.inputs)}
+        made: dict[str, Any] = {
+            name: found and torch.empty(found[0], dtype=found[1], device="meta")
+            for name, found in expected.items()
+        }
+        return cls(**made)
 
     def operands(self) -> tuple[Operand, ...]:
         """What the kernel reads and writes, the outputs first."""
         raise NotImplementedError
 
     def options(self) -> tuple[bool, ...]:
-        """What a launch depends on besides its operands: truths, such as ``accumulate``."""
+        """What a launch depends on besides its operands: flags, such as ``accumulate``."""
         return ()
 
     def signature(self) -> Signature:
         """What a launch depends on, and the addresses of its operands."""
         operands = self.operands()
-        addresses = _addresses(operands)
+        addresses = addresses_of(operands)
         options = tuple((type(option), option) for option in self.options())
-        key = (_misalignment(addresses), options, *(_described(operand) for operand in operands))
+        key = (misalignment_of(addresses), options, *(launch_key(operand) for operand in operands))
         return key, tuple(addresses)
 
 
@@ -87,6 +109,10 @@ class DescribedKernel(Generic[D]):
 
     workspace_size = 0
     cuts: tuple[Pieces, ...] = ()
+    #: The framework's operator that sorts for this kernel, with scratch memory of its own; "" for none.
+    sorted_by = ""
+    #: Which of its ways the kernel takes for this problem, where it has several; ``explain`` prints it.
+    variant = ""
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc
@@ -101,62 +127,24 @@ class DescribedKernel(Generic[D]):
         """Nothing, where there is no compiler."""
 
 
-def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
-    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or nothing."""
-    reason = refused_kind(name, tensor)
-    if reason:
-        return reason
-    if tensor.is_neg():
-        return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
-    if tensor.device != device:
-        return f"{name} is on {tensor.device} and the plan runs on {device}; move it there."
-    return refused_memory(name, tensor)
-
-
-def refused_tensor(name: str, tensor: Any, expected: tuple[tuple[int, ...], torch.dtype] | None) -> str:
-    """Why ``tensor`` is not what the descriptor asks for; if nothing is expected, there must be none."""
-    if expected is None:
-        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
-    if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-    shape, dtype = expected
-    if tensor.dtype != dtype:
-        return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
-    if tuple(tensor.shape) != shape:
-        return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
-    return ""
-
-
 @dataclass(frozen=True)
 class Candidate:
-    """A backend as ``select`` saw it: usable, or not for ``reason``."""
+    """An implementation as ``select`` saw it: usable, or not for ``reason``."""
 
     backend: str
     reason: str = ""
+    way: Implementation | None = None
 
-
-@dataclass
-class _Extents:
-    """The bytes that each operand reaches over; for each tensor its position, these bytes, its itemsize."""
-
-    of_operands: tuple[int, ...]
-    of_tensors: tuple[tuple[int, int, int], ...]
-
-    @classmethod
-    def of(cls, operands: Sequence[Operand]) -> Self:
-        tensors = [(i, operand) for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
-        sizes = {i: tensor.element_size() for i, tensor in tensors}
-        reached = {i: span(tensor.shape, tensor.stride()) * sizes[i] for i, tensor in tensors}
-        return cls(
-            tuple(reached.get(i, 0) for i in range(len(operands))),
-            tuple((i, reached[i], sizes[i]) for i, _ in tensors),
-        )
+    @property
+    def label(self) -> str:
+        """The backend, and the name of the implementation where there are several."""
+        return f"{self.backend} {self.way.name}" if self.way and self.way.name else self.backend
 
 
 @dataclass
 class _Admitted(Generic[A]):
     launch: Launch[A] | None
-    extents: _Extents
+    extents: Extents
     misalignment: tuple[int, ...]
     #: Places that were found to fit: all memory is there, and no output is in that of another operand.
     fit: Places
@@ -166,63 +154,55 @@ class _Admitted(Generic[A]):
     written: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
-
-def _addresses(operands: Sequence[Operand]) -> list[int]:
-    return [_address(operand) if isinstance(operand, torch.Tensor) else 0 for operand in operands]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    if type(tensor) not in _PLAIN and refused_memory("", tensor):
-        raise TypeError  # a tensor in name only, whose address would be a lie
-    return tensor.data_ptr()
-
-
-def _rooms(operands: Sequence[Operand]) -> list[int]:
-    return rooms_of(operand for operand in operands if isinstance(operand, torch.Tensor))
-
-
-def _misalignment(addresses: Sequence[int]) -> tuple[int, ...]:
-    """How far each address is from a multiple of 16, nothing if all are one: kernels make use of that."""
-    if not reduce(or_, addresses, 0) & 15:
-        return ()
-    return tuple(address & 15 for address in addresses)
-
-
-def _described(operand: Operand) -> Any:
-    """What a launch depends on in an operand."""
-    if isinstance(operand, torch.Tensor):
-        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
-        return operand.dtype, operand.shape, operand.stride(), operand.device, kind
-    return type(operand), host_key(operand)
-
-
 class Plan(Generic[D, A]):
-    """One problem on one device, with a kernel picked for it."""
+    """One problem on one device, with a kernel picked for it.
+
+    A subclass is named for its op, as ``core.declaration`` tells, and says what ``ulp`` is. All else has a
+    default. ``abstract=True`` leaves it out of the registry.
+    """
 
     op: ClassVar[str]
     direction: ClassVar[Direction]
-    outputs: ClassVar[tuple[str, ...]]
     Descriptor: ClassVar[type[Descriptor]]
     Args: ClassVar[type[Args]]
-    #: Which class implements the plan on each backend, as "module:class"; imported when picked.
-    kernels: ClassVar[Mapping[str, str]]
+    #: The names of the operands, outputs first; and of the outputs and inputs among them.
+    operands: ClassVar[tuple[str, ...]]
+    outputs: ClassVar[tuple[str, ...]]
+    inputs: ClassVar[tuple[str, ...]]
+    #: The implementations, best first on each backend.
+    kernels: ClassVar[Sequence[Implementation]]
     #: The module that lists the named inputs of this plan.
     cases: ClassVar[str]
 
     #: How many combinations of strides and dtypes a plan remembers before it starts anew.
     _remembered: ClassVar[int] = 256
 
-    def __init_subclass__(cls) -> None:
-        if "Descriptor" in cls.__dict__:
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        own, bound = vars(cls), bound_types(cls)
+        if bound is not None:
+            op, direction, kernel = name_of_op(cls.__name__)
+            declared = {"op": op, "direction": direction, "Descriptor": bound[0], "Args": bound[1]}
+            declared |= {
+                "cases": f"{cls.__module__.rpartition('.')[0]}.cases",
+                "kernels": on_backends(kernel),
+            }
+            for name, value in declared.items():
+                if name not in own:
+                    setattr(cls, name, value)
+            cls.outputs, cls.inputs = cls.Args.outputs, cls.Args.inputs
+            cls.operands = (*cls.outputs, *cls.inputs)
+            cls.kernels = resolved(cls.__module__, cls.kernels)
+        if "Descriptor" in own and not abstract:
             registry.register_plan(cls)
 
-    def __init__(self, descriptor: D, device: torch.device, backend: str, kernel: Kernel[A]) -> None:
+    def __init__(
+        self, descriptor: D, device: torch.device, backend: str, kernel: Kernel[A], implementation: str = ""
+    ) -> None:
         self.descriptor = descriptor
         self.device = device
         self.backend = backend
         self.kernel = kernel
+        self.implementation = implementation
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
         self._latest: Latest[_Admitted[A]] | None = None
         self._stream: object = _NO_STREAM  # the one that the last run was on
@@ -243,55 +223,92 @@ class Plan(Generic[D, A]):
         desc.validate()
         candidates = cls.consider(stream, desc, pref)
         for candidate in candidates:
-            if not candidate.reason:
-                kernel = cls._kernel(candidate.backend, desc, stream.device)
+            if candidate.way is not None and not candidate.reason:
+                kernel = cls._made(candidate.way, desc, stream.device)
                 if pref.precompile and not desc.empty:
                     kernel.compile()
-                return cls(desc, stream.device, candidate.backend, kernel)
-        reasons = "; ".join(f"{candidate.backend}: {candidate.reason}" for candidate in candidates)
+                return cls(desc, stream.device, candidate.backend, kernel, candidate.way.name)
+        reasons = "; ".join(f"{candidate.label}: {candidate.reason}" for candidate in candidates)
         raise Unsupported(f"{cls.__name__} has no kernel for this on {stream.device}. {reasons}.")
 
     @classmethod
     def consider(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> list[Candidate]:
-        """Every backend with the reason why it would not be picked; the first without one is."""
+        """Every implementation with the reason why it would not be picked; the first without one is."""
         pref = pref or PlanPreference()
         known = registry.backends()
-        candidates = [
-            Candidate(name, cls._why_not(backend, stream, desc, pref)) for name, backend in known.items()
-        ]
+        candidates = []
+        for name, backend in known.items():
+            ways = cls.implementations(name)
+            if not ways:
+                candidates.append(Candidate(name, "has no kernel for this plan"))
+            for way in ways:
+                candidates.append(Candidate(name, cls._why_not(backend, way, stream, desc, pref), way))
         if pref.backend is not None and pref.backend not in known:
             reason = f"no such backend; the preference may name {', '.join(known)} or None"
             candidates.append(Candidate(str(pref.backend), reason))
         return candidates
 
     @classmethod
-    def _why_not(cls, backend: registry.Backend, stream: Stream, desc: D, pref: PlanPreference) -> str:
+    def _why_not(
+        cls, backend: registry.Backend, way: Implementation, stream: Stream, desc: D, pref: PlanPreference
+    ) -> str:
         if pref.backend is not None and pref.backend != backend.name:
             return f"the preference asks for {pref.backend}"
-        if backend.name not in cls.kernels:
-            return "has no kernel for this plan"
         reason = backend.why_not(stream.device)
-        if reason is None and pref.max_workspace_bytes is not None:
-            needed = cls._kernel(backend.name, desc, stream.device).workspace_size
+        if reason is None and way.why_not is not None:
+            reason = way.why_not(desc, stream.device, pref)
+        if not reason and pref.max_workspace_bytes is not None:
+            needed = cls._made(way, desc, stream.device).workspace_size
             if needed > pref.max_workspace_bytes:
                 return f"needs {needed} bytes of workspace and {pref.max_workspace_bytes} are allowed"
         return reason or ""
 
     @classmethod
+    def implementations(cls, backend: str) -> list[Implementation]:
+        """The implementations on a backend, best first."""
+        return [way for way in cls.kernels if way.backend == backend]
+
+    @classmethod
     def _kernel(cls, backend: str, desc: D, device: torch.device) -> Kernel[A]:
-        return cast(Kernel[A], importing.load(cls.kernels[backend])(desc, device))
+        return cls._made(cls.implementations(backend)[0], desc, device)
+
+    @classmethod
+    def _made(cls, way: Implementation, desc: D, device: torch.device) -> Kernel[A]:
+        return cast(Kernel[A], importing.load(way.place)(desc, device))
+
+    def mode(self) -> str:
+        """The variant of the op, as the SKU names it."""
+        return ""
+
+    def ulp(self) -> dict[str, float]:
+        """The bound of each output's error; ``PrecisionGuarantee`` tells in which units."""
+        raise NotImplementedError
 
     def sku(self) -> KernelSku:
         """Which kernel was picked."""
-        raise NotImplementedError
+        desc, kernel = self.descriptor, self.kernel
+        named = (self.mode(), self.implementation, getattr(kernel, "sorted_by", ""))
+        input_dtype, output_dtype = map(dtype_name, desc.named_dtypes)
+        return KernelSku(
+            op=self.op,
+            direction=self.direction,
+            mode=", ".join(filter(None, named)),
+            input_dtype=input_dtype,
+            output_dtype=output_dtype,
+            backend=self.backend,
+            architecture=registry.backends()[self.backend].architecture(self.device),
+            index_dtype=dtype_name(getattr(desc, "index_dtype", torch.int64)),
+        )
 
     def precision_guarantee(self) -> PrecisionGuarantee:
         """What the kernel promises."""
-        raise NotImplementedError
+        compute = self.descriptor.compute.name
+        return PrecisionGuarantee(compute, compute, ulp=self.ulp())
 
     def bytes_moved(self) -> int:
         """The fewest bytes that a run must read and write: the floor of its time."""
-        raise NotImplementedError
+        expected = filter(None, map(self.descriptor.expected, self.operands))
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in expected)
 
     def workspace_size(self) -> int:
         """The bytes of workspace that ``run`` needs."""
@@ -319,7 +336,11 @@ class Plan(Generic[D, A]):
         else:
             reason = self._refused_values(args)
             if not reason and (places is not admitted.fit or scratch != admitted.scratch):
-                reason = self._refused_places(args, operands, places, admitted.extents, scratch, admitted.fit)
+                workspace_at = (scratch, needed)
+                reason = refused_places(
+                    self.operands, len(self.outputs), operands, places, admitted.extents, workspace_at,
+                    admitted.fit,
+                )  # fmt: skip
                 admitted.fit, admitted.scratch = places, scratch
             if reason:
                 admitted.fit = NOWHERE
@@ -352,16 +373,15 @@ class Plan(Generic[D, A]):
                 admitted = latest.prepared
                 if places == admitted.fit:
                     return admitted, admitted.fit
-                if admitted.misalignment == _misalignment(places[0]):
+                if admitted.misalignment == misalignment_of(places[0]):
                     return admitted, places
-            key, addresses = args.signature()
-            remembered = self._admitted.get(key)
-            rooms = _rooms(operands)
+            remembered = self._admitted.get(args.signature()[0])
+            places = places_of(operands)
         except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
             raise InvalidArgs(self._refusal(args)) from None
         if remembered is not None:
             self._latest = Latest.of(remembered, operands, options)
-        return remembered, (list(addresses), rooms)
+        return remembered, places
 
     def _admit(self, args: A, scratch: int) -> _Admitted[A]:
         reason = self._refusal(args, scratch)
@@ -373,9 +393,9 @@ class Plan(Generic[D, A]):
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
         admitted = _Admitted(
             launch,
-            _Extents.of(operands),
-            _misalignment(addresses),
-            (list(addresses), _rooms(operands)),
+            Extents.of(operands),
+            misalignment_of(addresses),
+            places_of(operands),
             scratch,
             picked(outputs),
         )
@@ -388,10 +408,10 @@ class Plan(Generic[D, A]):
         """Why these args cannot be run, or nothing. ``scratch`` is the address of the workspace."""
         if type(args) is not self.Args:
             return f"{type(self).__name__} was given {type(args).__name__}; it takes {self.Args.__name__}."
-        for option in args.options():
+        for name, option in zip(self.Args.flags, args.options(), strict=True):
             if not isinstance(option, bool):
-                return f"accumulate is {shown(option)}; it must be True or False."
-        for name in _names(args):
+                return f"{name} is {shown(option)}; it must be True or False."
+        for name in self.operands:
             operand = getattr(args, name)
             if isinstance(operand, torch.Tensor):
                 reason = refused_place(name, operand, self.device)
@@ -402,68 +422,26 @@ class Plan(Generic[D, A]):
             return reason
         for name in self.outputs:
             out = getattr(args, name)
-            if out is not None and overlaps_itself(out.shape, out.stride()):
-                return (
-                    f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
-                    "elements share memory; outputs must not overlap themselves. Allocate it anew."
-                )
+            reason = "" if out is None else refused_output(name, out)
+            if reason:
+                return reason
         operands = args.operands()
-        places = (_addresses(operands), _rooms(operands))
-        return self._refused_places(args, operands, places, _Extents.of(operands), scratch)
+        places, reached = places_of(operands), Extents.of(operands)
+        workspace = (scratch, self.kernel.workspace_size)
+        return refused_places(self.operands, len(self.outputs), operands, places, reached, workspace)
 
     def _refused_layout(self, args: A) -> str:
-        """Why shapes, dtypes or devices do not fit the descriptor, or nothing."""
-        raise NotImplementedError
+        """Why an operand does not fit the descriptor, or nothing."""
+        reasons = (self._refused_operand(name, getattr(args, name)) for name in self.operands)
+        return next(filter(None, reasons), "")
+
+    def _refused_operand(self, name: str, operand: Any) -> str:
+        """Why ``operand`` is not what the descriptor expects of the one called ``name``, or nothing."""
+        return refused_tensor(name, operand, self.descriptor.expected(name))
 
     def _refused_values(self, args: A) -> str:
         """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
         return ""
-
-    def _refused_places(
-        self,
-        args: A,
-        operands: Sequence[Operand],
-        places: Places,
-        reached: _Extents,
-        scratch: int,
-        known: Places = NOWHERE,
-    ) -> str:
-        """Why memory is missing, or written twice, or nothing. What is where it was ``known`` to be fits."""
-        addresses, rooms = places
-        before, rooms_before = known
-        for nth, (i, extent, itemsize) in enumerate(reached.of_tensors):
-            room = rooms[nth]
-            if before and addresses[i] == before[i] and room == rooms_before[nth]:
-                continue
-            tensor: Any = operands[i]
-            if extent and (tensor.storage_offset() * itemsize + extent > room or not addresses[i]):
-                return short_memory(_name_of(args, tensor), tensor, extent)
-        extents = reached.of_operands
-        for i, name in enumerate(self.outputs):
-            start = addresses[i]
-            end = start + extents[i]
-            for other in range(i + 1, len(extents)):
-                if addresses[other] < end and start < addresses[other] + extents[other]:
-                    return (
-                        f"{name} shares memory with another argument; an output must have memory of its own. "
-                        "Allocate it with torch.empty_like."
-                    )
-        size = self.kernel.workspace_size if scratch else 0
-        for address, extent in zip(addresses, extents, strict=True):
-            if address < scratch + size and scratch < address + extent:
-                return (
-                    "the workspace shares memory with an argument; it must have memory of its own. Allocate "
-                    "it with Workspace.allocate."
-                )
-        return ""
-
-
-def _names(args: Args) -> Sequence[str]:
-    return tuple(type(args).__dataclass_fields__)  # type: ignore[attr-defined]
-
-
-def _name_of(args: Args, operand: Operand) -> str:
-    return next(name for name in _names(args) if getattr(args, name) is operand)
 
 
 #: Any plan class.

@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from holdfast.core.torch_op import define
 from holdfast.nn.recomputation import current_pass
-from holdfast.ops.affine.torch_op import define
 
 
 class Stateful(Protocol):

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from holdfast.ops.affine.torch_op import define
+from holdfast.core.torch_op import define
 
 
 def _next(state, observed, accepted, momentum):

@@ -59,7 +59,7 @@ def entry(plan: AnyPlan) -> Entry:
         op=plan.op,
         direction=plan.direction,
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
-        backends=list(plan.kernels),
+        backends=list(dict.fromkeys(way.backend for way in plan.kernels)),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
         compute_dtypes=sorted({promise.compute_dtype for promise in promises}),
         accumulator_dtypes=sorted({promise.accumulator_dtype for promise in promises}),

@@ -23,22 +23,6 @@ from holdfast.core.granularity import (
 )
 
 
-def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The rule that calls once for each sample: what is found in one never depends on another."""
-
-    def rule(info, in_dims, *arguments):
-        found = [
-            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        if isinstance(found[0], tuple):
-            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
-            return stacked, (0,) * len(stacked)
-        return torch.stack(found), 0
-
-    return rule
-
-
 def batched(
     call: Callable[..., torch.Tensor],
     samples: int,

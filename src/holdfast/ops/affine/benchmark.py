@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
 
-from holdfast.core.benchmark import Case, Problem, Tensors
+from holdfast.core.benchmark import Case, NoPeer, Problem, Tensors
+from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import CODES, Code, dtype_name
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.core.registry import plans
+from holdfast.core.stream import Stream
 from holdfast.ops.affine.plan import AffinePlan
 
 INT4 = CODES["int4"].torch
@@ -87,7 +91,7 @@ class ScaledProblem(Problem):
     @property
     def seasoned(self) -> tuple[str, ...]:
         inputs = (name for name in self.plan.tensors if name not in self.plan.outputs)
-        return tuple(name for name in inputs if self.plan.expected(name)[1].is_floating_point)
+        return tuple(name for name in inputs if self.plan.descriptor.expected(name)[1].is_floating_point)
 
     def draw(self) -> Tensors:
         """About one in twenty values is out of range."""
@@ -97,7 +101,7 @@ class ScaledProblem(Problem):
         least, most = self.case.code.code_range
         tensors: Tensors = {}
         for name in self.plan.tensors:
-            shape, dtype = self.plan.expected(name)
+            shape, dtype = self.plan.descriptor.expected(name)
             if name in self.plan.outputs:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             elif dtype.is_floating_point:
@@ -160,3 +164,83 @@ def fake_quantizer(
         return lambda: torch.fake_quantize_per_channel_affine(x, scale, zero, axis, -128, 127)
     s, z = scale.item(), int(zero.item())
     return lambda: torch.fake_quantize_per_tensor_affine(x, s, z, -128, 127)
+
+
+@dataclass(frozen=True)
+class CodesCase(ScaledCase):
+    """One row of quantize or dequantize, or of a gradient of one. ``op`` names the plan."""
+
+    @property
+    def name(self) -> str:
+        real = "bf16" if self.real == torch.bfloat16 else "f32"
+        codes = ("packed " if self.packed else "") + dtype_name(self.codes)
+        pair = f"{codes} to {real}" if self.op == "dequantize" else f"{real} to {codes}"
+        return f"{'hf.' if self.function else ''}{self.op} {self.label}, {pair}"
+
+    @property
+    def backward(self) -> bool:
+        return self.op.endswith("backward")
+
+    def plan(self, elements: int, stream: Stream, backend: str | None) -> AffinePlan[Any, Any]:
+        """The plan of this case, for a tensor of so many elements."""
+        op = self.op.split()[0].capitalize()
+        plan = plans()[f"{op}{type(self.granularity).__name__}{'Backward' if self.backward else ''}Plan"]
+        fields: dict[str, Any] = asdict(cast(Any, self.granularity))
+        fields["shape"] = self.shape(elements)
+        ends = (self.codes, self.real) if self.op == "dequantize" else (self.real, self.codes)
+        fields["input_dtype"], fields["output_dtype"] = ends
+        if not self.backward:
+            fields["packed"] = self.packed
+        preference = PlanPreference(backend=backend, precompile=False)
+        selected = plan.select(stream, plan.Descriptor(**fields), preference)
+        assert isinstance(selected, AffinePlan)
+        return selected
+
+
+def quantizer(case: ScaledCase, x: torch.Tensor, tensors: Tensors) -> Callable[[], torch.Tensor]:
+    """torch's quantization of ``x`` to a quantized tensor, if torch has one for this case."""
+    granularity = case.granularity
+    if x.dtype != torch.float32:
+        raise NoPeer("torch quantizes float32 alone")
+    scale, zero = tensors["scale"], torch_zero_point(case, tensors)
+    if isinstance(granularity, PerTensor):
+        return partial(torch.quantize_per_tensor, x, scale.item(), int(zero.item()), torch.qint8)
+    assert isinstance(granularity, PerChannel)
+    return partial(torch.quantize_per_channel, x, scale, zero, granularity.axis % x.dim(), torch.qint8)
+
+
+def torch_zero_point(case: ScaledCase, tensors: Tensors) -> torch.Tensor:
+    """The zero point as torch's operators take it. Raises ``NoPeer`` where torch has no operator."""
+    if not isinstance(case.granularity, PerTensor | PerChannel):
+        raise NoPeer("torch has no operator for this granularity")
+    if case.codes != torch.int8:
+        raise NoPeer(f"torch has no operator that makes {case.codes}")
+    given: torch.Tensor | None = tensors["zero_point"]
+    return torch.zeros_like(tensors["scale"], dtype=torch.int32) if given is None else given
+
+
+#: The dtypes that every op with codes is timed with: of real numbers, of codes, and whether these are packed.
+PAIRS = (
+    (torch.float32, torch.int8, False),
+    (torch.bfloat16, torch.int8, False),
+    (torch.bfloat16, INT4, True),
+)
+
+
+def full_rows(make: Callable[..., Case], op: str) -> list[Any]:
+    """Every layout and dtype pair, symmetric; and the common ones with a zero point."""
+    symmetric = [make(op, layout, *pair) for layout in LAYOUTS for pair in PAIRS]
+    affine = [
+        make(op, layout, real, codes, packed, zero_point=True)
+        for layout in ("per tensor", "per channel, axis 0")
+        for real, codes, packed in (PAIRS[0], PAIRS[2])
+    ]
+    return symmetric + affine
+
+
+def cpu_rows(make: Callable[..., Case], op: str) -> list[Any]:
+    """One pair of dtypes at every layout; packed codes and a zero point once."""
+    f32, bf16, int8 = torch.float32, torch.bfloat16, torch.int8
+    plain = [make(op, layout, f32, int8) for layout in LAYOUTS]
+    packed = make(op, "per group of 32", bf16, INT4, packed=True)
+    return [*plain, packed, make(op, "per channel, axis 0", f32, int8, zero_point=True)]

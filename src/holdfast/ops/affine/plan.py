@@ -15,21 +15,20 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from holdfast.core.checks import shown
-from holdfast.core.contract import KernelSku, PrecisionGuarantee
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Descriptor, Expected
 from holdfast.core.dtypes import (
     ZERO_POINT_LIMIT,
     Code,
     CodeCarrier,
     Float,
     code_dtype,
-    dtype_name,
     float_dtype,
 )
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
-from holdfast.core.plan import Args, DescribedKernel, Operand, Plan
-from holdfast.core.registry import backends
+from holdfast.core.operands import Operand, refused_dtype, refused_tensor
+from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.core.strided import Space, coalesce
 
 Scale = torch.Tensor | float
@@ -57,9 +56,13 @@ class ScaledDescriptor(Descriptor):
         raise NotImplementedError
 
     @property
+    def named_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        return self.input_dtype, self.output_dtype
+
+    @property
     def real(self) -> Float:
         """The dtype of the real side, which sets the compute type."""
-        raise NotImplementedError
+        return float_dtype(self.input_dtype, "input_dtype")
 
     @property
     def per_byte(self) -> int:
@@ -70,9 +73,8 @@ class ScaledDescriptor(Descriptor):
     def view(self) -> ScaleView:
         return self.granularity.view(self.shape)
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype that the operand called ``name`` must have."""
-        raise NotImplementedError
+    def expected(self, name: str) -> Expected:
+        return self.shape, self.input_dtype
 
     def validate(self) -> None:
         super().validate()
@@ -150,10 +152,6 @@ class IntoCodes(AffineDescriptor):
     q_max: int | None
 
     @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
-
-    @property
     def codes(self) -> CodeCarrier:
         return code_dtype(self.output_dtype, "output_dtype")
 
@@ -172,27 +170,23 @@ class IntoCodes(AffineDescriptor):
         validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class StraightThroughArgs(Args):
     """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
 
     dy: torch.Tensor
     x: torch.Tensor
     scale: Scale
-    dx: torch.Tensor
+    dx: Output
     zero_point: ZeroPoint = None
     accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dx, self.dy, self.x, self.scale, self.zero_point
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverTensor:
     """One scale for the whole tensor."""
+
+    spelling: ClassVar[str] = "PerTensor"
 
     @property
     def granularity(self) -> Granularity:
@@ -202,6 +196,8 @@ class OverTensor:
 @dataclass(frozen=True, kw_only=True)
 class OverChannels:
     """One scale for each index of ``axis``."""
+
+    spelling: ClassVar[str] = "PerChannel"
 
     axis: int
 
@@ -214,6 +210,8 @@ class OverChannels:
 class OverTokens:
     """One scale for each row of the last axis."""
 
+    spelling: ClassVar[str] = "PerToken"
+
     @property
     def granularity(self) -> Granularity:
         return PerToken()
@@ -223,12 +221,32 @@ class OverTokens:
 class OverGroups:
     """One scale for each ``group_size`` neighbours along ``axis``."""
 
+    spelling: ClassVar[str] = "PerGroup"
+
     group_size: int
     axis: int = -1
 
     @property
     def granularity(self) -> Granularity:
         return PerGroup(self.group_size, self.axis)
+
+
+def granular(plan: type[AffinePlan[Any, Any]]) -> None:
+    """Give the module of ``plan`` its spelling for each granularity: descriptor, args and plan.
+
+    ``QuantizeBackwardPlan`` becomes ``QuantizePerTensorBackwardPlan`` and so on.
+    """
+    op, backward = plan.__name__.removesuffix("Plan"), ""
+    if op.endswith("Backward"):
+        op, backward = op.removesuffix("Backward"), "Backward"
+    for over in (OverTensor, OverChannels, OverTokens, OverGroups):
+        name = f"{op}{over.spelling}{backward}"
+        about = {"__module__": plan.__module__, "__doc__": f"{op}{backward}, {str(over.__doc__).lower()}"}
+        descriptor: Any = type(f"{name}Descriptor", (over, plan.Descriptor), dict(about))
+        descriptor = dataclass(frozen=True, kw_only=True)(descriptor)
+        made = type(f"{name}Plan", (plan,), {**about, "Descriptor": descriptor})
+        for spelling, kind in (("Descriptor", descriptor), ("Args", plan.Args), ("Plan", made)):
+            setattr(sys.modules[plan.__module__], name + spelling, kind)
 
 
 D = TypeVar("D", bound=ScaledDescriptor)
@@ -239,63 +257,43 @@ class AffineKernel(DescribedKernel[D]):
     """A kernel of an affine op, on any backend."""
 
 
+#: The operands that have a value for each scale. All others have the shape of the tensor.
+PER_SCALE = frozenset(("scale", "zero_point", "dscale", "dzero_point", "low", "high"))
+
+
 class AffinePlan(Plan[D, A]):
     """The checks and statements that every affine plan makes."""
 
     #: The operands that have the shape of the tensor, in kernel order; codes may be packed.
     tensors: ClassVar[tuple[str, ...]]
 
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        super().__init_subclass__(abstract)
+        cls.tensors = tuple(name for name in getattr(cls, "operands", ()) if name not in PER_SCALE)
+
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._scale_floor, self._scale_ceiling = _scale_limits(self.descriptor.real.compute)
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """The shape and dtype that the operand called ``name`` must have."""
-        return self.descriptor.expected(name)
-
-    def sku(self) -> KernelSku:
+    def mode(self) -> str:
         desc = self.descriptor
-        return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=desc.granularity.name.partition(":")[0] + ("_packed" if desc.per_byte > 1 else ""),
-            input_dtype=dtype_name(desc.input_dtype),
-            output_dtype=dtype_name(desc.output_dtype),
-            backend=self.backend,
-            architecture=backends()[self.backend].architecture(self.device),
-        )
-
-    def precision_guarantee(self) -> PrecisionGuarantee:
-        compute = self.descriptor.real.compute.name
-        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
-
-    def _ulp(self) -> dict[str, float]:
-        raise NotImplementedError
+        return desc.granularity.name.partition(":")[0] + ("_packed" if desc.per_byte > 1 else "")
 
     def bytes_moved(self) -> int:
-        moved = 4 * self.descriptor.view.scale_count
-        for name in self.tensors:
-            shape, dtype = self.expected(name)
-            moved += math.prod(shape) * dtype.itemsize
-        return moved
+        expected = map(self.descriptor.expected, self.tensors)
+        moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in expected)
+        return moved + 4 * self.descriptor.view.scale_count
 
-    def _refused_layout(self, args: A) -> str:
-        for name in self.tensors:
-            reason = self._refused_tensor(name, getattr(args, name))
-            if reason:
-                return reason
-        reason = self._refused_scale(args.scale)  # type: ignore[attr-defined]
-        return reason or self._refused_zero_point(getattr(args, "zero_point", None))
+    def _refused_operand(self, name: str, operand: Any) -> str:
+        shape, dtype = self.descriptor.expected(name)
+        if name not in PER_SCALE:
+            return refused_tensor(name, operand, (shape, dtype)) or self._refused_packing(name, operand)
+        if name in self.outputs:
+            return refused_dtype(name, operand, dtype) or self._refused_per_scale(name, operand)
+        return self._refused_scale(operand) if name == "scale" else self._refused_zero_point(operand)
 
-    def _refused_tensor(self, name: str, tensor: Any) -> str:
-        shape, dtype = self.expected(name)
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-        if tensor.dtype != dtype:
-            return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
-        if tuple(tensor.shape) != shape:
-            return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
-        packed = self.descriptor.per_byte > 1 and dtype == torch.uint8
+    def _refused_packing(self, name: str, tensor: torch.Tensor) -> str:
+        packed = self.descriptor.per_byte > 1 and tensor.dtype == torch.uint8
         if packed and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             return (
                 f"{name} has strides {tuple(tensor.stride())}; packed codes must lie side by side along the "

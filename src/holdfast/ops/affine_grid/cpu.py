@@ -19,6 +19,7 @@ from holdfast.core.pieces import Pieces, first_address, step_of
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu_walk import load_run, load_span, number, size_of, store_run, store_span, table_of
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -27,13 +28,11 @@ from holdfast.ops.affine_grid.plan import (
     D,
     MapKernel,
 )
-from holdfast.ops.grid_sample.cpu_channel_vectors import load_span, size_of, store_span
-from holdfast.ops.segment_sum.cpu import load_run, number, store_run, table_of
 from holdfast.ops.segment_sum.indexed import loops
-from holdfast.ops.tree_sum import segments
-from holdfast.ops.tree_sum.segments import blocks_of
+from holdfast.ops.tree_sum import blocks
+from holdfast.ops.tree_sum.blocks import blocks_of
 
-LANES, BLOCK = segments.LANES, segments.BLOCK
+LANES, BLOCK = blocks.LANES, blocks.BLOCK
 #: Bytes of a row of scratch, and from one to the next: as many places as the tree sum has lanes.
 _ROW_BYTES = LANES * 8
 ROW = step_of(_ROW_BYTES)

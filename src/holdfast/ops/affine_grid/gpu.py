@@ -27,9 +27,9 @@ from holdfast.ops.affine_grid.plan import (
     MapKernel,
 )
 from holdfast.ops.grid_sample.gpu_coordinates import offset_of, split
-from holdfast.ops.tree_sum import segments as cut
+from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import halved, rows_inside
-from holdfast.ops.tree_sum.segments import blocks_of
 
 LANES = tl.constexpr(cut.LANES)
 ROWS = tl.constexpr(cut.ROWS)
@@ -142,16 +142,11 @@ def _constants(desc: MapDescriptor) -> dict[str, Any]:
     }
 
 
-def _like(desc: MapDescriptor, name: str) -> torch.Tensor:
-    """A contiguous tensor like the operand called ``name``, without memory."""
-    return torch.empty(desc.expected(name), dtype=desc.dtype, device="meta")
-
-
 class AffineGrid(MapKernel[AffineGridDescriptor]):
     """``affine_grid``."""
 
     def compile(self) -> None:
-        self.prepare(AffineGridArgs(theta=_like(self.desc, "theta"), grid=_like(self.desc, "grid")))
+        self.prepare(AffineGridArgs.described(self.desc))
 
     def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
         desc = self.desc
@@ -181,8 +176,7 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        dtheta, dgrid = _like(self.desc, "dtheta"), _like(self.desc, "dgrid")
-        self.prepare(AffineGridBackwardArgs(dtheta=dtheta, dgrid=dgrid))
+        self.prepare(AffineGridBackwardArgs.described(self.desc))
 
     def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
         desc, constants = self.desc, _constants(self.desc)

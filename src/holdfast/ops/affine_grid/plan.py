@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 
-from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
-from holdfast.core.descriptor import Descriptor, whole_numbers
-from holdfast.core.dtypes import Float, dtype_name, float_dtype
+from holdfast.core.contract import error_in_ulp
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Descriptor, Expected, whole_numbers
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, DescribedKernel, Operand, Plan, refused_tensor
-from holdfast.core.registry import backends
-from holdfast.ops.tree_sum.segments import rounding_errors
+from holdfast.core.plan import Args, DescribedKernel, Plan
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 #: The longest axis of a grid: float32 counts twice its places without a gap.
 LONGEST_AXIS = 2**24
@@ -58,21 +57,11 @@ class MapDescriptor(Descriptor):
     def grid_shape(self) -> tuple[int, ...]:
         return (self.batch, *self.output_size, self.axes)
 
-    @property
-    def real(self) -> Float:
-        return float_dtype(self.dtype, "dtype")
-
-    @property
-    def compute(self) -> Float:
-        return self.real.compute
-
-    def expected(self, name: str) -> tuple[int, ...]:
-        """The shape that the operand called ``name`` must have."""
-        return self.shape if name.endswith("theta") else self.grid_shape
+    def expected(self, name: str) -> Expected:
+        return self.shape if name.endswith("theta") else self.grid_shape, self.dtype
 
     def validate(self) -> None:
         super().validate()
-        float_dtype(self.dtype, "dtype")
         if len(self.output_size) not in (2, 3):
             raise InvalidDescriptor(f"output_size is {self.output_size}; it must be (H, W) or (D, H, W).")
         if self.shape[1:] != (self.axes, self.axes + 1) or len(self.shape) != 3:
@@ -105,30 +94,21 @@ class AffineGridBackwardDescriptor(MapDescriptor):
         return self.batch == 0  # without places it is zeros
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class AffineGridArgs(Args):
     """``theta`` is read, ``grid`` is written."""
 
     theta: torch.Tensor
-    grid: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.grid, self.theta
+    grid: Output
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class AffineGridBackwardArgs(Args):
     """``dgrid`` is read, ``dtheta`` is written, or with ``accumulate`` added to."""
 
     dgrid: torch.Tensor
-    dtheta: torch.Tensor
+    dtheta: Output
     accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dtheta, self.dgrid
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
 
 
 D = TypeVar("D", bound=MapDescriptor)
@@ -140,61 +120,24 @@ class MapKernel(DescribedKernel[D]):
 
 
 class MapPlan(Plan[D, A]):
-    """The checks and statements that both directions make."""
+    """The statements that both directions make."""
 
-    #: The operands by name, the outputs first.
-    tensors: ClassVar[tuple[str, ...]]
-    cases = "holdfast.ops.affine_grid.cases"
-
-    def sku(self) -> KernelSku:
+    def mode(self) -> str:
         desc = self.descriptor
-        return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=f"{desc.axes}-d, {'corners' if desc.align_corners else 'edges'} aligned",
-            input_dtype=dtype_name(desc.dtype),
-            output_dtype=dtype_name(desc.dtype),
-            backend=self.backend,
-            architecture=backends()[self.backend].architecture(self.device),
-        )
+        return f"{desc.axes}-d, {'corners' if desc.align_corners else 'edges'} aligned"
 
-    def precision_guarantee(self) -> PrecisionGuarantee:
+    def ulp(self) -> dict[str, float]:
         """The unit is the last place of the sum of the magnitudes of what is added up."""
-        real, compute = self.descriptor.real, self.descriptor.compute
-        ulp = error_in_ulp(self._roundings(), compute, real)
-        return PrecisionGuarantee(compute.name, compute.name, ulp={self.outputs[0]: ulp})
+        desc = self.descriptor
+        return {self.outputs[0]: error_in_ulp(self._roundings(), desc.compute, desc.real)}
 
     def _roundings(self) -> int:
         """How often a term is rounded on its way to the result."""
         raise NotImplementedError
 
-    def bytes_moved(self) -> int:
-        desc = self.descriptor
-        return (math.prod(desc.shape) + math.prod(desc.grid_shape)) * desc.dtype.itemsize
-
-    def _refused_layout(self, args: A) -> str:
-        for name in self.tensors:
-            expected = (self.descriptor.expected(name), self.descriptor.dtype)
-            reason = refused_tensor(name, getattr(args, name), expected)
-            if reason:
-                return reason
-        return ""
-
 
 class AffineGridPlan(MapPlan[AffineGridDescriptor, AffineGridArgs]):
     """grid = theta times every place's coordinates and 1."""
-
-    op = "affine_grid"
-    direction = "forward"
-    outputs = ("grid",)
-    tensors = ("grid", "theta")
-    Descriptor = AffineGridDescriptor
-    Args = AffineGridArgs
-    kernels = {
-        "cpu": "holdfast.ops.affine_grid.cpu:AffineGrid",
-        "gpu": "holdfast.ops.affine_grid.gpu:AffineGrid",
-        "reference": "holdfast.ops.affine_grid.reference:AffineGrid",
-    }
 
     def _roundings(self) -> int:
         return 2 + self.descriptor.axes  # the coordinate, its product with theta, and the sum
@@ -202,18 +145,6 @@ class AffineGridPlan(MapPlan[AffineGridDescriptor, AffineGridArgs]):
 
 class AffineGridBackwardPlan(MapPlan[AffineGridBackwardDescriptor, AffineGridBackwardArgs]):
     """dtheta = dgrid times every place's coordinates and 1, summed over places."""
-
-    op = "affine_grid"
-    direction = "backward"
-    outputs = ("dtheta",)
-    tensors = ("dtheta", "dgrid")
-    Descriptor = AffineGridBackwardDescriptor
-    Args = AffineGridBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.affine_grid.cpu:AffineGridBackward",
-        "gpu": "holdfast.ops.affine_grid.gpu:AffineGridBackward",
-        "reference": "holdfast.ops.affine_grid.reference:AffineGridBackward",
-    }
 
     def _roundings(self) -> int:
         return 2 + rounding_errors(self.descriptor.places)  # the coordinate, its product, and the sum

@@ -13,13 +13,7 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import is_whole, require_bool, require_tensor, shown, whole_number
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    current_stream,
-    define,
-    register_vmap,
-    select_plan,
-)
+from holdfast.core.torch_op import current_stream, define, register_vmap, select_plan
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -94,9 +88,8 @@ def _differentiate_again(ctx: Any, ddtheta: torch.Tensor) -> tuple[Any, ...]:
     return _forward(ddtheta, ctx.size, ctx.align_corners), None
 
 
-register_autograd(LIBRARY, "affine_grid", _differentiate, by=["theta"], setup_context=_save_for_backward)
+register_autograd("affine_grid", _differentiate, by=["theta"], setup_context=_save_for_backward)
 register_autograd(
-    LIBRARY,
     "affine_grid_backward",
     _differentiate_again,
     by=["dgrid"],

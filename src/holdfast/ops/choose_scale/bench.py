@@ -46,7 +46,7 @@ class ChooseScaleProblem(ScaledProblem):
 
     def draw(self) -> Tensors:
         tensors = super().draw()
-        shape, dtype = self.plan.expected("scale")
+        shape, dtype = self.plan.descriptor.expected("scale")
         return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=self.stream.device)}
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:

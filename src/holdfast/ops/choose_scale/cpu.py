@@ -23,6 +23,7 @@ from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
+from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides
 from holdfast.numerics.cpu import (
@@ -44,7 +45,6 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeArgs,
     ObserveRangeDescriptor,
 )
-from holdfast.ops.choose_scale.segments import Segments, segments
 
 #: Segments that are finished in one go, and the bytes from one of their scratch runs to the next.
 MOST_SEGMENTS = 4096
@@ -392,7 +392,7 @@ class Observer:
         self.numbers = numbers(self.item, *ends)
         self.most_pieces = 1
         if not desc.empty:
-            self.most_pieces = cut(segments(desc.view, [contiguous_strides(desc.shape)], ())).pieces
+            self.most_pieces = cut(segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())).pieces
         words = 2 * self.most_pieces * desc.view.scale_count if self.most_pieces > 1 else 0
         self.pieces = Pieces()
         self.maxima = self.pieces.take(words, _WORDS[self.item])
@@ -403,7 +403,7 @@ class Observer:
     def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
         """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
         self.compile()
-        walk = segments(self.desc.view, [x.stride()], (first, second))
+        walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
         block, blocks, number, steps = cut(walk)
         if number > self.most_pieces:
             steps, number = -(-steps * number // self.most_pieces), self.most_pieces

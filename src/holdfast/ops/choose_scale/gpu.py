@@ -20,12 +20,13 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import prepare
+from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
+from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import WHOLE_64
-from holdfast.ops.affine.gpu import columns_inside, row_offsets
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
 from holdfast.ops.choose_scale import plan
 from holdfast.ops.choose_scale.plan import (
@@ -34,7 +35,6 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeArgs,
     ObserveRangeDescriptor,
 )
-from holdfast.ops.choose_scale.segments import Segments, segments
 
 SCALE_FLOOR = tl.constexpr(plan.SCALE_FLOOR)
 #: 1.5 * 2^23: adding and subtracting it rounds a float32 that is far smaller to an integer, half to even.
@@ -340,7 +340,7 @@ class Observer:
         self.tile = TILE_BYTES // desc.input_dtype.itemsize // WORDS[result]
         self.most_pieces = 1
         if in_pieces and not desc.empty:
-            walk = segments(desc.view, [contiguous_strides(desc.shape)], ())
+            walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
             self.most_pieces = _pieces(walk, tile_of(walk, self.tile))
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
         self.pieces = Pieces()
@@ -348,7 +348,7 @@ class Observer:
 
     def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
         """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
-        walk = segments(self.desc.view, [x.stride()], (first, second))
+        walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
         tile = tile_of(walk, self.tile)
         programs, across, steps = _grid(walk, tile)
         number = min(self.most_pieces, _pieces(walk, tile))

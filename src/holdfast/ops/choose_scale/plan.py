@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.core.dtypes import Float, float_dtype
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.core.plan import Args, Operand
-from holdfast.ops.affine.plan import AffinePlan, IntoCodes, ScaledDescriptor
+from holdfast.core.plan import Args
+from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, IntoCodes, ScaledDescriptor
 
 #: No scale is smaller, so that a row of zeros can be divided by its own.
 SCALE_FLOOR = 1e-12
@@ -70,14 +71,10 @@ class PerScaleDescriptor(ScaledDescriptor):
         return self.real.compute.torch
 
     @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
-
-    @property
     def empty(self) -> bool:
         return self.view.scale_count == 0
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "x":
             return self.shape, self.input_dtype
         return self.view.scale_shape, self.output_dtype
@@ -85,7 +82,6 @@ class PerScaleDescriptor(ScaledDescriptor):
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        float_dtype(self.input_dtype, "input_dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
     def empty(self) -> bool:
         return self.view.scale_count == 0
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "x":
             return self.shape, self.input_dtype
         return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
@@ -115,28 +111,22 @@ class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
         self.validate_ends(*self.code_range)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class ObserveRangeArgs(Args):
     """``x`` is read, ``low`` and ``high`` are written."""
 
     x: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.low, self.high, self.x
+    low: Output
+    high: Output
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class ChooseScaleArgs(Args):
     """``x`` is read; ``scale`` is written, and so is ``zero_point`` unless the scale is symmetric."""
 
     x: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None = None
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.scale, self.zero_point, self.x
+    scale: Output
+    zero_point: Output | None = None
 
 
 D = TypeVar("D", bound=ScaledDescriptor)
@@ -146,20 +136,18 @@ A = TypeVar("A", bound=Args)
 class FromDataPlan(AffinePlan[D, A]):
     """The checks of plans that write a value for each scale instead of reading it."""
 
-    def refused_result(self, name: str, tensor: Any) -> str:
-        """Why ``tensor`` cannot take what is found for each scale, or nothing."""
-        _, dtype = self.expected(name)
-        if not isinstance(tensor, torch.Tensor):
-            return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
-        if tensor.dtype != dtype:
-            return f"{name} has dtype {tensor.dtype}; the plan writes {dtype}."
-        return self._refused_per_scale(name, tensor)
+    def _refused_operand(self, name: str, operand: Any) -> str:
+        if name == "zero_point" and self._symmetric:
+            return "" if operand is None else "a symmetric scale has no zero_point; leave it None."
+        return super()._refused_operand(name, operand)
 
-    def refused_zero_point(self, zero_point: Any, symmetric: bool) -> str:
-        """Why the zero point cannot be written, or nothing; a symmetric scale has none."""
-        if not symmetric:
-            return self.refused_result("zero_point", zero_point)
-        return "" if zero_point is None else "a symmetric scale has no zero_point; leave it None."
+    @property
+    def _symmetric(self) -> bool:
+        return isinstance(self.descriptor, ScaleOfData) and self.descriptor.symmetric
+
+    def bytes_moved(self) -> int:
+        results = len(PER_SCALE.intersection(self.outputs)) - self._symmetric
+        return super().bytes_moved() + 4 * (results - 1) * self.descriptor.view.scale_count
 
     def _refused_values(self, args: A) -> str:
         return ""
@@ -168,31 +156,8 @@ class FromDataPlan(AffinePlan[D, A]):
 class ObserveRangePlan(FromDataPlan[ObserveRangeDescriptor, ObserveRangeArgs]):
     """low = min(x, 0) and high = max(x, 0), over the elements of each scale; NaN if one of them is."""
 
-    op = "observe_range"
-    direction = "forward"
-    outputs = ("low", "high")
-    tensors = ("x",)
-    kernels = {
-        "cpu": "holdfast.ops.choose_scale.cpu:ObserveRange",
-        "gpu": "holdfast.ops.choose_scale.gpu:ObserveRange",
-        "reference": "holdfast.ops.choose_scale.reference:ObserveRange",
-    }
-    cases = "holdfast.ops.choose_scale.cases"
-    Descriptor = ObserveRangeDescriptor
-    Args = ObserveRangeArgs
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         return {"low": 0.0, "high": 0.0}
-
-    def bytes_moved(self) -> int:
-        return super().bytes_moved() + 4 * self.descriptor.view.scale_count
-
-    def _refused_layout(self, args: ObserveRangeArgs) -> str:
-        return (
-            self._refused_tensor("x", args.x)
-            or self.refused_result("low", args.low)
-            or self.refused_result("high", args.high)
-        )
 
 
 class ChooseScalePlan(FromDataPlan[ChooseScaleDescriptor, ChooseScaleArgs]):
@@ -201,33 +166,8 @@ class ChooseScalePlan(FromDataPlan[ChooseScaleDescriptor, ChooseScaleArgs]):
     With a zero point it is max((high - low) / (highest - lowest), 1e-12).
     """
 
-    op = "choose_scale"
-    direction = "forward"
-    outputs = ("scale", "zero_point")
-    tensors = ("x",)
-    kernels = {
-        "cpu": "holdfast.ops.choose_scale.cpu:ChooseScale",
-        "gpu": "holdfast.ops.choose_scale.gpu:ChooseScale",
-        "reference": "holdfast.ops.choose_scale.reference:ChooseScale",
-    }
-    cases = "holdfast.ops.choose_scale.cases"
-    Descriptor = ChooseScaleDescriptor
-    Args = ChooseScaleArgs
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         return scale_error(self.descriptor)
-
-    def bytes_moved(self) -> int:
-        return (
-            super().bytes_moved() + (0 if self.descriptor.symmetric else 4) * self.descriptor.view.scale_count
-        )
-
-    def _refused_layout(self, args: ChooseScaleArgs) -> str:
-        return (
-            self._refused_tensor("x", args.x)
-            or self.refused_result("scale", args.scale)
-            or self.refused_zero_point(args.zero_point, self.descriptor.symmetric)
-        )
 
 
 def scale_error(desc: ScaleOfData) -> dict[str, float]:

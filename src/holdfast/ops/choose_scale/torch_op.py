@@ -13,17 +13,16 @@ from holdfast.core.checks import require_bool, require_memory, require_tensor
 from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
-from holdfast.core.stream import Workspace
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    code_range,
+from holdfast.core.torch_op import (
+    by_sample,
     current_stream,
     define,
     named_dtype,
     register_vmap,
     select_plan,
+    workspace_of,
 )
+from holdfast.ops.affine.torch_op import code_range
 from holdfast.ops.choose_scale.plan import (
     SCALE_FLOOR,
     ChooseScaleArgs,
@@ -60,11 +59,6 @@ def empty_scale(x: torch.Tensor, granularity: str, dtype: torch.dtype | None = N
     # Not the view that is remembered: a traced shape is no key.
     shape = granularity_named(granularity)._view(tuple(x.shape)).scale_shape
     return x.new_empty(shape, dtype=dtype or float_dtype(x.dtype, "x").compute.torch)
-
-
-def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
-    """What a run of ``plan`` needs, on the device of ``x``."""
-    return Workspace.allocate(plan.workspace_size(), x.device)
 
 
 def _observe_range(x, granularity):
@@ -177,9 +171,9 @@ _affine_of = define(
 
 
 for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
-    register_constant(LIBRARY, _name)
+    register_constant(_name)
 for _name in ("scale_of_range", "scale_of_range_affine"):
-    register_autograd(LIBRARY, _name, refuse_derivatives, by=[])
+    register_autograd(_name, refuse_derivatives, by=[])
 for _name, _call in {
     "observe_range": _range,
     "choose_scale": _symmetric,

@@ -9,21 +9,11 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.affine.gpu import (
-    KEPT,
-    TILE,
-    TiledKernel,
-    byte_offsets,
-    columns_inside,
-    load_scale,
-    load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
-)
+from holdfast.ops.affine.gpu import KEPT, TILE, TiledKernel, load_scale, load_zero_point
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,

@@ -6,21 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
 from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
     AffinePlan,
-    OverChannels,
-    OverGroups,
-    OverTensor,
-    OverTokens,
     Scale,
     ZeroPoint,
+    granular,
     rounded_once,
 )
 
@@ -40,7 +39,7 @@ class DequantizeBackwardDescriptor(AffineDescriptor):
     def codes(self) -> CodeCarrier:
         return code_dtype(self.input_dtype, "input_dtype")
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         return self.shape, self.gradient_of_codes if name == "dq" else self.output_dtype
 
 
@@ -54,194 +53,52 @@ class DequantizeDescriptor(DequantizeBackwardDescriptor):
     def is_packed(self) -> bool:
         return self.packed
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         return (self.code_shape, self.code_storage) if name == "q" else (self.shape, self.output_dtype)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class DequantizeArgs(Args):
     """``q`` is read, ``y`` is written."""
 
     q: torch.Tensor
     scale: Scale
-    y: torch.Tensor
+    y: Output
     zero_point: ZeroPoint = None
 
-    def operands(self) -> tuple[Operand, ...]:
-        return self.y, self.q, self.scale, self.zero_point
 
-
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class DequantizeBackwardArgs(Args):
     """``dy`` is read, ``dq`` is written, or with ``accumulate`` added to."""
 
     dy: torch.Tensor
     scale: Scale
-    dq: torch.Tensor
+    dq: Output
     accumulate: bool = False
 
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dq, self.dy, self.scale
 
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
-
-
-class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs]):
+class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs], abstract=True):
     """y = (q - zero_point) * scale."""
 
-    op = "dequantize"
-    direction = "forward"
-    outputs = ("y",)
-    tensors = ("y", "q")
-    kernels = {
-        "cpu": "holdfast.ops.dequantize.cpu:Dequantize",
-        "gpu": "holdfast.ops.dequantize.gpu:Dequantize",
-        "reference": "holdfast.ops.dequantize.reference:Dequantize",
-    }
-    cases = "holdfast.ops.dequantize.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         # Codes that are not whole numbers round once more, when the zero point is subtracted.
         real = self.descriptor.real
         subtracted = 2.0 ** (real.precision - real.compute.precision)
         return {"y": rounded_once(real, real.compute) + subtracted * isinstance(self.descriptor.codes, Float)}
 
 
-class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs]):
+class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs], abstract=True):
     """dq = dy * scale."""
 
-    op = "dequantize"
-    direction = "backward"
-    outputs = ("dq",)
-    tensors = ("dq", "dy")
-    kernels = {
-        "cpu": "holdfast.ops.dequantize.cpu:DequantizeBackward",
-        "gpu": "holdfast.ops.dequantize.gpu:DequantizeBackward",
-        "reference": "holdfast.ops.dequantize.reference:DequantizeBackward",
-    }
-    cases = "holdfast.ops.dequantize.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         return {"dq": rounded_once(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerTensorDescriptor(OverTensor, DequantizeDescriptor):
-    """Dequantize, one scale for the whole tensor."""
+granular(DequantizePlan)
+granular(DequantizeBackwardPlan)
 
+if TYPE_CHECKING:
 
-DequantizePerTensorArgs = DequantizeArgs
-
-
-class DequantizePerTensorPlan(DequantizePlan):
-    """Dequantize, one scale for the whole tensor."""
-
-    Descriptor = DequantizePerTensorDescriptor
-    Args = DequantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerTensorBackwardDescriptor(OverTensor, DequantizeBackwardDescriptor):
-    """DequantizeBackward, one scale for the whole tensor."""
-
-
-DequantizePerTensorBackwardArgs = DequantizeBackwardArgs
-
-
-class DequantizePerTensorBackwardPlan(DequantizeBackwardPlan):
-    """DequantizeBackward, one scale for the whole tensor."""
-
-    Descriptor = DequantizePerTensorBackwardDescriptor
-    Args = DequantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerChannelDescriptor(OverChannels, DequantizeDescriptor):
-    """Dequantize, one scale for each index of ``axis``."""
-
-
-DequantizePerChannelArgs = DequantizeArgs
-
-
-class DequantizePerChannelPlan(DequantizePlan):
-    """Dequantize, one scale for each index of ``axis``."""
-
-    Descriptor = DequantizePerChannelDescriptor
-    Args = DequantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerChannelBackwardDescriptor(OverChannels, DequantizeBackwardDescriptor):
-    """DequantizeBackward, one scale for each index of ``axis``."""
-
-
-DequantizePerChannelBackwardArgs = DequantizeBackwardArgs
-
-
-class DequantizePerChannelBackwardPlan(DequantizeBackwardPlan):
-    """DequantizeBackward, one scale for each index of ``axis``."""
-
-    Descriptor = DequantizePerChannelBackwardDescriptor
-    Args = DequantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerTokenDescriptor(OverTokens, DequantizeDescriptor):
-    """Dequantize, one scale for each row of the last axis."""
-
-
-DequantizePerTokenArgs = DequantizeArgs
-
-
-class DequantizePerTokenPlan(DequantizePlan):
-    """Dequantize, one scale for each row of the last axis."""
-
-    Descriptor = DequantizePerTokenDescriptor
-    Args = DequantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerTokenBackwardDescriptor(OverTokens, DequantizeBackwardDescriptor):
-    """DequantizeBackward, one scale for each row of the last axis."""
-
-
-DequantizePerTokenBackwardArgs = DequantizeBackwardArgs
-
-
-class DequantizePerTokenBackwardPlan(DequantizeBackwardPlan):
-    """DequantizeBackward, one scale for each row of the last axis."""
-
-    Descriptor = DequantizePerTokenBackwardDescriptor
-    Args = DequantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerGroupDescriptor(OverGroups, DequantizeDescriptor):
-    """Dequantize, one scale for each ``group_size`` neighbours along ``axis``."""
-
-
-DequantizePerGroupArgs = DequantizeArgs
-
-
-class DequantizePerGroupPlan(DequantizePlan):
-    """Dequantize, one scale for each ``group_size`` neighbours along ``axis``."""
-
-    Descriptor = DequantizePerGroupDescriptor
-    Args = DequantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class DequantizePerGroupBackwardDescriptor(OverGroups, DequantizeBackwardDescriptor):
-    """DequantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
-
-
-DequantizePerGroupBackwardArgs = DequantizeBackwardArgs
-
-
-class DequantizePerGroupBackwardPlan(DequantizeBackwardPlan):
-    """DequantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
-
-    Descriptor = DequantizePerGroupBackwardDescriptor
-    Args = DequantizeBackwardArgs
+    def __getattr__(name: str) -> Any:
+        """The spellings that ``granular`` makes."""

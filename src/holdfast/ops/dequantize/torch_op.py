@@ -24,17 +24,9 @@ from holdfast.core.granularity import (
 )
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
-from holdfast.ops.affine.batched import batched, by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    SHARED_SCHEMA,
-    current_stream,
-    define,
-    named_dtype,
-    register_vmap,
-    select,
-    shared_arguments,
-)
+from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
+from holdfast.ops.affine.batched import batched
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, select, shared_arguments
 from holdfast.ops.dequantize import plan as plans
 from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
 from holdfast.ops.packing.torch_op import packed_length
@@ -154,12 +146,10 @@ def _differentiate_again(ctx: Any, ddq: torch.Tensor) -> tuple[Any, ...]:
     return _gradient(ddq, scale, *ctx.values), *[None] * 4
 
 
-register_autograd(LIBRARY, "dequantize", refuse_derivatives, by=[])
+register_autograd("dequantize", refuse_derivatives, by=[])
+register_autograd("dequantize_from_float", _differentiate, by=["q"], setup_context=_save_for_backward)
 register_autograd(
-    LIBRARY, "dequantize_from_float", _differentiate, by=["q"], setup_context=_save_for_backward
-)
-register_autograd(
-    LIBRARY, "dequantize_backward", _differentiate_again, by=["dy"], setup_context=_save_for_second_backward
+    "dequantize_backward", _differentiate_again, by=["dy"], setup_context=_save_for_second_backward
 )
 
 

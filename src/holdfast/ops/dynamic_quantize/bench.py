@@ -43,7 +43,7 @@ class DynamicQuantizeProblem(ScaledProblem):
 
     def draw(self) -> Tensors:
         tensors = super().draw()
-        shape, dtype = self.plan.expected("scale")
+        shape, dtype = self.plan.descriptor.expected("scale")
         return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=self.stream.device)}
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[Any]]:

@@ -17,11 +17,12 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import prepare
+from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.core.plan import Launch
+from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import INTERPRETED, MAGIC_BITS, code, narrow, widen
-from holdfast.ops.affine.gpu import columns_inside, row_offsets
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.choose_scale.gpu import (
     MAGIC,
@@ -42,7 +43,6 @@ from holdfast.ops.choose_scale.gpu import (
     zero_point_of_range,
 )
 from holdfast.ops.choose_scale.plan import ChooseScaleArgs
-from holdfast.ops.choose_scale.segments import Segments, segments
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
 from holdfast.ops.quantize.gpu import Quantize, packed_bytes
 from holdfast.ops.quantize.plan import QuantizeArgs
@@ -189,7 +189,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         codes = x
         if q is not None:
             codes = (*(step * per_byte for step in q[:-1]), 1) if per_byte > 1 else q
-        return segments(self.desc.view, [x, codes], results, packed=per_byte > 1)
+        return segments_by_memory(self.desc.view, [x, codes], results, packed=per_byte > 1)
 
     def _tile(self, walk: Segments) -> Tile | None:
         return whole_tile(walk, self.per_thread, self.desc.per_byte)

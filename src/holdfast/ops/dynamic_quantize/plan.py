@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
 from holdfast.core.granularity import validate_granularity
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args
 from holdfast.ops.choose_scale.plan import FromDataPlan, ScaleOfData, scale_error
 from holdfast.ops.quantize.plan import QuantizeDescriptor
 
@@ -24,7 +26,7 @@ class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
     def empty(self) -> bool:
         return self.view.scale_count == 0
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name in ("q", "x"):
             return super().expected(name)
         return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
@@ -35,48 +37,19 @@ class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
         self.validate_ends(*self.code_range)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class DynamicQuantizeArgs(Args):
     """``x`` is read; ``q`` and ``scale`` are written, and ``zero_point`` unless the scale is symmetric."""
 
     x: torch.Tensor
-    q: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None = None
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.q, self.scale, self.zero_point, self.x
+    q: Output
+    scale: Output
+    zero_point: Output | None = None
 
 
 class DynamicQuantizePlan(FromDataPlan[DynamicQuantizeDescriptor, DynamicQuantizeArgs]):
     """q = clamp(rint(x / scale) + zero_point, q_min, q_max), with the scale that choose_scale finds in x."""
 
-    op = "dynamic_quantize"
-    direction = "forward"
-    outputs = ("q", "scale", "zero_point")
-    tensors = ("q", "x")
-    kernels = {
-        "cpu": "holdfast.ops.dynamic_quantize.cpu:DynamicQuantize",
-        "gpu": "holdfast.ops.dynamic_quantize.gpu:DynamicQuantize",
-        "reference": "holdfast.ops.dynamic_quantize.reference:DynamicQuantize",
-    }
-    cases = "holdfast.ops.dynamic_quantize.cases"
-    Descriptor = DynamicQuantizeDescriptor
-    Args = DynamicQuantizeArgs
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         # Codes are as those of quantize: of the scale as it is stored.
         return {"q": 1.0, **scale_error(self.descriptor)}
-
-    def bytes_moved(self) -> int:
-        return (
-            super().bytes_moved() + (0 if self.descriptor.symmetric else 4) * self.descriptor.view.scale_count
-        )
-
-    def _refused_layout(self, args: DynamicQuantizeArgs) -> str:
-        return (
-            self._refused_tensor("q", args.q)
-            or self._refused_tensor("x", args.x)
-            or self.refused_result("scale", args.scale)
-            or self.refused_zero_point(args.zero_point, self.descriptor.symmetric)
-        )

@@ -13,16 +13,9 @@ from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.pages import fresh
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    current_stream,
-    define,
-    empty_codes,
-    register_vmap,
-    select_plan,
-)
-from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule, workspace_of
+from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan, workspace_of
+from holdfast.ops.affine.torch_op import empty_codes
+from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
 __all__ = ["quantize_dynamic"]
@@ -77,8 +70,8 @@ _affine = define(
     _quantize_dynamic_affine,
     _quantize_dynamic_affine_fake,
 )
-register_constant(LIBRARY, "quantize_dynamic")
-register_constant(LIBRARY, "quantize_dynamic_affine")
+register_constant("quantize_dynamic")
+register_constant("quantize_dynamic_affine")
 register_vmap("quantize_dynamic", by_sample(_symmetric))
 register_vmap("quantize_dynamic_affine", by_sample(_affine))
 

@@ -69,7 +69,7 @@ class EmbeddingProblem(Problem):
         desc, device = self.plan.descriptor, self.stream.device
         generator = torch.Generator(device).manual_seed(20)
         tensors: Tensors = {}
-        for name in desc.operands:
+        for name in self.plan.operands:
             shape, dtype = desc.expected(name)
             if name in self.plan.outputs:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)

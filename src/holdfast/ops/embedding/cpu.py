@@ -12,8 +12,9 @@ from holdfast.backends.cpu import compile_kernel, copy, fence, kernel, pointer, 
 from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu_walk import move, offset_of, table_of
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
-from holdfast.ops.segment_sum.cpu import load_index, move, offset_of, raise_outside, table_of
+from holdfast.ops.segment_sum.cpu import load_index, raise_outside
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 #: How many indices before it is copied a row is asked for.

@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import Steps, report
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core import deferred
 from holdfast.core.plan import Launch
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
 from holdfast.ops.segment_sum.gpu import tile_of
-from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 WARPS = 4
 
@@ -44,7 +44,7 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
     """``embedding`` as a kernel."""
 
     def compile(self) -> None:
-        self.prepare(EmbeddingArgs(**described_operands(self.desc)))
+        self.prepare(EmbeddingArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingArgs) -> Launch[EmbeddingArgs]:
         desc = self.desc

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.plan import Args, Operand
+from holdfast.core.declaration import Implementation, Output, arguments
+from holdfast.core.descriptor import Expected
+from holdfast.core.plan import Args, Plan
 from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
-    IndexedPlan,
     SummingArgs,
     count_roundings,
     summing_ulp,
@@ -35,13 +36,12 @@ class EmbeddingDescriptor(IndexedDescriptor):
     bad_index: str = "raise"
 
     sizes = ("num_embeddings", "embedding_dim")
-    operands = ("out", "weight", "indices")
 
     @property
     def empty(self) -> bool:
         return self.count == 0 or self.embedding_dim == 0
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "indices":
             return self.shape, self.index_dtype
         return (self.shape if name == "out" else (self.num_embeddings,)) + (self.embedding_dim,), self.dtype
@@ -64,7 +64,6 @@ class EmbeddingBackwardDescriptor(IndexedDescriptor):
     scale_grad_by_freq: bool = False
 
     sizes = ("num_embeddings", "embedding_dim")
-    operands = ("dweight", "dout", "indices")
 
     @property
     def empty(self) -> bool:
@@ -78,7 +77,7 @@ class EmbeddingBackwardDescriptor(IndexedDescriptor):
     def by_count(self) -> bool:
         return self.scale_grad_by_freq
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "indices":
             return self.shape, self.index_dtype
         rows = (self.num_embeddings,) if name == "dweight" else self.shape
@@ -89,19 +88,16 @@ class EmbeddingBackwardDescriptor(IndexedDescriptor):
         validate_padding(self.padding_idx, self.num_embeddings)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class EmbeddingArgs(Args):
     """``weight`` and ``indices`` are read, ``out`` is written."""
 
     weight: torch.Tensor
     indices: torch.Tensor
-    out: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.out, self.weight, self.indices
+    out: Output
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class EmbeddingBackwardArgs(SummingArgs):
     """``dout`` and ``indices`` are read; ``dweight`` is written, or with ``accumulate`` added to.
 
@@ -110,35 +106,17 @@ class EmbeddingBackwardArgs(SummingArgs):
 
     dout: torch.Tensor
     indices: torch.Tensor
-    dweight: torch.Tensor
+    dweight: Output
     accumulate: bool = False
 
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.dweight, self.dout, self.indices
 
-    def options(self) -> tuple[bool]:
-        return (self.accumulate,)
-
-
-class EmbeddingPlan(IndexedPlan[EmbeddingDescriptor, EmbeddingArgs]):
+class EmbeddingPlan(Plan[EmbeddingDescriptor, EmbeddingArgs]):
     """out[n] = weight[indices[n]]; zeros where the index names no row."""
-
-    op = "embedding"
-    direction = "forward"
-    outputs = ("out",)
-    Descriptor = EmbeddingDescriptor
-    Args = EmbeddingArgs
-    kernels = {
-        "cpu": "holdfast.ops.embedding.cpu:Embedding",
-        "gpu": "holdfast.ops.embedding.gpu:Embedding",
-        "reference": "holdfast.ops.embedding.reference:Embedding",
-    }
-    cases = "holdfast.ops.embedding.cases"
 
     def mode(self) -> str:
         return self.descriptor.bad_index
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         return {"out": 0.0}
 
     def bytes_moved(self) -> int:
@@ -147,30 +125,19 @@ class EmbeddingPlan(IndexedPlan[EmbeddingDescriptor, EmbeddingArgs]):
         return rows + desc.count * desc.index_dtype.itemsize
 
 
-class EmbeddingBackwardPlan(IndexedPlan[EmbeddingBackwardDescriptor, EmbeddingBackwardArgs]):
+class EmbeddingBackwardPlan(Plan[EmbeddingBackwardDescriptor, EmbeddingBackwardArgs]):
     """dweight[i] = the ordered sum of dout[n] over all n with indices[n] == i."""
 
-    op = "embedding"
-    direction = "backward"
-    outputs = ("dweight",)
-    Descriptor = EmbeddingBackwardDescriptor
-    Args = EmbeddingBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.segment_sum.cpu:SegmentSum",
-        "gpu": "holdfast.ops.segment_sum.gpu:SegmentSum",
-        "reference": "holdfast.ops.embedding.reference:EmbeddingBackward",
-    }
-    cases = "holdfast.ops.embedding.cases"
+    kernels = (
+        Implementation("cpu", "holdfast.ops.segment_sum.cpu:SegmentSum"),
+        Implementation("gpu", "holdfast.ops.segment_sum.gpu:SegmentSum"),
+        Implementation("reference", ".reference:EmbeddingBackward"),
+    )
 
     def mode(self) -> str:
         return "by_frequency" if self.descriptor.scale_grad_by_freq else "ordered"
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         divided = desc.by_count * count_roundings(desc.compute, desc.count)
         return {"dweight": summing_ulp(desc.real, desc.count, more=divided)}
-
-    def bytes_moved(self) -> int:
-        desc = self.descriptor
-        rows = (desc.count + desc.num_embeddings) * desc.embedding_dim * desc.dtype.itemsize
-        return rows + desc.count * desc.index_dtype.itemsize

@@ -23,13 +23,7 @@ from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    current_stream,
-    define,
-    register_vmap,
-)
+from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -170,7 +164,7 @@ def refuse_samples(*given: Any) -> Any:
     )
 
 
-register_autograd(LIBRARY, "embedding", _differentiate, by=["weight"], setup_context=_save_for_backward)
+register_autograd("embedding", _differentiate, by=["weight"], setup_context=_save_for_backward)
 
 
 def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -193,7 +187,6 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_autograd(
-    LIBRARY,
     "embedding_backward",
     _differentiate_again,
     by=["dout"],
@@ -209,7 +202,7 @@ def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     )
 
 
-register_autograd(LIBRARY, "embedding_touched_rows_backward", refuse_second_gradient, by=["dout"])
+register_autograd("embedding_touched_rows_backward", refuse_second_gradient, by=["dout"])
 
 
 def _lookup_batched(info, in_dims, input, weight, *rest):

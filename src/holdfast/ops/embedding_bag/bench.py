@@ -78,7 +78,7 @@ class BagProblem(Problem):
         desc, device = self.plan.descriptor, self.stream.device
         generator = torch.Generator(device).manual_seed(21)
         tensors: Tensors = {}
-        for name in desc.operands:
+        for name in self.plan.operands:
             expected = desc.expected(name)
             if expected is None:
                 tensors[name] = None

@@ -23,6 +23,7 @@ from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,
@@ -43,13 +44,8 @@ from holdfast.ops.segment_sum.cpu import (
     add_up,
     compile_for,
     load_index,
-    load_run,
-    number,
-    offset_of,
     ordered,
     raise_outside,
-    store_run,
-    table_of,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 

@@ -23,12 +23,12 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow, report
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core import deferred
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,
@@ -55,7 +55,7 @@ from holdfast.ops.segment_sum.gpu import (
     tile_of,
 )
 from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
-from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, described_operands, loops
+from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 #: Lanes of a program that finds bags, alone or beside others that sum them; and of one that differentiates
 #: weights. To the interpreter a program costs the same however much it does.
@@ -578,7 +578,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        self.prepare(EmbeddingBagArgs(**described_operands(self.desc)))
+        self.prepare(EmbeddingBagArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         desc = self.desc
@@ -665,8 +665,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        described: dict[str, Any] = {**described_operands(self.desc)}
-        self.prepare(EmbeddingBagBackwardArgs(**described))
+        self.prepare(EmbeddingBagBackwardArgs.described(self.desc))
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
         desc = self.desc

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.deferred import reported
+from holdfast.core.descriptor import Expected
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args, Plan
 from holdfast.ops.segment_sum.indexed import (
     INDEX_DTYPES,
     LIMIT,
     IndexedDescriptor,
-    IndexedPlan,
     count_roundings,
     summing_ulp,
     validate_bad_index,
@@ -64,7 +65,7 @@ class BagDescriptor(IndexedDescriptor):
     def padding(self) -> int:
         return -1 if self.padding_idx is None else self.padding_idx
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+    def expected(self, name: str) -> Expected | None:
         if name == "indices":
             return self.shape, self.index_dtype
         if name == "offsets":
@@ -110,8 +111,6 @@ class EmbeddingBagDescriptor(BagDescriptor):
 
     bad_index: str = "raise"
 
-    operands = ("out", "weight", "indices", "offsets", "per_sample_weights")
-
     @property
     def empty(self) -> bool:
         return self.bags == 0 or self.embedding_dim == 0
@@ -132,16 +131,6 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
     dweight: bool = True
     dper_sample_weights: bool = False
 
-    operands = (
-        "dweight",
-        "dper_sample_weights",
-        "dout",
-        "indices",
-        "offsets",
-        "per_sample_weights",
-        "weight",
-    )
-
     @property
     def sums(self) -> bool:
         """Whether there is a gradient of the table to be summed."""
@@ -155,7 +144,7 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
     def by_count(self) -> bool:
         return self.scale_grad_by_freq
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+    def expected(self, name: str) -> Expected | None:
         if name == "dper_sample_weights":
             return (self.shape, self.dtype) if self.dper_sample_weights else None
         # What was chosen from a bag is found again, which costs reading the table and no memory to keep it.
@@ -191,7 +180,7 @@ class BadOffset:
         )
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class EmbeddingBagArgs(Args):
     """``out`` is written, one row for each bag; all else is read."""
 
@@ -199,13 +188,10 @@ class EmbeddingBagArgs(Args):
     indices: torch.Tensor
     offsets: torch.Tensor | None = None
     per_sample_weights: torch.Tensor | None = None
-    out: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.out, self.weight, self.indices, self.offsets, self.per_sample_weights
+    out: Output
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class EmbeddingBagBackwardArgs(Args):
     """``dweight`` and ``dper_sample_weights`` are written, or with ``accumulate`` added to.
 
@@ -219,45 +205,19 @@ class EmbeddingBagBackwardArgs(Args):
     offsets: torch.Tensor | None = None
     per_sample_weights: torch.Tensor | None = None
     weight: torch.Tensor | None = None
-    dweight: torch.Tensor | None = None
-    dper_sample_weights: torch.Tensor | None = None
+    dweight: Output | None = None
+    dper_sample_weights: Output | None = None
     accumulate: bool = False
 
-    def operands(self) -> tuple[Operand, ...]:
-        return (
-            self.dweight,
-            self.dper_sample_weights,
-            self.dout,
-            self.indices,
-            self.offsets,
-            self.per_sample_weights,
-            self.weight,
-        )
 
-    def options(self) -> tuple[bool]:
-        return (self.accumulate,)
-
-
-class EmbeddingBagPlan(IndexedPlan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
+class EmbeddingBagPlan(Plan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
     """out[b] = the sum, the mean or the maximum of the rows that the indices of bag b name."""
-
-    op = "embedding_bag"
-    direction = "forward"
-    outputs = ("out",)
-    Descriptor = EmbeddingBagDescriptor
-    Args = EmbeddingBagArgs
-    kernels = {
-        "cpu": "holdfast.ops.embedding_bag.cpu:EmbeddingBag",
-        "gpu": "holdfast.ops.embedding_bag.gpu:EmbeddingBag",
-        "reference": "holdfast.ops.embedding_bag.reference:EmbeddingBag",
-    }
-    cases = "holdfast.ops.embedding_bag.cases"
 
     def mode(self) -> str:
         desc = self.descriptor
         return f"{'weighted_' * desc.per_sample_weights}{desc.mode}_{desc.bad_index}"
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         if desc.mode == "max":
             return {"out": 0.0}
@@ -270,23 +230,11 @@ class EmbeddingBagPlan(IndexedPlan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
         return rows + _bytes_read(desc)
 
 
-class EmbeddingBagBackwardPlan(IndexedPlan[EmbeddingBagBackwardDescriptor, EmbeddingBagBackwardArgs]):
+class EmbeddingBagBackwardPlan(Plan[EmbeddingBagBackwardDescriptor, EmbeddingBagBackwardArgs]):
     """dweight[i] = the ordered sum, over all places of index i, of what its bag's gradient gives it.
 
     dper_sample_weights[n] = the ordered sum over the columns of the row's elements times the bag's gradient.
     """
-
-    op = "embedding_bag"
-    direction = "backward"
-    outputs = ("dweight", "dper_sample_weights")
-    Descriptor = EmbeddingBagBackwardDescriptor
-    Args = EmbeddingBagBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.embedding_bag.cpu:EmbeddingBagBackward",
-        "gpu": "holdfast.ops.embedding_bag.gpu:EmbeddingBagBackward",
-        "reference": "holdfast.ops.embedding_bag.reference:EmbeddingBagBackward",
-    }
-    cases = "holdfast.ops.embedding_bag.cases"
 
     def mode(self) -> str:
         desc = self.descriptor
@@ -295,7 +243,7 @@ class EmbeddingBagBackwardPlan(IndexedPlan[EmbeddingBagBackwardDescriptor, Embed
             f"{'_dweight' * desc.dweight}{'_dper_sample_weights' * desc.dper_sample_weights}"
         )
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         rounded = (desc.mode == "mean") * count_roundings(desc.compute, desc.longest)
         rounded += desc.scale_grad_by_freq * count_roundings(desc.compute, desc.count)

@@ -13,14 +13,7 @@ from holdfast.core.checks import require_bool, require_choice, require_memory, r
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    current_stream,
-    define,
-    register_vmap,
-    select_plan,
-)
+from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
 from holdfast.ops.embedding.torch_op import (
     checked_padding,
     refuse_max_norm,
@@ -229,20 +222,17 @@ def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 
 register_autograd(
-    LIBRARY,
     "embedding_bag",
     _differentiate,
     by=["weight", "per_sample_weights"],
     setup_context=_save_for_backward,
 )
 register_autograd(
-    LIBRARY,
     "embedding_bag_backward",
     _refuse_to_differentiate,
     by=["dout", "weight", "per_sample_weights"],
 )
 register_autograd(
-    LIBRARY,
     "embedding_bag_touched_rows_backward",
     refuse_second_gradient,
     by=["dout", "per_sample_weights"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Call, NoPeer, Tensors
+from holdfast.core.benchmark import Call, Case, NoPeer, Tensors
 from holdfast.core.contract import PlanPreference
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.plan import Plan
@@ -158,3 +158,9 @@ def cpu_cases() -> list[FakeQuantizeCase]:
 
 def quick_cases() -> list[FakeQuantizeCase]:
     return [_forward(LAYOUTS[1]), _backward(SteKind.IN_RANGE, LAYOUTS[1])]
+
+
+def host_cases() -> dict[str, Case]:
+    """What the time on the host is measured of, on a small tensor."""
+    case = FakeQuantizeCase("fake_quantize", "per tensor", torch.float32, torch.int8, function=True)
+    return {"hf.fake_quantize": case}

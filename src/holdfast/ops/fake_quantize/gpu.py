@@ -9,6 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from holdfast.backends.gpu_tiles import columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     code_quotient,
@@ -19,18 +20,7 @@ from holdfast.numerics.gpu import (
     tanh_slope,
     widen,
 )
-from holdfast.ops.affine.gpu import (
-    KEPT,
-    TILE,
-    TiledKernel,
-    alike_by_column,
-    columns_inside,
-    load_scale,
-    load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
-)
+from holdfast.ops.affine.gpu import KEPT, TILE, TiledKernel, alike_by_column, load_scale, load_zero_point
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,

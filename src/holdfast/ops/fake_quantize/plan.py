@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
 import torch
 
 from holdfast.core.checks import shown
-from holdfast.core.contract import KernelSku
-from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype, float_dtype
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,
@@ -62,10 +62,6 @@ class FakeCodesDescriptor(ScaledDescriptor):
         return self.input_dtype
 
     @property
-    def real(self) -> Float:
-        return float_dtype(self.input_dtype, "input_dtype")
-
-    @property
     def code_range(self) -> tuple[int, int]:
         """q_min and q_max, where not given those of ``dtype``."""
         least, most = self._limits
@@ -84,13 +80,9 @@ class FakeCodesDescriptor(ScaledDescriptor):
             )
         return record
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
-        return self.shape, self.input_dtype
-
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        float_dtype(self.input_dtype, "input_dtype")
         if self.dtype is None and (self.q_min is None or self.q_max is None):
             raise InvalidDescriptor("there is no range of codes; give dtype, or both q_min and q_max.")
         holder = "codes of 16 bits may be" if self.dtype is None else f"{self.dtype} holds"
@@ -124,20 +116,17 @@ def estimator(ste: str) -> SteKind:
         ) from None
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class FakeQuantizeArgs(Args):
     """``x`` is read, ``y`` is written. A floating ``zero_point`` is rounded where it is used."""
 
     x: torch.Tensor
     scale: Scale
-    y: torch.Tensor
+    y: Output
     zero_point: ZeroPoint = None
 
-    def operands(self) -> tuple[Operand, ...]:
-        return self.y, self.x, self.scale, self.zero_point
 
-
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class FakeQuantizeBackwardArgs(StraightThroughArgs):
     """Those of every straight-through estimator; a floating ``zero_point`` is rounded where it is used."""
 
@@ -156,20 +145,7 @@ class FakeCodesPlan(AffinePlan[D, A]):
 class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
     """y = dequantize(quantize(x)) in every bit; NaN stays NaN."""
 
-    op = "fake_quantize"
-    direction = "forward"
-    outputs = ("y",)
-    tensors = ("y", "x")
-    Descriptor = FakeQuantizeDescriptor
-    Args = FakeQuantizeArgs
-    kernels = {
-        "cpu": "holdfast.ops.fake_quantize.cpu:FakeQuantize",
-        "gpu": "holdfast.ops.fake_quantize.gpu:FakeQuantize",
-        "reference": "holdfast.ops.fake_quantize.reference:FakeQuantize",
-    }
-    cases = "holdfast.ops.fake_quantize.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         # Counted from the code that quantize gives, times the scale.
         real = self.descriptor.real
         return {"y": rounded_once(real, real.compute)}
@@ -178,29 +154,15 @@ class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
 class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, FakeQuantizeBackwardArgs]):
     """dx = dy, as far as the estimator lets it through."""
 
-    op = "fake_quantize"
-    direction = "backward"
-    outputs = ("dx",)
-    tensors = ("dx", "dy", "x")
-    Descriptor = FakeQuantizeBackwardDescriptor
-    Args = FakeQuantizeBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.fake_quantize.cpu:FakeQuantizeBackward",
-        "gpu": "holdfast.ops.fake_quantize.gpu:FakeQuantizeBackward",
-        "reference": "holdfast.ops.fake_quantize.reference:FakeQuantizeBackward",
-    }
-    cases = "holdfast.ops.fake_quantize.cases"
-
-    def sku(self) -> KernelSku:
-        sku = super().sku()
-        return replace(sku, mode=f"{sku.mode}, {self.descriptor.ste}")
+    def mode(self) -> str:
+        return f"{super().mode()}, {self.descriptor.ste}"
 
     def bytes_moved(self) -> int:
         if self.descriptor.ste is not SteKind.IDENTITY:
             return super().bytes_moved()
         return 2 * math.prod(self.descriptor.shape) * self.descriptor.input_dtype.itemsize
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         return {"dx": estimator_ulp(self.descriptor.ste, self.descriptor.real)}
 
 

@@ -1,4 +1,8 @@
-"""fake_quantize for torch: operators, tracing, autograd, vmap, and the function that people call."""
+"""fake_quantize for torch: operators, tracing, vmap, and the function that people call.
+
+``fake_quantize_learned`` registers the derivative of ``holdfast::fake_quantize``, since it is made of both
+backward operators.
+"""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -16,18 +20,9 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
+from holdfast.core.torch_op import current_stream, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    SHARED_SCHEMA,
-    code_range,
-    current_stream,
-    define,
-    named_dtype,
-    register_vmap,
-    select_plan,
-    shared_arguments,
-)
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -109,7 +104,7 @@ _forward = define(
     _fake_quantize,
     _fake_quantize_fake,
 )
-_backward = define(
+backward = define(
     "fake_quantize_backward",
     f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
     _fake_quantize_backward,
@@ -117,36 +112,8 @@ _backward = define(
 )
 
 
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    x, scale, scale_value, zero_point, zero_value, *rest = inputs
-    ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
-    ctx.values = scale_value, zero_value, rest
-    if ctx.learned or rest[-2] != SteKind.IDENTITY:
-        ctx.save_for_backward(x, scale, zero_point)
-
-
-def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    scale_value, zero_value, (granularity, dtype, q_min, q_max, ste, grad_factor) = ctx.values
-    dx, dscale, dzero_point = dy, None, None
-    if ctx.learned:
-        x, scale, zero_point = ctx.saved_tensors
-        learns_zero_point = ctx.needs_input_grad[3]
-        q_min, q_max = _code_range(dtype, q_min, q_max)
-        dx, dscale, dzero_point = torch.ops.holdfast.fake_quantize_learned_backward.default(
-            dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
-            learns_zero_point,
-        )  # fmt: skip
-        dscale = dscale.reshape(scale.shape) if ctx.needs_input_grad[1] else None
-        dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
-    elif ste != SteKind.IDENTITY:
-        x, scale, zero_point = ctx.saved_tensors
-        dx = _backward(
-            dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
-        )
-    return dx, dscale, None, dzero_point, *[None] * 7
-
-
-def _code_range(dtype: str | None, q_min: int | None, q_max: int | None) -> tuple[int, int]:
+def range_of_codes(dtype: str | None, q_min: int | None, q_max: int | None) -> tuple[int, int]:
+    """The least and the greatest code."""
     codes = None if dtype is None else parse_dtype(dtype)
     return FakeQuantizeDescriptor(shape=(), dtype=codes, q_min=q_min, q_max=q_max).code_range
 
@@ -168,16 +135,14 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-_REAL = ["x", "scale", "zero_point"]
-register_autograd(LIBRARY, "fake_quantize", _differentiate, by=_REAL, setup_context=_save_for_backward)
-register_autograd(LIBRARY, "fake_quantize_backward", _refuse_to_differentiate, by=["dy", *_REAL])
+register_autograd("fake_quantize_backward", _refuse_to_differentiate, by=["dy", "x", "scale", "zero_point"])
 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste, grad_factor = rest
     if grad_factor is None:  # of one sample, before the batch becomes part of its shape
         sample = x if in_dims[0] is None else x.select(in_dims[0], 0)
-        grad_factor = lsq_factor(sample.shape, granularity, _code_range(dtype, q_min, q_max)[1])
+        grad_factor = lsq_factor(sample.shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
     settled = (dtype, q_min, q_max, ste, grad_factor)
     return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, settled)
 
@@ -185,7 +150,7 @@ def _fake_quantize_batched(info, in_dims, x, *rest):
 def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste = rest
     settled = (dtype, q_min, q_max, ste)
-    return batched(_backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
 
 
 register_vmap("fake_quantize", _fake_quantize_batched)

@@ -13,6 +13,7 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
+from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind, rint, zero, zero_point_kind
 from holdfast.ops.affine.cpu import numbers, shared_tensors
@@ -24,6 +25,7 @@ from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardDescriptor,
 )
 from holdfast.ops.tree_sum import cpu as trees
+from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
     TREE,
     cleared,
@@ -43,7 +45,6 @@ from holdfast.ops.tree_sum.cpu import (
     store_row,
     width_of,
 )
-from holdfast.ops.tree_sum.segments import LANES, segment_length, segments
 
 # The operands of the walk.
 _DX, _DY, _X, _DSCALE, _DZERO, _SCALE, _ZERO = range(7)
@@ -233,7 +234,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             (args.dx, args.dy, args.x),
             (args.dscale, args.dzero_point, args.scale, args.zero_point),
         )
-        found = segments(desc.view, tensors, shared)
+        found = segments_in_order(desc.view, tensors, shared)
 
         def launch(
             stream: Stream,

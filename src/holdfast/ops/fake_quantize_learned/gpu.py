@@ -10,6 +10,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
 from holdfast.core.plan import Launch
+from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import (
     MAGIC,
     WHOLE_64,
@@ -27,6 +28,7 @@ from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardDescriptor,
 )
+from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
@@ -43,7 +45,6 @@ from holdfast.ops.tree_sum.gpu import (
     tile_of,
     tile_place,
 )
-from holdfast.ops.tree_sum.segments import blocks_of, segments
 
 
 @triton.jit
@@ -184,14 +185,14 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
         tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
-        found = segments(desc.view, tensors, shared)
+        found = segments_in_order(desc.view, tensors, shared)
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
         first_sums: tuple[StepOperand, ...] = (
             (self.sums[0][0], self.sums[0][-1]) if further else (_DSCALE, _DZERO)
         )
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
-        over, within = found.outer.strides, found.inner.strides
+        over, within = found.over.strides, found.within.strides
         steps = Steps(self.device, args)
         steps.add(
             fake_quantize_learned_backward,
@@ -200,7 +201,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             (
                 zero_value, *desc.code_range, double_bits(desc.grad_factor),
                 found.count, blocks_of(found.length), tile.tiles,
-                (found.length,), found.outer.sizes, found.inner.sizes, *over, *within,
+                (found.length,), found.over.sizes, found.within.sizes, *over, *within,
             ),
             {
                 "COMPUTE": tl.float64 if compute.bits == 64 else tl.float32,

@@ -13,15 +13,18 @@ the estimator for x is: how far the clamping moves with the scale does not depen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from holdfast.core.contract import KernelSku, error_in_ulp
+from holdfast.core.contract import error_in_ulp
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
 from holdfast.core.dtypes import float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args
+from holdfast.core.segments import segment_length
 from holdfast.ops.affine.plan import Scale, ZeroPoint
 from holdfast.ops.fake_quantize.plan import (
     FakeCodesDescriptor,
@@ -30,7 +33,7 @@ from holdfast.ops.fake_quantize.plan import (
     estimator,
     estimator_ulp,
 )
-from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
         """A tensor without elements may have scales all the same, and their gradients are zero."""
         return super().empty and not self.view.scale_count
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "dscale":
             return self.view.scale_shape, self.scale_dtype
         if name == "dzero_point":
@@ -72,7 +75,7 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
                 raise InvalidDescriptor(f"{name} is {dtype}; a learned one is {named}.")
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class FakeQuantizeLearnedBackwardArgs(Args):
     """``dy`` and the forward's ``x``, ``scale`` and ``zero_point`` are read; the gradients are written.
 
@@ -83,17 +86,11 @@ class FakeQuantizeLearnedBackwardArgs(Args):
     dy: torch.Tensor
     x: torch.Tensor
     scale: Scale
-    dx: torch.Tensor
-    dscale: torch.Tensor
-    dzero_point: torch.Tensor | None = None
+    dx: Output
+    dscale: Output
+    dzero_point: Output | None = None
     zero_point: ZeroPoint = None
     accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dx, self.dscale, self.dzero_point, self.dy, self.x, self.scale, self.zero_point
-
-    def options(self) -> tuple[bool]:
-        return (self.accumulate,)
 
 
 class FakeQuantizeLearnedBackwardPlan(
@@ -101,23 +98,9 @@ class FakeQuantizeLearnedBackwardPlan(
 ):
     """dx, dscale and dzero_point of fake quantization with a learned scale and zero point."""
 
-    op = "fake_quantize_learned"
-    direction = "backward"
-    outputs = ("dx", "dscale", "dzero_point")
-    tensors = ("dx", "dy", "x")
-    Descriptor = FakeQuantizeLearnedBackwardDescriptor
-    Args = FakeQuantizeLearnedBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.fake_quantize_learned.cpu:FakeQuantizeLearnedBackward",
-        "gpu": "holdfast.ops.fake_quantize_learned.gpu:FakeQuantizeLearnedBackward",
-        "reference": "holdfast.ops.fake_quantize_learned.reference:FakeQuantizeLearnedBackward",
-    }
-    cases = "holdfast.ops.fake_quantize_learned.cases"
-
-    def sku(self) -> KernelSku:
-        sku, desc = super().sku(), self.descriptor
-        learned = "scale" if desc.zero_point_dtype is None else "scale and zero point"
-        return replace(sku, mode=f"{sku.mode}, {desc.ste}, {learned}")
+    def mode(self) -> str:
+        learned = "scale" if self.descriptor.zero_point_dtype is None else "scale and zero point"
+        return f"{super().mode()}, {self.descriptor.ste}, {learned}"
 
     def bytes_moved(self) -> int:
         desc = self.descriptor
@@ -125,7 +108,7 @@ class FakeQuantizeLearnedBackwardPlan(
         per_scale += 2 * desc.zero_point_dtype.itemsize if desc.zero_point_dtype else 0
         return 3 * math.prod(desc.shape) * desc.input_dtype.itemsize + desc.view.scale_count * per_scale
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         """For the sums the unit is that of the sum of magnitudes, since what is left of a sum may be
         anything.
 
@@ -144,34 +127,21 @@ class FakeQuantizeLearnedBackwardPlan(
             **{name: error_in_ulp(errors, compute, float_dtype(of, name)) for name, of in dtypes.items()},
         }
 
-    def _refused_layout(self, args: FakeQuantizeLearnedBackwardArgs) -> str:
-        return (
-            super()._refused_layout(args)
-            or self._refused_gradient("dscale", args.dscale)
-            or self._refused_learned(args)
-        )
-
-    def _refused_learned(self, args: FakeQuantizeLearnedBackwardArgs) -> str:
-        """Why the scale, or the zero point and its gradient, are not as the descriptor says, or nothing."""
+    def _refused_operand(self, name: str, operand: Any) -> str:
         desc = self.descriptor
-        if isinstance(args.scale, torch.Tensor) and args.scale.dtype != desc.scale_dtype:
-            return f"scale has dtype {args.scale.dtype}; the descriptor asks for {desc.scale_dtype}."
-        if desc.zero_point_dtype is None:
-            if args.dzero_point is None:
+        if name == "dzero_point" and desc.zero_point_dtype is None:
+            if operand is None:
                 return ""
             return (
                 "dzero_point is given, but the descriptor has no zero_point_dtype, so that there is no such "
                 "gradient; leave it out, or give the descriptor the dtype of the zero point."
             )
-        if not isinstance(args.zero_point, torch.Tensor) or args.zero_point.dtype != desc.zero_point_dtype:
-            given = getattr(args.zero_point, "dtype", type(args.zero_point).__name__)
+        reason = super()._refused_operand(name, operand)
+        if reason:
+            return reason
+        given = getattr(operand, "dtype", type(operand).__name__)
+        if name == "scale" and given not in ("float", "int", desc.scale_dtype):
+            return f"scale has dtype {given}; the descriptor asks for {desc.scale_dtype}."
+        if name == "zero_point" and desc.zero_point_dtype not in (None, given):
             return f"zero_point is {given}; to be learned it must be a tensor of {desc.zero_point_dtype}."
-        return self._refused_gradient("dzero_point", args.dzero_point)
-
-    def _refused_gradient(self, name: str, gradient: Any) -> str:
-        _, dtype = self.expected(name)
-        if not isinstance(gradient, torch.Tensor):
-            return f"{name} is a {type(gradient).__name__}; it must be a torch tensor."
-        if gradient.dtype != dtype:
-            return f"{name} has dtype {gradient.dtype}; the descriptor asks for {dtype}."
-        return self._refused_per_scale(name, gradient)
+        return ""

@@ -1,6 +1,7 @@
 """The gradients of fake_quantize with a learned scale and zero point as a torch operator.
 
-``holdfast::fake_quantize`` calls it in its backward.
+This is also the place that differentiates ``holdfast::fake_quantize``: by this operator where a scale or zero
+point is learned, else by ``holdfast::fake_quantize_backward``.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -17,16 +18,10 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import granularity_named
 from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    SHARED_SCHEMA,
-    current_stream,
-    define,
-    register_vmap,
-    select_plan,
-)
-from holdfast.ops.fake_quantize.torch_op import lsq_factor
+from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA
+from holdfast.ops.fake_quantize.plan import SteKind
+from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardPlan,
@@ -103,6 +98,35 @@ _call = define(
 )
 
 
+def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    x, scale, scale_value, zero_point, zero_value, *rest = inputs
+    ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
+    ctx.values = scale_value, zero_value, rest
+    if ctx.learned or rest[-2] != SteKind.IDENTITY:
+        ctx.save_for_backward(x, scale, zero_point)
+
+
+def _differentiate_fake_quantize(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    scale_value, zero_value, (granularity, dtype, q_min, q_max, ste, grad_factor) = ctx.values
+    dx, dscale, dzero_point = dy, None, None
+    if ctx.learned:
+        x, scale, zero_point = ctx.saved_tensors
+        learns_zero_point = ctx.needs_input_grad[3]
+        q_min, q_max = range_of_codes(dtype, q_min, q_max)
+        dx, dscale, dzero_point = _call(
+            dy, x, scale, scale_value, zero_point, zero_value, granularity, q_min, q_max, ste, grad_factor,
+            learns_zero_point,
+        )  # fmt: skip
+        dscale = dscale.reshape(scale.shape) if ctx.needs_input_grad[1] else None
+        dzero_point = dzero_point.reshape(zero_point.shape) if learns_zero_point else None
+    elif ste != SteKind.IDENTITY:
+        x, scale, zero_point = ctx.saved_tensors
+        dx = backward(
+            dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
+        )
+    return dx, dscale, None, dzero_point, *[None] * 7
+
+
 def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
     raise Unsupported(
         "the gradients of a learned scale were asked for their own gradient, which is not defined here: an "
@@ -110,12 +134,9 @@ def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, .
     )
 
 
-register_autograd(
-    LIBRARY,
-    "fake_quantize_learned_backward",
-    _refuse_to_differentiate,
-    by=["dy", "x", "scale", "zero_point"],
-)
+_REAL = ["x", "scale", "zero_point"]
+register_autograd("fake_quantize", _differentiate_fake_quantize, by=_REAL, setup_context=_save_fake_quantize)
+register_autograd("fake_quantize_learned_backward", _refuse_to_differentiate, by=["dy", *_REAL])
 
 
 # Each sample has gradients of its own, also of a scale that all share.

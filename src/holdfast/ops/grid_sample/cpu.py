@@ -22,15 +22,13 @@ from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu_walk import RUN, number, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_channel_vectors import (
-    RUN,
     add_weighed_rows,
     clear_row,
     copy_row,
     load_bundle,
-    size_of,
     store_bundle,
-    store_span,
     weigh_rows,
 )
 from holdfast.ops.grid_sample.cpu_coordinates import (
@@ -66,7 +64,6 @@ from holdfast.ops.grid_sample.plan import (
     SampleDescriptor,
     SampleKernel,
 )
-from holdfast.ops.segment_sum.cpu import number, table_of
 from holdfast.ops.segment_sum.indexed import loops
 
 _NEAREST = MODES[Mode.NEAREST]

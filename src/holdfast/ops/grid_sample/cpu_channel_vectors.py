@@ -13,20 +13,7 @@ from numba import types
 
 from holdfast.backends.cpu import copy, emit, jit, outlined, pointer
 from holdfast.numerics.cpu import ITEM_SIZE, widen, zero
-from holdfast.ops.segment_sum.cpu import load_run, offset_of, store_run
-
-#: Elements that are converted or turned at a time.
-RUN = 256
-
-
-@emit
-def size_of(typingctx, like):
-    """The bytes of a value like this."""
-
-    def build(context, builder, signature, args):
-        return context.get_constant(types.int64, context.get_abi_sizeof(args[0].type))
-
-    return types.int64(like), build
+from holdfast.numerics.cpu_walk import RUN, load_run, load_span, size_of, store_run, store_span
 
 
 def _load(builder, address, row):
@@ -118,41 +105,6 @@ def clear_row(typingctx, target, like, lanes):
         return context.get_dummy_value()
 
     return types.none(target, like, lanes), build
-
-
-@jit
-def load_span(address, kind, table, begin, end, raw, wide, like):
-    """Elements ``begin`` to ``end`` of a walk, in the compute type, side by side at ``wide``."""
-    outlined()
-    inner = table.shape[1] - 1
-    columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)
-    at = begin
-    while at < end:
-        count = min(min(columns - at % columns, end - at), RUN)
-        target = wide + (at - begin) * size
-        run = load_run(address + offset_of(at, table) * item, kind, step, count, raw, target, like)
-        if run != target:
-            copy(target, run, count * item)
-        at += count
-
-
-@jit
-def store_span(values, address, kind, table, begin, end, accumulate, raw, old, like):
-    """Write values of the compute type to elements ``begin`` to ``end`` of a walk, or add them there."""
-    outlined()
-    inner = table.shape[1] - 1
-    columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)
-    at = begin
-    while at < end:
-        count = min(min(columns - at % columns, end - at), RUN)
-        target, source = address + offset_of(at, table) * item, values + (at - begin) * size
-        if accumulate:
-            before = pointer(load_run(target, kind, step, count, raw, old, like), like)
-            now = pointer(source, like)
-            for i in range(count):
-                now[i] = before[i] + now[i]
-        store_run(source, count, target, kind, step, raw, like)
-        at += count
 
 
 @jit

@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.backends.cpu import emit, jit, outlined, pointer
 from holdfast.core.pieces import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
-from holdfast.ops.grid_sample.cpu_channel_vectors import RUN, load_span
+from holdfast.numerics.cpu_walk import RUN, load_span
 from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
 
 #: Samples that are worked on at a time, the bytes of one of their rows, and from one row to the next.

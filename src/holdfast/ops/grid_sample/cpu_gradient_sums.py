@@ -12,13 +12,8 @@ import numpy as np
 
 from holdfast.backends.cpu import jit, outlined, pointer
 from holdfast.numerics.cpu import zero
-from holdfast.ops.grid_sample.cpu_channel_vectors import (
-    add_row,
-    add_weighed_rows,
-    clear_row,
-    copy_row,
-    size_of,
-)
+from holdfast.numerics.cpu_walk import size_of
+from holdfast.ops.grid_sample.cpu_channel_vectors import add_row, add_weighed_rows, clear_row, copy_row
 from holdfast.ops.segment_sum import indexed
 
 CHUNK = indexed.CHUNK

@@ -15,7 +15,6 @@ dinput.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
@@ -50,7 +49,6 @@ from holdfast.ops.grid_sample.plan import (
     GridSampleBackwardDescriptor,
     GridSampleDescriptor,
     Mode,
-    SampleDescriptor,
     SampleKernel,
 )
 
@@ -332,18 +330,11 @@ def grid_gradient(
             put_change(dgrid, target + 2 * dgrid_step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
 
 
-def _like(desc: SampleDescriptor, name: str) -> torch.Tensor | None:
-    """A contiguous tensor like the operand called ``name``, without memory; None if there must be none."""
-    expected = desc.expected(name)
-    return None if expected is None else torch.empty(expected[0], dtype=expected[1], device="meta")
-
-
 class GridSample(SampleKernel[GridSampleDescriptor]):
     """``grid_sample``."""
 
     def compile(self) -> None:
-        described: Any = {name: _like(self.desc, name) for name in ("out", "input", "grid")}
-        self.prepare(GridSampleArgs(**described))
+        self.prepare(GridSampleArgs.described(self.desc))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc = self.desc
@@ -394,8 +385,9 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         """The pieces that so many images need."""
         pieces = Pieces()
         if self.desc.needs_dinput:
-            sorts = self.sums_for(pieces, images).order.sorts
-            self.sorted_by = "torch.sort" if sorts else ""
+            sums = self.sums_for(pieces, images)
+            self.sorted_by = "torch.sort" if sums.order.sorts else ""
+            self.variant = "dinput by cell" if isinstance(sums, CellSums) else "dinput by corner"
         return pieces
 
     def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
@@ -405,9 +397,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         return CornerSums(pieces, self.desc, images, self.copies)
 
     def compile(self) -> None:
-        names = ("dout", "grid", "input", "dinput", "dgrid")
-        described: Any = {name: _like(self.desc, name) for name in names}
-        self.prepare(GridSampleBackwardArgs(**described))
+        self.prepare(GridSampleBackwardArgs.described(self.desc))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
         desc, steps = self.desc, Steps(self.device, args)

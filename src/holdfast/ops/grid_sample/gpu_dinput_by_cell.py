@@ -22,10 +22,10 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.grid_sample.gpu_channels_last import add_copy, put_fractions
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,

@@ -7,22 +7,19 @@ The grid counts each axis from -1 to 1, x first; what there is beside the image 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
-from holdfast.core import importing
 from holdfast.core.checks import shown
-from holdfast.core.contract import KernelSku, PlanPreference, PrecisionGuarantee, error_in_ulp
-from holdfast.core.descriptor import Descriptor, whole_numbers
+from holdfast.core.contract import error_in_ulp
+from holdfast.core.declaration import Implementation, Output, arguments, on_backends
+from holdfast.core.descriptor import Descriptor, Expected, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, DescribedKernel, Kernel, Operand, Plan, refused_tensor
-from holdfast.core.registry import backends
-from holdfast.core.stream import Stream
+from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.ops.segment_sum.indexed import ordered_additions, summing_ulp
 
 #: The longest axis of an image: float32 counts its pixels without a gap.
@@ -128,8 +125,11 @@ class SampleDescriptor(Descriptor):
         grid = float_dtype(self.grid_dtype, "grid_dtype").compute
         return max(self.real.compute, grid, key=lambda dtype: dtype.bits)
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
+    @property
+    def named_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        return self.input_dtype, self.input_dtype
+
+    def expected(self, name: str) -> Expected | None:
         if name in ("grid", "dgrid"):
             return self.grid_shape, self.grid_dtype
         return self.shape if name in ("input", "dinput") else self.output_shape, self.input_dtype
@@ -209,7 +209,7 @@ class GridSampleBackwardDescriptor(SampleDescriptor):
         written = (("dinput", self.shape), ("dgrid", self.grid_shape))
         return all(0 in shape for name, shape in written if getattr(self, f"needs_{name}"))
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
+    def expected(self, name: str) -> Expected | None:
         if name == "dinput" and not self.needs_dinput:
             return None
         if name in ("input", "dgrid") and not self.needs_dgrid:
@@ -224,19 +224,16 @@ class GridSampleBackwardDescriptor(SampleDescriptor):
             )
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class GridSampleArgs(Args):
     """``input`` and ``grid`` are read, ``out`` is written."""
 
     input: torch.Tensor
     grid: torch.Tensor
-    out: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.out, self.input, self.grid
+    out: Output
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class GridSampleBackwardArgs(Args):
     """``dout`` and the forward's ``grid`` are read, and its ``input`` if there is a ``dgrid`` to compute.
 
@@ -244,17 +241,11 @@ class GridSampleBackwardArgs(Args):
     """
 
     dout: torch.Tensor
-    grid: torch.Tensor
     input: torch.Tensor | None = None
-    dinput: torch.Tensor | None = None
-    dgrid: torch.Tensor | None = None
+    grid: torch.Tensor
+    dinput: Output | None = None
+    dgrid: Output | None = None
     accumulate: bool = False
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.dinput, self.dgrid, self.dout, self.input, self.grid
-
-    def options(self) -> tuple[Any, ...]:
-        return (self.accumulate,)
 
 
 D = TypeVar("D", bound=SampleDescriptor)
@@ -264,83 +255,28 @@ A = TypeVar("A", bound=Args)
 class SampleKernel(DescribedKernel[D]):
     """A kernel of grid_sample, on any backend."""
 
-    #: What of the framework sorts the samples, with scratch memory of its own; nothing, for most kernels.
-    sorted_by = ""
-
 
 class SamplePlan(Plan[D, A]):
-    """The checks and statements that both directions make."""
+    """The statements that both directions make.
 
-    #: The operands by name, the outputs first.
-    tensors: ClassVar[tuple[str, ...]]
-    cases = "holdfast.ops.grid_sample.cases"
-    #: For a backend, a kernel with the same bits that needs less workspace, and more time.
-    lean_kernels: ClassVar[Mapping[str, str]] = {}
+    The error is counted from the place that a sample has once its coordinates are rounded. The unit is the
+    last place of a sum of magnitudes: of the pixels that a sample is made of (out), of dout over all samples
+    that a pixel is part of (dinput), and of dout times pixel over all pixels of a sample and all channels,
+    times what the coordinate moves by when the grid moves by 1 (dgrid).
+    """
 
-    @classmethod
-    def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
-        """As every plan does; with a limited workspace a leaner kernel is tried before another backend."""
-        limit = pref.max_workspace_bytes if pref else None
-        if pref is not None and limit is not None and type(desc) is cls.Descriptor:
-            desc.validate()
-            usual = cls.consider(stream, desc, replace(pref, max_workspace_bytes=None))
-            backend = next((candidate.backend for candidate in usual if not candidate.reason), "")
-            if (
-                backend in cls.lean_kernels
-                and cls._kernel(backend, desc, stream.device).workspace_size > limit
-            ):
-                lean = cast(Kernel[A], importing.load(cls.lean_kernels[backend])(desc, stream.device))
-                if lean.workspace_size <= limit:
-                    if pref.precompile and not desc.empty:
-                        lean.compile()
-                    return cls(desc, stream.device, backend, lean)
-        return super().select(stream, desc, pref)
-
-    def sku(self) -> KernelSku:
+    def mode(self) -> str:
         desc = self.descriptor
         where = f"{desc.padding_mode}, {'corners' if desc.align_corners else 'edges'} aligned"
-        mode = f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid"
-        return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=", ".join(filter(None, (mode, getattr(self.kernel, "sorted_by", "")))),
-            input_dtype=dtype_name(desc.input_dtype),
-            output_dtype=dtype_name(desc.input_dtype),
-            backend=self.backend,
-            architecture=backends()[self.backend].architecture(self.device),
-        )
-
-    def precision_guarantee(self) -> PrecisionGuarantee:
-        """The error is counted from the place that a sample has once its coordinates are rounded.
-
-        The unit is the last place of a sum of magnitudes: of the pixels that a sample is made of (out), of
-        dout over all samples that a pixel is part of (dinput), and of dout times pixel over all pixels of a
-        sample and all channels, times what the coordinate moves by when the grid moves by 1 (dgrid).
-        """
-        compute = self.descriptor.compute.name
-        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
-
-    def _ulp(self) -> dict[str, float]:
-        raise NotImplementedError
+        return f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid"
 
     def bytes_moved(self) -> int:
-        desc, moved = self.descriptor, 0
-        for name in self.tensors:
-            expected = desc.expected(name)
-            if expected is not None:
-                shape, dtype = expected
-                read = min(desc.pixels, desc.samples * desc.corners) if name == "input" else 0
-                count = desc.batch * desc.channels * read if name == "input" else math.prod(shape)
-                moved += count * dtype.itemsize
+        """Of the image, only the pixels under samples are read."""
+        desc, moved = self.descriptor, super().bytes_moved()
+        if "input" in self.inputs and desc.expected("input") is not None:
+            unread = max(desc.pixels - desc.samples * desc.corners, 0)
+            moved -= desc.batch * desc.channels * unread * desc.input_dtype.itemsize
         return moved
-
-    def _refused_layout(self, args: A) -> str:
-        for name in self.tensors:
-            expected = self.descriptor.expected(name)
-            reason = refused_tensor(name, getattr(args, name), expected)
-            if reason:
-                return reason
-        return ""
 
 
 # The errors of weights and slopes, in units of 2^-p where p is the precision of the compute type. They are
@@ -374,23 +310,17 @@ def slope_error(desc: SampleDescriptor) -> float:
     return CUBIC_SLOPE_ERROR if desc.mode == Mode.BICUBIC else desc.axes - 1.5
 
 
+def lean(backend: str, kernel: str) -> Implementation:
+    """A kernel with the same bits that needs less workspace, and more time: for a limited workspace."""
+    return Implementation(backend, f".{backend}:{kernel}", "lean")
+
+
 class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
     """out = the image at the places of the grid; each place is a weighted sum of the pixels around it."""
 
-    op = "grid_sample"
-    direction = "forward"
-    outputs = ("out",)
-    tensors = ("out", "input", "grid")
-    Descriptor = GridSampleDescriptor
-    Args = GridSampleArgs
-    kernels = {
-        "cpu": "holdfast.ops.grid_sample.cpu:GridSample",
-        "gpu": "holdfast.ops.grid_sample.gpu:GridSample",
-        "reference": "holdfast.ops.grid_sample.reference:GridSample",
-    }
-    lean_kernels = {"cpu": "holdfast.ops.grid_sample.cpu:LeanGridSample"}
+    kernels = (*on_backends("GridSample"), lean("cpu", "LeanGridSample"))
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         if desc.mode == Mode.NEAREST:
             return {"out": 0.0}
@@ -401,23 +331,13 @@ class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
 class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSampleBackwardArgs]):
     """dinput = each pixel's share of dout; dgrid = how dout changes as the places move."""
 
-    op = "grid_sample"
-    direction = "backward"
-    outputs = ("dinput", "dgrid")
-    tensors = ("dinput", "dgrid", "dout", "input", "grid")
-    Descriptor = GridSampleBackwardDescriptor
-    Args = GridSampleBackwardArgs
-    kernels = {
-        "cpu": "holdfast.ops.grid_sample.cpu:GridSampleBackward",
-        "gpu": "holdfast.ops.grid_sample.gpu:GridSampleBackward",
-        "reference": "holdfast.ops.grid_sample.reference:GridSampleBackward",
-    }
-    lean_kernels = {
-        "cpu": "holdfast.ops.grid_sample.cpu:LeanGridSampleBackward",
-        "gpu": "holdfast.ops.grid_sample.gpu:LeanGridSampleBackward",
-    }
+    kernels = (
+        *on_backends("GridSampleBackward"),
+        lean("cpu", "LeanGridSampleBackward"),
+        lean("gpu", "LeanGridSampleBackward"),
+    )
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         desc = self.descriptor
         if desc.mode == Mode.NEAREST:
             return {"dinput": summing_ulp(desc.real, desc.samples), "dgrid": 0.0}

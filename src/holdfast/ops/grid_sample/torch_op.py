@@ -15,13 +15,7 @@ from holdfast.core.checks import require_bool, require_choice, require_memory, r
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE, Workspace
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    current_stream,
-    define,
-    register_vmap,
-    select_plan,
-)
+from holdfast.core.torch_op import current_stream, define, register_vmap, select_plan
 from holdfast.ops.grid_sample.composed import composed_grid_sample
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -205,11 +199,8 @@ def _second_by_grid(ctx, dout, image, grid, ddgrid):
     return torch.func.vjp(gradient, dout, image, grid)[1](ddgrid)
 
 
+register_autograd("grid_sample", _differentiate, by=["input", "grid"], setup_context=_save_for_backward)
 register_autograd(
-    LIBRARY, "grid_sample", _differentiate, by=["input", "grid"], setup_context=_save_for_backward
-)
-register_autograd(
-    LIBRARY,
     "grid_sample_backward",
     _differentiate_again,
     by=["dout", "input", "grid"],

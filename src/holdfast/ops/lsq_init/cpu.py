@@ -12,12 +12,14 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer, prefetch
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
+from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind
 from holdfast.ops.affine.cpu import numbers
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
+from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
     cleared,
     halve_lane,
@@ -30,7 +32,6 @@ from holdfast.ops.tree_sum.cpu import (
     spare,
     width_of,
 )
-from holdfast.ops.tree_sum.segments import LANES, segment_length, segments
 
 # The operands of the walk.
 _X, _SCALE = range(2)
@@ -98,7 +99,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        found = segments(desc.view, (args.x,), (args.scale,))
+        found = segments_in_order(desc.view, (args.x,), (args.scale,))
         (like,) = numbers(compute, 0)
 
         def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:

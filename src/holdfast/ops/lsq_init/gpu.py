@@ -10,10 +10,12 @@ import triton.language as tl
 
 from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
 from holdfast.core.plan import Launch
+from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import widen
 from holdfast.ops.affine.gpu import compile_contiguous
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
+from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
@@ -28,7 +30,6 @@ from holdfast.ops.tree_sum.gpu import (
     tile_of,
     tile_place,
 )
-from holdfast.ops.tree_sum.segments import blocks_of, segments
 
 
 @triton.jit(do_not_specialize=["factor_bits", "floor_bits", "segments", "blocks", "tiles"])
@@ -77,11 +78,11 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
-        found = segments(desc.view, (args.x,), (args.scale,))
+        found = segments_in_order(desc.view, (args.x,), (args.scale,))
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
         written: StepOperand = self.sums[0][0] if further else _SCALE
-        over, within = found.outer, found.inner
+        over, within = found.over, found.within
         steps = Steps(self.device, args)
         steps.add(
             sum_of_magnitudes,

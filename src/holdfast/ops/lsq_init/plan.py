@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.contract import error_in_ulp
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, Operand
+from holdfast.core.plan import Args
+from holdfast.core.segments import segment_length
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan, PerScaleDescriptor
-from holdfast.ops.tree_sum.segments import rounding_errors, segment_length
+from holdfast.ops.tree_sum.blocks import rounding_errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,34 +46,18 @@ class LsqInitDescriptor(PerScaleDescriptor):
             )
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class LsqInitArgs(Args):
     """``x`` is read, ``scale`` is written."""
 
     x: torch.Tensor
-    scale: torch.Tensor
-
-    def operands(self) -> tuple[Operand, ...]:
-        return self.scale, self.x
+    scale: Output
 
 
 class LsqInitPlan(FromDataPlan[LsqInitDescriptor, LsqInitArgs]):
     """scale = max(2 * mean(|x|) / sqrt(q_max), 1e-12) over the elements of each scale; NaN if one is."""
 
-    op = "lsq_init"
-    direction = "forward"
-    outputs = ("scale",)
-    tensors = ("x",)
-    Descriptor = LsqInitDescriptor
-    Args = LsqInitArgs
-    kernels = {
-        "cpu": "holdfast.ops.lsq_init.cpu:LsqInit",
-        "gpu": "holdfast.ops.lsq_init.gpu:LsqInit",
-        "reference": "holdfast.ops.lsq_init.reference:LsqInit",
-    }
-    cases = "holdfast.ops.lsq_init.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         """The roundings of the sum, of the factor, and of their product.
 
         The factor takes three operations of float64: a root, a product and a quotient. In float32 it is
@@ -81,6 +67,3 @@ class LsqInitPlan(FromDataPlan[LsqInitDescriptor, LsqInitArgs]):
         of_factor = 3 * 2.0 ** (compute.precision - 53) + (compute.bits == 32)
         roundings = rounding_errors(segment_length(self.descriptor.view)) + of_factor + 1
         return {"scale": error_in_ulp(roundings, compute, compute)}
-
-    def _refused_layout(self, args: LsqInitArgs) -> str:
-        return self._refused_tensor("x", args.x) or self.refused_result("scale", args.scale)

@@ -11,17 +11,17 @@ from holdfast.core.autograd import constant, register_constant
 from holdfast.core.checks import require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
-from holdfast.ops.affine.batched import by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    code_range,
+from holdfast.core.torch_op import (
+    by_sample,
     current_stream,
     define,
     named_dtype,
     register_vmap,
     select_plan,
+    workspace_of,
 )
-from holdfast.ops.choose_scale.torch_op import empty_scale, workspace_of
+from holdfast.ops.affine.torch_op import code_range
+from holdfast.ops.choose_scale.torch_op import empty_scale
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
@@ -55,7 +55,7 @@ _call = define(
     _lsq_init,
     _lsq_init_fake,
 )
-register_constant(LIBRARY, "lsq_init")
+register_constant("lsq_init")
 register_vmap("lsq_init", by_sample(_call))
 
 

@@ -11,7 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.core.plan import Launch, Operand
+from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
+from holdfast.core.operands import Operand
+from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     INTERPRETED,
@@ -31,15 +33,10 @@ from holdfast.ops.affine.gpu import (
     TILE,
     TiledKernel,
     alike_by_column,
-    byte_offsets,
-    columns_inside,
     in_pairs,
     launch_over,
     load_scale,
     load_zero_point,
-    tile_offsets,
-    tile_rows,
-    tile_start,
 )
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,

@@ -9,7 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("QuantizePerTensorPlan", "QuantizePerChannelPlan"))
 _backward = partial(KernelMutant, plans=("QuantizePerTensorBackwardPlan", "QuantizePerChannelBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.quantize.cpu", "holdfast.ops.quantize.gpu"
-_WALK_CPU, _WALK_GPU = "holdfast.ops.affine.cpu", "holdfast.ops.affine.gpu"
+_WALK_CPU, _TILES_GPU = "holdfast.ops.affine.cpu", "holdfast.backends.gpu_tiles"
 
 MUTANTS = (
     _forward(
@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     _forward(
         "a mask one column too wide",
-        _WALK_GPU,
+        _TILES_GPU,
         "left = tl.minimum(columns - start, COLUMNS)",
         "left = tl.minimum(columns - start + 1, COLUMNS)",
     ),
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     _forward(
         "a carry lost between the loops over rows",
-        _WALK_GPU,
+        _TILES_GPU,
         "            row = outer\n",
         "            row = row - row\n",
     ),

@@ -6,20 +6,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from holdfast.core.plan import Args, Operand
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
+from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
     IntoCodes,
-    OverChannels,
-    OverGroups,
-    OverTensor,
-    OverTokens,
     Scale,
     StraightThroughArgs,
     ZeroPoint,
+    granular,
     rounded_once,
 )
 
@@ -31,7 +31,7 @@ class QuantizeBackwardDescriptor(IntoCodes):
     q_min: int | None = None
     q_max: int | None = None
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         return self.shape, self.gradient_of_codes if name == "dy" else self.input_dtype
 
 
@@ -45,181 +45,45 @@ class QuantizeDescriptor(QuantizeBackwardDescriptor):
     def is_packed(self) -> bool:
         return self.packed
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         return (self.code_shape, self.code_storage) if name == "q" else (self.shape, self.input_dtype)
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class QuantizeArgs(Args):
     """``x`` is read, ``q`` is written."""
 
     x: torch.Tensor
     scale: Scale
-    q: torch.Tensor
+    q: Output
     zero_point: ZeroPoint = None
 
-    def operands(self) -> tuple[Operand, ...]:
-        return self.q, self.x, self.scale, self.zero_point
 
-
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class QuantizeBackwardArgs(StraightThroughArgs):
     """Those of every straight-through estimator."""
 
 
-class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs]):
+class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs], abstract=True):
     """q = clamp(rint(x / scale) + zero_point, q_min, q_max); NaN takes the code of 0.0."""
 
-    op = "quantize"
-    direction = "forward"
-    outputs = ("q",)
-    tensors = ("q", "x")
-    kernels = {
-        "cpu": "holdfast.ops.quantize.cpu:Quantize",
-        "gpu": "holdfast.ops.quantize.gpu:Quantize",
-        "reference": "holdfast.ops.quantize.reference:Quantize",
-    }
-    cases = "holdfast.ops.quantize.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         # The quotient is rounded before it is rounded to a code: beside a tie, that can cross it.
         return {"q": 1.0}
 
 
-class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwardArgs]):
+class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwardArgs], abstract=True):
     """dx = dy / scale where q_min <= rint(x / scale) + zero_point <= q_max, else 0."""
 
-    op = "quantize"
-    direction = "backward"
-    outputs = ("dx",)
-    tensors = ("dx", "dy", "x")
-    kernels = {
-        "cpu": "holdfast.ops.quantize.cpu:QuantizeBackward",
-        "gpu": "holdfast.ops.quantize.gpu:QuantizeBackward",
-        "reference": "holdfast.ops.quantize.reference:QuantizeBackward",
-    }
-    cases = "holdfast.ops.quantize.cases"
-
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         real = self.descriptor.real
         return {"dx": rounded_once(real, real.compute)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerTensorDescriptor(OverTensor, QuantizeDescriptor):
-    """Quantize, one scale for the whole tensor."""
+granular(QuantizePlan)
+granular(QuantizeBackwardPlan)
 
+if TYPE_CHECKING:
 
-QuantizePerTensorArgs = QuantizeArgs
-
-
-class QuantizePerTensorPlan(QuantizePlan):
-    """Quantize, one scale for the whole tensor."""
-
-    Descriptor = QuantizePerTensorDescriptor
-    Args = QuantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerTensorBackwardDescriptor(OverTensor, QuantizeBackwardDescriptor):
-    """QuantizeBackward, one scale for the whole tensor."""
-
-
-QuantizePerTensorBackwardArgs = QuantizeBackwardArgs
-
-
-class QuantizePerTensorBackwardPlan(QuantizeBackwardPlan):
-    """QuantizeBackward, one scale for the whole tensor."""
-
-    Descriptor = QuantizePerTensorBackwardDescriptor
-    Args = QuantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerChannelDescriptor(OverChannels, QuantizeDescriptor):
-    """Quantize, one scale for each index of ``axis``."""
-
-
-QuantizePerChannelArgs = QuantizeArgs
-
-
-class QuantizePerChannelPlan(QuantizePlan):
-    """Quantize, one scale for each index of ``axis``."""
-
-    Descriptor = QuantizePerChannelDescriptor
-    Args = QuantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerChannelBackwardDescriptor(OverChannels, QuantizeBackwardDescriptor):
-    """QuantizeBackward, one scale for each index of ``axis``."""
-
-
-QuantizePerChannelBackwardArgs = QuantizeBackwardArgs
-
-
-class QuantizePerChannelBackwardPlan(QuantizeBackwardPlan):
-    """QuantizeBackward, one scale for each index of ``axis``."""
-
-    Descriptor = QuantizePerChannelBackwardDescriptor
-    Args = QuantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerTokenDescriptor(OverTokens, QuantizeDescriptor):
-    """Quantize, one scale for each row of the last axis."""
-
-
-QuantizePerTokenArgs = QuantizeArgs
-
-
-class QuantizePerTokenPlan(QuantizePlan):
-    """Quantize, one scale for each row of the last axis."""
-
-    Descriptor = QuantizePerTokenDescriptor
-    Args = QuantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerTokenBackwardDescriptor(OverTokens, QuantizeBackwardDescriptor):
-    """QuantizeBackward, one scale for each row of the last axis."""
-
-
-QuantizePerTokenBackwardArgs = QuantizeBackwardArgs
-
-
-class QuantizePerTokenBackwardPlan(QuantizeBackwardPlan):
-    """QuantizeBackward, one scale for each row of the last axis."""
-
-    Descriptor = QuantizePerTokenBackwardDescriptor
-    Args = QuantizeBackwardArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerGroupDescriptor(OverGroups, QuantizeDescriptor):
-    """Quantize, one scale for each ``group_size`` neighbours along ``axis``."""
-
-
-QuantizePerGroupArgs = QuantizeArgs
-
-
-class QuantizePerGroupPlan(QuantizePlan):
-    """Quantize, one scale for each ``group_size`` neighbours along ``axis``."""
-
-    Descriptor = QuantizePerGroupDescriptor
-    Args = QuantizeArgs
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizePerGroupBackwardDescriptor(OverGroups, QuantizeBackwardDescriptor):
-    """QuantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
-
-
-QuantizePerGroupBackwardArgs = QuantizeBackwardArgs
-
-
-class QuantizePerGroupBackwardPlan(QuantizeBackwardPlan):
-    """QuantizeBackward, one scale for each ``group_size`` neighbours along ``axis``."""
-
-    Descriptor = QuantizePerGroupBackwardDescriptor
-    Args = QuantizeBackwardArgs
+    def __getattr__(name: str) -> Any:
+        """The spellings that ``granular`` makes."""

@@ -23,19 +23,9 @@ from holdfast.core.granularity import (
 )
 from holdfast.core.pages import fresh
 from holdfast.core.stream import NO_WORKSPACE
-from holdfast.ops.affine.batched import batched, by_sample
-from holdfast.ops.affine.torch_op import (
-    LIBRARY,
-    SHARED_SCHEMA,
-    code_range,
-    current_stream,
-    define,
-    empty_codes,
-    named_dtype,
-    register_vmap,
-    select,
-    shared_arguments,
-)
+from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
+from holdfast.ops.affine.batched import batched
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, empty_codes, select, shared_arguments
 from holdfast.ops.quantize import plan as plans
 from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
 
@@ -147,9 +137,9 @@ def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...
     )
 
 
-register_constant(LIBRARY, "quantize", integers=True)
-register_autograd(LIBRARY, "quantize_to_float", _differentiate, by=["x"], setup_context=_save_for_backward)
-register_autograd(LIBRARY, "quantize_backward", _refuse_to_differentiate, by=["dy", "x"])
+register_constant("quantize", integers=True)
+register_autograd("quantize_to_float", _differentiate, by=["x"], setup_context=_save_for_backward)
+register_autograd("quantize_backward", _refuse_to_differentiate, by=["dy", "x"])
 
 
 def _quantize_batched(call):

@@ -22,7 +22,6 @@ from numba.core import cgutils
 from holdfast.backends.cpu import (
     LINE,
     compile_kernel,
-    copy,
     emit,
     jit,
     kernel,
@@ -37,7 +36,8 @@ from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.numerics.cpu import ITEM_SIZE, kind, narrow, widen, zero
+from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
@@ -62,20 +62,6 @@ _AHEAD = 16
 
 # What becomes of a term before it is added.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
-
-
-@jit
-def offset_of(number, table):
-    """Where element ``number`` of a walk lies. ``table`` has the sizes of the loops, then the strides."""
-    inner = table.shape[1] - 1
-    if inner == 0:
-        return number * table[1, 0]
-    offset = 0
-    for d in range(inner, 0, -1):
-        outer = number // table[0, d]
-        offset += (number - outer * table[0, d]) * table[1, d]
-        number = outer
-    return offset + number * table[1, 0]
 
 
 @jit
@@ -118,53 +104,6 @@ def order(address, item, table, count, rows, padding, starts_at, places_at):
             places[starts[index + 1]] = n
             starts[index + 1] += 1
     return most
-
-
-@jit
-def move(source, step, count, target, target_step, item):
-    """Carry elements that are ``step`` apart to where they are ``target_step`` apart."""
-    outlined()
-    if item == 2:
-        for i in range(count):
-            pointer(target, np.uint16)[i * target_step] = pointer(source, np.uint16)[i * step]
-    elif item == 4:
-        for i in range(count):
-            pointer(target, np.uint32)[i * target_step] = pointer(source, np.uint32)[i * step]
-    else:
-        for i in range(count):
-            pointer(target, np.uint64)[i * target_step] = pointer(source, np.uint64)[i * step]
-
-
-@jit
-def load_run(address, kind, step, count, raw, wide, like):
-    """The address of ``count`` elements in the compute type, side by side: in place, or in a scratch run."""
-    outlined()
-    item = kind & ITEM_SIZE
-    if step != 1:
-        move(address, step, count, raw, 1, item)
-        address = raw
-    if kind != item:
-        widen(address, kind, 0, count, wide, like)
-        address = wide
-    elif step != 1:
-        copy(wide, raw, count * item)
-        address = wide
-    return address
-
-
-@jit
-def store_run(values, count, address, kind, step, raw, like):
-    """Write ``count`` values of the compute type to where they belong, narrowed."""
-    outlined()
-    item = kind & ITEM_SIZE
-    if kind != item:
-        target = address if step == 1 else raw
-        narrow(values, count, kind, target, like)
-        values = target
-    if step != 1:
-        move(values, 1, count, address, step, item)
-    elif values != address:
-        copy(address, values, count * item)
 
 
 @jit
@@ -420,16 +359,6 @@ def sum_segments(first, last, ordering, dealing, source, factor, output, accumul
                 for i in range(count):
                     sums[i] = old[i] + sums[i]
             store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
-
-
-def table_of(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The loops over rows as kernels take them."""
-    return np.array([sizes, strides], np.int64)
-
-
-def number(compute: Float) -> np.floating[Any]:
-    """Any number of the compute type."""
-    return np.float64(0) if compute.name == "float64" else np.float32(0)
 
 
 class Ordering(NamedTuple):

@@ -27,11 +27,11 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_counting_sort import Counting, longest
 from holdfast.ops.segment_sum.gpu_merge_sort import LANES, Blank, Order
@@ -40,7 +40,6 @@ from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
     IndexedKernel,
     SummingArgs,
-    described_operands,
     loops,
 )
 
@@ -517,14 +516,14 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         pieces = Pieces()
         self.order = Order(pieces, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
+        self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = Summing(
             pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
         self.cut_workspace(pieces)
 
     def compile(self) -> None:
-        out, terms, indices = described_operands(self.desc).values()
-        self.prepare(DescribedSum((out, terms, indices)))
+        self.prepare(DescribedSum.of(self.desc))
 
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc, order = self.desc, self.order

@@ -21,9 +21,9 @@ import triton.language as tl
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
-from holdfast.ops.affine.gpu import row_offsets
 from holdfast.ops.segment_sum import indexed
 
 #: The indices from which on torch.sort is used.

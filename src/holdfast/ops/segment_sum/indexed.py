@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core.contract import KernelSku, PrecisionGuarantee, error_in_ulp
+from holdfast.core.contract import error_in_ulp
 from holdfast.core.deferred import reported
 from holdfast.core.descriptor import Descriptor
-from holdfast.core.dtypes import Float, dtype_name, float_dtype
+from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
-from holdfast.core.plan import Args, DescribedKernel, Plan, refused_tensor
-from holdfast.core.registry import backends
+from holdfast.core.plan import Args, DescribedKernel
 from holdfast.core.strided import Space, coalesce
 
 #: Terms that are added one after another; their sums are terms again.
@@ -40,8 +39,6 @@ class IndexedDescriptor(Descriptor):
 
     #: The fields that hold the sizes of the matrix: its rows, and its columns.
     sizes: ClassVar[tuple[str, str]]
-    #: The operands by name, the outputs first.
-    operands: ClassVar[tuple[str, ...]]
 
     @property
     def rows(self) -> int:
@@ -66,21 +63,8 @@ class IndexedDescriptor(Descriptor):
         """Whether a sum is divided by the number of its terms."""
         return False
 
-    @property
-    def real(self) -> Float:
-        return float_dtype(self.dtype, "dtype")
-
-    @property
-    def compute(self) -> Float:
-        return self.real.compute
-
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
-        raise NotImplementedError
-
     def validate(self) -> None:
         super().validate()
-        float_dtype(self.dtype, "dtype")
         if self.index_dtype not in INDEX_DTYPES:
             raise InvalidDescriptor(
                 f"index_dtype is {self.index_dtype}; accepted are torch.int32 and torch.int64."
@@ -139,51 +123,10 @@ class BadIndex:
 
 
 D = TypeVar("D", bound=IndexedDescriptor)
-A = TypeVar("A", bound=Args)
 
 
 class IndexedKernel(DescribedKernel[D]):
     """A kernel over indices, on any backend."""
-
-    #: What of the framework sorts the indices, with scratch memory of its own; nothing, for most kernels.
-    sorted_by = ""
-
-
-class IndexedPlan(Plan[D, A]):
-    """The checks and statements that every plan over indices makes."""
-
-    def mode(self) -> str:
-        """What the SKU calls the variant."""
-        raise NotImplementedError
-
-    def sku(self) -> KernelSku:
-        desc = self.descriptor
-        return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=", ".join(filter(None, (self.mode(), getattr(self.kernel, "sorted_by", "")))),
-            input_dtype=dtype_name(desc.dtype),
-            output_dtype=dtype_name(desc.dtype),
-            backend=self.backend,
-            architecture=backends()[self.backend].architecture(self.device),
-            index_dtype=dtype_name(desc.index_dtype),
-        )
-
-    def precision_guarantee(self) -> PrecisionGuarantee:
-        """For a sum the unit is the last place of the sum of its terms' magnitudes."""
-        compute = self.descriptor.compute.name
-        return PrecisionGuarantee(compute, compute, ulp=self._ulp())
-
-    def _ulp(self) -> dict[str, float]:
-        raise NotImplementedError
-
-    def _refused_layout(self, args: A) -> str:
-        for name in self.descriptor.operands:
-            expected = self.descriptor.expected(name)
-            reason = refused_tensor(name, getattr(args, name), expected)
-            if reason:
-                return reason
-        return ""
 
 
 def summing_ulp(real: Float, terms: int, more: float = 0.0) -> float:
@@ -216,16 +159,6 @@ def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
     return coalesce(shape, [tuple(own[: len(shape)]) for own in strides], keep_order=True)
 
 
-def described_operands(desc: IndexedDescriptor) -> dict[str, torch.Tensor]:
-    """Contiguous tensors without memory for all operands, to prepare a kernel for what they are like."""
-    expected = {name: desc.expected(name) for name in desc.operands}
-    return {
-        name: torch.empty(found[0], dtype=found[1], device="meta")
-        for name, found in expected.items()
-        if found is not None
-    }
-
-
 @dataclass(eq=False)
 class DescribedSum(SummingArgs):
     """Args of any plan that sums by row, described."""
@@ -235,3 +168,10 @@ class DescribedSum(SummingArgs):
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.tensors
+
+    @classmethod
+    def of(cls, desc: IndexedDescriptor) -> Self:
+        """Contiguous tensors without memory: a term for each index."""
+        out = torch.empty((desc.rows, desc.columns), dtype=desc.dtype, device="meta")
+        terms = torch.empty((*desc.shape, desc.columns), dtype=desc.dtype, device="meta")
+        return cls((out, terms, torch.empty(desc.shape, dtype=desc.index_dtype, device="meta")))

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.core.declaration import Output, arguments
+from holdfast.core.descriptor import Expected
+from holdfast.core.plan import Plan
 from holdfast.ops.segment_sum.indexed import (
     IndexedDescriptor,
-    IndexedPlan,
     SummingArgs,
     summing_ulp,
 )
@@ -27,19 +29,18 @@ class SegmentSumDescriptor(IndexedDescriptor):
     width: int
 
     sizes = ("segments", "width")
-    operands = ("out", "terms", "destinations")
 
     @property
     def empty(self) -> bool:
         return self.segments == 0 or self.width == 0
 
-    def expected(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    def expected(self, name: str) -> Expected:
         if name == "destinations":
             return self.shape, self.index_dtype
         return ((self.segments,) if name == "out" else self.shape) + (self.width,), self.dtype
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
+@arguments
 class SegmentSumArgs(SummingArgs):
     """``terms`` and ``destinations`` are read, ``out`` is written, or with ``accumulate`` added to.
 
@@ -49,38 +50,15 @@ class SegmentSumArgs(SummingArgs):
 
     terms: torch.Tensor
     destinations: torch.Tensor
-    out: torch.Tensor
+    out: Output
     accumulate: bool = False
 
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.out, self.terms, self.destinations
 
-    def options(self) -> tuple[bool]:
-        return (self.accumulate,)
-
-
-class SegmentSumPlan(IndexedPlan[SegmentSumDescriptor, SegmentSumArgs]):
+class SegmentSumPlan(Plan[SegmentSumDescriptor, SegmentSumArgs]):
     """out[i] = the ordered sum of the terms whose destination is i."""
-
-    op = "segment_sum"
-    direction = "forward"
-    outputs = ("out",)
-    Descriptor = SegmentSumDescriptor
-    Args = SegmentSumArgs
-    kernels = {
-        "cpu": "holdfast.ops.segment_sum.cpu:SegmentSum",
-        "gpu": "holdfast.ops.segment_sum.gpu:SegmentSum",
-        "reference": "holdfast.ops.segment_sum.reference:SegmentSum",
-    }
-    cases = "holdfast.ops.segment_sum.cases"
 
     def mode(self) -> str:
         return "ordered"
 
-    def _ulp(self) -> dict[str, float]:
+    def ulp(self) -> dict[str, float]:
         return {"out": summing_ulp(self.descriptor.real, self.descriptor.count)}
-
-    def bytes_moved(self) -> int:
-        desc = self.descriptor
-        rows = desc.count + desc.segments
-        return rows * desc.width * desc.dtype.itemsize + desc.count * desc.index_dtype.itemsize

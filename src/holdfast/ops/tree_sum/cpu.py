@@ -22,10 +22,11 @@ from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.pieces import Piece, Pieces, first_address
+from holdfast.core.segments import Segments
 from holdfast.core.stream import Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
-from holdfast.ops.tree_sum.segments import BLOCK, LANES, Segments, blocks_of, lanes_of
+from holdfast.ops.tree_sum.blocks import BLOCK, LANES, blocks_of, lanes_of
 
 #: The most segments of a job where they lie side by side, and the fewest for which it is worth it.
 COLUMNS, _FEW_COLUMNS = 1024, 16
@@ -60,7 +61,7 @@ class Jobs(NamedTuple):
 def jobs_of(segments: Segments) -> Jobs:
     """The jobs of ``segments``."""
     count, length = segments.count, segments.length
-    outer, inner = segments.outer, segments.inner
+    outer, inner = segments.over, segments.within
     side = outer.sizes[-1]
     side_by_side = side >= _FEW_COLUMNS and outer.strides[0][-1] == 1 and inner.strides[0][-1] != 1
     # A job's elements fit in a scratch run, and so do its lanes, which can be more: a power of two a segment.

@@ -24,9 +24,10 @@ from holdfast.backends.gpu import Steps, loop_offsets
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
+from holdfast.core.segments import Segments, segment_length, segments_in_order
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.tree_sum import segments as cut
-from holdfast.ops.tree_sum.segments import Segments, blocks_of, segment_length, segments
+from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum.blocks import blocks_of
 
 LANES = tl.constexpr(cut.LANES)
 BLOCK = tl.constexpr(cut.BLOCK)
@@ -181,8 +182,8 @@ def tile_of(segments: Segments, itemsize: int, pieces: int) -> Tile:
     count, length = segments.count, segments.length
     blocks, lanes, rows = _block(length)
     elements = SINGLE_TILE_BYTES // itemsize if rows == 1 else TILE
-    if segments.outer.strides[0][-1] == 1 and segments.inner.strides[0][-1] != 1:
-        columns = min(triton.next_power_of_2(segments.outer.sizes[-1]), COLUMN_BYTES // itemsize)
+    if segments.over.strides[0][-1] == 1 and segments.within.strides[0][-1] != 1:
+        columns = min(triton.next_power_of_2(segments.over.sizes[-1]), COLUMN_BYTES // itemsize)
         width = max(min(lanes, elements // columns), lanes // pieces)
         by_segment, by_block = min(columns, elements // width), 1
     else:
@@ -203,7 +204,7 @@ def pieces_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
 
     One row of lanes is not worth cutting.
     """
-    found = segments(view, (torch.empty(shape, device="meta"),), ())
+    found = segments_in_order(view, (torch.empty(shape, device="meta"),), ())
     return 1 if found.length <= cut.LANES else tile_of(found, itemsize, cut.LANES).pieces
 
 
@@ -288,7 +289,7 @@ def add_further(
             (*_both(outputs if final else sums[k + 1]), *_both(sums[k])),
             (
                 double_bits(factor), double_bits(floor or 0.0),
-                segments.count, blocks, left, tiles, segments.outer.sizes, strides[0], strides[-1],
+                segments.count, blocks, left, tiles, segments.over.sizes, strides[0], strides[-1],
             ),
             {
                 "TWO": len(outputs) > 1,

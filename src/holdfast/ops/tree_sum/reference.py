@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.core.granularity import ScaleView
+from holdfast.core.segments import segment_length
 from holdfast.numerics.reference import Array
-from holdfast.ops.tree_sum.segments import LANES, ROWS, blocks_of, lanes_of, segment_length
+from holdfast.ops.tree_sum.blocks import LANES, ROWS, blocks_of, lanes_of
 
 
 def tree_sum(terms: Array) -> Array:

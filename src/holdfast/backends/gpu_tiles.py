@@ -1,0 +1,91 @@
+"""Tiles of the index space, in Triton.
+
+A program works on one tile of ROWS x COLUMNS. Columns run along the memory that is written. A row number is
+taken apart into the remaining loops once per row, so a contiguous tensor needs no division.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import loop_offsets
+
+
+@triton.jit
+def tile_rows(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr, steps=1):
+    """The numbers of the rows of this program's tile: the first of ``steps``, one below the other."""
+    if GRID == "rows":
+        tile = tl.program_id(0)
+    elif GRID == "columns and rows":
+        tile = tl.program_id(1)
+    else:
+        tile = tl.program_id(0).to(tl.uint32) // column_tiles(columns, COLUMNS)
+    return tile.to(rows.dtype) * (ROWS * steps) + tl.arange(0, ROWS)
+
+
+@triton.jit
+def tile_start(columns, COLUMNS: tl.constexpr, GRID: tl.constexpr):
+    """The first column of this program's tile."""
+    if GRID == "rows":
+        return tl.full([], 0, tl.int64)
+    elif GRID == "columns and rows":
+        return tl.program_id(0).to(tl.int64) * COLUMNS
+    else:
+        tile = tl.program_id(0).to(tl.uint32) % column_tiles(columns, COLUMNS)
+        return tile.to(tl.int64) * COLUMNS
+
+
+@triton.jit
+def column_tiles(columns, COLUMNS: tl.constexpr):
+    """How many tiles lie side by side; unsigned, since that divides faster."""
+    return ((columns - 1) // COLUMNS + 1).to(tl.uint32)
+
+
+@triton.jit
+def columns_inside(start, columns, COLUMNS: tl.constexpr):
+    """Which of the columns from ``start`` on exist, as a row of the tile."""
+    left = tl.minimum(columns - start, COLUMNS).to(tl.int32)
+    return (tl.arange(0, COLUMNS) < left)[None, :]
+
+
+@triton.jit
+def row_offsets(row, sizes, strides):
+    """Where each row begins: ``loop_offsets`` over all but the columns, which come last."""
+    return loop_offsets(row, sizes[:-1], strides)
+
+
+@triton.jit
+def tile_row_offsets(row, loops, strides):
+    """``row_offsets`` with the loops of ``TiledKernel``: no row that 31 bits hold is divided.
+
+    An operand whose rows are one loop to it has one stride for them all.
+    """
+    offset = tl.zeros(row.shape, tl.int64)
+    for d in tl.static_range(len(strides) - 2, -1, -1):
+        if d == 0:
+            offset += row.to(tl.int64) * strides[d]
+        else:
+            size, multiplier, shift = loops[d]
+            if row.dtype == tl.int32:
+                high = tl.umulhi(row.to(tl.uint32), multiplier.to(tl.uint32))
+                outer = (high >> (shift.to(tl.uint32) - 2)).to(tl.int32)
+            else:
+                outer = row // size
+            offset += (row - outer * size).to(tl.int64) * strides[d]
+            row = outer
+    return offset
+
+
+@triton.jit
+def tile_offsets(row, start, sizes, strides, COLUMNS: tl.constexpr):
+    """The offset of each element of the tile."""
+    step = strides[len(strides) - 1]
+    column = tl.arange(0, COLUMNS)
+    return (start * step + tile_row_offsets(row, sizes, strides))[:, None] + (column * step)[None, :]
+
+
+@triton.jit
+def byte_offsets(row, start, sizes, strides, WIDTH: tl.constexpr):
+    """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` count bytes."""
+    return (start + tile_row_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]

@@ -1,0 +1,121 @@
+"""What an op declares, and what follows from it.
+
+The args of a plan are a class whose fields are its operands::
+
+    @arguments
+    class ScaledAddArgs(Args):
+        x: torch.Tensor
+        y: torch.Tensor
+        out: Output
+
+A field of type ``Output`` is written. A field of type ``bool`` is an option, such as ``accumulate``. Every
+other field is read. The descriptor's ``expected(name)`` gives the shape and dtype of each.
+
+The name of a plan's class gives the rest: ``ScaledAddBackwardPlan`` is the backward of the op
+``scaled_add``, and its kernels are the classes ``ScaledAddBackward`` in the files ``cpu.py``, ``gpu.py`` and
+``reference.py`` beside its own, as far as there are such files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib.machinery import PathFinder
+from typing import Annotated, Any, TypeVar
+
+import torch
+
+from holdfast.core import registry
+from holdfast.core.contract import Direction, PlanPreference
+
+_OUTPUT = "output"
+
+#: A tensor that the kernel writes.
+Output = Annotated[torch.Tensor, _OUTPUT]
+
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(kw_only_default=True, eq_default=False)
+def arguments(kind: type[T]) -> type[T]:
+    """A dataclass of operands and options. Every run asks for both, so their methods are written out."""
+    made: Any = dataclass(kw_only=True, slots=True, eq=False)(kind)
+    hints = typing.get_type_hints(made, include_extras=True)
+    names = [field.name for field in fields(made)]
+    made.outputs = tuple(name for name in names if _is_output(hints[name]))
+    made.flags = tuple(name for name in names if hints[name] is bool)
+    made.inputs = tuple(name for name in names if name not in (*made.outputs, *made.flags))
+    made.operands = _getter((*made.outputs, *made.inputs))
+    made.options = _getter(made.flags)
+    return typing.cast(type[T], made)
+
+
+def _is_output(hint: Any) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if typing.get_origin(hint) is typing.Union:
+        kinds = typing.get_args(hint)
+    return any(_OUTPUT in getattr(kind, "__metadata__", ()) for kind in kinds)
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    values = "".join(f"self.{name}, " for name in names)
+    return typing.cast(Callable[[Any], tuple[Any, ...]], eval(f"lambda self: ({values})"))
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute a plan: a kernel class on a backend.
+
+    ``place`` is "module:class", imported when it is picked; a module that begins with a dot is beside the
+    plan's. ``name`` tells several ways on one backend apart; the first has none. ``why_not`` gives the reason
+    why it cannot serve a problem, or nothing.
+    """
+
+    backend: str
+    place: str
+    name: str = ""
+    why_not: Callable[[Any, torch.device, PlanPreference], str] | None = None
+
+    def beside(self, module: str) -> Implementation:
+        """The same, with the full name of its module."""
+        package = module.rpartition(".")[0]
+        return replace(self, place=package + self.place) if self.place.startswith(".") else self
+
+
+def on_backends(kernel: str) -> tuple[Implementation, ...]:
+    """The class ``kernel`` in the file of each backend."""
+    return tuple(Implementation(backend, f".{backend}:{kernel}") for backend in registry.backends())
+
+
+def resolved(module: str, ways: Iterable[Implementation]) -> tuple[Implementation, ...]:
+    """The ways that a plan of ``module`` has: those whose modules exist."""
+    return tuple(way for way in (way.beside(module) for way in ways) if _exists(way.place.partition(":")[0]))
+
+
+def _exists(module: str) -> bool:
+    """Whether there is such a module; nothing is imported."""
+    package = sys.modules.get(module.rpartition(".")[0])
+    if module in sys.modules or package is None:
+        return not module.startswith(".")  # a module of a package that is not imported yet is taken on trust
+    return PathFinder.find_spec(module, package.__path__) is not None
+
+
+def name_of_op(plan: str) -> tuple[str, Direction, str]:
+    """The op, the direction and the kernel class that the name of a plan's class stands for."""
+    kernel = plan.removesuffix("Plan")
+    forward = kernel.removesuffix("Backward")
+    op = re.sub(r"(?<!^)(?=[A-Z])", "_", forward).lower()
+    return op, "forward" if forward == kernel else "backward", kernel
+
+
+def bound_types(plan: type) -> tuple[type, type] | None:
+    """The descriptor and the args in ``Plan[descriptor, args]``, where a class names them itself."""
+    for base in vars(plan).get("__orig_bases__", ()):
+        given = typing.get_args(base)
+        if len(given) == 2 and all(isinstance(kind, type) for kind in given):
+            return given
+    return None

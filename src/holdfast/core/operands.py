@@ -1,0 +1,163 @@
+"""The operands of a run: where they lie, what a launch depends on in them, and the checks of the tensors.
+
+Each failure of a check is a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any, Self
+
+import torch
+
+from holdfast.core.checks import refused_kind, refused_memory, short_memory
+from holdfast.core.descriptor import Expected
+from holdfast.core.latest import Places, host_key, rooms_of
+from holdfast.core.strided import overlaps_itself, span
+
+#: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
+Operand = torch.Tensor | float | int | None
+
+#: Places that no operands are at.
+NOWHERE: Places = ((), ())
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@dataclass
+class Extents:
+    """The bytes that each operand reaches over; for each tensor its position, these bytes, its itemsize."""
+
+    of_operands: tuple[int, ...]
+    of_tensors: tuple[tuple[int, int, int], ...]
+
+    @classmethod
+    def of(cls, operands: Sequence[Operand]) -> Self:
+        tensors = [(i, operand) for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
+        sizes = {i: tensor.element_size() for i, tensor in tensors}
+        reached = {i: span(tensor.shape, tensor.stride()) * sizes[i] for i, tensor in tensors}
+        return cls(
+            tuple(reached.get(i, 0) for i in range(len(operands))),
+            tuple((i, reached[i], sizes[i]) for i, _ in tensors),
+        )
+
+
+def addresses_of(operands: Sequence[Operand]) -> list[int]:
+    """The address of each operand; 0 for a value of the host."""
+    return [_address(operand) if isinstance(operand, torch.Tensor) else 0 for operand in operands]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if type(tensor) not in _PLAIN and refused_memory("", tensor):
+        raise TypeError  # a tensor without memory, whose address means nothing
+    return tensor.data_ptr()
+
+
+def places_of(operands: Sequence[Operand]) -> Places:
+    """The address of each operand, and the bytes of each tensor's storage."""
+    rooms = rooms_of(operand for operand in operands if isinstance(operand, torch.Tensor))
+    return addresses_of(operands), rooms
+
+
+def misalignment_of(addresses: Sequence[int]) -> tuple[int, ...]:
+    """The distance of each address from a multiple of 16; empty if all are multiples. Kernels use that."""
+    if not reduce(or_, addresses, 0) & 15:
+        return ()
+    return tuple(address & 15 for address in addresses)
+
+
+def launch_key(operand: Operand) -> Any:
+    """What a launch depends on in an operand."""
+    if isinstance(operand, torch.Tensor):
+        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
+        return operand.dtype, operand.shape, operand.stride(), operand.device, kind
+    return type(operand), host_key(operand)
+
+
+def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
+    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or nothing."""
+    reason = refused_kind(name, tensor)
+    if reason:
+        return reason
+    if tensor.is_neg():
+        return f"{name} is a negated view, whose memory holds the opposite; call resolve_neg() first."
+    if tensor.device != device:
+        return f"{name} is on {tensor.device} and the plan runs on {device}; move it there."
+    return refused_memory(name, tensor)
+
+
+def refused_tensor(name: str, tensor: Any, expected: Expected | None) -> str:
+    """Why ``tensor`` is not what the descriptor asks for; if nothing is expected, there must be none."""
+    if expected is None:
+        return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
+    shape, dtype = expected
+    reason = refused_dtype(name, tensor, dtype)
+    if not reason and tuple(tensor.shape) != shape:
+        return f"{name} has shape {tuple(tensor.shape)}; the descriptor asks for {shape}."
+    return reason
+
+
+def refused_dtype(name: str, tensor: Any, dtype: torch.dtype) -> str:
+    """Why ``tensor`` is not a tensor of ``dtype``, or nothing."""
+    if not isinstance(tensor, torch.Tensor):
+        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
+    return ""
+
+
+def refused_output(name: str, out: torch.Tensor) -> str:
+    """Why a tensor cannot be written, or nothing."""
+    if overlaps_itself(out.shape, out.stride()):
+        return (
+            f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
+            "elements share memory; outputs must not overlap themselves. Allocate it anew."
+        )
+    return ""
+
+
+def refused_places(
+    names: Sequence[str],
+    outputs: int,
+    operands: Sequence[Operand],
+    places: Places,
+    reached: Extents,
+    workspace: tuple[int, int],
+    known: Places = NOWHERE,
+) -> str:
+    """Why memory is missing or shared, or nothing.
+
+    The first ``outputs`` operands are written. ``workspace`` is an address, 0 for none, and a size. What is
+    where it was ``known`` to be has all of its memory.
+    """
+    addresses, rooms = places
+    before, rooms_before = known
+    for nth, (i, extent, itemsize) in enumerate(reached.of_tensors):
+        room = rooms[nth]
+        if before and addresses[i] == before[i] and room == rooms_before[nth]:
+            continue
+        tensor: Any = operands[i]
+        if extent and (tensor.storage_offset() * itemsize + extent > room or not addresses[i]):
+            return short_memory(names[i], tensor, extent)
+    extents = reached.of_operands
+    for i in range(outputs):
+        start = addresses[i]
+        end = start + extents[i]
+        for other in range(i + 1, len(extents)):
+            if addresses[other] < end and start < addresses[other] + extents[other]:
+                return (
+                    f"{names[i]} shares memory with another argument; an output must have memory of its own. "
+                    "Allocate it with torch.empty_like."
+                )
+    scratch, size = workspace
+    if scratch:
+        for address, extent in zip(addresses, extents, strict=True):
+            if address < scratch + size and scratch < address + extent:
+                return (
+                    "the workspace shares memory with an argument; it must have memory of its own. Allocate "
+                    "it with Workspace.allocate."
+                )
+    return ""

@@ -1,0 +1,168 @@
+"""Operators of torch: registration, tracing and vmap, and the plan behind a call.
+
+An operator takes plain values, so that torch can trace it: a dtype travels as its name. ``core.autograd``
+registers derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+from holdfast.core.autograd import LIBRARY
+from holdfast.core.checks import require_dtype, require_memory
+from holdfast.core.contract import PlanPreference
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.plan import Plan
+from holdfast.core.stream import CPU_STREAM, Stream, Workspace
+
+_ON_FIRST_RUN = PlanPreference(precompile=False)
+
+P = TypeVar("P", bound=Plan[Any, Any])
+
+
+def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
+    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it.
+
+    A call that torch has nothing to do with (nothing traces, transforms, records or differentiates it) goes
+    straight to the kernel: torch's way there costs as much as the launch.
+    """
+    LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    LIBRARY.impl(name, kernel, "CPU")
+    LIBRARY.impl(name, kernel, "CUDA")
+
+    def fake_on_one_device(*arguments: Any) -> Any:
+        _require_one_device(arguments)
+        return fake(*arguments)
+
+    torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
+    operator = getattr(torch.ops.holdfast, name).default
+
+    def call(*arguments: Any) -> Any:
+        if _concerns_only_us(arguments):
+            return kernel(*arguments)
+        return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
+
+    return call
+
+
+def _in_memory(argument: Any) -> Any:
+    """A zero tensor of torch as one with memory. torch would make it a view of one element."""
+    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    return argument.clone() if zero else argument
+
+
+def register_vmap(name: str, rule: Any) -> None:
+    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``.
+
+    A rule may copy its arguments by operations of torch, which do not ask whether there is memory.
+    """
+    names = [argument.name for argument in getattr(torch.ops.holdfast, name).default._schema.arguments]
+
+    def checked(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        for argument, given in zip(names, arguments, strict=True):
+            if isinstance(given, torch.Tensor):
+                require_memory(argument, given)
+        return rule(info, in_dims, *arguments)
+
+    torch.library.register_vmap(f"holdfast::{name}", checked, lib=LIBRARY)
+
+
+def _require_one_device(arguments: tuple[Any, ...]) -> None:
+    """Plans refuse tensors of other devices; without a plan, as where shapes are all that is asked for, it is
+    here that they are.
+    """
+    first, *others = (argument.device for argument in arguments if isinstance(argument, torch.Tensor))
+    for device in others:
+        if device != first:
+            raise InvalidArgs(f"there are tensors on {first} and on {device}; move them to one device.")
+
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
+
+
+def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
+    if (
+        is_compiling()
+        or _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or peek_interpreter_stack() is not None
+        or _get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+        or _profiler_enabled()
+    ):
+        return False
+    positions = _plain_tensors(tuple(map(type, arguments)))
+    if positions is None:
+        return False
+    recorded = torch.is_grad_enabled()
+    for position in positions:
+        tensor = arguments[position]
+        if (
+            tensor.is_neg()
+            or tensor.is_meta
+            or tensor._is_zerotensor()
+            or (recorded and tensor.requires_grad)
+        ):
+            return False
+    return True
+
+
+@lru_cache(maxsize=256)
+def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
+    """Where the tensors are among arguments of these types; None if any is of a type that torch treats."""
+    if not _TENSORS.union(_VALUES).issuperset(kinds):
+        return None
+    return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
+
+
+def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The rule that calls once for each sample: what is found in one never depends on another."""
+
+    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        found = [
+            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
+            for i in range(info.batch_size)
+        ]
+        if isinstance(found[0], tuple):
+            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
+            return stacked, (0,) * len(stacked)
+        return torch.stack(found), 0
+
+    return rule
+
+
+def named_dtype(name: str, dtype: Any) -> str:
+    """A dtype as an operator takes it."""
+    require_dtype(name, dtype)
+    return dtype_name(dtype)
+
+
+def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
+    """The plan for the descriptor with these fields; it compiles what it needs when it needs it."""
+    return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
+
+
+def current_stream(device: torch.device) -> Stream:
+    """The stream to launch on; on every call, so as cheap as torch allows."""
+    if device == CPU_STREAM.device:
+        return CPU_STREAM
+    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+
+
+_stream = lru_cache(maxsize=256)(Stream)
+
+
+def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
+    """What a run of ``plan`` needs, on the device of ``x``."""
+    return Workspace.allocate(plan.workspace_size(), x.device)
