@@ -171,11 +171,11 @@ def test_the_picture_shows_what_the_kernels_give(bits: int, ste: hf.SteKind) -> 
 
 
 def test_the_drawings_of_sums_have_the_sizes_of_the_kernels() -> None:
-    from holdfast.ops.segment_sum.indexed import CHUNK
-    from holdfast.ops.tree_sum.segments import LANES, ROWS
+    from holdfast.ops.segment_sum import reference as ordered
+    from holdfast.ops.tree_sum import reference as tree
 
     sums = script("drawings.sums")
-    assert (sums.CHUNK, sums.LANES, sums.ROWS) == (CHUNK, LANES, ROWS)
+    assert (sums.CHUNK, sums.LANES, sums.ROWS) == (ordered.CHUNK, tree.LANES, tree.ROWS)
 
 
 def test_every_plan_and_every_field_is_listed() -> None:
@@ -230,3 +230,12 @@ def test_every_public_name_has_a_docstring() -> None:
         thing = getattr(hf, name)
         if callable(thing):
             assert thing.__doc__, f"holdfast.{name} says nothing of itself"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (DOCS / "api.md").read_text() + (DOCS / "api_nn.md").read_text()
+    elsewhere = {"NUMERICS_VERSION", "Granularity", "__version__", "nn", "plans", "testing"}
+    errors = {"HoldfastError", *(kind.__name__ for kind in hf.HoldfastError.__subclasses__())}
+    listed = set(re.findall(r"^::: holdfast\.(\w+)$", reference, re.MULTILINE))
+    assert listed == set(hf.__all__) - elsewhere - errors
+    assert {f"nn.{name}" for name in hf.nn.__all__} == set(re.findall(r"::: holdfast\.(nn\.\w+)", reference))
