@@ -13,7 +13,12 @@ from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offse
 from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.affine.gpu import KEPT, TILE, TiledKernel, load_scale, load_zero_point
+from holdfast.ops.affine.gpu import (
+    KEPT,
+    TiledKernel,
+    load_scale,
+    load_zero_point,
+)
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -111,7 +116,7 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
 
     kernel, args, packed = dequantize, DequantizeArgs, 1
 
-    def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
         codes = self.desc.codes
         tile, scaled_tile = self._tiles()
         return {
@@ -122,12 +127,12 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
 
     def _tiles(self) -> tuple[int, int]:
         """Elements of a tile, and of one where each column has a scale of its own."""
-        bits, one_scale = self.desc.real.bits, self.desc.view.scale_count == 1
+        bits, one_scale, tile = self.desc.real.bits, self.desc.view.scale_count == 1, self.tuning.tile
         if bits == 16:
-            return TILE // 2, TILE
+            return tile // 2, tile
         if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
-            return TILE // 4, TILE // 4  # a thread then writes with two instructions, and reads with one
-        return TILE // 4 if one_scale else TILE, TILE // 2
+            return tile // 4, tile // 4  # a thread then writes with two instructions, and reads with one
+        return tile // 4 if one_scale else tile, tile // 2
 
 
 class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
@@ -135,5 +140,5 @@ class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
 
     kernel, args = dequantize_backward, DequantizeBackwardArgs
 
-    def layout(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {"ACCUMULATE": args.accumulate}

@@ -20,7 +20,14 @@ from holdfast.numerics.gpu import (
     tanh_slope,
     widen,
 )
-from holdfast.ops.affine.gpu import KEPT, TILE, TiledKernel, alike_by_column, load_scale, load_zero_point
+from holdfast.ops.affine.gpu import (
+    KEPT,
+    TiledKernel,
+    alike_by_column,
+    limits,
+    load_scale,
+    load_zero_point,
+)
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -123,11 +130,11 @@ class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
 
     kernel, args = fake_quantize, FakeQuantizeArgs
 
-    def layout(self, args: FakeQuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: FakeQuantizeArgs, space: Space) -> dict[str, Any]:
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE // 2 if self.desc.real.bits == 16 else TILE // 4,
-            "scaled_tile": TILE // 2,
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // 2 if self.desc.real.bits == 16 else self.tuning.tile // 4,
+            "scaled_tile": self.tuning.tile // 2,
         }
 
 
@@ -136,13 +143,13 @@ class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
 
     kernel, args, tensors = fake_quantize_backward, FakeQuantizeBackwardArgs, 3
 
-    def layout(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         registers = None
         if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # or a thread would see many rows
             registers = TANH_REGISTERS.get(self.desc.real.bits)
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE if registers else TILE // 2,  # it computes long enough to hide more loads
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // (1 if registers else 2),  # it computes long enough to hide more loads
             "registers": registers,
             "STE": self.desc.ste.value,
             "ACCUMULATE": args.accumulate,

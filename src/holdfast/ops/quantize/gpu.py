@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
-from holdfast.core.operands import Operand
-from holdfast.core.plan import Launch
+from holdfast.backends.steps import Steps
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     INTERPRETED,
@@ -30,11 +29,12 @@ from holdfast.numerics.gpu import (
 )
 from holdfast.ops.affine.gpu import (
     KEPT,
-    TILE,
+    Layout,
     TiledKernel,
+    add_tiles,
     alike_by_column,
     in_pairs,
-    launch_over,
+    limits,
     load_scale,
     load_zero_point,
 )
@@ -208,34 +208,25 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
 
     kernel, args, packed = quantize, QuantizeArgs, 0
 
-    def layout(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE // 2 if per_byte == 1 else TILE,
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
             "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
         }
 
-    def launch(
-        self,
-        args: QuantizeArgs,
-        space: Space,
-        tensors: Sequence[torch.Tensor],
-        shared: Sequence[Operand],
-        per_byte: int,
-    ) -> Launch[QuantizeArgs]:
-        if not self._in_pairs(args.x, space):
-            return super().launch(args, space, tensors, shared, per_byte)
-        return launch_over(
+    def add_step(self, steps: Steps, args: QuantizeArgs, layout: Layout, per_byte: int) -> None:
+        if not self._in_pairs(args.x, layout.space):
+            super().add_step(steps, args, layout, per_byte)
+            return
+        add_tiles(
+            steps,
             quantize_pairs,
-            in_pairs(space),
-            self.device,
-            tensors,
-            shared,
-            limits=self.desc.code_range,
+            replace(layout, space=in_pairs(layout.space)),
             per_column=2,
-            scaled_tile=TILE // 2,
-            looped=True,
+            scaled_tile=self.tuning.tile // 2,
+            **limits(self.desc.code_range),
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
@@ -256,10 +247,10 @@ class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
 
     kernel, args, tensors = quantize_backward, QuantizeBackwardArgs, 3
 
-    def layout(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE // 2,
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // 2,
             "ACCUMULATE": args.accumulate,
             "ALIKE": alike_by_column(space, self.tensors),
         }
