@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 from two_processes import found_by_both
 
 SECONDS, STEPS = 240, 4

@@ -30,8 +30,9 @@ from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 class FakeQuantize(ScaleUpdates):
     """``fake_quantize`` with a scale that it finds, keeps or learns.
 
-    ``dtype`` names the codes (int8 if nothing is said), or ``q_min`` and ``q_max`` give their range; ``ste``
-    is the estimator of the gradient. ``mode`` says where the scale comes from:
+    ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
+    is given, the codes are int8. ``ste`` is the estimator of the gradient. ``mode`` says where the
+    scale comes from:
 
     - "ema": the scale of each training batch is blended into ``scale`` with the weight ``momentum``; the
       first batch sets it. A batch with NaN or infinity in it changes nothing, and is counted in
@@ -42,6 +43,9 @@ class FakeQuantize(ScaleUpdates):
     - "fixed": ``scale`` and ``zero_point`` as given.
     - "learned": ``scale`` is a parameter, and with ``symmetric=False`` so is ``zero_point``. Learning begins
       with what the first training batch suggests (``lsq_init``, or its range), unless ``scale`` is given.
+      Gradients of both are multiplied by ``grad_factor``. The default here is "lsq", the factor of the LSQ
+      paper, 1 / sqrt(n * q_max), where n elements share a scale. The default of the function
+      ``hf.fake_quantize`` is 1, the plain derivative. The other modes do not use it.
 
     State changes in training mode only, and not while it is frozen. Observing and quantizing are switched on
     and off on their own, for example to calibrate. Where ``torch.distributed`` is initialised, the ranges of
