@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from holdfast.proof.bits import canonical
 
 import holdfast as hf
 from holdfast.core.formats import (
@@ -25,7 +26,6 @@ from holdfast.core.formats import (
     format_of,
 )
 from holdfast.numerics.reference import decode, encode, nearest
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 E4 = torch.float8_e4m3fn
