@@ -6,6 +6,7 @@ from holdfast import (
     plans as plans,
     testing as testing,
 )
+from holdfast.core import formats as formats
 from holdfast.core.contract import (
     KernelSku as KernelSku,
     PlanPreference as PlanPreference,
@@ -22,6 +23,7 @@ from holdfast.core.errors import (
     Unsupported as Unsupported,
     WorkspaceTooSmall as WorkspaceTooSmall,
 )
+from holdfast.core.formats import Format as Format
 from holdfast.core.granularity import (
     Granularity as Granularity,
     PerChannel as PerChannel,
@@ -58,6 +60,7 @@ from holdfast.ops.quantize.torch_op import quantize as quantize
 __version__: str
 
 __all__ = [
+    "Format",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",
@@ -86,6 +89,7 @@ __all__ = [
     "embedding",
     "embedding_bag",
     "fake_quantize",
+    "formats",
     "grid_sample",
     "lsq_init",
     "nn",
