@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.case import laid_out, poisoned_output
 from holdfast.core.formats import INTEGERS
 from holdfast.ops.choose_scale.cases import Problem, input_values
 from holdfast.ops.dynamic_quantize import cpu, gpu
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 GPU = gpu_way()

@@ -19,6 +19,7 @@ from holdfast.core.contract import (
 )
 from holdfast.core.deferred import check_errors
 from holdfast.core.errors import (
+    CollectiveFailed,
     HoldfastError,
     InvalidArgs,
     InvalidDescriptor,
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NUMERICS_VERSION",
+    "CollectiveFailed",
     "Format",
     "Granularity",
     "HoldfastError",

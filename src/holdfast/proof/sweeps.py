@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 import torch
 
 from holdfast import ops
+from holdfast.core.bits import mismatch
 from holdfast.core.case import Case
 from holdfast.core.contract import PlanPreference
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.sweep import CHUNK, Float32Sweep, Sweep, scatter
-from holdfast.proof.bits import mismatch
 from holdfast.proof.conformance import Difference, Way, check, expected, gpu_way, selected
 
 
