@@ -25,7 +25,7 @@ def in_new_process(program: str, cache: Path) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
-#: Says which functions of affine kernels a plain call compiled, and which one with other dtypes and strides did.
+#: Says which functions a plain call compiled, and which one with another dtype and strides did.
 PLAIN = """
 import torch, holdfast as hf
 from holdfast.numerics import cpu as numerics
