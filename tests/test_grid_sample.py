@@ -6,7 +6,8 @@ import importlib
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.grid_sample import cases
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import Sums
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -102,20 +104,26 @@ def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> N
 
 
 #: Tiles so small that these problems have many of them, of every kind.
-SMALL_TILES = {
-    "cells": {"TILE": 64, "PIXELS": 16, "WIDE": 8, "FEW_PIXELS": 16, "FEW_WIDE": 8, "CROWD_PROGRAMS": 3},
-    "rows": {"TILE": 128, "CHANNELS": 16},
-    "corners": {"TILE": 64},
-    "": {"SAMPLES": 64, "GRID_SAMPLES": 64, "MANY_SAMPLES": 64, "ENOUGH": 8},
+SMALL_TILES: dict[str, dict[str, Any]] = {
+    "gpu_dinput_by_cell": {
+        "tile": 64,
+        "many": Sums(pixels=16, wide=8, warps=4, unroll=1),
+        "few": Sums(pixels=16, wide=8, warps=4, unroll=1),
+        "crowd_programs": 3,
+    },
+    "gpu_channels_last": {"tile": 128, "channels": 16},
+    "gpu_dinput_by_corner": {"tile": 64},
+    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "enough": 8},
 }
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, tiles in SMALL_TILES.items():
-        name = ".".join(filter(None, ("holdfast.ops.grid_sample", module, "gpu")))
-        for constant, value in tiles.items():
-            monkeypatch.setattr(importlib.import_module(name), constant, value)
+def small_tiles() -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, tiles in SMALL_TILES.items():
+            found = importlib.import_module(f"holdfast.ops.grid_sample.{module}")
+            stack.enter_context(found.TUNING.replaced(**tiles))
+        yield
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -1,17 +1,24 @@
-"""How Triton's kernels are prepared, seen without a GPU."""
+"""How Triton's kernels are prepared and launched, seen without a GPU."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
-from holdfast.backends import gpu
+import holdfast as hf
+from holdfast.backends import gpu, private, steps
+from holdfast.core.pieces import Pieces
+from holdfast.core.plan import Args
+from holdfast.core.stream import Stream
 
 
 class Handle:
@@ -31,8 +38,14 @@ class Handle:
         return self
 
 
+def nothing() -> None:
+    """A kernel without parameters."""
+
+
 class Kernel:
     """A kernel that compiles as long as all others do."""
+
+    fn = staticmethod(nothing)
 
     def __init__(self, together: threading.Barrier) -> None:
         self.together = together
@@ -42,20 +55,155 @@ class Kernel:
         return Handle()
 
 
-def test_threads_compile_side_by_side_but_load_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepare kernels as on a machine with one GPU."""
     monkeypatch.setattr(gpu, "interpreted", lambda: False)
+    monkeypatch.setattr(steps, "interpreted", lambda: False)
     monkeypatch.setattr(gpu, "_handles", {})
-    monkeypatch.setattr(gpu, "_entry", lambda handle, early: (handle, ()))
+    monkeypatch.setattr(private, "launcher", lambda handle, early: (handle, ()))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_threads_compile_side_by_side_but_load_one_after_the_other() -> None:
     together = threading.Barrier(4)
 
     def prepare(kernel: Kernel) -> Any:
-        return gpu.prepare(
-            kernel, grid=(1, 1), device=torch.device("cuda", 0), tensors=(), scalars=(), settled=(),
-            constants={}, num_warps=1,
-        )  # fmt: skip
+        given = gpu.Parameters.of(kernel, {})
+        return gpu.prepare(kernel, given, grid=(1, 1), device=torch.device("cuda", 0), num_warps=1)
 
     with ThreadPoolExecutor(4) as pool:
         assert len(list(pool.map(prepare, [Kernel(together) for _ in range(4)]))) == 4
     assert Handle.most == 1
+
+
+def scaled(out: Any, x: Any, partial: Any, bits: Any, n: Any, sizes: Any, TILE: tl.constexpr) -> None:
+    """A kernel with a parameter of each kind."""
+
+
+def sloppy(n: Any, out: Any) -> None:
+    """A kernel whose pointer comes after an integer."""
+
+
+class Recorded:
+    """A kernel that is not compiled; its launcher notes what it is given."""
+
+    def __init__(self, function: Any) -> None:
+        self.fn = function
+        self.warmed: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.launched: list[tuple[Any, ...]] = []
+
+    def warmup(self, *given: Any, grid: Any, **options: Any) -> Any:
+        self.warmed = given, options
+
+        class Loaded:
+            run = None
+
+            def __call__(self, *given: Any) -> None:
+                launched.append(given)
+
+        launched = self.launched
+        return Loaded()
+
+
+@dataclass(eq=False)
+class ScaledArgs(Args):
+    x: torch.Tensor
+    out: torch.Tensor
+    factor: float = 2.0
+    bias: torch.Tensor | None = None
+
+    def operands(self) -> tuple[Any, ...]:
+        return self.out, self.bias, self.x, self.factor
+
+
+ARGS = ScaledArgs(torch.zeros(6), torch.zeros(6))
+STREAM = Stream.current("cpu")
+
+
+def addresses(args: Args) -> Sequence[int]:
+    return [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in args.operands()]
+
+
+def added(kernel: Any, **parameters: Any) -> steps.Steps:
+    made = steps.Steps(torch.device("cuda", 0), ARGS)
+    made.add(kernel, (3, 2), num_warps=4, **parameters)
+    return made
+
+
+@pytest.mark.usefixtures("compiled")
+def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
+    kernel, pieces = Recorded(scaled), Pieces()
+    pieces.take(5, torch.int8)
+    piece = pieces.take(3, torch.float32)
+    launch = added(
+        kernel, TILE=64, sizes=(4, 5), n=6, partial=piece, x=steps.Part("x", 2, 3), out="bias",
+        bits=gpu.EachRun(lambda args: int(args.factor)),
+    ).launch  # fmt: skip
+    workspace = hf.Workspace.allocate(pieces.size, "cpu")
+    for factor in (3.0, 4.0):
+        args = ScaledArgs(torch.zeros(6), torch.zeros(6), factor)
+        launch(STREAM, workspace, args, addresses(args))
+        # An absent operand has the pointer of the first that is there.
+        out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, piece.tensor(workspace).data_ptr()
+        assert kernel.launched.pop() == (3, 2, 1, STREAM.handle, out, x, partial, int(factor), 6, (4, 5), 64)
+    assert kernel.warmed is not None
+    (_, _, _, bits, n, sizes), options = kernel.warmed
+    assert (bits > 2**31, n, sizes) == (True, 6, (4, 5))
+    assert options["TILE"] == 64 and options["num_warps"] == 4
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_wide_parameter_is_compiled_wide_and_passed_as_it_is() -> None:
+    kernel = Recorded(scaled)
+    launch = added(kernel, out="out", x="x", partial=None, bits=gpu.Wide(0), n=6, sizes=(), TILE=64).launch
+    launch(STREAM, hf.Workspace.allocate(0, "cpu"), ARGS, addresses(ARGS))
+    assert kernel.launched[0][4:] == (*map(torch.Tensor.data_ptr, (ARGS.out, ARGS.x, ARGS.out)), 0, 6, (), 64)
+    assert kernel.warmed is not None and kernel.warmed[0][3] > 2**31
+
+
+GIVEN: dict[str, Any] = {"out": "out", "x": "x", "partial": None, "bits": 1, "n": 6, "sizes": (6,), "TILE": 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"n": ...},
+            "the launch of scaled lacks n; give each of the kernel's parameters once, by name: out, x",
+        ),
+        ({"m": 6}, "the launch of scaled names m, which the kernel does not have; give each of"),
+        ({"n": ..., "m": 6}, "the launch of scaled lacks n and names m, which the kernel does not have;"),
+        ({"x": "y"}, "a launch names the operand 'y'; the args have out, bias, x, factor."),
+        (
+            {"n": gpu.EachRun(int), "bits": 1},
+            "n of scaled comes too late in the kernel's signature; pointers",
+        ),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_runs(changes: dict[str, Any], message: str) -> None:
+    given = {name: value for name, value in (GIVEN | changes).items() if value is not ...}
+    with pytest.raises(TypeError) as raised:
+        added(Recorded(scaled), **given)
+    assert message in str(raised.value)
+
+
+def test_a_pointer_after_an_integer_is_refused() -> None:
+    with pytest.raises(TypeError, match="out of sloppy comes too late in the kernel's signature"):
+        added(Recorded(sloppy), n=6, out="out")
+
+
+def test_a_name_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(TypeError, match="got multiple values for keyword argument 'n'"):
+        added(Recorded(scaled), n=6, **GIVEN)
+
+
+def test_operands_are_known_by_the_names_of_their_fields() -> None:
+    assert steps.operand_names(ScaledArgs) == ("out", "bias", "x", "factor")
+    for plan in hf.plans.all().values():
+        names = steps.operand_names(plan.Args)
+        assert len(set(names)) == len(names)
+        assert set(names) <= set(plan.Args.__dataclass_fields__)  # type: ignore[attr-defined]
+        assert names[: len(plan.outputs)] == plan.outputs

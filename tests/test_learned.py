@@ -15,13 +15,13 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import holdfast as hf
+from holdfast.core.bits import digest
 from holdfast.core.case import random_bits
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.cases import rounded, spread
+from holdfast.core.values import rounded, spread
 from holdfast.ops.tree_sum.reference import by_segment, tree_sum
-from holdfast.proof.bits import digest
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Each backend, and where it runs here: the gpu backend on the CPU where there is no GPU, interpreted.
@@ -315,7 +315,7 @@ def test_a_third_level() -> None:
 
 
 def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
-    from holdfast.backends.gpu import Steps
+    from holdfast.backends.steps import Steps
     from holdfast.core.dtypes import FLOATS
     from holdfast.core.segments import segments_in_order
     from holdfast.ops.tree_sum import gpu
@@ -328,7 +328,7 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     sums, pieces = gpu.sums_of(found.count, further, compute, 1)
     args = hf.plans.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
-    gpu.add_further(steps, found, further, sums, (0,), found.over.strides[1:], factor=0.5)
+    gpu.add_further(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
     workspace = Workspace.allocate(pieces.size, DEVICE)
     values = spread("further", 2 * 4097, 24, -9, 9).astype(np.float32).reshape(2, 4097)
     sums[0][0].tensor(workspace).copy_(torch.from_numpy(values.flatten()))

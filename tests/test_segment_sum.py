@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical, digest
 from holdfast.core.case import poisoned_output, random_bits
 from holdfast.core.pieces import Pieces
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
-from holdfast.proof.bits import canonical, digest
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
@@ -104,50 +104,43 @@ def test_threads_change_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("way", ["many passes", "torch.sort"])
 @pytest.mark.parametrize("kind", ["zipf", "bad"])
-def test_every_way_to_sort_gives_the_same(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.ops.segment_sum.order import gpu as order
+def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
 
     destinations = index_values(kind, "sorting", (3000,), 90, torch.int64)
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
-    if way == "torch.sort":
-        monkeypatch.setattr(order, "MERGED", 100)
-    else:
-        for name, value in {"BLOCK": 64, "TILE": 64, "SIDE": 64, "MOST_WAYS": 2}.items():
-            monkeypatch.setattr(order, name, value)
-        assert len(order.Order(order.Pieces(), 3000, 90)._ways()) == 3
-    assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
+    small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
+    with order.TUNING.replaced(**({"merged": 100} if way == "torch.sort" else small)):
+        if way == "many passes":
+            assert len(order.Order(order.Pieces(), torch.device(GPU), 3000, 90)._ways()) == 3
+        assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "bad"])
 @pytest.mark.parametrize("part", [1000, 300, 100])
-def test_rows_that_are_filled_early_are_written_again(
-    kind: str, part: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from holdfast.ops.segment_sum.order import gpu as order
+def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    monkeypatch.setattr(order, "CLEARED", 64)
-    monkeypatch.setattr(order, "BLOCK", 128)
-    monkeypatch.setattr(order, "TILE", 64)
-    monkeypatch.setattr(order, "SIDE", 64)
-    monkeypatch.setattr(order, "PASS_BYTES", part * 4)
-    monkeypatch.setattr(order, "SPAN_BYTES", part * 4)
+    tiles = {"cleared": 64, "block": 128, "tile": 64, "side": 64}
     destinations = index_values(kind, "filled", (300,), 500, torch.int64)
     terms = row_values("filled", (300, 3), torch.float32)
     # Two passes and the spans: all of the 500 rows, 300 of them, or 100, which are too few to be worth it.
-    assert order.Order(order.Pieces(), 300, 500).blank_bytes == 3 * part * 4
-    assert torch.equal(summed("gpu", terms, destinations, 500), summed("reference", terms, destinations, 500))
+    wanted = summed("reference", terms, destinations, 500)
+    with order.TUNING.replaced(**tiles, pass_bytes=part * 4, span_bytes=part * 4):
+        assert order.Order(order.Pieces(), torch.device(GPU), 300, 500).blank_bytes == 3 * part * 4
+        assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
 
 
-def test_the_sku_names_a_sort_of_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.ops.segment_sum.order import gpu as order
+def test_the_sku_names_a_sort_of_the_framework() -> None:
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
 
     desc = hf.plans.SegmentSumDescriptor(shape=(3000,), segments=90, width=3)
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
     for limit in (3000, 2999):
-        monkeypatch.setattr(order, "MERGED", limit)
-        found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
+        with order.TUNING.replaced(merged=limit):
+            found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
 
@@ -166,33 +159,31 @@ def test_words_of_64_bits_sort_as_those_of_32() -> None:
 
 #: Ways to count: lists that are compared, rows that are too long for it, and too many of those.
 WAYS = {
-    "lists": {"TILE": 512, "BLOCK": 64},
-    "long rows": {"LONG": 7, "STRIDE": 512, "STRETCHES": 3, "PROGRAMS": 3},
-    "torch.sort": {"DENSE": 1},
+    "lists": {"tile": 512, "block": 64},
+    "long rows": {"long": 7, "stride": 512, "stretches": 3, "programs": 3},
+    "torch.sort": {"dense": 1},
 }
 
 
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("kind", ["zipf", "bad"])
-def test_counting_finds_the_order(way: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_finds_the_order(way: str, kind: str) -> None:
     """Places by row, those of skipped indices last, and where each place is."""
-    from holdfast.ops.segment_sum.counting import gpu as counting
-
-    from holdfast.backends.gpu import Steps
+    from holdfast.backends.steps import Steps
     from holdfast.core.strided import Space
+    from holdfast.ops.segment_sum import gpu_counting_sort as counting
 
-    for name, value in WAYS[way].items():
-        monkeypatch.setattr(counting, name, value)
     count, size = 1500, 90
     indices = index_values(kind, "counting", (count,), size, torch.int64)
     pieces = Pieces()
-    order = counting.Counting(pieces, count, size, whole=True)
-    assert order.sorts == (way == "torch.sort")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with counting.TUNING.replaced(**WAYS[way]):
+        order = counting.Counting(pieces, device, count, size, whole=True)
+    assert order.sorts == (way == "torch.sort")
     on_device = indices.to(device)
     args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
     steps = Steps(device, args)
-    order.add_steps(steps, 0, Space((count,), ((1,),)))
+    order.add_steps(steps, "out", Space((count,), ((1,),)))
     workspace = hf.Workspace.allocate(pieces.size, device)
     steps.launch(hf.Stream.current(device), workspace, args, [on_device.data_ptr()] * 3)
     rows = torch.where((indices >= 0) & (indices < size), indices, size)

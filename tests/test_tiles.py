@@ -32,18 +32,16 @@ def packed_codes(
 
 @pytest.mark.parametrize("rows", [64, 203])
 @pytest.mark.parametrize("with_zero_point", [False, True])
-def test_a_program_goes_down_several_tiles(
-    rows: int, with_zero_point: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_goes_down_several_tiles(rows: int, with_zero_point: bool) -> None:
     from holdfast.ops.affine import gpu
 
-    monkeypatch.setattr(gpu, "PROGRAMS", 1)
-    assert gpu._steps(6) == 4
+    assert gpu._steps(6, gpu.Tuning(programs=1)) == 4
     draw = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 310, generator=draw).to(torch.bfloat16)
     scale = torch.rand(310, generator=draw) * 0.2 + 0.01
     z = torch.randint(-3, 4, (310,), generator=draw, dtype=torch.int32) if with_zero_point else None
-    made = packed_codes("gpu", DEVICE, x, scale, z)
+    with gpu.TUNING.replaced(programs=1):
+        made = packed_codes("gpu", DEVICE, x, scale, z)
     assert torch.equal(made, packed_codes("reference", "cpu", x, scale, z))
 
 
@@ -67,29 +65,28 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
 
     ways, laid_out = [], gpu._grid
 
-    def watched(below: int, beside: int) -> tuple[str, tuple[int, int]]:
-        way, grid = laid_out(below, beside)
+    def watched(below: int, beside: int, limit: int) -> tuple[str, tuple[int, int]]:
+        way, grid = laid_out(below, beside, limit)
         ways.append(way)
         return way, grid
 
-    monkeypatch.setattr(gpu, "GRID_LIMIT", 1)
-    monkeypatch.setattr(gpu, "PROGRAMS", 1)
-    monkeypatch.setattr(gpu, "STEPS", 2)
     monkeypatch.setattr(gpu, "_tile", lambda *_: (2, 4))
     monkeypatch.setattr(gpu, "_grid", watched)
     plan, way = hf.plans.all()[name], gpu_way()
     (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
     assert way is not None
-    assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+    with gpu.TUNING.replaced(grid_limit=1, programs=1, steps=2):
+        assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
     assert set(ways) == {"tiles"}
 
 
 def test_programs_follow_the_memory() -> None:
     from holdfast.ops.affine import gpu
 
-    assert gpu._grid(2**20, 1) == ("rows", (2**20, 1))
-    assert gpu._grid(gpu.GRID_LIMIT, 3) == ("columns and rows", (3, gpu.GRID_LIMIT))
-    assert gpu._grid(gpu.GRID_LIMIT + 1, 3) == ("tiles", (3 * 2**16, 1))
+    limit = gpu.Tuning().grid_limit
+    assert gpu._grid(2**20, 1, limit) == ("rows", (2**20, 1))
+    assert gpu._grid(limit, 3, limit) == ("columns and rows", (3, limit))
+    assert gpu._grid(limit + 1, 3, limit) == ("tiles", (3 * 2**16, 1))
 
 
 def least_rounding_to(lo: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

@@ -34,8 +34,9 @@ class KernelSku:
     numerics_version: int = NUMERICS_VERSION
 
     def __str__(self) -> str:
+        mode = f"[{self.mode}]" if self.mode else ""
         return (
-            f"{self.op}.{self.direction}[{self.mode}] {self.input_dtype}->{self.output_dtype} "
+            f"{self.op}.{self.direction}{mode} {self.input_dtype}->{self.output_dtype} "
             f"on {self.backend}/{self.architecture}, {self.index_dtype} indices, "
             f"numerics {self.numerics_version}"
         )

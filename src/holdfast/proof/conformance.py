@@ -14,6 +14,7 @@ import torch
 from holdfast.backends import interpreted
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
+from holdfast.core.bits import memory, mismatch
 from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.checks import shown
 from holdfast.core.contract import PlanPreference
@@ -22,7 +23,6 @@ from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.bits import memory, mismatch
 
 #: What workspaces are filled with: NaN in every floating dtype.
 WORKSPACE_FILL = 0xFF

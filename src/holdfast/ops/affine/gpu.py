@@ -8,42 +8,47 @@ varies.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import prepare
+from holdfast.backends.gpu import EachRun, Wide, double_bits, parameters_of
 from holdfast.backends.gpu_tiles import columns_inside, tile_row_offsets
+from holdfast.backends.steps import Steps, operand_names
+from holdfast.backends.tuning import Tuned
 from holdfast.core.operands import Operand
 from holdfast.core.plan import Args, Launch
-from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import ZERO_POINT_LIMIT, whole_zero_point, widen
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor, affine_space, clamp_zero_point
 
 D = TypeVar("D", bound=ScaledDescriptor)
 
-#: Elements of a tile, and the warps that share them.
-TILE = 4096
-WARPS = 4
-#: Columns of a tile where each has a scale of its own: few, so that many rows share what is made of it.
-SCALED_COLUMNS = 256
-#: Tiles that a program takes at most, one below the other, and the fewest programs that it is done for.
-STEPS = 8
-PROGRAMS = 1024
-#: Stands for the bits of a scale while a kernel is compiled: a number that needs 64 bits.
-WIDE = 2**62
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of kernels over tiles."""
+
+    #: Elements of a tile, and the warps that share them.
+    tile: int = 4096
+    warps: int = 4
+    #: Columns of a tile where each has a scale of its own: few, so that many rows share what is made of it.
+    scaled_columns: int = 256
+    #: The most tiles that a program takes, one below the other, and the fewest programs to be left by that.
+    steps: int = 8
+    programs: int = 1024
+    #: The most programs along the second axis of a grid.
+    grid_limit: int = 65535
+
+
+TUNING = Tuned(gpu=Tuning())
 #: A hint to the cache: what is read may stay there longer than what is written. It saves one to two per cent
 #: of the time of a large tensor on an H200, whether or not what is written is read next.
 KEPT = tl.constexpr("evict_last")
-#: How far the second axis of a grid goes.
-GRID_LIMIT = 65535
 
 
 @triton.jit
@@ -132,37 +137,36 @@ class TiledKernel(AffineKernel[D]):
     tensors = 2
     packed: int | None = None
 
+    def __init__(self, desc: D, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.tuning = TUNING.on(device)
+
     def compile(self) -> None:
         compile_contiguous(self, self.args)
 
     def prepare(self, args: Any) -> Launch[Any]:
-        operands = args.operands()
+        steps = Steps(self.device, args)
+        self.add_steps(steps, args)
+        return steps.launch
+
+    def add_steps(self, steps: Steps, args: Any) -> None:
+        """Add the kernel to the steps of ``args``, which have the operands of this kernel by name."""
+        names = operand_names(self.args)
+        operands = [getattr(args, name) for name in names]
         tensors, shared = operands[: self.tensors], operands[self.tensors :]
         packed = self.packed if self.desc.per_byte > 1 else None
         space = affine_space(self.desc, tensors, shared, packed=packed)
-        return self.launch(args, space, tensors, shared, 1 if packed is None else self.desc.per_byte)
+        layout = Layout(space, names, tensors, shared, self.tuning)
+        self.add_step(steps, args, layout, 1 if packed is None else self.desc.per_byte)
 
-    def launch(
-        self,
-        args: Any,
-        space: Space,
-        tensors: Sequence[torch.Tensor],
-        shared: Sequence[Operand],
-        per_byte: int,
-    ) -> Launch[Any]:
-        """Lay the kernel out over ``space``."""
-        return launch_over(
-            self.kernel,
-            in_bytes(space, None if per_byte == 1 else self.packed, per_byte),
-            self.device,
-            tensors,
-            shared,
-            per_byte=per_byte,
-            **self.layout(args, space),
-        )
+    def add_step(self, steps: Steps, args: Any, layout: Layout, per_byte: int) -> None:
+        """Lay the kernel out."""
+        space = in_bytes(layout.space, None if per_byte == 1 else self.packed, per_byte)
+        parameters = self.parameters(args, layout.space)
+        add_tiles(steps, self.kernel, replace(layout, space=space), per_byte=per_byte, **parameters)
 
-    def layout(self, args: Any, space: Space) -> dict[str, Any]:
-        """What else ``launch_over`` is to know."""
+    def parameters(self, args: Any, space: Space) -> dict[str, Any]:
+        """The parameters that ``add_tiles`` does not offer, and the options of ``add_tiles``."""
         raise NotImplementedError
 
 
@@ -186,44 +190,65 @@ def in_pairs(space: Space) -> Space:
     return Space((*space.sizes[:-1], space.columns // 2), (*halved, *doubled))
 
 
-def launch_over(
+@dataclass(frozen=True)
+class Layout:
+    """The loops over the operands called ``names``: ``tensors``, then what is ``shared``, a scale first."""
+
+    space: Space
+    names: Sequence[str]
+    tensors: Sequence[torch.Tensor]
+    shared: Sequence[Operand]
+    tuning: Tuning
+
+
+def add_tiles(
+    steps: Steps,
     kernel: Any,
-    space: Space,
-    device: torch.device,
-    tensors: Sequence[torch.Tensor],
-    shared: Sequence[Operand],
-    limits: tuple[int, ...] = (),
+    layout: Layout,
+    *,
     per_byte: int = 1,
     per_column: int = 1,
-    tile: int = TILE,
-    scaled_tile: int = TILE,
-    looped: bool = False,
+    tile: int | None = None,
+    scaled_tile: int | None = None,
     registers: int | None = None,
-    **constants: Any,
-) -> Launch[Any]:
-    """Lay ``kernel`` out over ``space``.
+    **parameters: Any,
+) -> None:
+    """Add ``kernel`` over the tiles of a layout.
 
-    ``tensors`` and ``shared`` are its operands in the order of the space; ``limits`` are integers that follow
-    the host's scale and zero point; ``per_byte`` codes share a byte of the codes; ``per_column`` elements are
-    one column of the space; ``tile`` is how many elements a tile has, ``scaled_tile`` if each column has a
-    scale of its own. A ``looped`` kernel takes several tiles then, and their number after the columns.
-    ``registers`` is as in ``prepare``. A value of the host needs a pointer all the same, and gets the first
-    one.
+    ``per_byte`` codes share a byte of the codes; ``per_column`` elements are one column of the space. A tile
+    has ``tile`` elements, or ``scaled_tile`` if each column has a scale of its own; a kernel with a parameter
+    ``steps`` then takes several tiles. The kernel is given those of the parameters below that it has, and all
+    of ``parameters``.
     """
+    space, tensors, shared, tuning = layout.space, layout.tensors, layout.shared, layout.tuning
+    taken = parameters_of(kernel.fn)
     scales = space.strides[len(tensors) :]
     by_row, by_column = any(any(own[:-1]) for own in scales), any(own[-1] for own in scales)
-    size, widest = (scaled_tile, SCALED_COLUMNS) if by_column else (tile, 0)
+    size, widest = (scaled_tile, tuning.scaled_columns) if by_column else (tile, 0)
+    size = size or tuning.tile
     rows, columns = _tile(space, len(tensors), size // per_column, widest // per_column)
-    on_host = [position for position, operand in enumerate(shared) if not isinstance(operand, torch.Tensor)]
-    zero_points = tuple(clamp_zero_point(o) if isinstance(o, int) else 0 for o in shared[1:])
-    if len(shared) > 1:
-        constants["ZERO"] = "tensor" if 1 not in on_host else "host" if any(zero_points) else "none"
+    zero_point = shared[1] if len(shared) > 1 else None
+    zero_value = clamp_zero_point(zero_point) if isinstance(zero_point, int) else 0
     below, beside = -(-space.rows // rows), -(-space.columns // columns)
-    steps = _steps(below * beside) if looped and by_column and not by_row else 1
-    way, grid = _grid(-(-below // steps), beside)
-    constants |= {
+    number = _steps(below * beside, tuning) if "steps" in taken and by_column and not by_row else 1
+    way, grid = _grid(-(-below // number), beside, tuning.grid_limit)
+    bytes_across = -(-space.columns // per_byte)
+    offered = {
+        **{name: name for name in layout.names},
+        **{
+            f"{_SHORT.get(name, name)}_strides": own
+            for name, own in zip(layout.names, _merged(space), strict=True)
+        },
+        "scale_bits": scale_bits(shared[0]),
+        "zero_value": zero_value,
+        "rows": space.rows,
+        "columns": bytes_across,
+        "byte_columns": bytes_across,
+        "steps": number,
+        "sizes": _loops(space),
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
-        "SCALE_ON_HOST": 0 in on_host,
+        "SCALE_ON_HOST": not isinstance(shared[0], torch.Tensor),
+        "ZERO": "tensor" if isinstance(zero_point, torch.Tensor) else "host" if zero_value else "none",
         "PER_BYTE": per_byte,
         "BY_ROW": by_row,
         "BY_COLUMN": by_column,
@@ -231,42 +256,28 @@ def launch_over(
         "COLUMNS": columns,
         "GRID": way,
     }
-    run = prepare(
+    steps.add(
         kernel,
-        grid=grid,
-        device=device,
-        tensors=_pointers((*tensors, *shared)),
-        scalars=(WIDE, *zero_points, *limits),
-        settled=(
-            space.rows,
-            -(-space.columns // per_byte),
-            *((steps,) if looped else ()),
-            _loops(space),
-            *_merged(space),
-        ),
-        constants=constants,
-        num_warps=max(1, min(WARPS, rows * columns // 256)),
+        grid,
+        **{name: value for name, value in offered.items() if name in taken},
+        **parameters,
+        num_warps=max(1, min(tuning.warps, rows * columns // 256)),
         registers=registers,
     )
-    scale_on_host, interpreting = 0 in on_host, interpreted()
-    fixed = (0, *zero_points, *limits)
-
-    def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-        pointers = _pointers(args.operands()) if interpreting else ()
-        addresses = [address or addresses[0] for address in addresses]
-        scalars = (_double_bits(args.scale), *fixed[1:]) if scale_on_host else fixed
-        run(stream.handle, pointers, addresses, scalars)
-
-    def launch_on_tensors(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-        run(stream.handle, (), addresses, fixed)
-
-    return launch if on_host or interpreting else launch_on_tensors
 
 
-def _pointers(operands: Sequence[Operand]) -> list[torch.Tensor]:
-    output = operands[0]
-    assert isinstance(output, torch.Tensor)
-    return [operand if isinstance(operand, torch.Tensor) else output for operand in operands]
+#: How a kernel's parameters call an operand, where its own name is long.
+_SHORT = {"zero_point": "zero"}
+
+
+def limits(code_range: tuple[int, int]) -> dict[str, Any]:
+    """The least and the greatest code, as parameters of a kernel."""
+    return {"q_min": code_range[0], "q_max": code_range[1]}
+
+
+def scale_bits(scale: Operand) -> EachRun | Wide:
+    """The bits of a scale of the host, which may change from run to run; 0 if the scale is in a tensor."""
+    return Wide(0) if isinstance(scale, torch.Tensor) else EachRun(lambda args: double_bits(args.scale))
 
 
 def _loops(space: Space) -> tuple[Any, ...]:
@@ -289,24 +300,20 @@ def _merged(space: Space) -> Iterator[tuple[int, ...]]:
         yield own[-2:] if one else own
 
 
-def _double_bits(value: float) -> int:
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def _steps(tiles: int) -> int:
+def _steps(tiles: int, tuning: Tuning) -> int:
     """How many tiles a program takes, so that enough programs are left: a power of two."""
-    return min(STEPS, 2 ** max(0, (tiles // PROGRAMS).bit_length() - 1))
+    return min(tuning.steps, 2 ** max(0, (tiles // tuning.programs).bit_length() - 1))
 
 
-def _grid(below: int, beside: int) -> tuple[str, tuple[int, int]]:
+def _grid(below: int, beside: int, limit: int) -> tuple[str, tuple[int, int]]:
     """How programs are numbered, for so many tiles below and beside each other, and the grid.
 
     Programs follow the memory: one that starts after another works beside it, or below if all columns are
-    taken. That takes no division unless there are more tiles below each other than the second axis holds.
+    taken. That takes no division unless there are more tiles below each other than the second axis's limit.
     """
     if beside == 1:
         return "rows", (below, 1)
-    if below <= GRID_LIMIT:
+    if below <= limit:
         return "columns and rows", (beside, below)
     return "tiles", (beside * below, 1)
 

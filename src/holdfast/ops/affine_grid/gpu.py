@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import Steps
+from holdfast.backends.steps import Steps
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, quotient, widen
@@ -126,11 +126,15 @@ def sum_blocks(
         tl.store(out + element * blocks + block + tl.arange(0, 1), total)
 
 
-def _walk(desc: MapDescriptor, grid: torch.Tensor) -> tuple[Any, ...]:
-    """The sizes along x, y and z, the steps between images, and along x, y and z, and from axis to axis."""
-    sizes = tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3])
+def _walk(desc: MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
+    """The sizes along x, y and z, the strides of images and along x, y and z, and the stride of axes."""
     steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
-    return sizes, (grid.stride(0), *steps), grid.stride(-1)
+    return {
+        "places": desc.places,
+        "sizes": tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3]),
+        "strides": (grid.stride(0), *steps),
+        "axis_step": grid.stride(-1),
+    }
 
 
 def _constants(desc: MapDescriptor) -> dict[str, Any]:
@@ -155,10 +159,14 @@ class AffineGrid(MapKernel[AffineGridDescriptor]):
         steps.add(
             affine_grid,
             desc.batch * tiles,
-            (0, 1),
-            (desc.places, tiles, *_walk(desc, args.grid), tuple(args.theta.stride())),
-            {**_constants(desc), "TILE": TILE},
-            WARPS,
+            grid="grid",
+            theta="theta",
+            tiles=tiles,
+            **_walk(desc, args.grid),
+            theta_strides=tuple(args.theta.stride()),
+            **_constants(desc),
+            TILE=TILE,
+            num_warps=WARPS,
         )
         return steps.launch
 
@@ -184,10 +192,12 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         steps.add(
             sum_places,
             desc.batch * desc.axes * self.lengths[0],
-            (self.sums[0], 1),
-            (desc.places, self.lengths[0], *_walk(desc, args.dgrid)),
-            constants,
-            WARPS,
+            sums=self.sums[0],
+            dgrid="dgrid",
+            blocks=self.lengths[0],
+            **_walk(desc, args.dgrid),
+            **constants,
+            num_warps=WARPS,
         )
         for level, length in enumerate(self.lengths):
             final = level + 1 == len(self.lengths)
@@ -195,14 +205,15 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
             steps.add(
                 sum_blocks,
                 self.elements * blocks,
-                (0 if final else self.sums[level + 1], self.sums[level]),
-                (length, blocks, tuple(args.dtheta.stride())),
-                {
-                    "AXES": desc.axes,
-                    "FINAL": final,
-                    "ACCUMULATE": args.accumulate,
-                    "COMPUTE": constants["COMPUTE"],
-                },
-                WARPS,
+                out="dtheta" if final else self.sums[level + 1],
+                sums=self.sums[level],
+                length=length,
+                blocks=blocks,
+                theta_strides=tuple(args.dtheta.stride()),
+                AXES=desc.axes,
+                FINAL=final,
+                ACCUMULATE=args.accumulate,
+                COMPUTE=constants["COMPUTE"],
+                num_warps=WARPS,
             )
         return steps.launch

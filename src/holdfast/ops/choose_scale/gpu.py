@@ -10,7 +10,6 @@ leave theirs in the workspace, for a second kernel to join.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import prepare
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
-from holdfast.core.pieces import Pieces, first_address
+from holdfast.backends.steps import Steps
+from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
-from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import WHOLE_64
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
@@ -346,84 +343,82 @@ class Observer:
         self.pieces = Pieces()
         self.maxima = self.pieces.take(words, self.word)
 
-    def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
-        """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
-        walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
+    def add_steps(self, steps: Steps, args: Any, first: str, second: str) -> None:
+        """Add the launches. The results go to the operands ``first`` and ``second`` of ``args``."""
+        x: torch.Tensor = args.x
+        walk = segments_by_memory(self.desc.view, [x.stride()], (getattr(args, first), getattr(args, second)))
         tile = tile_of(walk, self.tile)
-        programs, across, steps = _grid(walk, tile)
+        programs, across, depth = _grid(walk, tile)
         number = min(self.most_pieces, _pieces(walk, tile))
-        steps = -(-steps // number)
+        depth = -(-depth // number)
         over, within = walk.over, walk.within
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
-        pieces = torch.empty(0, dtype=self.word, device="meta")
-        other = first if second is None else second
-        observed = prepare(
+        lowest, highest = self.ends
+        steps.add(
             observe,
-            grid=(programs, number),
-            device=self.device,
-            tensors=(first, other, x, pieces if number > 1 else first),
-            scalars=self.ends,
-            settled=(
-                over.rows, within.rows, walk.columns, across, steps,
-                (over.strides[1][-1], over.strides[2][-1], over.strides[0][-1] + within.strides[0][-1]),
-                over.sizes, over.strides[1], over.strides[2], over.strides[0],
-                within.sizes, within.strides[0],
+            (programs, number),
+            first=first,
+            second=second,
+            x="x",
+            pieces=self.maxima if number > 1 else first,
+            lowest=lowest,
+            highest=highest,
+            segments=over.rows,
+            rows=within.rows,
+            columns=walk.columns,
+            column_tiles=across,
+            steps=depth,
+            column_steps=(
+                over.strides[1][-1],
+                over.strides[2][-1],
+                over.strides[0][-1] + within.strides[0][-1],
             ),
-            constants={
-                "RESULT": self.result, "COMPUTE": compute, "IN_PIECES": number > 1,
-                "COLUMNS_WITHIN": walk.columns_within, "AT_ONCE": steps == 1,
-                "ROWS": tile.rows, "SEGMENTS": tile.segments, "COLUMNS": tile.columns,
-            },
+            over_sizes=over.sizes,
+            first_strides=over.strides[1],
+            second_strides=over.strides[2],
+            x_over=over.strides[0],
+            within_sizes=within.sizes,
+            x_within=within.strides[0],
+            RESULT=self.result,
+            COMPUTE=compute,
+            IN_PIECES=number > 1,
+            COLUMNS_WITHIN=walk.columns_within,
+            AT_ONCE=depth == 1,
+            ROWS=tile.rows,
+            SEGMENTS=tile.segments,
+            COLUMNS=tile.columns,
             num_warps=max(1, min(WARPS, tile.size // 256)),
-        )  # fmt: skip
+        )
         if number == 1:
-            return self._at_once(observed)
+            return
         columns = min(power(walk.count), 256)
         rows = min(power(number), 2048 // columns)
-        joining = prepare(
+        steps.add(
             join,
-            grid=(-(-walk.count // columns), 1),
-            device=self.device,
-            tensors=(first, other, pieces),
-            scalars=self.ends,
-            settled=(
-                walk.count, number, (*over.sizes, 1), (*over.strides[1], 0), (*over.strides[2], 0),
-            ),
-            constants={
-                "RESULT": self.result, "DTYPE": _TYPES[x.dtype], "COMPUTE": compute,
-                "ROWS": rows, "COLUMNS": columns,
-            },
+            -(-walk.count // columns),
+            first=first,
+            second=second,
+            pieces=self.maxima,
+            lowest=lowest,
+            highest=highest,
+            count=walk.count,
+            number=number,
+            sizes=(*over.sizes, 1),
+            first_strides=(*over.strides[1], 0),
+            second_strides=(*over.strides[2], 0),
+            RESULT=self.result,
+            DTYPE=_TYPES[x.dtype],
+            COMPUTE=compute,
+            ROWS=rows,
+            COLUMNS=columns,
             num_warps=max(1, min(WARPS, rows * columns // 256)),
-        )  # fmt: skip
-        return self._in_pieces(observed, joining)
+        )
 
-    def _at_once(self, observed: Any) -> Launch[Any]:
-        interpreting, ends = interpreted(), self.ends
-
-        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            first, second, x = addresses
-            operands = pointers(args.operands()) if interpreting else ()
-            at = first, second or first, x, first
-            observed(stream.handle, (*operands, *operands[:1]), at, ends)
-
-        return launch
-
-    def _in_pieces(self, observed: Any, joining: Any) -> Launch[Any]:
-        interpreting, ends = interpreted(), self.ends
-
-        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            first, second, x = addresses
-            place = first_address(workspace) + self.maxima.offset
-            operands: Sequence[torch.Tensor] = ()
-            pieces = []
-            if interpreting:
-                operands = pointers(args.operands())
-                pieces = [self.maxima.tensor(workspace)]
-            other = second or first
-            observed(stream.handle, (*operands, *pieces), (first, other, x, place), ends)
-            joining(stream.handle, (*operands[:2], *pieces), (first, other, place), ends)
-
-        return launch
+    def launch(self, args: Any, first: str, second: str) -> Launch[Any]:
+        """A launch of these steps alone."""
+        steps = Steps(self.device, args)
+        self.add_steps(steps, args, first, second)
+        return steps.launch
 
 
 _TYPES = {
@@ -432,10 +427,6 @@ _TYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
 }
-
-
-def pointers(operands: Sequence[Any]) -> list[torch.Tensor]:
-    return [operands[0] if operand is None else operand for operand in operands]
 
 
 def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
@@ -458,7 +449,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
         self.prepare(ObserveRangeArgs(**made))
 
     def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
-        return self.observer.prepare(args.low, args.high, args.x)
+        return self.observer.launch(args, "low", "high")
 
 
 class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
@@ -475,7 +466,7 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
         self.prepare(ChooseScaleArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names}))
 
     def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
-        return self.observer.prepare(args.scale, args.zero_point, args.x)
+        return self.observer.launch(args, "scale", "zero_point")
 
 
 def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

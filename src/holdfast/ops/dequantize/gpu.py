@@ -10,10 +10,14 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
-from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.affine.gpu import KEPT, TILE, TiledKernel, load_scale, load_zero_point
+from holdfast.numerics.gpu import float_value, narrow, widen
+from holdfast.ops.affine.gpu import (
+    KEPT,
+    TiledKernel,
+    load_scale,
+    load_zero_point,
+)
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -44,7 +48,8 @@ def dequantize(
     scale_bits, zero_value,
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
-    SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    SIGNED: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: tl.constexpr,
+    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = (q - z) * scale over one tile."""
@@ -70,7 +75,9 @@ def dequantize(
     else:
         to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
         codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
-    if codes.dtype.is_floating():
+    if EXPONENT > 0:
+        difference = float_value(codes, EXPONENT, MANTISSA, HIGHEST).to(COMPUTE)
+    elif codes.dtype.is_floating():
         difference = widen(codes, COMPUTE) - z.to(COMPUTE)
     else:
         difference = (codes.to(tl.int32) - z).to(COMPUTE)
@@ -111,23 +118,26 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
 
     kernel, args, packed = dequantize, DequantizeArgs, 1
 
-    def layout(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
         codes = self.desc.codes
         tile, scaled_tile = self._tiles()
         return {
             "tile": tile,
             "scaled_tile": scaled_tile,
-            "SIGNED": isinstance(codes, Code) and codes.signed,
+            "SIGNED": codes.signed,
+            "EXPONENT": codes.exponent_bits,
+            "MANTISSA": codes.mantissa_bits,
+            "HIGHEST": codes.highest_code,
         }
 
     def _tiles(self) -> tuple[int, int]:
         """Elements of a tile, and of one where each column has a scale of its own."""
-        bits, one_scale = self.desc.real.bits, self.desc.view.scale_count == 1
+        bits, one_scale, tile = self.desc.real.bits, self.desc.view.scale_count == 1, self.tuning.tile
         if bits == 16:
-            return TILE // 2, TILE
+            return tile // 2, tile
         if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
-            return TILE // 4, TILE // 4  # a thread then writes with two instructions, and reads with one
-        return TILE // 4 if one_scale else TILE, TILE // 2
+            return tile // 4, tile // 4  # a thread then writes with two instructions, and reads with one
+        return tile // 4 if one_scale else tile, tile // 2
 
 
 class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
@@ -135,5 +145,5 @@ class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
 
     kernel, args = dequantize_backward, DequantizeBackwardArgs
 
-    def layout(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {"ACCUMULATE": args.accumulate}

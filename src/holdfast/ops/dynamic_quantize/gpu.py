@@ -9,20 +9,20 @@ holds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import prepare
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
+from holdfast.backends.steps import Steps
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
-from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import INTERPRETED, MAGIC_BITS, code, narrow, widen
+from holdfast.ops.affine.gpu import (
+    limits,
+)
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.choose_scale.gpu import (
     MAGIC,
@@ -34,7 +34,6 @@ from holdfast.ops.choose_scale.gpu import (
     magnitudes,
     meta_tensor,
     opposites,
-    pointers,
     power,
     real,
     result_of,
@@ -42,10 +41,8 @@ from holdfast.ops.choose_scale.gpu import (
     scale_of_range,
     zero_point_of_range,
 )
-from holdfast.ops.choose_scale.plan import ChooseScaleArgs
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
 from holdfast.ops.quantize.gpu import Quantize, packed_bytes
-from holdfast.ops.quantize.plan import QuantizeArgs
 
 #: Elements that a thread holds, for float64 half as many; the most warps and the usual number of them.
 PER_THREAD = 32
@@ -192,6 +189,8 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         return segments_by_memory(self.desc.view, [x, codes], results, packed=per_byte > 1)
 
     def _tile(self, walk: Segments) -> Tile | None:
+        if self.desc.codes.is_float:
+            return None
         return whole_tile(walk, self.per_thread, self.desc.per_byte)
 
     def compile(self) -> None:
@@ -200,70 +199,56 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
 
     def prepare(self, args: DynamicQuantizeArgs) -> Launch[DynamicQuantizeArgs]:
         walk = self._walk(args.x.stride(), args.q.stride(), args.scale, args.zero_point)
-        tile = self._tile(walk)
-        return self._in_two_passes(args) if tile is None else self._at_once(args, walk, tile)
+        tile, steps = self._tile(walk), Steps(self.device, args)
+        if tile is None:
+            self._in_two_passes(steps, args)
+        else:
+            self._at_once(steps, args, walk, tile)
+        return steps.launch
 
-    def _at_once(self, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> Launch[DynamicQuantizeArgs]:
+    def _at_once(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
         desc, per_byte = self.desc, self.desc.per_byte
         over, within = walk.over, walk.within
         across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
-        tensors = pointers(args.operands())
-        scalars = *self.ends, *desc.code_range
-        column_steps = [over.strides[k][-1] + within.strides[k][-1] for k in (0, 1)]
-        run = prepare(
+        x_step, q_step = (over.strides[k][-1] + within.strides[k][-1] for k in (0, 1))
+        steps.add(
             dynamic_quantize,
-            grid=(-(-over.rows // tile.segments) * across, 1),
-            device=self.device,
-            tensors=tensors,
-            scalars=scalars,
-            settled=(
-                over.rows, within.rows, walk.columns, across, -(-walk.columns // per_byte),
-                (column_steps[1], over.strides[2][-1], over.strides[3][-1], column_steps[0]),
-                over.sizes, _in_bytes(over.strides[1], per_byte), over.strides[2], over.strides[3],
-                over.strides[0], within.sizes, _in_bytes(within.strides[1], per_byte), within.strides[0],
-            ),
-            constants={
-                "RESULT": self.result,
-                "COMPUTE": tl.float64 if args.x.dtype == torch.float64 else tl.float32,
-                "PER_BYTE": per_byte,
-                "RAGGED": per_byte > 1 and desc.shape[-1] % per_byte > 0,
-                "COLUMNS_WITHIN": walk.columns_within,
-                "ROWS": tile.rows,
-                "SEGMENTS": tile.segments,
-                "COLUMNS": tile.columns,
-            },
+            -(-over.rows // tile.segments) * across,
+            q="q",
+            scale="scale",
+            zero_point="zero_point",
+            x="x",
+            lowest=self.ends[0],
+            highest=self.ends[1],
+            **limits(desc.code_range),
+            segments=over.rows,
+            rows=within.rows,
+            columns=walk.columns,
+            column_tiles=across,
+            byte_columns=-(-walk.columns // per_byte),
+            steps=(q_step, over.strides[2][-1], over.strides[3][-1], x_step),
+            over_sizes=over.sizes,
+            q_over=_in_bytes(over.strides[1], per_byte),
+            scale_strides=over.strides[2],
+            zero_strides=over.strides[3],
+            x_over=over.strides[0],
+            within_sizes=within.sizes,
+            q_within=_in_bytes(within.strides[1], per_byte),
+            x_within=within.strides[0],
+            RESULT=self.result,
+            COMPUTE=tl.float64 if args.x.dtype == torch.float64 else tl.float32,
+            PER_BYTE=per_byte,
+            RAGGED=per_byte > 1 and desc.shape[-1] % per_byte > 0,
+            COLUMNS_WITHIN=walk.columns_within,
+            ROWS=tile.rows,
+            SEGMENTS=tile.segments,
+            COLUMNS=tile.columns,
             num_warps=max(1, min(MOST_WARPS, tile.size // (self.per_thread * 32))),
-        )  # fmt: skip
-        interpreting = interpreted()
+        )
 
-        def launch(
-            stream: Stream, workspace: Workspace, args: DynamicQuantizeArgs, addresses: Sequence[int]
-        ) -> None:
-            q, scale, zero_point, x = addresses
-            operands: tuple[Any, ...] = ()
-            if interpreting:
-                operands = tuple(pointers(args.operands()))
-            run(stream.handle, operands, (q, scale, zero_point or q, x), scalars)
-
-        return launch
-
-    def _in_two_passes(self, args: DynamicQuantizeArgs) -> Launch[DynamicQuantizeArgs]:
-        choose = self.observer.prepare(args.scale, args.zero_point, args.x)
-        quantize = Quantize(self.desc, self.device).prepare(_quantize_args(args))
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: DynamicQuantizeArgs, addresses: Sequence[int]
-        ) -> None:
-            q, scale, zero_point, x = addresses
-            chosen = ChooseScaleArgs(x=args.x, scale=args.scale, zero_point=args.zero_point)
-            choose(stream, workspace, chosen, (scale, zero_point, x))
-            quantize(stream, workspace, _quantize_args(args), (q, x, scale, zero_point))
-
-        return launch
-
-
-def _quantize_args(args: DynamicQuantizeArgs) -> QuantizeArgs:
-    return QuantizeArgs(x=args.x, q=args.q, scale=args.scale, zero_point=args.zero_point)
+    def _in_two_passes(self, steps: Steps, args: DynamicQuantizeArgs) -> None:
+        self.observer.add_steps(steps, args, "scale", "zero_point")
+        Quantize(self.desc, self.device).add_steps(steps, args)
 
 
 def _in_bytes(strides: Sequence[int], per_byte: int) -> tuple[int, ...]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import Steps, report
+from holdfast.backends.gpu import report
 from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import Steps
 from holdfast.core import deferred
 from holdfast.core.plan import Launch
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
-from holdfast.ops.segment_sum.gpu import tile_of
+from holdfast.ops.segment_sum.gpu import TUNING
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 WARPS = 4
@@ -50,26 +51,29 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
         desc = self.desc
         raises = desc.bad_index == "raise"
         box = deferred.box(self.device) if raises else None
-        rows, columns = tile_of(desc.columns, desc.dtype.itemsize)
+        rows, columns = TUNING.on(self.device).tile_of(desc.columns, desc.dtype.itemsize)
         tiles = -(-desc.columns // columns)
         walk = loops(desc.shape, args.indices.stride(), args.out.stride())
         steps = Steps(self.device, args)
         steps.add(
             embedding,
             -(-desc.count // rows) * tiles,
-            (0, 1, 2, box.words if box else 2),
-            (
-                desc.count,
-                desc.rows,
-                box.place(BadIndex(desc.rows)) if box else 0,
-                desc.columns,
-                tiles,
-                (*walk.sizes, desc.columns),
-                (*walk.strides[1], args.out.stride(-1)),
-                tuple(args.weight.stride()),
-                (*walk.strides[0], 0),
-            ),
-            {"RAISE": raises, "ROWS": rows, "COLUMNS": columns},
-            WARPS,
+            out="out",
+            weight="weight",
+            indices="indices",
+            box=box.words if box else "indices",
+            count=desc.count,
+            rows=desc.rows,
+            place=box.place(BadIndex(desc.rows)) if box else 0,
+            columns=desc.columns,
+            tiles=tiles,
+            sizes=(*walk.sizes, desc.columns),
+            out_strides=(*walk.strides[1], args.out.stride(-1)),
+            weight_strides=tuple(args.weight.stride()),
+            index_strides=(*walk.strides[0], 0),
+            RAISE=raises,
+            ROWS=rows,
+            COLUMNS=columns,
+            num_warps=WARPS,
         )
         return steps.launch

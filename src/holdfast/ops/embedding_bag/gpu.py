@@ -1,8 +1,8 @@
 """embedding_bag, in Triton.
 
-Bags of up to SHORT indices are summed in the order of the indices by the program that owns them. Beside them,
-in the same launch, others read indices and offsets: they report what is wrong, and note where bags begin and
-which bag every 32nd place is in. Longer bags are then summed as segments are, with the rows of the table for
+Short bags are summed in the order of the indices by the program that owns them. Beside them, in the same
+launch, others read indices and offsets: they report what is wrong, and note where bags begin and which bag
+every 32nd place is in. Longer bags are then summed as segments are, with the rows of the table for
 terms; a launch that finds none ends at once.
 
 The gradient of the table is a segment sum whose terms are rows of ``dout``, looked up by bag. The mean's
@@ -15,15 +15,17 @@ defined.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow, report
+from holdfast.backends.gpu import follow, report
 from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core import deferred
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
@@ -41,29 +43,43 @@ from holdfast.ops.segment_sum.gpu import (
     CHUNK,
     EVEN,
     STARTS,
-    TILE_BYTES,
-    UNROLL,
-    WARPS,
     Bounds,
     Summing,
     Target,
+    Terms,
     Walk,
+    add_clear,
     add_terms,
-    clear,
     finish,
     places_of,
-    tile_of,
 )
+from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
 from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
-#: Lanes of a program that finds bags, alone or beside others that sum them; and of one that differentiates
-#: weights. To the interpreter a program costs the same however much it does.
-LANES, BESIDE_LANES, WEIGHT_LANES = (65536, 65536, 4096) if interpreted() else (1024, 256, 128)
-#: The most indices of a bag that one program sums; the warps of such a program, the bytes of a tile for each,
-#: and the rows whose loads are under way together.
-SHORT = 4 * CHUNK.value
-BAG_WARPS, WARP_BYTES, BAG_UNROLL = 1, 65536 if interpreted() else 512, 16
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of embedding_bag, beside that of the ordered sum."""
+
+    #: Lanes of a program that finds bags, alone or beside others that sum them.
+    lanes: int
+    beside_lanes: int
+    #: Lanes of a program that differentiates weights.
+    weight_lanes: int
+    #: Of a program that sums short bags: bytes of a tile, warps, and rows whose loads are under way together.
+    bag_bytes: int
+    bag_warps: int = 1
+    bag_unroll: int = 16
+    #: The most indices of a bag that one program sums.
+    short: int = 4 * CHUNK.value
+    warps: int = 4
+
+
+TUNING = Tuned(
+    gpu=Tuning(lanes=1024, beside_lanes=256, weight_lanes=128, bag_bytes=512),
+    interpreter=Tuning(lanes=65536, beside_lanes=65536, weight_lanes=4096, bag_bytes=65536),
+)
 
 
 @triton.jit
@@ -441,7 +457,7 @@ class Bags:
     """What it takes to know the bags: pieces of the workspace, and steps.
 
     ``keys`` are the bags of every 32nd place; ``bags`` those of all places; ``counted`` says that the
-    indices that are left out are counted.
+    indices that are left out are counted; ``beside``, that bags are found beside programs that sum them.
     """
 
     def __init__(
@@ -453,9 +469,10 @@ class Bags:
         keys: bool,
         bags: bool,
         counted: bool,
-        lanes: int = LANES,
+        beside: bool = False,
     ) -> None:
-        self.desc, self.device = desc, device
+        self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
+        lanes = self.tuning.beside_lanes if beside else self.tuning.lanes
         self.even = desc.offsets is None
         # Never nothing: every workspace has an address.
         self.starts = pieces.take(1 if self.even else desc.bags + 1, torch.int32)
@@ -470,47 +487,57 @@ class Bags:
         self,
         steps: Steps,
         walks: Walks,
-        indices: int,
         offsets: torch.Tensor | None,
-        at: int,
         raises: bool,
-        filler: int,
     ) -> None:
-        """Add the steps. ``indices`` and ``at`` say which operands the indices and the offsets are."""
-        desc = self.desc
+        """Add the steps."""
+        desc, lanes = self.desc, self.tuning.lanes
         listed = self.bags.count > 0
         counted = listed and self.left_out.count > 0
         if self.left_out.count:
-            steps.add(clear, -(-desc.bags // LANES), (self.left_out,), (desc.bags,), {"TILE": LANES}, WARPS)
+            add_clear(steps, self.left_out, lanes)
         entries = desc.offsets or 0
         work = self.work(raises)
         if not work:
             return
-        box, bad_index, bad_offset = self.complaints(raises, filler)
+        box, bad_index, bad_offset = self.complaints(raises)
         steps.add(
             find_bags,
-            -(-work // LANES),
-            (
-                self.starts, self.maxima, self.keys, self.bags, self.left_out,
-                indices, indices if self.even else at, box,
-            ),
-            (
-                desc.count, desc.rows, desc.padding, desc.bags, entries, max(desc.length, 1),
-                power_below(entries), bad_index, bad_offset,
-                1 if offsets is None else offsets.stride(0), walks.sizes, walks.strides[0],
-            ),
-            {
-                "OFFSETS": not self.even, "KEYS": self.windows > 0, "BAGS": listed, "COUNT": counted,
-                "RAISE": raises, "TILE": LANES,
-            },
-            WARPS,
-        )  # fmt: skip
+            -(-work // lanes),
+            starts=self.starts,
+            maxima=self.maxima,
+            keys=self.keys,
+            bags_of=self.bags,
+            left_out=self.left_out,
+            indices="indices",
+            offsets="indices" if self.even else "offsets",
+            box=box,
+            count=desc.count,
+            rows=desc.rows,
+            padding=desc.padding,
+            bags=desc.bags,
+            entries=entries,
+            length=max(desc.length, 1),
+            step=power_below(entries),
+            bad_index=bad_index,
+            bad_offset=bad_offset,
+            offset_step=1 if offsets is None else offsets.stride(0),
+            sizes=walks.sizes,
+            strides=walks.strides[0],
+            OFFSETS=not self.even,
+            KEYS=self.windows > 0,
+            BAGS=listed,
+            COUNT=counted,
+            RAISE=raises,
+            TILE=lanes,
+            num_warps=self.tuning.warps,
+        )
 
-    def complaints(self, raises: bool, filler: int) -> tuple[StepOperand, int, int]:
-        """Where bad indices and offsets are reported; in place of nowhere, the operand ``filler``."""
+    def complaints(self, raises: bool) -> tuple[StepOperand, int, int]:
+        """Where bad indices and offsets are reported; the indices stand for a box that is not used."""
         desc = self.desc
         if self.even and not raises:
-            return filler, 0, 0
+            return "indices", 0, 0
         box = deferred.box(self.device)
         bad_index = box.place(BadIndex(desc.rows)) if raises else 0
         return box.words, bad_index, 0 if self.even else box.place(BadOffset(desc.count))
@@ -533,29 +560,38 @@ def _add_max(
     bags: Bags,
     walks: Walks,
     out: StepOperand,
-    weight: int,
-    indices: int,
     weight_strides: tuple[int, ...],
     out_strides: tuple[int, ...],
 ) -> None:
     """The step for a maximum, or where ``out`` is a piece for its places."""
-    desc = bags.desc
-    rows, columns = tile_of(desc.columns, desc.compute.torch.itemsize, TILE_BYTES)
+    desc, tuning = bags.desc, SUM_TUNING.on(bags.device)
+    rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
     tiles = -(-desc.columns // columns)
     steps.add(
         max_bags,
         -(-desc.bags // rows) * tiles,
-        (out, weight, indices, indices if bags.even else bags.starts),
-        (
-            desc.rows, desc.padding, desc.bags, desc.length, desc.columns, tiles,
-            walks.sizes, walks.strides[0], weight_strides, out_strides,
-        ),
-        {
-            "BOUNDS": bags.bounds.kind, "PLACES": isinstance(out, Piece), "COMPUTE": _compute(desc),
-            "ROWS": rows, "COLUMNS": columns, "UNROLL": UNROLL,
-        },
-        WARPS,
-    )  # fmt: skip
+        out=out,
+        weight="weight",
+        indices="indices",
+        starts="indices" if bags.even else bags.starts,
+        rows=desc.rows,
+        padding=desc.padding,
+        bags=desc.bags,
+        length=desc.length,
+        columns=desc.columns,
+        tiles=tiles,
+        sizes=walks.sizes,
+        strides=walks.strides[0],
+        weight_strides=weight_strides,
+        out_strides=out_strides,
+        BOUNDS=bags.bounds.kind,
+        PLACES=isinstance(out, Piece),
+        COMPUTE=_compute(desc),
+        ROWS=rows,
+        COLUMNS=columns,
+        UNROLL=tuning.unroll,
+        num_warps=tuning.warps,
+    )
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
@@ -563,17 +599,16 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        sums = desc.mode != "max"
+        pieces, self.tuning = Pieces(), TUNING.on(device)
+        sums, short = desc.mode != "max", self.tuning.short
         self.bags = Bags(
-            pieces, desc, device, keys=sums and desc.longest > SHORT, bags=False, counted=False,
-            lanes=BESIDE_LANES if sums else LANES,
-        )  # fmt: skip
+            pieces, desc, device, keys=sums and desc.longest > short, bags=False, counted=False, beside=sums
+        )
         self.summing = None
         if sums:
             self.summing = Summing(
-                pieces, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest, desc.mode == "mean",
-                SHORT,
+                pieces, device, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest,
+                desc.mode == "mean", short,
             )  # fmt: skip
         self.cut_workspace(pieces)
 
@@ -587,18 +622,19 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         steps = Steps(self.device, args)
         strides = tuple(args.weight.stride())
         if self.summing is None:
-            self.bags.add_steps(steps, walks, 2, args.offsets, 3, desc.bad_index == "raise", 2)
-            _add_max(steps, self.bags, walks, 0, 1, 2, strides, tuple(args.out.stride()))
+            self.bags.add_steps(steps, walks, args.offsets, desc.bad_index == "raise")
+            _add_max(steps, self.bags, walks, "out", strides, tuple(args.out.stride()))
             return steps.launch
-        out = Target.matrix(0, args.out)
+        out = Target.matrix("out", args.out)
         walk = Walk(walks.sizes, strides, walks.strides[0], walks.strides[1], (desc.rows, desc.padding))
-        factors, term = (2, table_term) if weights is None else (4, weighted_table_term)
+        factors = "indices" if weights is None else "per_sample_weights"
+        term = table_term if weights is None else weighted_table_term
         self.sum_short(steps, args, self.summing, out, walk, factors, term)
         if self.summing.windows:
             self.summing.add_steps(
                 steps,
                 out,
-                (1, 2, 2, factors),
+                Terms("weight", "indices", "indices", factors),
                 self.bags.bounds,
                 walk,
                 term=term,
@@ -614,35 +650,57 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         summing: Summing,
         out: Target,
         walk: Walk,
-        factors: int,
+        factors: str,
         term: Any,
     ) -> None:
-        desc, bags, cleared = self.desc, self.bags, summing.arrivals.count
+        desc, bags, cleared, tuning = self.desc, self.bags, summing.arrivals.count, self.tuning
         raises, entries, even = desc.bad_index == "raise", desc.offsets or 0, bags.even
-        finders = -(-max(bags.work(raises), cleared) // BESIDE_LANES)
-        rows, columns = tile_of(desc.columns, desc.dtype.itemsize, BAG_WARPS * WARP_BYTES)
+        finders = -(-max(bags.work(raises), cleared) // tuning.beside_lanes)
+        rows, columns = summing.tuning.tile_of(desc.columns, desc.dtype.itemsize, tuning.bag_bytes)
         tiles = -(-desc.columns // columns)
-        owned = 0 if even and desc.length > SHORT else desc.bags
-        box, bad_index, bad_offset = bags.complaints(raises, 2)
+        owned = 0 if even and desc.length > tuning.short else desc.bags
+        box, bad_index, bad_offset = bags.complaints(raises)
         steps.add(
             sum_short_bags,
             finders + -(-owned // rows) * tiles,
-            (
-                out.at, 1, 2, factors, 2 if even else 3, bags.starts, bags.maxima, bags.keys,
-                summing.arrivals, box,
-            ),
-            (
-                desc.count, desc.bags, entries, desc.length, power_below(entries), bad_index, bad_offset,
-                finders, cleared, 1 if args.offsets is None else args.offsets.stride(0), desc.columns, tiles,
-                out.sizes, out.strides, *walk,
-            ),
-            {
-                "TERM": term, "OFFSETS": not even, "KEYS": bags.windows > 0, "RAISE": raises, "SHORT": SHORT,
-                "BY_COUNT": summing.by_count, "COMPUTE": _compute(desc), "ROWS": rows, "COLUMNS": columns,
-                "UNROLL": BAG_UNROLL, "TILE": BESIDE_LANES,
-            },
-            BAG_WARPS,
-        )  # fmt: skip
+            out=out.at,
+            weight="weight",
+            indices="indices",
+            factors=factors,
+            offsets="indices" if even else "offsets",
+            starts=bags.starts,
+            maxima=bags.maxima,
+            keys=bags.keys,
+            arrivals=summing.arrivals,
+            box=box,
+            count=desc.count,
+            bags=desc.bags,
+            entries=entries,
+            length=desc.length,
+            step=power_below(entries),
+            bad_index=bad_index,
+            bad_offset=bad_offset,
+            finders=finders,
+            cleared=cleared,
+            offset_step=1 if args.offsets is None else args.offsets.stride(0),
+            columns=desc.columns,
+            tiles=tiles,
+            out_sizes=out.sizes,
+            out_strides=out.strides,
+            **walk._asdict(),
+            TERM=term,
+            OFFSETS=not even,
+            KEYS=bags.windows > 0,
+            RAISE=raises,
+            SHORT=tuning.short,
+            BY_COUNT=summing.by_count,
+            COMPUTE=_compute(desc),
+            ROWS=rows,
+            COLUMNS=columns,
+            UNROLL=tuning.bag_unroll,
+            TILE=tuning.beside_lanes,
+            num_warps=tuning.bag_warps,
+        )
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
@@ -658,9 +716,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.chosen = pieces.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
         self.order = self.summing = None
         if desc.sums:
-            self.order = Order(pieces, desc.count, desc.rows)
+            self.order = Order(pieces, device, desc.count, desc.rows)
             self.summing = Summing(
-                pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+                pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )
         self.cut_workspace(pieces)
 
@@ -671,14 +729,14 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc = self.desc
         walks = Walks(desc, args.indices, args.per_sample_weights, args.dper_sample_weights)
         steps = Steps(self.device, args)
-        self.bags.add_steps(steps, walks, 3, args.offsets, 4, False, 3)
+        self.bags.add_steps(steps, walks, args.offsets, False)
         if self.order is not None and self.summing is not None:
             assert args.dweight is not None
             terms, walk, term = self.terms(steps, args, walks)
-            self.order.add_steps(steps, 3, walks.space, desc.padding, self.summing.arrivals)
+            self.order.add_steps(steps, "indices", walks.space, desc.padding, self.summing.arrivals)
             self.summing.add_steps(
                 steps,
-                Target.matrix(0, args.dweight),
+                Target.matrix("dweight", args.dweight),
                 terms,
                 Bounds.of(self.order),
                 walk,
@@ -690,53 +748,70 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             self.differentiate_weights(steps, args, walks)
         return steps.launch
 
-    def terms(
-        self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks
-    ) -> tuple[tuple[StepOperand, ...], Walk, Any]:
-        """What each place passes on to its row: four operands, the walk through them, a term."""
+    def terms(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> tuple[Terms, Walk, Any]:
+        """What each place passes on to its row: the operands, the walk through them, a term."""
         desc = self.desc
         assert self.order is not None
         places, bags = self.order.places, self.bags.bags
         strides = tuple(args.dout.stride())
         walk = Walk(walks.sizes, strides)
         if self.divided is not None and desc.bags:
-            rows, columns = tile_of(desc.columns, desc.compute.torch.itemsize, TILE_BYTES)
+            tuning = SUM_TUNING.on(self.device)
+            rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
             tiles = -(-desc.columns // columns)
             steps.add(
                 divide_rows,
                 -(-desc.bags // rows) * tiles,
-                (self.divided, 2, 3 if self.bags.even else self.bags.starts, self.bags.left_out),
-                (desc.bags, desc.length, desc.columns, tiles, strides),
-                {
-                    "BOUNDS": self.bags.bounds.kind, "COMPUTE": _compute(desc), "ROWS": rows,
-                    "COLUMNS": columns,
-                },
-                WARPS,
-            )  # fmt: skip
+                divided=self.divided,
+                dout="dout",
+                starts="indices" if self.bags.even else self.bags.starts,
+                left_out=self.bags.left_out,
+                bags=desc.bags,
+                length=desc.length,
+                columns=desc.columns,
+                tiles=tiles,
+                dout_strides=strides,
+                BOUNDS=self.bags.bounds.kind,
+                COMPUTE=_compute(desc),
+                ROWS=rows,
+                COLUMNS=columns,
+                num_warps=tuning.warps,
+            )
             walk = Walk(walks.sizes, (desc.columns, 1))
-            return (self.divided, places, bags, 3), walk, bag_term
+            return Terms(self.divided, places, bags, "indices"), walk, bag_term
         if self.chosen is not None and desc.bags:
             assert args.weight is not None
             of_weight, of_chosen = tuple(args.weight.stride()), (desc.columns, 1)
-            _add_max(steps, self.bags, walks, self.chosen, 6, 3, of_weight, of_chosen)
+            _add_max(steps, self.bags, walks, self.chosen, of_weight, of_chosen)
             walk = walk._replace(numbers=(desc.columns,))
-            return (2, places, bags, self.chosen), walk, chosen_bag_term
+            return Terms("dout", places, bags, self.chosen), walk, chosen_bag_term
         if args.per_sample_weights is not None:
             walk = walk._replace(factor_strides=walks.strides[1])
-            return (2, places, bags, 5), walk, weighted_bag_term
-        return (2, places, bags, 3), walk, bag_term
+            return Terms("dout", places, bags, "per_sample_weights"), walk, weighted_bag_term
+        return Terms("dout", places, bags, "indices"), walk, bag_term
 
     def differentiate_weights(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> None:
-        desc = self.desc
+        desc, lanes = self.desc, self.bags.tuning.weight_lanes
         assert args.weight is not None
         steps.add(
             weight_gradients,
-            -(-desc.count // WEIGHT_LANES),
-            (1, 2, 6, 3, self.bags.bags),
-            (
-                desc.count, desc.rows, desc.padding, desc.columns, walks.sizes, walks.strides[0],
-                walks.strides[2], tuple(args.dout.stride()), tuple(args.weight.stride()),
-            ),
-            {"ACCUMULATE": args.accumulate, "COMPUTE": _compute(desc), "TILE": WEIGHT_LANES},
-            WARPS,
-        )  # fmt: skip
+            -(-desc.count // lanes),
+            out="dper_sample_weights",
+            dout="dout",
+            weight="weight",
+            indices="indices",
+            bags_of=self.bags.bags,
+            count=desc.count,
+            rows=desc.rows,
+            padding=desc.padding,
+            columns=desc.columns,
+            sizes=walks.sizes,
+            strides=walks.strides[0],
+            out_strides=walks.strides[2],
+            dout_strides=tuple(args.dout.stride()),
+            weight_strides=tuple(args.weight.stride()),
+            ACCUMULATE=args.accumulate,
+            COMPUTE=_compute(desc),
+            TILE=lanes,
+            num_warps=self.bags.tuning.warps,
+        )

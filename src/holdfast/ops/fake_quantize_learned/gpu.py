@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
+from holdfast.backends.gpu import double_bits, loop_offsets
+from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.plan import Launch
 from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import (
@@ -22,6 +25,10 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
+from holdfast.ops.affine.gpu import (
+    limits,
+    scale_bits,
+)
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -34,7 +41,6 @@ from holdfast.ops.tree_sum.gpu import (
     LANES,
     STAGES,
     add_further,
-    double_bits,
     further_levels,
     index_type,
     most_sums,
@@ -144,14 +150,6 @@ def fake_quantize_learned_backward(
         )  # fmt: skip
 
 
-# The positions of operands in the args.
-_DX, _DSCALE, _DZERO, _DY, _X, _SCALE, _ZERO = range(7)
-
-
-def _scale_bits(args: FakeQuantizeLearnedBackwardArgs) -> tuple[int]:
-    return (0 if isinstance(args.scale, torch.Tensor) else double_bits(args.scale),)
-
-
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
     """``fake_quantize_learned_backward``, and what adds up its sums, as a kernel."""
 
@@ -188,38 +186,55 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         found = segments_in_order(desc.view, tensors, shared)
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
-        first_sums: tuple[StepOperand, ...] = (
-            (self.sums[0][0], self.sums[0][-1]) if further else (_DSCALE, _DZERO)
-        )
+        sums: Sequence[StepOperand] = self.sums[0] if further else ("dscale", "dzero_point")
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
-        over, within = found.over.strides, found.within.strides
+        dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over = found.over.strides
+        dx_within, dy_within, x_within = found.within.strides
         steps = Steps(self.device, args)
         steps.add(
             fake_quantize_learned_backward,
             tile.programs,
-            (_DX, *first_sums, _DY, _X, _SCALE, _ZERO),
-            (
-                zero_value, *desc.code_range, double_bits(desc.grad_factor),
-                found.count, blocks_of(found.length), tile.tiles,
-                (found.length,), found.over.sizes, found.within.sizes, *over, *within,
-            ),
-            {
-                "COMPUTE": tl.float64 if compute.bits == 64 else tl.float32,
-                "STE": desc.ste.value,
-                "SCALE_ON_HOST": not isinstance(args.scale, torch.Tensor),
-                "ZERO": "tensor" if isinstance(z, torch.Tensor) else "host" if zero_value else "none",
-                "LEARNS_ZERO": self.trees > 1,
-                "ACCUMULATE": args.accumulate,
-                "FINAL": not further,
-                "ALIKE": over[0] == over[1] == over[2] and within[0] == within[1] == within[2],
-                **tile.constants,
-                "INDEX": index_type(found),
-            },
-            tile.warps,
-            scalars=_scale_bits,
-        )  # fmt: skip
+            dx="dx",
+            dscale=sums[0],
+            dzero_point=sums[-1],
+            dy="dy",
+            x="x",
+            scale="scale",
+            zero_point="zero_point",
+            scale_bits=scale_bits(args.scale),
+            zero_value=zero_value,
+            **limits(desc.code_range),
+            factor_bits=double_bits(desc.grad_factor),
+            segments=found.count,
+            blocks=blocks_of(found.length),
+            tiles=tile.tiles,
+            extent=(found.length,),
+            over=found.over.sizes,
+            within=found.within.sizes,
+            dx_over=dx_over,
+            dy_over=dy_over,
+            x_over=x_over,
+            dscale_over=dscale_over,
+            dzero_over=dzero_over,
+            scale_over=scale_over,
+            zero_over=zero_over,
+            dx_within=dx_within,
+            dy_within=dy_within,
+            x_within=x_within,
+            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32,
+            STE=desc.ste.value,
+            SCALE_ON_HOST=not isinstance(args.scale, torch.Tensor),
+            ZERO="tensor" if isinstance(z, torch.Tensor) else "host" if zero_value else "none",
+            LEARNS_ZERO=self.trees > 1,
+            ACCUMULATE=args.accumulate,
+            FINAL=not further,
+            ALIKE=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
+            **tile.constants,
+            INDEX=index_type(found),
+            num_warps=tile.warps,
+        )
         add_further(
-            steps, found, further, self.sums, (_DSCALE, _DZERO)[: self.trees], over[3:5],
-            factor=desc.grad_factor, accumulate=args.accumulate,
+            steps, found, further, self.sums, ("dscale", "dzero_point")[: self.trees],
+            (dscale_over, dzero_over), factor=desc.grad_factor, accumulate=args.accumulate,
         )  # fmt: skip
         return steps.launch

@@ -15,13 +15,15 @@ dinput.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import Part, StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
+from holdfast.backends.steps import Part, StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, widen
@@ -52,22 +54,38 @@ from holdfast.ops.grid_sample.plan import (
     SampleKernel,
 )
 
-#: Samples of a program: one for each thread.
-SAMPLES = 16384 if interpreted() else 128
-WARPS = 4
-#: The same for dgrid.
-GRID_SAMPLES, GRID_WARPS = (16384, 4) if interpreted() else (256, 8)
-#: As samples come: enough for all that four channels load to be under way together. Left alone, the compiler
-#: saves registers, and half of it waits for the other half.
-GRID_REGISTERS = 80
-#: What it leaves of the cache as shared memory: room for three tiles of dout that are copied meanwhile.
-LEFT_PERCENT = 28
-#: The same forward with many channels: neighbours share what is in the cache.
-MANY_SAMPLES, MANY_WARPS = (16384, 4) if interpreted() else (512, 16)
-#: Programs there should be forward, and the fewest channels that one is given to have more of them.
-ENOUGH, LEAST_SHARE = 4096, 16
 #: What the workspace of a batch may have: beyond that, fewer images are worked on at a time.
 MOST_WORKSPACE = 2**31
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``grid_sample`` and ``grid_gradient``. A program has one sample for each thread."""
+
+    #: Samples and warps of a program forward with few channels, and with many: neighbours share the cache.
+    few_samples: int
+    few_warps: int
+    many_samples: int
+    many_warps: int
+    #: Samples and warps of a program of dgrid.
+    grid_samples: int
+    grid_warps: int
+    #: Registers of dgrid as samples come: enough for the loads of four channels to be under way together. The
+    #: compiler alone saves registers, and half of the loads wait for the other half.
+    grid_registers: int = 80
+    #: Preferred shared-memory carve-out of dgrid, percent: room for three tiles of dout, copied beside it.
+    grid_shared_percent: int = 28
+    #: Programs there should be forward, and the fewest channels that one is given to have more of them.
+    enough: int = 4096
+    least_share: int = 16
+
+
+TUNING = Tuned(
+    gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16, grid_samples=256, grid_warps=8),
+    interpreter=Tuning(
+        few_samples=16384, few_warps=4, many_samples=16384, many_warps=4, grid_samples=16384, grid_warps=4
+    ),
+)
 CHUNK, BLOCK = tl.constexpr(32), tl.constexpr(1024)
 
 
@@ -337,31 +355,43 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
         self.prepare(GridSampleArgs.described(self.desc))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
-        desc = self.desc
-        tile, warps = (SAMPLES, WARPS) if desc.channels < FEW else (MANY_SAMPLES, MANY_WARPS)
+        desc, tuning = self.desc, TUNING.on(self.device)
+        tile, warps = tuning.few_samples, tuning.few_warps
+        if desc.channels >= FEW:
+            tile, warps = tuning.many_samples, tuning.many_warps
         tiles = -(-desc.samples // tile)
         # Channels are shared out among programs only if samples alone make too few of them.
-        shares = min(-(-ENOUGH // (desc.batch * tiles)), -(-desc.channels // LEAST_SHARE))
+        shares = min(-(-tuning.enough // (desc.batch * tiles)), -(-desc.channels // tuning.least_share))
         share = -(-desc.channels // (4 * shares)) * 4
         shares = -(-desc.channels // share)
         steps = Steps(self.device, args)
         steps.add(
             grid_sample,
             desc.batch * shares * tiles,
-            (0, 1, 2),
-            (
-                desc.samples, tiles, share, shares,
-                desc.channels, sizes_of(desc.image_size), sizes_of(desc.output_size),
-                strides_of(args.input), strides_of(args.out), grid_strides_of(args.grid),
-                args.grid.stride(-1), args.input.stride(1), args.out.stride(1),
-            ),
-            {
-                **kind_of(desc), "IMAGE_ROWS": args.input.stride(1) == 1,
-                "OUT_ROWS": args.out.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
-                "OFFSET": offset_type(args.input), "TILE": tile,
-            },
-            warps,
-        )  # fmt: skip
+            out="out",
+            image="input",
+            grid="grid",
+            samples=desc.samples,
+            tiles=tiles,
+            share=share,
+            shares=shares,
+            channels=desc.channels,
+            sizes=sizes_of(desc.image_size),
+            out_sizes=sizes_of(desc.output_size),
+            image_strides=strides_of(args.input),
+            out_strides=strides_of(args.out),
+            grid_strides=grid_strides_of(args.grid),
+            grid_step=args.grid.stride(-1),
+            image_step=args.input.stride(1),
+            out_step=args.out.stride(1),
+            **kind_of(desc),
+            IMAGE_ROWS=args.input.stride(1) == 1,
+            OUT_ROWS=args.out.stride(1) == 1,
+            FOURS=desc.channels % 4 == 0,
+            OFFSET=offset_type(args.input),
+            TILE=tile,
+            num_warps=warps,
+        )
         return steps.launch
 
 
@@ -393,8 +423,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
     def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
         cells = math.prod(size + 1 for size in self.desc.image_size)
         if self.desc.mode == Mode.BILINEAR and self.desc.axes == 2 and cells <= LIMIT:
-            return CellSums(pieces, self.desc, images)
-        return CornerSums(pieces, self.desc, images, self.copies)
+            return CellSums(pieces, self.device, self.desc, images)
+        return CornerSums(pieces, self.device, self.desc, images, self.copies)
 
     def compile(self) -> None:
         self.prepare(GridSampleBackwardArgs.described(self.desc))
@@ -403,7 +433,9 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         desc, steps = self.desc, Steps(self.device, args)
         for first in range(0, desc.batch, self.images):
             images = min(self.images, desc.batch - first)
-            dinput, dgrid, dout, image, grid = (Part(operand, first, images) for operand in range(5))
+            dinput, dgrid, dout, image, grid = (
+                Part(operand, first, images) for operand in ("dinput", "dgrid", "dout", "input", "grid")
+            )
             sums = self.sums_for(Pieces(), images) if desc.needs_dinput else None
             # Few channels are read faster as they come, whatever the grid.
             ordered = sums if isinstance(sums, CellSums) and sums.copies else None
@@ -432,7 +464,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         beside: bool = False,
     ) -> None:
         """dgrid as samples come, or in the order of ``sums``; or whether so, if the grid decides that."""
-        desc = self.desc
+        desc, tuning = self.desc, TUNING.on(self.device)
         dgrid, dout, image, grid = operands
         assert args.dgrid is not None and args.input is not None
         wide = tl.int64 in (offset_type(args.input), offset_type(args.dout))
@@ -440,27 +472,41 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         rows, places = (sums.rows, sums.order.places) if sums and in_order else (dout, grid)
         steps.add(
             grid_gradient,
-            -(-images * desc.samples // GRID_SAMPLES),
-            (dgrid, rows, image, grid, places, sums.order.tallies if sums else grid),
-            (
-                images * desc.samples, desc.samples, desc.channels,
-                sizes_of(desc.image_size), sizes_of(desc.output_size),
-                grid_strides_of(args.dgrid), strides_of(args.dout), strides_of(args.input),
-                grid_strides_of(args.grid),
-                args.dgrid.stride(-1), args.dout.stride(1), args.input.stride(1), args.grid.stride(-1),
-            ),
-            {
-                **kind_of(desc), "EITHER": sums is not None and sums.either(args), "IN_ORDER": in_order,
-                "DOUT_ROWS": in_order or args.dout.stride(1) == 1,
-                "IMAGE_ROWS": args.input.stride(1) == 1, "FOURS": desc.channels % 4 == 0,
-                "DEPTH": (not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value), "OFFSET": offset,
-                "ACCUMULATE": args.accumulate, "TILE": GRID_SAMPLES,
-            },
-            GRID_WARPS,
-            registers=None if in_order else GRID_REGISTERS,
-            left_percent=LEFT_PERCENT if beside else None,
+            -(-images * desc.samples // tuning.grid_samples),
+            dgrid=dgrid,
+            dout=rows,
+            image=image,
+            grid=grid,
+            places=places,
+            tallies=sums.order.tallies if sums else grid,
+            count=images * desc.samples,
+            samples=desc.samples,
+            channels=desc.channels,
+            sizes=sizes_of(desc.image_size),
+            out_sizes=sizes_of(desc.output_size),
+            dgrid_strides=grid_strides_of(args.dgrid),
+            dout_strides=strides_of(args.dout),
+            image_strides=strides_of(args.input),
+            grid_strides=grid_strides_of(args.grid),
+            dgrid_step=args.dgrid.stride(-1),
+            dout_step=args.dout.stride(1),
+            image_step=args.input.stride(1),
+            grid_step=args.grid.stride(-1),
+            **kind_of(desc),
+            EITHER=sums is not None and sums.either(args),
+            IN_ORDER=in_order,
+            DOUT_ROWS=in_order or args.dout.stride(1) == 1,
+            IMAGE_ROWS=args.input.stride(1) == 1,
+            FOURS=desc.channels % 4 == 0,
+            DEPTH=(not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value),
+            OFFSET=offset,
+            ACCUMULATE=args.accumulate,
+            TILE=tuning.grid_samples,
+            num_warps=tuning.grid_warps,
+            registers=None if in_order else tuning.grid_registers,
+            shared_percent=tuning.grid_shared_percent if beside else None,
             beside=beside,
-        )  # fmt: skip
+        )
 
 
 class LeanGridSampleBackward(GridSampleBackward):

@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Piece
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
@@ -23,9 +27,18 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 
 #: Shorter rows are read faster where they are.
 LEAST_BYTES = 32
-#: Elements of a tile, and the most channels of one.
-TILE, CHANNELS = (2**20, 64) if interpreted() else (4096, 64)
-WARPS = 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``copy_rows``: elements of a tile, the most channels of one, and the warps."""
+
+    tile: int
+    channels: int = 64
+    warps: int = 4
+
+
+TUNING = Tuned(gpu=Tuning(tile=4096), interpreter=Tuning(tile=2**20))
 
 
 @triton.jit
@@ -74,6 +87,7 @@ def worth_copying(desc: GridSampleBackwardDescriptor) -> bool:
 
 def add_copy(
     steps: Steps,
+    device: torch.device,
     desc: GridSampleBackwardDescriptor,
     args: GridSampleBackwardArgs,
     images: int,
@@ -82,18 +96,31 @@ def add_copy(
     ranked: tuple[Piece, Piece, StepOperand] | None = None,
 ) -> None:
     """Copy dout; ``ranked`` are the fractions to be written, the ranks, and the grid."""
-    channels = min(triton.next_power_of_2(desc.channels), CHANNELS)
-    samples, tiles = TILE // channels, -(-desc.channels // channels)
+    tuning = TUNING.on(device)
+    channels = min(triton.next_power_of_2(desc.channels), tuning.channels)
+    samples, tiles = tuning.tile // channels, -(-desc.channels // channels)
     fractions, ranks, grid = ranked or (rows, rows, rows)
     steps.add(
         copy_rows,
         -(-images * desc.samples // samples) * tiles,
-        (rows, fractions, dout, ranks, grid),
-        (
-            images * desc.samples, desc.samples, desc.channels, tiles,
-            sizes_of(desc.image_size), sizes_of(desc.output_size),
-            strides_of(args.dout), args.dout.stride(1), grid_strides_of(args.grid), args.grid.stride(-1),
-        ),
-        {**kind_of(desc), "RANKED": ranked is not None, "SAMPLES": samples, "CHANNELS": channels},
-        WARPS,
-    )  # fmt: skip
+        rows=rows,
+        fractions=fractions,
+        dout=dout,
+        ranks=ranks,
+        grid=grid,
+        count=images * desc.samples,
+        samples=desc.samples,
+        channels=desc.channels,
+        tiles=tiles,
+        sizes=sizes_of(desc.image_size),
+        out_sizes=sizes_of(desc.output_size),
+        dout_strides=strides_of(args.dout),
+        dout_step=args.dout.stride(1),
+        grid_strides=grid_strides_of(args.grid),
+        grid_step=args.grid.stride(-1),
+        **kind_of(desc),
+        RANKED=ranked is not None,
+        SAMPLES=samples,
+        CHANNELS=channels,
+        num_warps=tuning.warps,
+    )

@@ -16,13 +16,17 @@ They are added up as those of long segments are.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, widen
@@ -48,17 +52,47 @@ CHUNK = tl.constexpr(indexed.CHUNK)
 SLOTS = tl.constexpr(SPARE.value)
 #: So many channels are not few.
 FEW = 5
-#: Samples of a program that locates them, one for each thread.
-TILE, WARPS = (16384, 4) if interpreted() else (256, 8)
-#: Pixels of a tile that is summed, and its warps; how many of the pixels are side by side; the threads that
-#: share one; and the terms that are under way together.
-PIXELS, SUM_WARPS, WIDE, LANES, UNROLL = (4096, 4, 64, 16, 1) if interpreted() else (32, 4, 16, 4, 2)
-#: The same for few channels: a warp goes on until the last of its pixels is done.
-FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL = (4096, 4, 64, 1) if interpreted() else (32, 1, 16, 2)
 #: What a sum needs of numbers of so many bytes; more would be taken to list crowds.
 SUM_REGISTERS = {2: 80, 4: 64}
-#: Programs that crowds are given to, however many there are.
-CROWD_PROGRAMS = 4 if interpreted() else 1056
+
+
+@dataclass(frozen=True)
+class Sums:
+    """A tile that is summed: its pixels, and how many of them are side by side; its warps; its terms whose
+    loads are under way together."""
+
+    pixels: int
+    wide: int
+    warps: int
+    unroll: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``CellSums``."""
+
+    #: Samples of a program that locates them, one for each thread, and its warps.
+    tile: int
+    warps: int
+    #: The threads that share a pixel of many channels.
+    lanes: int
+    #: Tiles of many channels, and of few: there a warp goes on until the last of its pixels is done.
+    many: Sums
+    few: Sums
+    #: The most programs that sum crowds.
+    crowd_programs: int
+
+
+TUNING = Tuned(
+    gpu=Tuning(
+        tile=256, warps=8, lanes=4, many=Sums(pixels=32, wide=16, warps=4, unroll=2),
+        few=Sums(pixels=32, wide=16, warps=1, unroll=2), crowd_programs=1056,
+    ),
+    interpreter=Tuning(
+        tile=16384, warps=4, lanes=16, many=Sums(pixels=4096, wide=64, warps=4, unroll=1),
+        few=Sums(pixels=4096, wide=64, warps=4, unroll=1), crowd_programs=4,
+    ),
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "samples", "cells", "rows"])
@@ -283,13 +317,15 @@ class CellSums:
     ``rows`` are copied ones of dout; there are none of few channels.
     """
 
-    def __init__(self, pieces: Pieces, desc: GridSampleBackwardDescriptor, images: int) -> None:
-        self.desc, self.images = desc, images
+    def __init__(
+        self, pieces: Pieces, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
+    ) -> None:
+        self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
         self.copies = desc.channels >= FEW
         self.keys = pieces.take(self.count, torch.int32)
-        self.order = Counting(pieces, self.count, images * self.cells, whole=self.copies)
+        self.order = Counting(pieces, device, self.count, images * self.cells, whole=self.copies)
         self.fractions = pieces.take(2 * self.count, desc.compute.torch)
         self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
         # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
@@ -298,7 +334,8 @@ class CellSums:
         self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
         self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
         # Four threads share a row of channels that was copied, each with up to 16 bytes.
-        share = min(triton.next_power_of_2(max(desc.channels, 1)), LANES * 16 // desc.input_dtype.itemsize)
+        most = self.tuning.lanes * 16 // desc.input_dtype.itemsize
+        share = min(triton.next_power_of_2(max(desc.channels, 1)), most)
         self.share = share if self.copies else 1
         self.tiles = -(-desc.channels // self.share)
         self.arrivals = pieces.take(self.slots * self.tiles, torch.int32)
@@ -313,22 +350,31 @@ class CellSums:
         counts = not order.sorts
         order.add_clear(steps)
         if count:
-            arrivals = order.arrivals if counts else self.keys
             steps.add(
                 locate_cells,
-                -(-count // TILE),
-                (self.keys, order.starts, arrivals, order.tallies, self.fractions, grid),
-                (
-                    count, desc.samples, self.cells, order.rows,
-                    sizes_of(desc.image_size), sizes_of(desc.output_size),
-                    grid_strides_of(args.grid), args.grid.stride(-1),
-                ),
-                {
-                    "COUNT": counts, "REST": order.whole, "FRACTIONS": not self.copies,
-                    "EITHER": self.either(args), **kind_of(desc), "TILE": TILE,
-                },
-                WARPS,
-            )  # fmt: skip
+                -(-count // self.tuning.tile),
+                keys=self.keys,
+                counts=order.starts,
+                arrivals=order.arrivals if counts else self.keys,
+                tallies=order.tallies,
+                fractions=self.fractions,
+                grid=grid,
+                count=count,
+                samples=desc.samples,
+                cells=self.cells,
+                rows=order.rows,
+                sizes=sizes_of(desc.image_size),
+                out_sizes=sizes_of(desc.output_size),
+                grid_strides=grid_strides_of(args.grid),
+                grid_step=args.grid.stride(-1),
+                COUNT=counts,
+                REST=order.whole,
+                FRACTIONS=not self.copies,
+                EITHER=self.either(args),
+                **kind_of(desc),
+                TILE=self.tuning.tile,
+                num_warps=self.tuning.warps,
+            )
 
     def add_steps(
         self,
@@ -342,7 +388,8 @@ class CellSums:
         desc, count, order = self.desc, self.count, self.order
         order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=not order.sorts)
         if count and self.copies:
-            add_copy(steps, desc, args, self.images, self.rows, dout, (self.fractions, order.ranks, grid))
+            ranked = self.fractions, order.ranks, grid
+            add_copy(steps, self.device, desc, args, self.images, self.rows, dout, ranked)
         if desc.channels:
             self.add_sums(steps, args, dinput, dout)
 
@@ -351,49 +398,70 @@ class CellSums:
     ) -> None:
         """Sum the samples around each pixel."""
         desc, order, channels = self.desc, self.order, self.desc.channels
-        sizes, compute = sizes_of(desc.image_size), {"COMPUTE": kind_of(desc)["COMPUTE"]}
+        sizes, tile = sizes_of(desc.image_size), self.tuning.many if self.copies else self.tuning.few
         assert args.dinput is not None
-        of_dinput = (strides_of(args.dinput), args.dinput.stride(1))
         if self.copies:
             dout = self.rows
-            of_dout: tuple[tuple[int, ...], tuple[int, ...]] = (self.count, channels), (channels, 1)
+            dout_sizes: tuple[int, ...] = (self.count, channels)
+            dout_strides: tuple[int, ...] = (channels, 1)
             blocks = min(triton.next_power_of_2(self.tiles), 4)
-            pixels, warps, wide, unroll = PIXELS, SUM_WARPS, WIDE, UNROLL
         else:
             walk = loops((self.images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
-            of_dout = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
+            dout_sizes, dout_strides = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
             blocks = triton.next_power_of_2(channels)
-            pixels, warps, wide, unroll = FEW_PIXELS, FEW_WARPS, FEW_WIDE, FEW_UNROLL
         tiles = -(-channels // (self.share * blocks))
-        across, stacked = -(-sizes[0] // wide), self.images * sizes[1]
-        slots = (order.tallies, self.owners, self.chunks, self.arrivals)
-        samples = (dout, self.fractions, order.places, order.starts)
-        kind = {"BY_PLACE": not self.copies, "ACCUMULATE": args.accumulate, **compute}
-        tile = {"PIXELS": pixels, "CHANNELS": self.share, "UNROLL": unroll}
+        across, stacked = -(-sizes[0] // tile.wide), self.images * sizes[1]
+        common: dict[str, Any] = {
+            "dinput": dinput,
+            "tallies": order.tallies,
+            "owners": self.owners,
+            "chunks": self.chunks,
+            "arrivals": self.arrivals,
+            "dout": dout,
+            "fractions": self.fractions,
+            "places": order.places,
+            "starts": order.starts,
+            "pixels": desc.pixels,
+            "cells": self.cells,
+            "slots": self.slots,
+            "channels": channels,
+            "sizes": sizes,
+            "dout_sizes": dout_sizes,
+            "dout_strides": dout_strides,
+            "BY_PLACE": not self.copies,
+            "ACCUMULATE": args.accumulate,
+            "COMPUTE": kind_of(desc)["COMPUTE"],
+            "PIXELS": tile.pixels,
+            "CHANNELS": self.share,
+            "UNROLL": tile.unroll,
+            "num_warps": tile.warps,
+        }
         steps.add(
             sum_pixels,
-            across * -(-stacked // (pixels // wide)) * tiles,
-            (dinput, *slots, *samples),
-            (
-                desc.pixels, self.cells, tiles, across, stacked, self.slots, self.tiles,
-                channels, sizes, *of_dout, *of_dinput,
-            ),
-            {**kind, "CROWDS": self.slots > 0, "WIDE": wide, "BLOCKS": blocks, **tile},
-            warps,
+            across * -(-stacked // (tile.pixels // tile.wide)) * tiles,
+            **common,
+            tiles=tiles,
+            across=across,
+            stacked=stacked,
+            crowd_tiles=self.tiles,
+            dinput_strides=strides_of(args.dinput),
+            dinput_step=args.dinput.stride(1),
+            CROWDS=self.slots > 0,
+            WIDE=tile.wide,
+            BLOCKS=blocks,
             registers=SUM_REGISTERS.get(desc.input_dtype.itemsize) if self.copies else None,
-        )  # fmt: skip
+        )
         if not self.slots:
             return
-        programs = min(-(-self.slots // pixels) * self.tiles, CROWD_PROGRAMS)
+        programs = min(-(-self.slots // tile.pixels) * self.tiles, self.tuning.crowd_programs)
         out = loops((self.images, *desc.image_size), args.dinput.stride()[:1] + args.dinput.stride()[2:])
         steps.add(
             sum_chunks,
             programs,
-            (dinput, self.partials, *slots, *samples),
-            (
-                desc.pixels, self.cells, self.slots, self.tiles, programs, channels, sizes, *of_dout,
-                (*out.sizes, channels), (*out.strides[0], args.dinput.stride(1)),
-            ),
-            {**kind, **tile},
-            warps,
-        )  # fmt: skip
+            **common,
+            partials=self.partials,
+            tiles=self.tiles,
+            programs=programs,
+            dinput_sizes=(*out.sizes, channels),
+            dinput_strides=(*out.strides[0], args.dinput.stride(1)),
+        )

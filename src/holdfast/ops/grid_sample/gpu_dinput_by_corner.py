@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import widen
@@ -26,12 +29,20 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     split,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
-from holdfast.ops.segment_sum.gpu import Bounds, Summing, Target, Walk
+from holdfast.ops.segment_sum.gpu import Bounds, Summing, Target, Terms, Walk
 from holdfast.ops.segment_sum.gpu_counting_sort import Counting
 from holdfast.ops.segment_sum.indexed import loops
 
-TILE = 16384 if interpreted() else 256
-WARPS = 4
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``list_corners``: samples of a program, and its warps."""
+
+    tile: int
+    warps: int = 4
+
+
+TUNING = Tuned(gpu=Tuning(tile=256), interpreter=Tuning(tile=16384))
 
 
 @triton.jit(do_not_specialize=["count", "samples", "pixels", "rows"])
@@ -77,14 +88,21 @@ def corner_term(
 class CornerSums:
     """What it takes to sum the corners of some images: pieces of the workspace, and steps."""
 
-    def __init__(self, pieces: Pieces, desc: GridSampleBackwardDescriptor, images: int, copies: bool) -> None:
-        self.desc, self.images = desc, images
+    def __init__(
+        self,
+        pieces: Pieces,
+        device: torch.device,
+        desc: GridSampleBackwardDescriptor,
+        images: int,
+        copies: bool,
+    ) -> None:
+        self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
         self.keys = pieces.take(count, torch.int32)
         self.weights = pieces.take(count, desc.compute.torch)
-        self.order = Counting(pieces, count, rows)
+        self.order = Counting(pieces, device, count, rows)
         self.summing = Summing(
-            pieces, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
+            pieces, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
         copied = images * desc.samples * desc.channels if copies and worth_copying(desc) else 0
         self.rows = pieces.take(copied, desc.input_dtype)
@@ -102,26 +120,32 @@ class CornerSums:
         grid: StepOperand,
     ) -> None:
         desc, images = self.desc, self.images
-        samples, kind = desc.samples, kind_of(desc)
+        samples, tile = desc.samples, self.tuning.tile
         if samples:
             steps.add(
                 list_corners,
-                -(-images * samples // TILE),
-                (self.keys, self.weights, grid),
-                (
-                    images * samples, samples, desc.pixels, self.order.rows,
-                    sizes_of(desc.image_size), sizes_of(desc.output_size),
-                    grid_strides_of(args.grid), args.grid.stride(-1),
-                ),
-                {**kind, "TILE": TILE},
-                WARPS,
-            )  # fmt: skip
+                -(-images * samples // tile),
+                keys=self.keys,
+                weights=self.weights,
+                grid=grid,
+                count=images * samples,
+                samples=samples,
+                pixels=desc.pixels,
+                rows=self.order.rows,
+                sizes=sizes_of(desc.image_size),
+                out_sizes=sizes_of(desc.output_size),
+                grid_strides=grid_strides_of(args.grid),
+                grid_step=args.grid.stride(-1),
+                **kind_of(desc),
+                TILE=tile,
+                num_warps=self.tuning.warps,
+            )
         self.order.add_steps(steps, self.keys, Space((self.order.count,), ((1,),)))
         rows, channels = self.copied(args), desc.channels
         sizes: tuple[int, ...] = (images * samples, channels)
         strides: tuple[int, ...] = (channels, 1)
         if rows is not None and samples:
-            add_copy(steps, desc, args, images, rows, dout)
+            add_copy(steps, self.device, desc, args, images, rows, dout)
         else:
             walk = loops((images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
             sizes, strides = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
@@ -130,7 +154,7 @@ class CornerSums:
         self.summing.add_steps(
             steps,
             Target(dinput, (*out.sizes, channels), (*out.strides[0], args.dinput.stride(1))),
-            (dout if rows is None else rows, self.order.places, self.keys, self.weights),
+            Terms(dout if rows is None else rows, self.order.places, self.keys, self.weights),
             Bounds.of(self.order),
             Walk(sizes, strides, numbers=(samples * desc.corners, max(samples, 1))),
             term=corner_term,

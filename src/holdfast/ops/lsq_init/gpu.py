@@ -8,11 +8,14 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import StepOperand, Steps, loop_offsets
+from holdfast.backends.gpu import double_bits, loop_offsets
+from holdfast.backends.steps import Steps
 from holdfast.core.plan import Launch
 from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import widen
-from holdfast.ops.affine.gpu import compile_contiguous
+from holdfast.ops.affine.gpu import (
+    compile_contiguous,
+)
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -20,7 +23,6 @@ from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
     add_further,
-    double_bits,
     further_levels,
     index_type,
     most_sums,
@@ -60,10 +62,6 @@ def sum_of_magnitudes(
     )  # fmt: skip
 
 
-# The positions of operands in the args.
-_SCALE, _X = range(2)
-
-
 class LsqInit(AffineKernel[LsqInitDescriptor]):
     """``sum_of_magnitudes``, and what adds up its sums, as a kernel."""
 
@@ -81,28 +79,32 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
         tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
         further = further_levels(found.length, tile.pieces)
-        written: StepOperand = self.sums[0][0] if further else _SCALE
         over, within = found.over, found.within
         steps = Steps(self.device, args)
         steps.add(
             sum_of_magnitudes,
             tile.programs,
-            (written, _X),
-            (
-                double_bits(desc.factor), double_bits(desc.floor),
-                found.count, blocks_of(found.length), tile.tiles, (found.length,),
-                over.sizes, within.sizes, *over.strides, *within.strides,
-            ),
-            {
-                "COMPUTE": tl.float64 if compute.bits == 64 else tl.float32,
-                "FINAL": not further,
-                **tile.constants,
-                "INDEX": index_type(found),
-            },
-            tile.warps,
-        )  # fmt: skip
+            scale=self.sums[0][0] if further else "scale",
+            x="x",
+            factor_bits=double_bits(desc.factor),
+            floor_bits=double_bits(desc.floor),
+            segments=found.count,
+            blocks=blocks_of(found.length),
+            tiles=tile.tiles,
+            extent=(found.length,),
+            over=over.sizes,
+            within=within.sizes,
+            x_over=over.strides[0],
+            scale_over=over.strides[1],
+            x_within=within.strides[0],
+            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32,
+            FINAL=not further,
+            **tile.constants,
+            INDEX=index_type(found),
+            num_warps=tile.warps,
+        )
         add_further(
-            steps, found, further, self.sums, (_SCALE,), over.strides[1:],
+            steps, found, further, self.sums, ("scale",), over.strides[1:],
             factor=desc.factor, floor=desc.floor,
         )  # fmt: skip
         return steps.launch

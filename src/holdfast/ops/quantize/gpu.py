@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
-from holdfast.core.operands import Operand
-from holdfast.core.plan import Launch
+from holdfast.backends.steps import Steps
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     INTERPRETED,
     code,
+    code_quotient,
     exact_quotient,
+    float_code,
+    float_in_range,
     in_range,
     narrow,
     open_range,
@@ -30,11 +32,12 @@ from holdfast.numerics.gpu import (
 )
 from holdfast.ops.affine.gpu import (
     KEPT,
-    TILE,
+    Layout,
     TiledKernel,
+    add_tiles,
     alike_by_column,
     in_pairs,
-    launch_over,
+    limits,
     load_scale,
     load_zero_point,
 )
@@ -67,10 +70,14 @@ def quantize(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, NAN: tl.constexpr,
     RAGGED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile."""
+    """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile.
+
+    With an EXPONENT the codes are those of a float format, to which x / scale is rounded and saturated.
+    """
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
@@ -86,7 +93,11 @@ def quantize(
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
-    codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
+    if EXPONENT > 0:
+        t = code_quotient(widen(values, COMPUTE), s, True)
+        codes = float_code(t, q_max, EXPONENT, MANTISSA, NAN)
+    else:
+        codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
     if PER_BYTE > 1:
         if RAGGED:
             codes = tl.where(inside, codes, 0)
@@ -163,7 +174,8 @@ def quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
-    ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, ALIKE: tl.constexpr,
+    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dx = dy / scale where the code was in range, else 0, over one tile.
@@ -186,7 +198,9 @@ def quantize_backward(
     to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
     values = widen(tl.load(x + to_x, mask=inside, eviction_policy=KEPT), COMPUTE)
     upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT), COMPUTE)
-    if BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
+    if EXPONENT > 0:
+        kept = float_in_range(code_quotient(values, s, BY_COLUMN), q_max, EXPONENT, MANTISSA)
+    elif BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
         below, above = open_range(s, q_min, q_max, z)
         kept = (below < values) & (values < above)
     else:
@@ -208,34 +222,28 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
 
     kernel, args, packed = quantize, QuantizeArgs, 0
 
-    def layout(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE // 2 if per_byte == 1 else TILE,
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
+            "NAN": self.desc.codes.nan or 0,
             "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
         }
 
-    def launch(
-        self,
-        args: QuantizeArgs,
-        space: Space,
-        tensors: Sequence[torch.Tensor],
-        shared: Sequence[Operand],
-        per_byte: int,
-    ) -> Launch[QuantizeArgs]:
-        if not self._in_pairs(args.x, space):
-            return super().launch(args, space, tensors, shared, per_byte)
-        return launch_over(
+    def add_step(self, steps: Steps, args: QuantizeArgs, layout: Layout, per_byte: int) -> None:
+        if not self._in_pairs(args.x, layout.space):
+            super().add_step(steps, args, layout, per_byte)
+            return
+        add_tiles(
+            steps,
             quantize_pairs,
-            in_pairs(space),
-            self.device,
-            tensors,
-            shared,
-            limits=self.desc.code_range,
+            replace(layout, space=in_pairs(layout.space)),
             per_column=2,
-            scaled_tile=TILE // 2,
-            looped=True,
+            scaled_tile=self.tuning.tile // 2,
+            **limits(self.desc.code_range),
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
@@ -256,10 +264,12 @@ class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
 
     kernel, args, tensors = quantize_backward, QuantizeBackwardArgs, 3
 
-    def layout(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            "limits": self.desc.code_range,
-            "tile": TILE // 2,
+            **limits(self.desc.code_range),
+            "tile": self.tuning.tile // 2,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
             "ALIKE": alike_by_column(space, self.tensors),
         }

@@ -18,23 +18,24 @@ order, does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
-from holdfast.core.pieces import Pieces
+from holdfast.backends.steps import StepOperand, Steps, operand_names
+from holdfast.backends.tuning import Tuned
+from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_counting_sort import Counting, longest
-from holdfast.ops.segment_sum.gpu_merge_sort import LANES, Blank, Order
+from holdfast.ops.segment_sum.gpu_merge_sort import Blank, Order
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,
@@ -44,24 +45,52 @@ from holdfast.ops.segment_sum.indexed import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Bytes of an output tile, the warps that share it, and the terms whose loads are under way together. To the
-#: interpreter a program costs the same however much it does.
-TILE_BYTES = 65536 if interpreted() else 8192
+#: Warps of a program that clears counters.
 WARPS = 4
-#: Rows of up to so many bytes are summed in tiles of half the size; and others too if most have no term.
-NARROW_BYTES = 1024
-UNROLL = 4
-#: Programs for long rows, where others have found out whether there are any.
-LONG_PROGRAMS = 2 if interpreted() else 264
-#: Tiles of places that a program looks through if there are that many tiles or more.
-PARTS, PARTED = 4, 2 if interpreted() else 4096
-#: Of so many rows, one that can be filled while others are ordered is worth it: it may be written twice.
-WORTH_FILLING = 4
-#: Bytes that are filled with zeros at a time.
-FILL_BYTES = 65536 if interpreted() else 16384
-#: The widest tile, in columns; and the highest, in rows: fewer than there are threads, so that each thread
-#: loads what it needs to know of its own rows.
-MOST_COLUMNS, MOST_ROWS = 1024, 65536 if interpreted() else 64
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``Summing``."""
+
+    #: Bytes of an output tile.
+    tile_bytes: int
+    #: The most rows of a tile: fewer than there are threads, so that a thread loads the bounds of its rows.
+    most_rows: int
+    #: Programs for long rows, where it is known whether there are any.
+    long_programs: int
+    #: From so many tiles of places on, a program takes ``parts`` of them.
+    parted: int
+    #: Bytes that a program fills with zeros.
+    fill_bytes: int
+    #: Lanes of a program that clears counters.
+    lanes: int
+    parts: int = 4
+    #: The most columns of a tile.
+    most_columns: int = 1024
+    #: Rows of up to so many bytes are summed in tiles of half the size; and others too if most have no term.
+    narrow_bytes: int = 1024
+    #: Rows are filled while terms are ordered if at least one in so many can be: they may be written twice.
+    worth_filling: int = 4
+    #: Terms whose loads are under way together.
+    unroll: int = 4
+    warps: int = 4
+
+    def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
+        """Rows and columns of a tile: as wide as the matrix, or a part of it that leaves little over."""
+        elements = (tile_bytes or self.tile_bytes) // bytes_each
+        width = min(triton.next_power_of_2(max(columns, 1)), self.most_columns, elements)
+        while width > 128 and -(-columns // width) * width * 8 > columns * 9:
+            width //= 2
+        return min(elements // width, self.most_rows), width
+
+
+TUNING = Tuned(
+    gpu=Tuning(tile_bytes=8192, most_rows=64, long_programs=264, parted=4096, fill_bytes=16384, lanes=2048),
+    interpreter=Tuning(
+        tile_bytes=65536, most_rows=65536, long_programs=2, parted=2, fill_bytes=65536, lanes=65536
+    ),
+)
 
 # How the places of a row are found: between neighbouring ``starts``; in a ``span`` of its own, whose end is 0
 # if there are none; or as the next ``length`` of them.
@@ -361,15 +390,6 @@ def sum_segments(
                 )  # fmt: skip
 
 
-def tile_of(columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
-    """Rows and columns of a tile: as wide as the matrix, or a part of it that leaves little over."""
-    elements = (tile_bytes or TILE_BYTES) // bytes_each
-    width = min(triton.next_power_of_2(max(columns, 1)), MOST_COLUMNS, elements)
-    while width > 128 and -(-columns // width) * width * 8 > columns * 9:
-        width //= 2
-    return min(elements // width, MOST_ROWS), width
-
-
 class Bounds(NamedTuple):
     """How the places of a row are found, and where; or how many each row has.
 
@@ -379,11 +399,11 @@ class Bounds(NamedTuple):
     """
 
     kind: Any
-    at: StepOperand = 0
+    at: StepOperand = None
     length: int = 0
-    keys: StepOperand = 0
+    keys: StepOperand = None
     key_step: int = 1
-    maxima: StepOperand = 0
+    maxima: StepOperand = None
     blocks: int = 0
 
     @classmethod
@@ -409,10 +429,19 @@ class Target(NamedTuple):
         return cls(at, tuple(out.shape), tuple(out.stride()))
 
 
+class Terms(NamedTuple):
+    """The operands that a term is made of."""
+
+    terms: StepOperand
+    places: StepOperand
+    rows_of: StepOperand
+    factors: StepOperand
+
+
 class Walk(NamedTuple):
     """The loops over places, and the strides of terms, places and factors in them, as a term needs them.
 
-    ``numbers`` is what else it needs. (Tuples within tuples Triton 3.6 does not compile.)
+    ``numbers`` is what else a term needs. (Triton 3.6 does not compile tuples within tuples.)
     """
 
     sizes: tuple[int, ...]
@@ -432,6 +461,7 @@ class Summing:
     def __init__(
         self,
         pieces: Pieces,
+        device: torch.device,
         terms: int,
         rows: int,
         columns: int,
@@ -444,8 +474,9 @@ class Summing:
         self.itemsize = dtype.itemsize
         self.sparse = rows > terms
         self.compute = torch.float64 if dtype == torch.float64 else torch.float32
-        half = self.sparse or columns * dtype.itemsize <= NARROW_BYTES
-        self.tile = tile_of(columns, dtype.itemsize, TILE_BYTES // 2 if half else TILE_BYTES)
+        self.tuning = tuning = TUNING.on(device)
+        half = self.sparse or columns * dtype.itemsize <= tuning.narrow_bytes
+        self.tile = tuning.tile_of(columns, dtype.itemsize, tuning.tile_bytes // (2 if half else 1))
         self.tiles = -(-columns // self.tile[1])
         self.windows = -(-terms // CHUNK.value) if longest > short else 0
         slots = 2 * self.windows
@@ -457,7 +488,7 @@ class Summing:
         self,
         steps: Steps,
         out: Target,
-        terms: Sequence[StepOperand],
+        terms: Terms,
         bounds: Bounds,
         walk: Walk,
         *,
@@ -470,42 +501,71 @@ class Summing:
     ) -> None:
         """Add the steps.
 
-        ``terms`` are the four operands of ``term``, and ``walk`` is how it finds its way through them. Rows
-        without a term are not accumulated to, unless it is to be ``every_row``. Others have ``cleared`` the
-        arrivals and ``filled`` so many of the last rows, or take care of rows that are not long, if it is to
-        be ``only_long``.
+        ``terms`` are the operands of ``term``, and ``walk`` is how it finds its way through them. Rows
+        without a term are accumulated to only with ``every_row``. ``cleared``: the caller already zeroed the
+        arrivals. ``filled``: it zeroed so many of the last rows. ``only_long``: it sums the short rows.
         """
-        rows, columns = self.tile
+        (rows, columns), tuning = self.tile, self.tuning
         if self.windows and not cleared:
-            count = self.arrivals.count
-            steps.add(clear, -(-count // LANES), (self.arrivals,), (count,), {"TILE": LANES}, WARPS)
+            add_clear(steps, self.arrivals, tuning.lanes)
         slot_blocks = -(-2 * self.windows // rows)
-        programs = min(slot_blocks, LONG_PROGRAMS) if bounds.blocks else slot_blocks
+        programs = min(slot_blocks, tuning.long_programs) if bounds.blocks else slot_blocks
         sparse = self.sparse and bounds.kind is SPANS
         owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
-        parts = PARTS if sparse and owned * self.tiles >= PARTED else 1
+        parts = tuning.parts if sparse and owned * self.tiles >= tuning.parted else 1
         owners = -(-owned // parts)
-        fill_rows = min(max(FILL_BYTES // (columns * self.itemsize), 1), MOST_ROWS) if sparse else 1
+        fill_rows = 1
+        if sparse:
+            fill_rows = min(max(tuning.fill_bytes // (columns * self.itemsize), 1), tuning.most_rows)
         fills = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
         steps.add(
             sum_segments,
             (programs + owners + fills) * self.tiles,
-            (
-                out.at, *terms, bounds.keys, bounds.at, bounds.maxima,
-                self.partials, self.counts, self.arrivals,
-            ),
-            (
-                self.rows, self.terms, bounds.length, self.windows, slot_blocks, programs, owners,
-                fills, bounds.blocks, self.columns, self.tiles, out.sizes, out.strides, *walk,
-            ),
-            {
-                "TERM": term, "BOUNDS": bounds.kind, "KEY_STEP": bounds.key_step, "SHORT": self.short,
-                "SPARSE": sparse, "ACCUMULATE": accumulate, "EVERY_ROW": every_row, "BY_COUNT": self.by_count,
-                "COMPUTE": tl.float64 if self.compute == torch.float64 else tl.float32,
-                "ROWS": rows, "COLUMNS": columns, "PARTS": parts, "FILL_ROWS": fill_rows, "UNROLL": UNROLL,
-            },
-            WARPS,
-        )  # fmt: skip
+            out=out.at,
+            **terms._asdict(),
+            keys=bounds.keys,
+            bounds=bounds.at,
+            maxima=bounds.maxima,
+            partials=self.partials,
+            counts=self.counts,
+            arrivals=self.arrivals,
+            rows=self.rows,
+            count=self.terms,
+            length=bounds.length,
+            windows=self.windows,
+            slot_blocks=slot_blocks,
+            programs=programs,
+            owners=owners,
+            fills=fills,
+            blocks=bounds.blocks,
+            columns=self.columns,
+            tiles=self.tiles,
+            out_sizes=out.sizes,
+            out_strides=out.strides,
+            **walk._asdict(),
+            TERM=term,
+            BOUNDS=bounds.kind,
+            KEY_STEP=bounds.key_step,
+            SHORT=self.short,
+            SPARSE=sparse,
+            ACCUMULATE=accumulate,
+            EVERY_ROW=every_row,
+            BY_COUNT=self.by_count,
+            COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
+            ROWS=rows,
+            COLUMNS=columns,
+            PARTS=parts,
+            FILL_ROWS=fill_rows,
+            UNROLL=tuning.unroll,
+            num_warps=tuning.warps,
+        )
+
+
+def add_clear(steps: Steps, counts: Piece, lanes: int) -> None:
+    """Add the step that zeroes a piece."""
+    steps.add(
+        clear, -(-counts.count // lanes), counts=counts, count=counts.count, TILE=lanes, num_warps=WARPS
+    )
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
@@ -514,11 +574,11 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         pieces = Pieces()
-        self.order = Order(pieces, desc.count, desc.rows)
+        self.order = Order(pieces, device, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
         self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = Summing(
-            pieces, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+            pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
         self.cut_workspace(pieces)
 
@@ -528,20 +588,21 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc, order = self.desc, self.order
         out, terms, indices = args.operands()
+        out_name, terms_name, indices_name = operand_names(type(args))
         walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
         blank, filled = None, 0
         if self.summing.sparse and not args.accumulate and out.is_contiguous():
             filled = min(order.blank_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
-        if filled * WORTH_FILLING >= desc.rows:
-            blank = Blank(0, (desc.rows - filled) * desc.columns, filled * desc.columns, out.itemsize)
+        if filled * self.summing.tuning.worth_filling >= desc.rows:
+            blank = Blank(out_name, (desc.rows - filled) * desc.columns, filled * desc.columns, out.itemsize)
         else:
             filled = 0
-        order.add_steps(steps, 2, walk, desc.padding, self.summing.arrivals, blank)
+        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, blank)
         self.summing.add_steps(
             steps,
-            Target.matrix(0, out),
-            (1, order.places, 0, 0),
+            Target.matrix(out_name, out),
+            Terms(terms_name, order.places, None, None),
             Bounds.of(order),
             term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,

@@ -16,19 +16,20 @@ Indices that crowd at a few rows wait for one another's counters; ``order`` sort
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_merge_sort import (
-    LANES,
     find_starts,
     load_row,
     load_rows,
@@ -40,16 +41,32 @@ CHUNK = tl.constexpr(indexed.CHUNK)
 #: What is counted on the way: long rows, skipped indices, and from SPARE on two more things for whoever wants
 #: the order.
 LONG_ROWS, SKIPPED, SPARE, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 4))
-#: From so many indices to a row on, on average, torch.sort is used.
-DENSE = 64
-#: A list with more places than this is not compared.
-LONG = 1024
-#: Indices of a program, one for each thread, and rows of one that counts through them. To the interpreter a
-#: program costs the same however much it does.
-TILE, BLOCK = (16384, 16384) if interpreted() else (128, 4096)
-#: Indices that are looked through at a time, the stretches there are at most, and the programs.
-STRIDE, STRETCHES, PROGRAMS = (16384, 2, 4) if interpreted() else (4096, 64, 528)
-WARPS = 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``Counting``."""
+
+    #: Indices of a program, one for each thread, and rows of one that counts through them.
+    tile: int
+    block: int
+    #: Of long rows: indices that are looked through at a time, the most stretches, and the most programs.
+    stride: int
+    stretches: int
+    programs: int
+    #: Lanes of a program before and after a sort.
+    lanes: int
+    #: From so many indices to a row on, on average, torch.sort is used.
+    dense: int = 64
+    #: A list with more places than this is not compared.
+    long: int = 1024
+    warps: int = 4
+
+
+TUNING = Tuned(
+    gpu=Tuning(tile=128, block=4096, stride=4096, stretches=64, programs=528, lanes=2048),
+    interpreter=Tuning(tile=16384, block=16384, stride=16384, stretches=2, programs=4, lanes=65536),
+)
 
 
 @triton.jit(do_not_specialize=["rows", "windows"])
@@ -244,9 +261,12 @@ class Counting:
     a sort.
     """
 
-    def __init__(self, pieces: Pieces, count: int, rows: int, *, whole: bool = False) -> None:
+    def __init__(
+        self, pieces: Pieces, device: torch.device, count: int, rows: int, *, whole: bool = False
+    ) -> None:
         self.count, self.rows, self.whole = count, rows, whole
-        self.sorts = count > DENSE * rows
+        self.tuning = tuning = TUNING.on(device)
+        self.sorts = count > tuning.dense * rows
         self.starts = pieces.take(rows + 1, torch.int32)
         self.ranks = pieces.take(count if whole else 0, torch.int32)
         self.tallies = pieces.take(TALLIES.value, torch.int32)
@@ -257,10 +277,10 @@ class Counting:
             self.places = pieces.take(count, torch.int64)
             return
         self.key_step = 1
-        self.blocks = rows // BLOCK + 1
-        self.length = -(-count // (STRETCHES * STRIDE)) * STRIDE
+        self.blocks = rows // tuning.block + 1
+        self.length = -(-count // (tuning.stretches * tuning.stride)) * tuning.stride
         self.stretches = -(-count // max(self.length, 1))
-        most_long = count // (LONG + 1)
+        most_long = count // (tuning.long + 1)
         self.keys = pieces.take(self.windows, torch.int32)
         self.places, self.arrivals, self.listed = (pieces.take(count, torch.int32) for _ in range(3))
         self.sums, self.maxima = (pieces.take(self.blocks, torch.int32) for _ in range(2))
@@ -269,10 +289,18 @@ class Counting:
 
     def add_clear(self, steps: Steps) -> None:
         """Make ready to count."""
-        rows = -1 if self.sorts else self.rows
-        programs = -(-max(rows + 1, self.windows, TALLIES.value) // BLOCK)
-        operands, settled = (self.starts, self.keys, self.tallies), (rows, self.windows)
-        steps.add(clear, programs, operands, settled, {"TILE": BLOCK}, WARPS)
+        rows, tile = -1 if self.sorts else self.rows, self.tuning.block
+        steps.add(
+            clear,
+            -(-max(rows + 1, self.windows, TALLIES.value) // tile),
+            starts=self.starts,
+            keys=self.keys,
+            tallies=self.tallies,
+            rows=rows,
+            windows=self.windows,
+            TILE=tile,
+            num_warps=self.tuning.warps,
+        )
 
     def add_steps(
         self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1, *, counted: bool = False
@@ -281,49 +309,119 @@ class Counting:
 
         They are ``counted`` if a step between ``add_clear`` and these does it, by ``count_row``.
         """
-        loops = (*walk.sizes, 1), (*walk.strides[0], 0)
-        settled, tile = (self.count, self.rows, padding, *loops), {"TILE": TILE}
-        programs, places = -(-self.count // TILE), (self.places, self.ranks)
+        count, rows, tuning = self.count, self.rows, self.tuning
+        looked_up: dict[str, Any] = {
+            "indices": indices,
+            "rows": rows,
+            "padding": padding,
+            "sizes": (*walk.sizes, 1),
+            "strides": (*walk.strides[0], 0),
+        }
+        tile: dict[str, Any] = {"TILE": tuning.tile}
+        warps: dict[str, Any] = {"num_warps": tuning.warps}
+        places: dict[str, Any]
+        programs = -(-count // tuning.tile)
         if self.sorts:
-            self._add_sort(steps, indices, settled)
+            self._add_sort(steps, looked_up)
             if self.whole:
-                operands = (self.ranks, self.places)
-                steps.add(rank_places, programs, operands, (self.count,), tile, WARPS)
+                places = {"ranks": self.ranks, "places": self.places}
+                steps.add(rank_places, programs, **places, count=count, **tile, **warps)
             return
         if not counted:
             self.add_clear(steps)
-        if not self.count:
+        if not count:
             return
-        whole, ranks = {"REST": self.whole}, {"RANKS": self.whole}
-        counts = (self.starts, self.arrivals, self.tallies, indices)
         if not counted:
-            steps.add(count_rows, programs, counts, settled, {**whole, **tile}, WARPS)
-        steps.add(sum_counts, self.blocks, (self.sums, self.starts), (self.rows,), {"BLOCK": BLOCK}, WARPS)
+            steps.add(
+                count_rows,
+                programs,
+                counts=self.starts,
+                arrivals=self.arrivals,
+                tallies=self.tallies,
+                count=count,
+                **looked_up,
+                REST=self.whole,
+                **tile,
+                **warps,
+            )
+        block: dict[str, Any] = {"rows": rows, "BLOCK": tuning.block}
+        steps.add(sum_counts, self.blocks, sums=self.sums, counts=self.starts, **block, **warps)
         steps.add(
             start_rows,
             self.blocks,
-            (self.starts, self.maxima, self.sums, self.tallies, self.long_rows),
-            (self.rows,),
-            {"LONG": LONG, "BLOCK": BLOCK},
-            WARPS,
+            starts=self.starts,
+            maxima=self.maxima,
+            sums=self.sums,
+            tallies=self.tallies,
+            long_rows=self.long_rows,
+            LONG=tuning.long,
+            **block,
+            **warps,
         )
-        lists: tuple[StepOperand, ...] = (self.listed, *places, self.starts, self.arrivals, indices)
-        steps.add(list_places, programs, lists, settled, {**whole, **ranks, **tile}, WARPS)
-        lists = (*places, self.keys, self.listed, self.starts, indices)
-        steps.add(order_lists, programs, lists, settled[1:], {**ranks, "LONG": LONG, **tile}, WARPS)
+        places = {"places": self.places, "ranks": self.ranks, "starts": self.starts, "listed": self.listed}
+        steps.add(
+            list_places,
+            programs,
+            **places,
+            arrivals=self.arrivals,
+            count=count,
+            **looked_up,
+            REST=self.whole,
+            RANKS=self.whole,
+            **tile,
+            **warps,
+        )
+        steps.add(
+            order_lists,
+            programs,
+            **places,
+            keys=self.keys,
+            **looked_up,
+            RANKS=self.whole,
+            LONG=tuning.long,
+            **tile,
+            **warps,
+        )
         if self.long_rows.count:
-            programs = min(self.found.count, PROGRAMS)
-            lists = (*places, self.keys, self.starts, self.tallies, self.long_rows, self.found, indices)
-            looked_through = (*settled[:3], self.stretches, self.length, programs, *loops)
-            for put in (False, True):
-                constants = {"PUT": put, **ranks, "STRIDE": STRIDE}
-                steps.add(order_long, programs, lists, looked_through, constants, WARPS)
+            self._add_long(steps, looked_up)
 
-    def _add_sort(self, steps: Steps, indices: StepOperand, settled: tuple[Any, ...]) -> None:
-        count, rows = self.count, self.rows
-        programs = -(-count // LANES)
-        steps.add(load_rows, programs, (self.unsorted, indices), settled, {"TILE": LANES}, WARPS)
+    def _add_long(self, steps: Steps, looked_up: dict[str, Any]) -> None:
+        """Count the places of long rows in each stretch, then put them where they belong."""
+        programs = min(self.found.count, self.tuning.programs)
+        for put in (False, True):
+            steps.add(
+                order_long,
+                programs,
+                places=self.places,
+                ranks=self.ranks,
+                keys=self.keys,
+                starts=self.starts,
+                tallies=self.tallies,
+                long_rows=self.long_rows,
+                found=self.found,
+                count=self.count,
+                **looked_up,
+                stretches=self.stretches,
+                length=self.length,
+                programs=programs,
+                PUT=put,
+                RANKS=self.whole,
+                STRIDE=self.tuning.stride,
+                num_warps=self.tuning.warps,
+            )
+
+    def _add_sort(self, steps: Steps, looked_up: dict[str, Any]) -> None:
+        count, rows, lanes = self.count, self.rows, self.tuning.lanes
+        tile: dict[str, Any] = {"TILE": lanes, "num_warps": self.tuning.warps}
+        steps.add(load_rows, -(-count // lanes), keys=self.unsorted, count=count, **looked_up, **tile)
         steps.call(sort, self.unsorted, self.keys, self.places)
-        bisected = (count, rows, power_below(count))
-        programs = -(-(rows + 1) // LANES)
-        steps.add(find_starts, programs, (self.starts, self.keys), bisected, {"TILE": LANES}, WARPS)
+        steps.add(
+            find_starts,
+            -(-(rows + 1) // lanes),
+            starts=self.starts,
+            keys=self.keys,
+            count=count,
+            rows=rows,
+            step=power_below(count),
+            **tile,
+        )

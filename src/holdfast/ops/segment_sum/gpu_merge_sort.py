@@ -4,7 +4,7 @@ A row and a place make one word, so that no two words are equal and any way to s
 words are sorted by counting: a word's rank is the number of lesser words in its block. Then sorted runs are
 merged, several at a time: a word's rank is its own place in its run, and the number of lesser words in each
 of the others, found by bisection. Every program works on a tile of words alone, so nothing waits for another,
-and the memory is that of the workspace. Beyond MERGED indices torch's radix sort is faster, and takes over.
+and the memory is that of the workspace. Very many indices are sorted faster by torch's radix sort.
 
 All of that waits most of the time. So others fill memory with zeros beside it, which will be needed later.
 """
@@ -13,34 +13,55 @@ All of that waits most of the time. So others fill memory with zeros beside it, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends import interpreted
-from holdfast.backends.gpu import StepOperand, Steps, follow
+from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.segment_sum import indexed
 
-#: The indices from which on torch.sort is used.
-MERGED = 2**17
-#: Words of a block that is sorted by counting, and how many runs are merged at a time: few, or all there are.
-BLOCK = 1024
-FEW_WAYS, MOST_WAYS = 4, 32
-#: Words that a program finds the ranks of, and words that it compares them with at a time. To the interpreter
-#: a program costs the same however much it does.
-TILE, SIDE = (256, 1024) if interpreted() else (32, 256)
-#: Lanes of a program that merges or looks for starts, and of one that looks for spans.
-LANES, SPAN_LANES = (65536, 65536) if interpreted() else (2048, 512)
-WARPS = 4
-#: Elements that a program clears.
-CLEARED = 65536 if interpreted() else 4096
-#: Bytes that can be cleared in the time that a pass of sorting or merging takes, and one that finds spans.
-PASS_BYTES, SPAN_BYTES = (4096, 4096) if interpreted() else (24 * 2**20, 8 * 2**20)
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tuning of ``Order``."""
+
+    #: Words that a program finds the ranks of, and words that it compares them with at a time.
+    tile: int
+    side: int
+    #: Lanes of a program that merges or loads rows, and of one that looks for spans.
+    lanes: int
+    span_lanes: int
+    #: Elements that a program clears.
+    cleared: int
+    #: Bytes that can be cleared in the time that a pass of sorting or merging takes, or one that finds spans.
+    pass_bytes: int
+    span_bytes: int
+    #: More indices than this are sorted by torch.sort.
+    merged: int = 2**17
+    #: Words of a block that is sorted by counting, and how many runs are merged at a time: few, or all.
+    block: int = 1024
+    few_ways: int = 4
+    most_ways: int = 32
+    warps: int = 4
+
+
+TUNING = Tuned(
+    gpu=Tuning(
+        tile=32, side=256, lanes=2048, span_lanes=512, cleared=4096, pass_bytes=24 * 2**20,
+        span_bytes=8 * 2**20,
+    ),
+    interpreter=Tuning(
+        tile=256, side=1024, lanes=65536, span_lanes=65536, cleared=65536, pass_bytes=4096, span_bytes=4096
+    ),
+)  # fmt: skip
 
 
 @triton.jit
@@ -232,8 +253,9 @@ class Blank(NamedTuple):
         return self._replace(elements=now), rest
 
     @property
-    def programs(self) -> int:
-        return -(-self.elements // CLEARED)
+    def parameters(self) -> dict[str, Any]:
+        """What a kernel that clears memory beside its own work is given."""
+        return {"blank": self.at, "start": self.start, "zeros": self.elements}
 
 
 class Order:
@@ -246,9 +268,9 @@ class Order:
 
     key_step = indexed.CHUNK
 
-    def __init__(self, pieces: Pieces, count: int, rows: int) -> None:
-        self.count, self.rows = count, rows
-        self.merges = count <= MERGED
+    def __init__(self, pieces: Pieces, device: torch.device, count: int, rows: int) -> None:
+        self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
+        self.merges = count <= self.tuning.merged
         self.sorted_by = "" if self.merges else "torch.sort"
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
@@ -266,18 +288,21 @@ class Order:
 
     def _ways(self) -> list[int]:
         """How many runs are merged at a time, pass after pass."""
-        runs, ways = -(-self.count // BLOCK), []
-        if 1 < runs <= MOST_WAYS:
-            return [MOST_WAYS if runs > MOST_WAYS // 2 else MOST_WAYS // 2]
+        few, most = self.tuning.few_ways, self.tuning.most_ways
+        runs, ways = -(-self.count // self.tuning.block), []
+        if 1 < runs <= most:
+            return [most if runs > most // 2 else most // 2]
         while runs > 1:
-            ways.append(FEW_WAYS)
-            runs = -(-runs // FEW_WAYS)
+            ways.append(few)
+            runs = -(-runs // few)
         return ways
 
     @property
     def blank_bytes(self) -> int:
         """How much memory can be blanked beside the steps."""
-        return (1 + len(self._ways())) * PASS_BYTES + SPAN_BYTES if self.merges and self.count else 0
+        if not self.merges or not self.count:
+            return 0
+        return (1 + len(self._ways())) * self.tuning.pass_bytes + self.tuning.span_bytes
 
     def add_steps(
         self,
@@ -292,61 +317,100 @@ class Order:
 
         They clear the ``counters`` too, and what is to be ``blank``, of up to ``blank_bytes``.
         """
-        count, rows = self.count, self.rows
+        count, tuning, cleared = self.count, self.tuning, self.tuning.cleared
         blank = blank or Blank(self.keys, 0, 0, 1)
-        sizes, strides = (*walk.sizes, 1), (*walk.strides[0], 0)
-        clearers = -(-self.spans.count // CLEARED)
+        looked_up: dict[str, Any] = {
+            "indices": indices,
+            "count": count,
+            "rows": self.rows,
+            "padding": padding,
+            "sizes": (*walk.sizes, 1),
+            "strides": (*walk.strides[0], 0),
+        }
         if self.merges:
-            ways = self._ways()
-            programs = -(-count // TILE)
-            now, blank = blank.split(PASS_BYTES)
-            steps.add(
-                sort_blocks,
-                programs + clearers + now.programs,
-                ((*self.words, self.keys)[0], self.keys, self.places, self.spans, now.at, indices),
-                (
-                    count, rows, padding, self.shift, programs, clearers, self.spans.count,
-                    now.start, now.elements, sizes, strides,
-                ),
-                {
-                    "WORD": self.word, "BLOCK": BLOCK, "TILE": TILE, "SIDE": SIDE, "LAST": not ways,
-                    "CLEARED": CLEARED,
-                },
-                WARPS,
-            )  # fmt: skip
-            run = BLOCK
-            for number, way in enumerate(ways):
-                source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
-                tile = min(LANES // way, BLOCK)
-                programs = -(-count // tile)
-                now, blank = blank.split(PASS_BYTES)
-                steps.add(
-                    merge_runs,
-                    programs + now.programs,
-                    (target, self.keys, self.places, source, now.at),
-                    (count, run, self.shift, programs, now.start, now.elements),
-                    {"TILE": tile, "WAYS": way, "LAST": number == len(ways) - 1, "CLEARED": CLEARED},
-                    WARPS,
-                )
-                run *= way
+            blank = self._add_merges(steps, looked_up, blank)
         else:
-            programs = -(-count // LANES)
+            programs = -(-count // tuning.lanes)
             steps.add(
                 load_rows_beside,
-                programs + clearers,
-                (self.words[0], self.spans, indices),
-                (count, rows, padding, programs, self.spans.count, sizes, strides),
-                {"TILE": LANES, "CLEARED": CLEARED},
-                WARPS,
+                programs + -(-self.spans.count // cleared),
+                keys=self.words[0],
+                spans=self.spans,
+                **looked_up,
+                programs=programs,
+                words_of_spans=self.spans.count,
+                TILE=tuning.lanes,
+                CLEARED=cleared,
+                num_warps=tuning.warps,
             )
             steps.call(sort, self.words[0], self.keys, self.places)
         if count:
-            programs = -(-max(count, counters.count) // SPAN_LANES)
+            programs = -(-max(count, counters.count) // tuning.span_lanes)
             steps.add(
                 find_spans,
-                programs + blank.programs,
-                (self.spans, counters, self.keys, blank.at),
-                (count, rows, counters.count, programs, blank.start, blank.elements),
-                {"TILE": SPAN_LANES, "CLEARED": CLEARED},
-                WARPS,
+                programs + -(-blank.elements // cleared),
+                spans=self.spans,
+                counters=counters,
+                keys=self.keys,
+                **blank.parameters,
+                count=count,
+                rows=self.rows,
+                cleared=counters.count,
+                programs=programs,
+                TILE=tuning.span_lanes,
+                CLEARED=cleared,
+                num_warps=tuning.warps,
             )
+
+    def _add_merges(self, steps: Steps, looked_up: dict[str, Any], blank: Blank) -> Blank:
+        """Sort blocks, then merge them. Returns what is left to be blanked."""
+        count, tuning, cleared, ways = self.count, self.tuning, self.tuning.cleared, self._ways()
+        programs, clearers = -(-count // tuning.tile), -(-self.spans.count // cleared)
+        now, blank = blank.split(tuning.pass_bytes)
+        steps.add(
+            sort_blocks,
+            programs + clearers + -(-now.elements // cleared),
+            words=(*self.words, self.keys)[0],
+            keys=self.keys,
+            places=self.places,
+            spans=self.spans,
+            **now.parameters,
+            **looked_up,
+            shift=self.shift,
+            programs=programs,
+            clearers=clearers,
+            words_of_spans=self.spans.count,
+            WORD=self.word,
+            BLOCK=tuning.block,
+            TILE=tuning.tile,
+            SIDE=tuning.side,
+            LAST=not ways,
+            CLEARED=cleared,
+            num_warps=tuning.warps,
+        )
+        run = tuning.block
+        for number, way in enumerate(ways):
+            source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
+            tile = min(tuning.lanes // way, tuning.block)
+            programs = -(-count // tile)
+            now, blank = blank.split(tuning.pass_bytes)
+            steps.add(
+                merge_runs,
+                programs + -(-now.elements // cleared),
+                merged=target,
+                keys=self.keys,
+                places=self.places,
+                words=source,
+                **now.parameters,
+                count=count,
+                run=run,
+                shift=self.shift,
+                programs=programs,
+                TILE=tile,
+                WAYS=way,
+                LAST=number == len(ways) - 1,
+                CLEARED=cleared,
+                num_warps=tuning.warps,
+            )
+            run *= way
+        return blank

@@ -163,15 +163,17 @@ def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
 class DescribedSum(SummingArgs):
     """Args of any plan that sums by row, described."""
 
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    out: torch.Tensor
+    terms: torch.Tensor
+    indices: torch.Tensor
     accumulate: bool = False
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.tensors
+        return self.out, self.terms, self.indices
 
     @classmethod
     def of(cls, desc: IndexedDescriptor) -> Self:
         """Contiguous tensors without memory: a term for each index."""
         out = torch.empty((desc.rows, desc.columns), dtype=desc.dtype, device="meta")
         terms = torch.empty((*desc.shape, desc.columns), dtype=desc.dtype, device="meta")
-        return cls((out, terms, torch.empty(desc.shape, dtype=desc.index_dtype, device="meta")))
+        return cls(out, terms, torch.empty(desc.shape, dtype=desc.index_dtype, device="meta"))

@@ -11,7 +11,6 @@ a small kernel for each further level adds that.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import Steps, loop_offsets
+from holdfast.backends.gpu import double_bits, loop_offsets
+from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.pieces import Piece, Pieces
@@ -228,11 +228,6 @@ def index_type(segments: Segments) -> tl.dtype:
     return tl.int32 if max(segments.count, segments.length) < 2**30 else tl.int64
 
 
-def double_bits(value: float) -> int:
-    """The bits of a float64, as kernels take numbers of the host."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
 def further_levels(length: int, pieces: int) -> list[tuple[int, int]]:
     """What each level after the first adds: how many sums of a segment, each in how many pieces."""
     left, found = blocks_of(length), []
@@ -266,7 +261,7 @@ def add_further(
     segments: Segments,
     further: Sequence[tuple[int, int]],
     sums: Sequence[Sequence[Piece]],
-    outputs: Sequence[int],
+    outputs: Sequence[str],
     strides: Sequence[tuple[int, ...]],
     *,
     factor: float,
@@ -283,29 +278,31 @@ def add_further(
         blocks, lanes, rows = _block(left)
         taken = max(1, min(SUMS // (lanes * pieces), triton.next_power_of_2(segments.count)))
         tiles = -(-segments.count // taken)
+        to: Sequence[StepOperand] = outputs if final else sums[k + 1]
         steps.add(
             add_sums,
             tiles * blocks,
-            (*_both(outputs if final else sums[k + 1]), *_both(sums[k])),
-            (
-                double_bits(factor), double_bits(floor or 0.0),
-                segments.count, blocks, left, tiles, segments.over.sizes, strides[0], strides[-1],
-            ),
-            {
-                "TWO": len(outputs) > 1,
-                "FINAL": final,
-                "ACCUMULATE": accumulate,
-                "FLOOR": floor is not None,
-                "PIECES": pieces,
-                "SEGMENTS": taken,
-                "WIDTH": lanes,
-                "ROWS": rows,
-                "INDEX": index_type(segments),
-            },
-            _warps(taken * lanes * pieces),
-        )  # fmt: skip
-
-
-def _both(operands: Sequence[Any]) -> tuple[Any, Any]:
-    """Two operands; if there is one, it stands for the other too."""
-    return operands[0], operands[-1]
+            first_out=to[0],
+            second_out=to[-1],
+            first=sums[k][0],
+            second=sums[k][-1],
+            factor_bits=double_bits(factor),
+            floor_bits=double_bits(floor or 0.0),
+            segments=segments.count,
+            blocks=blocks,
+            length=left,
+            tiles=tiles,
+            over=segments.over.sizes,
+            first_over=strides[0],
+            second_over=strides[-1],
+            TWO=len(outputs) > 1,
+            FINAL=final,
+            ACCUMULATE=accumulate,
+            FLOOR=floor is not None,
+            PIECES=pieces,
+            SEGMENTS=taken,
+            WIDTH=lanes,
+            ROWS=rows,
+            INDEX=index_type(segments),
+            num_warps=_warps(taken * lanes * pieces),
+        )

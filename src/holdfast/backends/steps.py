@@ -1,0 +1,299 @@
+"""Triton kernels that run one after another on a stream: the launch of a plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
+
+import torch
+
+from holdfast.backends import interpreted
+from holdfast.backends.gpu import EachRun, Launcher, Parameters, parameters_of, prepare
+from holdfast.core.latest import picked
+from holdfast.core.pieces import Piece, first_address
+from holdfast.core.plan import Args, Launch
+from holdfast.core.stream import Stream, Workspace
+
+
+@dataclass(frozen=True)
+class Part:
+    """``size`` indices of the first axis of an operand of the args, from ``first`` on.
+
+    ``offset`` is where they begin, in bytes; ``Steps`` fills it in.
+    """
+
+    operand: str
+    first: int
+    size: int
+    offset: int = 0
+
+
+#: A pointer parameter: an operand of the args by its field name, or a part of it; a piece of the workspace; a
+#: kept tensor; or None for a pointer that the kernel does not use.
+StepOperand = str | Part | Piece | torch.Tensor | None
+
+
+def operand_names(kind: type[Args]) -> tuple[str, ...]:
+    """The field names of the operands of these args, in the order of ``operands()``."""
+    named: Any = object.__new__(kind)
+    for field in fields(cast(Any, kind)):
+        object.__setattr__(named, field.name, field.name)
+    return tuple(named.operands())
+
+
+class _Side(threading.local):
+    """A second stream beside the caller's, one for each device and thread, since a thread may be capturing.
+
+    It has a higher priority than the caller's stream.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
+
+    def fork(self, device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Stream:
+        """The side stream, which waits for all that is on ``stream`` so far."""
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
+        side, event = self._streams[device]
+        event.record(stream)
+        side.wait_event(event)
+        return side
+
+    def join(self, device: torch.device, stream: torch.cuda.Stream) -> None:
+        """Let ``stream`` wait for all that is on the side stream so far."""
+        side, event = self._streams[device]
+        event.record(side)
+        stream.wait_event(event)
+
+
+_side = _Side()
+
+#: Where an operand is found: the position of an address, and the bytes from there on.
+_Place = tuple[int, int]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as kernels take it. A floating dtype of one byte is passed as bytes: kernels convert its codes
+    themselves, in integer arithmetic.
+    """
+    is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.view(torch.uint8) if is_code else tensor
+
+
+@dataclass(frozen=True)
+class _Step:
+    run: Launcher
+    operands: tuple[StepOperand, ...]
+    places: tuple[_Place, ...] = ()
+    each_run: tuple[EachRun, ...] = ()
+    beside: bool = False
+    on_tensors: bool = False
+
+
+class Steps:
+    """Kernels that run one after another on a stream, on operands of the args and pieces of the workspace.
+
+    Made while a launch is prepared for ``args``. The pointer of an operand that is absent, or that is a value
+    of the host, is that of the first operand that is a tensor.
+    """
+
+    def __init__(self, device: torch.device, args: Args) -> None:
+        self._device = device
+        self._names = operand_names(type(args))
+        self._tensors = [
+            _bits(operand) if isinstance(operand, torch.Tensor) else None for operand in args.operands()
+        ]
+        self._first = next(i for i, tensor in enumerate(self._tensors) if tensor is not None)
+        self._steps: list[_Step] = []
+
+    def add(
+        self,
+        kernel: Any,
+        programs: int | tuple[int, int],
+        /,
+        *,
+        num_warps: int,
+        registers: int | None = None,
+        shared_percent: int | None = None,
+        beside: bool = False,
+        **parameters: Any,
+    ) -> None:
+        """Add ``programs`` programs of ``kernel``, whose ``parameters`` are given by name.
+
+        A pointer is a ``StepOperand``; integers, tuples of integers and constexpr values are given as they
+        are. A step that none after it depends on can run ``beside`` those that are added later.
+        """
+        constant = parameters_of(kernel.fn)
+        pointers = {
+            name: self._settled(value)
+            for name, value in parameters.items()
+            if not constant.get(name, True) and _is_operand(value)
+        }
+        given = Parameters.of(
+            kernel,
+            {name: self._like(pointers[name]) if name in pointers else v for name, v in parameters.items()},
+        )
+        run = prepare(
+            kernel,
+            given,
+            grid=(programs, 1) if isinstance(programs, int) else programs,
+            device=self._device,
+            num_warps=num_warps,
+            registers=registers,
+            shared_percent=shared_percent,
+            early=not beside,
+        )
+        operands = tuple(pointers[name] for name in constant if name in pointers)
+        places = tuple(map(self._place, operands))
+        self._steps.append(_Step(run, operands, places, given.each_run, beside))
+
+    def call(self, function: Callable[..., None], *pieces: Piece) -> None:
+        """Call ``function`` on pieces of the workspace as tensors, with the stream made torch's own."""
+        device = self._device
+
+        def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
+            if device.type == "cpu":
+                function(*tensors)
+            else:
+                with torch.cuda.stream(_torch_stream(stream, device)):
+                    function(*tensors)
+
+        self._steps.append(_Step(run, pieces, on_tensors=True))
+
+    def _position(self, name: str) -> int:
+        """The position of an operand among the addresses; that of the first tensor if it is none."""
+        if name not in self._names:
+            raise TypeError(
+                f"a launch names the operand {name!r}; the args have {', '.join(self._names)}. Name one of "
+                "these."
+            )
+        position = self._names.index(name)
+        return self._first if self._tensors[position] is None else position
+
+    def _whole(self, name: str | None) -> torch.Tensor:
+        tensor = self._tensors[self._first if name is None else self._position(name)]
+        assert tensor is not None
+        return tensor
+
+    def _settled(self, operand: StepOperand) -> StepOperand:
+        if isinstance(operand, Part):
+            whole = self._whole(operand.operand)
+            return replace(operand, offset=operand.first * whole.stride(0) * whole.itemsize)
+        return operand
+
+    def _like(self, operand: StepOperand) -> torch.Tensor:
+        """A tensor of the operand's dtype and alignment."""
+        if isinstance(operand, Piece):
+            return operand.like()
+        if isinstance(operand, Part):
+            return self._whole(operand.operand)[operand.first : operand.first + operand.size]
+        return operand if isinstance(operand, torch.Tensor) else self._whole(operand)
+
+    def _place(self, operand: StepOperand) -> _Place:
+        """Addresses are those of the operands of the args, then that of the workspace, then 0."""
+        args = len(self._tensors)
+        if isinstance(operand, Piece):
+            return args, operand.offset
+        if isinstance(operand, Part):
+            return self._position(operand.operand), operand.offset
+        if isinstance(operand, torch.Tensor):
+            return args + 1, operand.data_ptr()
+        return (self._first if operand is None else self._position(operand)), 0
+
+    @property
+    def launch(self) -> Launch[Any]:
+        """Launches every step, in order. It does not hold on to the args that it was prepared for."""
+        steps, device = tuple(self._steps), self._device
+        if interpreted():
+            return self._interpreted()
+        if (
+            len(steps) == 1
+            and steps[0].places
+            and all(position < len(self._tensors) for position, _ in steps[0].places)
+        ):
+            return _alone(steps[0], len(self._tensors))
+
+        def launch_step(
+            step: _Step, handle: int, workspace: Workspace, args: Args, known: Sequence[int]
+        ) -> None:
+            if step.on_tensors:
+                pieces = cast(tuple[Piece, ...], step.operands)
+                step.run(handle, [piece.tensor(workspace) for piece in pieces], (), ())
+            else:
+                found = [known[position] + offset for position, offset in step.places]
+                step.run(handle, (), found, [each.read(args) for each in step.each_run])
+
+        def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+            known, handle = (*addresses, first_address(workspace), 0), stream.handle
+            for step in steps:
+                launch_step(step, handle, workspace, args, known)
+
+        def launch_beside(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+            known, handle = (*addresses, first_address(workspace), 0), stream.handle
+            own = _torch_stream(handle, device)
+            for step in steps:
+                if step.beside:
+                    handle = _side.fork(device, own).cuda_stream
+                    launch_step(step, stream.handle, workspace, args, known)
+                else:
+                    launch_step(step, handle, workspace, args, known)
+            _side.join(device, own)
+
+        return launch_beside if any(step.beside for step in steps) else launch
+
+    def _interpreted(self) -> Launch[Any]:
+        """The same with tensors, which the interpreter needs."""
+        steps, first = tuple(self._steps), self._first
+        positions = {name: position for position, name in enumerate(self._names)}
+
+        def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+            operands: Any = args.operands()
+
+            def whole(name: str | None) -> torch.Tensor:
+                operand = operands[first if name is None else positions[name]]
+                return _bits(operand if isinstance(operand, torch.Tensor) else operands[first])
+
+            def tensor(operand: StepOperand) -> torch.Tensor:
+                if isinstance(operand, Piece):
+                    return operand.tensor(workspace)
+                if isinstance(operand, Part):
+                    return whole(operand.operand)[operand.first : operand.first + operand.size]
+                return operand if isinstance(operand, torch.Tensor) else whole(operand)
+
+            for step in steps:
+                scalars = [each.read(args) for each in step.each_run]
+                step.run(stream.handle, list(map(tensor, step.operands)), (), scalars)
+
+        return launch
+
+
+def _is_operand(value: Any) -> bool:
+    return value is None or isinstance(value, str | Part | Piece | torch.Tensor)
+
+
+def _alone(step: _Step, operands: int) -> Launch[Any]:
+    """Launches one step that uses operands of the args only."""
+    run, each_run, places = step.run, step.each_run, step.places
+    positions = [position for position, _ in places]
+    pick = picked(positions)
+
+    def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+        run(stream.handle, (), addresses, ())
+
+    def launch_picked(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+        run(stream.handle, (), pick(addresses), [each.read(args) for each in each_run])
+
+    def launch_parts(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
+        found = [addresses[position] + offset for position, offset in places]
+        run(stream.handle, (), found, [each.read(args) for each in each_run])
+
+    if any(offset for _, offset in places):
+        return launch_parts
+    return launch if positions == list(range(operands)) and not each_run else launch_picked
+
+
+def _torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
+    """The stream of a handle. To torch, an external stream of handle 0 is any stream of its pool."""
+    return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
