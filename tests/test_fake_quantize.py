@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.core.bits import canonical
 from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.values import special_values
 from holdfast.numerics import reference
-from holdfast.ops.affine.cases import special_values
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
 from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected

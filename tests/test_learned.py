@@ -20,7 +20,7 @@ from holdfast.core.case import random_bits
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.cases import rounded, spread
+from holdfast.core.values import rounded, spread
 from holdfast.ops.tree_sum.reference import by_segment, tree_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

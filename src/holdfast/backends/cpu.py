@@ -15,11 +15,13 @@ from typing import Any
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
+from holdfast.backends.cpu_compiler import KernelCompiler, PartCompiler, remembering_types
 from holdfast.backends.kernel_cache import KernelCache
+from holdfast.backends.notice import compiling
+from holdfast.backends.on_demand import callable_from_kernels
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -28,45 +30,19 @@ LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
 BLOCK, _AHEAD = 256, 2048
 
-_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-
-
-class _PartLibrary(JITCodeLibrary):
-    """The code of what kernels call: optimised where it is linked, with the kernel, and never run alone."""
-
-    def _optimize_final_module(self) -> None:
-        """A kernel's optimisation covers its parts; at every level of calls it would be done once more."""
-
-    def _finalize_final_module(self) -> None:
-        self._finalized = True  # as code to link; no machine code is made of it
-
-
-class _PartCompiler(Compiler):
-    """Compiles what kernels call, as far as linking it takes."""
-
-    def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
-        flags.no_compile = True
-        library = _PartLibrary(targetctx.codegen(), "part")
-        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
-
-    def compile_extra(self, func):
-        part = super().compile_extra(func)
-        # Callers find a function by its entry point. This one is never called: it need only be its own.
-        entry_point: Any = [].append
-        part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
-        return part._replace(entry_point=entry_point)
+_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
 
 
 _INNER: dict[str, Any] = {
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
-    "pipeline_class": _PartCompiler,
+    "pipeline_class": PartCompiler,
 }
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
-    compiled = njit(**_EXACT)(function)
+    compiled = njit(**_EXACT, no_cfunc_wrapper=True, pipeline_class=KernelCompiler)(function)
     with suppress(RuntimeError):  # Numba found no directory to write to: the package's, nor the user's own
         compiled._cache = KernelCache(function)
     return compiled
@@ -75,6 +51,27 @@ def kernel(function: Callable[..., Any]) -> Any:
 def jit(function: Callable[..., Any]) -> Any:
     """Compile what kernels call: it becomes part of them, on disk as well."""
     return njit(**_EXACT, **_INNER)(function)
+
+
+def on_demand(function: Callable[..., Any]) -> Any:
+    """Compile what kernels call, by itself, when a kernel first calls it; see ``backends.on_demand``."""
+    return callable_from_kernels(function, _c_function, _compile_c_function)
+
+
+def _c_function(function: Callable[..., Any], signature: Any) -> Any:
+    made: Any = CFunc(
+        function, (signature.args, signature.return_type), {}, _EXACT, pipeline_class=KernelCompiler
+    )
+    with suppress(RuntimeError):  # as for a kernel
+        made._cache = KernelCache(function)
+    return made
+
+
+def _compile_c_function(function: Any, module: str) -> None:
+    with _compiling, interrupts_wait(), remembering_types():
+        if function.address is None:
+            with compiling(module, cached=isinstance(function._cache, KernelCache)):
+                function.compile()
 
 
 def emit(builder: Callable[..., Any]) -> Any:
@@ -233,7 +230,9 @@ def compile_kernel(entry: Any, *args: Any) -> None:
 
     An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
     """
-    with _compiling, interrupts_wait():
+    module = getattr(entry, "py_func", entry).__module__
+    cached = isinstance(getattr(entry, "_cache", None), KernelCache)
+    with _compiling, interrupts_wait(), remembering_types(), compiling(module, cached=cached):
         entry(*args)
 
 

@@ -14,7 +14,7 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.backends.cpu import emit, jit, on_demand, pointer
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.numerics.exponential import EXPONENTIALS
 
@@ -205,9 +205,14 @@ def narrow_bfloat16(value):
 
 
 @jit
+def clamped_zero_point(point):
+    """A zero point of int32 within the limit."""
+    return min(max(point, np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
+
+
+@on_demand
 def widen(source, kind, first, last, target, like):
     """Convert elements ``first`` to ``last`` of those at ``source`` to the compute type, at ``target``."""
-    outlined()
     wide = pointer(target, like)
     rounded = kind & ROUNDED
     kind ^= rounded
@@ -246,20 +251,19 @@ def widen(source, kind, first, last, target, like):
     elif kind == ZERO_POINT:
         points = pointer(source, np.int32)
         for i in range(first, last):
-            wide[i] = min(max(points[i], np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
+            wide[i] = clamped_zero_point(points[i])
     if rounded:
         for i in range(first, last):
             point = zero(like) if np.isnan(wide[i]) else wide[i]
             wide[i] = rint(min(max(point, np.float32(-ZERO_POINT_LIMIT)), np.float32(ZERO_POINT_LIMIT)))
 
 
-@jit
+@on_demand
 def narrow(source, count, kind, target, like):
     """Convert ``count`` values of the compute type at ``source`` to elements of ``kind``, at ``target``.
 
     Floats are rounded to nearest, ties to even; for an integer kind the values are integers in its range.
     """
-    outlined()
     wide = pointer(source, like)
     if kind == FLOAT16:
         halves = pointer(target, np.uint16)
@@ -287,14 +291,13 @@ def narrow(source, count, kind, target, like):
             words[i] = np.int32(wide[i])
 
 
-@jit
+@on_demand
 def unpack(source, halvings, signed, count, target):
     """Spread codes that share bytes, low bits first, to one byte each.
 
     One byte becomes one word, whose bytes are its codes; the multiplication copies a code's sign bit into the
     bits above it. Whole words are written, so up to 3 bytes past ``count``.
     """
-    outlined()
     shared = pointer(source, np.uint8)
     if halvings == 1:
         pairs = pointer(target, np.uint16)
@@ -313,10 +316,9 @@ def unpack(source, halvings, signed, count, target):
             fours[i] = np.uint32(four | np.uint32(np.uint32(four & signs) * 0x7E))
 
 
-@jit
+@on_demand
 def pack(source, halvings, count, target):
     """Gather codes of one byte each into shared bytes, low bits first; the last is filled up with zeros."""
-    outlined()
     shared = pointer(target, np.uint8)
     whole = count >> halvings
     if halvings == 1:

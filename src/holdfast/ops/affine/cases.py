@@ -6,7 +6,6 @@ dtypes at each granularity and all of them at the four together; the rest varies
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -20,6 +19,7 @@ from holdfast.core.case import laid_out, random_bits
 from holdfast.core.dtypes import CODES, FLOATS, Code, Float, code_dtype, dtype_name, float_dtype
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
+from holdfast.core.values import BITS, of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
 
 Array = npt.NDArray[Any]
@@ -307,27 +307,6 @@ def _of_values(plain: Problem) -> list[Problem]:
     return found
 
 
-# The values. Real ones are made in float64, where all of the arithmetic below is exact or rounds once, and
-# rounded to their dtype once.
-
-
-def rounded(values: Array, dtype: torch.dtype) -> torch.Tensor:
-    """float64 values as a tensor of ``dtype``; through float32 if that is narrower still."""
-    if dtype == torch.float64:
-        return torch.from_numpy(np.ascontiguousarray(values))
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.ascontiguousarray(values.astype(np.float32))).to(dtype)
-
-
-def spread(label: str, count: int, precision: int, least: int, most: int) -> Array:
-    """Numbers of ``precision`` bits and either sign, from 2**least to 2**most, each binade as likely."""
-    bits = random_bits(label, count)
-    significand = (bits >> np.uint64(12) & np.uint64(2 ** (precision - 1) - 1)).astype(np.float64)
-    exponent = (bits % np.uint64(most - least)).astype(np.int64) + least
-    magnitude = np.ldexp(1 + significand * 2.0 ** (1 - precision), exponent)
-    return np.where(bits >> np.uint64(63) == 1, -magnitude, magnitude)
-
-
 def real_values(problem: Problem, label: str) -> torch.Tensor:
     """What is quantized, or comes back as a gradient."""
     record, count = float_dtype(problem.real, "real"), prod(problem.shape)
@@ -352,30 +331,6 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
         found = values[::step]
         found.copy_(wanted.repeat(-(-count // len(wanted)))[: len(found)])
     return values.reshape(problem.shape)
-
-
-def special_values(record: Float) -> torch.Tensor:
-    """Zeros, infinities, NaN, subnormals, the ends of the range, and some plain numbers."""
-    info = torch.finfo(record.torch)
-    least = torch.tensor([1, 3], dtype=_BITS[record.bits]).view(record.torch).to(torch.float64).tolist()
-    chosen = [0.0, float("inf"), info.max, info.smallest_normal, *least, 0.3, 1.0, 127.5, 1e4, 2.0**15]
-    return rounded(np.array([float("nan"), *chosen, *(-value for value in chosen)]), record.torch)
-
-
-_BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
-
-
-def of_every_exponent(label: str, count: int, record: Float) -> torch.Tensor:
-    """Finite numbers of every size that the dtype has, subnormal ones included."""
-    info = torch.finfo(record.torch)
-    least, most = (round(math.log2(end)) for end in (info.smallest_normal, info.max))
-    return rounded(spread(label, count, record.precision, least - record.precision, most), record.torch)
-
-
-def of_any_bits(label: str, count: int, record: Float) -> torch.Tensor:
-    """Random bits: numbers of every size, infinities and NaN of any payload."""
-    bits = torch.from_numpy((random_bits(label, count) >> np.uint64(64 - record.bits)).astype(np.int64))
-    return bits.to(_BITS[record.bits]).view(record.torch)
 
 
 def tie_values(problem: Problem, record: Float) -> torch.Tensor:
@@ -414,7 +369,7 @@ def _first_scale(problem: Problem) -> tuple[float, int]:
 
 def _with_neighbours(quotients: Array, s: float, record: Float) -> torch.Tensor:
     values = rounded(quotients * s, record.torch)
-    bits = values.view(_BITS[record.bits])
+    bits = values.view(BITS[record.bits])
     return torch.cat([values, (bits + 1).view(record.torch), (bits - 1).view(record.torch)])
 
 

@@ -22,6 +22,7 @@ from holdfast.backends.cpu import (
     copy,
     fence,
     jit,
+    on_demand,
     outlined,
     pointer,
     prefetch,
@@ -35,6 +36,8 @@ from holdfast.numerics.cpu import (
     INT8,
     ITEM_SIZE,
     UINT8,
+    ZERO_POINT,
+    clamped_zero_point,
     kind,
     narrow,
     next_below,
@@ -242,10 +245,10 @@ def _row_offsets(walk, operand, row, rows):
     return offsets
 
 
-@jit
+@on_demand
 def _spread(memory, item, offsets, rows, columns, run):
     """Fill each row of a run with its one element."""
-    outlined()
+    offsets = pointer(offsets, np.int64)
     for r in range(rows):
         source, target = memory + offsets[r] * item, run + r * columns * item
         if item == 1:
@@ -265,10 +268,10 @@ def _spread(memory, item, offsets, rows, columns, run):
                 pointer(target, np.uint64)[c] = value8
 
 
-@jit
+@on_demand
 def _move(memory, item, offsets, step, rows, columns, run, gather):
     """Carry rows whose elements are apart into a run (``gather``), or out of one."""
-    outlined()
+    offsets = pointer(offsets, np.int64)
     transposed = rows > 1 and offsets[1] - offsets[0] < step  # then walk along the memory, not along the run
     inner = rows if transposed else columns
     for i in range(columns if transposed else rows):
@@ -301,7 +304,7 @@ def _load(walk, operand, row, column, rows, columns, like):
     if halvings > 0:
         for r in range(rows):
             unpack(memory + (offsets[r] >> halvings), halvings, kind == INT8, columns, raw + r * columns)
-    elif layout == _IN_PLACE:
+    elif layout == _IN_PLACE or (count == 1 and operand > 0):  # one element to read is a run as it is
         raw = memory + offsets[0] * item
     elif step == 0:
         _spread(memory, item, offsets, rows, columns, raw)
@@ -313,6 +316,9 @@ def _load(walk, operand, row, column, rows, columns, like):
     if kind == item:
         return raw
     wide = scratch + (2 * operand + 1) * _RUN
+    if kind == ZERO_POINT and count == 1:  # the usual one, which needs no conversion of runs
+        pointer(wide, like)[0] = clamped_zero_point(pointer(raw, np.int32)[0])
+        return wide
     for begin in range(0, count, BLOCK):
         for b in range(item):
             prefetch(pointer(raw, np.uint8), begin * item + b * BLOCK)
@@ -397,7 +403,7 @@ def store(walk, tile, like):
     count = rows * columns
     if layout == _IN_PLACE:
         rows, columns = 1, count
-    offsets = _row_offsets(walk, 0, row, rows)
+    offsets = _row_offsets(walk, np.int64(0), row, rows)
     memory = table[0, _ADDRESS] + ((column * step * item) >> halvings)
     raw = scratch
     if layout == _IN_PLACE and halvings == 0:

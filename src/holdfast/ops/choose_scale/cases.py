@@ -14,7 +14,7 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import CODES, FLOATS, Float, float_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import of_every_exponent, rounded, special_values, spread
+from holdfast.core.values import of_every_exponent, rounded, special_values, spread
 from holdfast.ops.choose_scale.plan import (
     ChooseScaleArgs,
     ChooseScaleDescriptor,

@@ -16,15 +16,8 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import CODES, dtype_name, float_dtype
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import (
-    Problem,
-    make_scale,
-    make_zero_point,
-    real_values,
-    rounded,
-    special_values,
-    spread,
-)
+from holdfast.core.values import rounded, special_values, spread
+from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, real_values
 from holdfast.ops.fake_quantize.cases import image, odd, plain
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize_learned.plan import (

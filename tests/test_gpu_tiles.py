@@ -1,0 +1,153 @@
+"""Every Triton kernel under the interpreter with the tile shapes of a GPU, on a few small problems.
+
+Elsewhere the interpreter runs with tuning records of its own, whose tiles are large.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.backends import steps
+from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
+from holdfast.core.case import Case, operands_of
+from holdfast.core.plan import AnyPlan
+from holdfast.ops.grid_sample import cases as grid_cases
+from holdfast.ops.segment_sum import cases as sum_cases
+from holdfast.proof.conformance import cases_of, check, expected, gpu_way, moved, selected
+
+PACKAGE = Path(hf.__file__).parent
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: The most elements, all operands together, of the one case that is run whatever it launches.
+ELEMENTS = 1500
+
+
+def problems(plan: AnyPlan) -> list[Case]:
+    """The cases of a plan that have elements, small ones first; then some for kernels no case reaches."""
+    by_size = sorted(filter(size, cases_of(plan)), key=size)
+    if plan is hf.plans.SegmentSumPlan:
+        terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
+        by_size.append(sum_cases.case(terms))
+    if plan is hf.plans.GridSampleBackwardPlan:
+        for mode in grid_cases.Mode.BILINEAR, grid_cases.Mode.NEAREST:
+            sorted_by_torch = grid_cases.Problem("sorted", (5, 1, 1), (17, 17), mode, grid="random", batch=1)
+            by_size.append(grid_cases._backward(sorted_by_torch))
+    return by_size
+
+
+@cache
+def size(case: Case) -> int:
+    """The elements of all tensors; 0 if one has none."""
+    tensors = [one for one in operands_of(case.make()).values() if isinstance(one, torch.Tensor)]
+    return sum(one.numel() for one in tensors) if all(one.numel() for one in tensors) else 0
+
+
+@contextmanager
+def launches() -> Iterator[set[str]]:
+    """The kernels that are launched meanwhile; those that a prepared launch would launch."""
+    found: set[str] = set()
+    prepare = steps.prepare
+
+    def recorded(kernel: Any, given: Any, *, grid: tuple[int, int], **options: Any) -> Any:
+        if min(grid) > 0:
+            found.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
+        return prepare(kernel, given, grid=grid, **options)
+
+    steps.prepare = recorded
+    try:
+        yield found
+    finally:
+        steps.prepare = prepare
+
+
+def prepared(plan: AnyPlan, case: Case) -> set[str]:
+    """The kernels that a case launches with the tuning of a GPU."""
+    preference = hf.PlanPreference(backend="gpu", precompile=False)
+    args = moved(case.make(), DEVICE)
+    with tuned_as_on_gpu(), launches() as found:
+        plan.select(hf.Stream.current(DEVICE), case.descriptor, preference).kernel.prepare(args)
+    return found
+
+
+@cache
+def chosen(plan: AnyPlan) -> tuple[tuple[Case, ...], frozenset[str]]:
+    """The smallest cases that together launch every kernel of the plan, and one of moderate size."""
+    cases, kernels = [], set[str]()
+    for case in problems(plan):
+        new = prepared(plan, case) - kernels
+        if new:
+            cases.append(case)
+            kernels |= new
+    cases += [case for case in problems(plan) if size(case) <= ELEMENTS][-1:]
+    return tuple(cases), frozenset(kernels)
+
+
+@pytest.mark.parametrize("plan", hf.plans.all().values(), ids=hf.plans.all())
+def test_the_tiles_of_a_gpu_change_no_bit(plan: AnyPlan) -> None:
+    way = gpu_way()
+    assert way is not None
+    cases, kernels = chosen(plan)
+    with tuned_as_on_gpu(), launches() as launched:
+        for case in cases:
+            assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+    assert launched == kernels
+
+
+def is_kernel(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and any(
+        "triton.jit" in ast.unparse(d) for d in node.decorator_list
+    )
+
+
+def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+    }
+
+
+def launchable() -> set[str]:
+    """Every kernel of the package that is not only called by others.
+
+    That is a function of Triton without a result, whose name some module uses outside of such functions.
+    """
+    kernels, used = set[str](), set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(("holdfast", *path.relative_to(PACKAGE).with_suffix("").parts))
+        known: dict[str, str] = {}
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            if isinstance(node, ast.FunctionDef) and is_kernel(node):
+                known[node.name] = f"{module}.{node.name}"
+                if not any(isinstance(part, ast.Return) and part.value for part in ast.walk(node)):
+                    kernels.add(known[node.name])
+        for node in tree.body:
+            if not is_kernel(node):
+                loaded = names(node, ast.Load) - names(node, ast.Store)
+                used |= {known[name] for name in loaded if name in known}
+    return kernels & used
+
+
+def test_every_kernel_is_run_with_the_tiles_of_a_gpu() -> None:
+    launched = {kernel for plan in hf.plans.all().values() for kernel in chosen(plan)[1]}
+    assert launched == launchable()
+    assert len(launched) > 30
+
+
+def test_the_interpreter_has_tiles_of_its_own() -> None:
+    """So that the tests above run other tiles than the rest of the tests."""
+    tuned = Tuned(gpu=ELEMENTS, interpreter=2 * ELEMENTS)
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert (tuned.on(cpu), tuned.on(cuda)) == (2 * ELEMENTS, ELEMENTS)
+    with tuned_as_on_gpu():
+        assert (tuned.on(cpu), tuned.on(cuda)) == (ELEMENTS, ELEMENTS)
+    assert tuned.on(cpu) == 2 * ELEMENTS
