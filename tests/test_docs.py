@@ -72,6 +72,21 @@ def test_all_code_is_in_blocks_that_run(path: Path) -> None:
         assert language == "python" or not re.search(r"\bhf\.|^import |^from ", block, re.MULTILINE), block
 
 
+def test_every_command_of_the_documents_exists() -> None:
+    from holdfast.cli import app
+
+    known = {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    texts = [path.read_text() for path in DOCUMENTS]
+    commands = [block for text in texts for language, block in fences(text) if language != "python"]
+    commands += [f"\n{quoted}" for text in texts for quoted in re.findall(r"`([^`\n]+)`", text)]
+    named = set(re.findall(r"^holdfast (\w+)", "\n".join(commands), re.MULTILINE))
+    assert {"verify", "bench", "plans"} <= named <= known
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"test"} <= set(re.findall(r"^make (\w+)", "\n".join(commands), re.MULTILINE)) <= targets
+
+
 def test_a_wrong_example_is_noticed() -> None:
     (block,) = python_blocks("text\n```python\nassert 1 + 1 == 3\n```\n")
     with pytest.raises(AssertionError):
