@@ -19,8 +19,8 @@ from holdfast.bench.cases import cpu_cases, full_cases, quick_cases
 from holdfast.bench.check import differences
 from holdfast.bench.peers import peer
 from holdfast.cli import app
+from holdfast.core import formats
 from holdfast.core.benchmark import Case, NoPeer
-from holdfast.core.dtypes import CODES
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.affine.benchmark import LAYOUTS
@@ -31,7 +31,7 @@ from holdfast.ops.quantize import bench as quantization
 from holdfast.ops.quantize.bench import OPS, QuantizeCase
 from holdfast.ops.quantize.plan import QuantizePlan
 
-INT4 = CODES["int4"].torch
+INT4 = formats.INT4.torch
 TINY = "4096"
 
 #: Where torch rounds its own way (a tanh, a sum): these are the same work, but not the same bits.

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import INTEGERS
 from holdfast.core.values import special_values
 from holdfast.numerics import reference
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
@@ -290,7 +291,7 @@ def test_what_peers_get_wrong(backend: str, granularity: hf.Granularity) -> None
     assert same(y, torch.tensor([6.75, 6.75, -57.0, -57.0, NAN, 0.25, 0.0, 0.0]).expand(SHAPE).contiguous())
 
 
-_codes = st.sampled_from([code.torch for code in CODES.values()])
+_codes = st.sampled_from([code.torch for code in INTEGERS.values()])
 _numbers = st.floats(width=32, allow_nan=True) | st.floats(-40, 40, width=32)
 
 

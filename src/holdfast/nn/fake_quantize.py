@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.checks import require_bool, require_tensor
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.nn.checked import (
     checked_device,
@@ -22,7 +23,7 @@ from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import lasting
 from holdfast.nn.scale_updates import ScaleUpdates
 from holdfast.nn.sharded import whole
-from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator
+from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 
 
@@ -104,8 +105,10 @@ class FakeQuantize(ScaleUpdates):
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
+        if codes.codes.is_float and self.mode is ScaleMode.LEARNED:
+            raise InvalidArgs(refused_learning(codes.codes))
         self._code_range = codes.code_range
-        self._ends = self._validated_ends()
+        self._ends = self._validated_ends(codes.codes)
         self._identify()
         with lasting():
             shape = checked_shape(scale_shape, granularity)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import Format
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.nn.compiled_state import new_handle, settle, start_learning
 from holdfast.nn.joined_range import Group, Meeting, first_of, joined_range, processes
@@ -55,11 +56,11 @@ class ScaleUpdates(ScaleState):
         self._shards = {}
         self._changed: list[Any] = []
 
-    def _validated_ends(self) -> tuple[int, int]:
+    def _validated_ends(self, codes: Format) -> tuple[int, int]:
         """The least and largest code for scales from the data. Codes that allow no such scale are refused."""
         rule = ScaleOfData(symmetric=self.symmetric, narrow=self.narrow)
         if self.mode in (ScaleMode.PER_BATCH, ScaleMode.EMA) or not self.symmetric:
-            rule.validate_ends(*self._code_range)
+            rule.validate_ends(*self._code_range, codes)
         return rule.ends(*self._code_range)
 
     def _found_once(self, x: torch.Tensor) -> Used:

@@ -122,6 +122,8 @@ def _equal(right: torch.Tensor, found: torch.Tensor) -> bool:
     """Whether all bits are the same, or else all but those of NaN."""
     if not right.is_floating_point():
         return torch.equal(right, found)
+    if right.dtype.itemsize == 1:  # codes, whose NaN has one pattern
+        return torch.equal(right.view(torch.uint8), found.view(torch.uint8))
     return torch.equal(right.view(torch.int32), found.view(torch.int32)) or bool(
         ((right.view(torch.int32) == found.view(torch.int32)) | (right.isnan() & found.isnan())).all()
     )

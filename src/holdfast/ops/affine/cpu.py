@@ -9,12 +9,13 @@ loaded once. So strides, dtypes and short rows are dealt with here, and the arit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba.extending import overload
 
 from holdfast.backends.cpu import (
     BLOCK,
@@ -33,6 +34,7 @@ from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
+    FLOAT8_E4M3FN,
     INT8,
     ITEM_SIZE,
     UINT8,
@@ -428,6 +430,12 @@ def stores_bytes(walk):
 
 
 @jit
+def stores_floating_codes(walk):
+    """Whether results are to be put down as quotients, which ``store`` rounds to a float format."""
+    return walk[1][0, _KIND] == FLOAT8_E4M3FN
+
+
+@jit
 def _least_with_code(code, s):
     """The least x with rint(x / s) >= ``code``, for a scale that is positive and finite.
 
@@ -457,3 +465,60 @@ def in_range_of(s, z, q_min, q_max):
     if not (s > zero(s) and s < infinite):
         return infinite, -infinite
     return _least_with_code(lo, s), -_least_with_code(-hi, s)
+
+
+@jit
+def given_bounds(s, z, q_min, q_max):
+    """The bounds of the codes, as they are."""
+    return q_min, q_max
+
+
+def straight_through(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
+    """The walk of a straight-through gradient over tiles, a function that kernels call.
+
+    Its first argument, a literal, names one of ``estimators``: a function that gives dx for one element. For
+    elements that share a scale there are two more functions: the first finds two bounds from the scale, the
+    second is the estimator that takes these bounds in place of q_min and q_max.
+    """
+
+    def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        """The gradient by the estimator ``ste``, a literal, over some tiles."""
+        raise NotImplementedError("called from kernels only")
+
+    @overload(walk_back, prefer_literal=True)
+    def walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        estimated, bounds_of, told = estimators[ste.literal_value]
+
+        def walk_over(ste, first, last, walk, shared, q_min, q_max, accumulate):
+            item = streamed_item(walk)
+            for tile in range(first, last):
+                count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
+                dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
+                scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
+                s, z = scale[0], zero_point[0]
+                least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
+                for begin in range(0, count, BLOCK):
+                    end = min(begin + BLOCK, count)
+                    dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+                    if item == 0:
+                        prefetch(x, begin)
+                        prefetch(dy, begin)
+                    if accumulate:
+                        if shared:
+                            for i in range(begin, end):
+                                dx[i] += told(dy[i], x[i], s, z, least, greatest)
+                        else:
+                            for i in range(begin, end):
+                                dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                    elif shared:
+                        for i in range(begin, end):
+                            dx[i] = told(dy[i], x[i], s, z, least, greatest)
+                    else:
+                        for i in range(begin, end):
+                            dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                    flush(walk, runs, (runs[1], runs[2]), begin, end)
+                store(walk, tile, q_min)
+
+        return walk_over
+
+    return walk_back

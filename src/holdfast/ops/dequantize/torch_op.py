@@ -10,9 +10,9 @@ import torch
 
 from holdfast.core.autograd import refuse_derivatives, register_autograd
 from holdfast.core.checks import require_bool, require_tensor, shown
-from holdfast.core.dtypes import Code, dtype_name, float_dtype, parse_dtype
-from holdfast.core.dtypes import code_dtype as record_of
+from holdfast.core.dtypes import dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
     ONE_SCALE,
     Granularity,
@@ -209,7 +209,7 @@ def dequantize(
     real = named_dtype("dtype", dtype)
     codes = dtype_name(q.dtype) if code_dtype is None else named_dtype("code_dtype", code_dtype)
     shared = shared_arguments(scale, zero_point)
-    if q.dtype.is_floating_point:
+    if q.dtype.is_floating_point and format_of(q.dtype, "q").carried:
         return _from_floats(q, *shared, granularity.name, real)  # type: ignore[no-any-return]
     if packed:
         length = _packed_length(q, code_dtype, length, scale, granularity)
@@ -224,9 +224,9 @@ def _packed_length(
     q: torch.Tensor, dtype: torch.dtype | None, length: int | None, scale: Any, granularity: Granularity
 ) -> int:
     """The number of codes along the last axis of packed ``q``."""
-    codes = None if dtype is None else record_of(dtype, "code_dtype")
-    if not isinstance(codes, Code):
+    if dtype is None or format_of(dtype, "code_dtype").carried:
         raise InvalidArgs(f"packed codes need their code_dtype, such as torch.int4; it is {dtype}.")
+    codes = format_of(dtype, "code_dtype")
     if q.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
     if length is None and getattr(granularity, "axis", None) in (-1, q.dim() - 1):

@@ -190,6 +190,8 @@ def fake_quantize(
     >>> y.sum().backward()
     >>> y.detach(), x.grad
     (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
+    >>> hf.fake_quantize(torch.tensor([0.3, 17.0, 1e4]), 1.0, dtype=torch.float8_e4m3fn)
+    tensor([3.1250e-01, 1.6000e+01, 4.4800e+02])
     """
     require_tensor("x", x)
     validate_granularity(granularity)

@@ -10,8 +10,8 @@ import torch
 from torch.compiler import is_compiling
 
 from holdfast.core.checks import INT64, require_dtype, require_memory, require_tensor, whole_number
-from holdfast.core.dtypes import CODES, Code, code_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import INTEGERS, Format, format_of
 
 __all__ = ["pack", "unpack"]
 
@@ -66,7 +66,7 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     return (codes << spare).view(torch.int8) >> spare
 
 
-def packed_length(length: int | None, size: int, code: Code) -> int:
+def packed_length(length: int | None, size: int, code: Format) -> int:
     """Check ``length``, the number of codes in ``size`` bytes along the last axis. None is refused."""
     most = size * code.per_byte
     if length is None and not size:
@@ -85,10 +85,10 @@ def packed_length(length: int | None, size: int, code: Code) -> int:
     return length
 
 
-def _sub_byte(dtype: torch.dtype) -> Code:
+def _sub_byte(dtype: torch.dtype) -> Format:
     require_dtype("dtype", dtype)
-    code = code_dtype(dtype, "dtype")
-    if not isinstance(code, Code) or code.per_byte == 1:
-        accepted = ", ".join(f"torch.{name}" for name, known in CODES.items() if known.per_byte > 1)
+    code = format_of(dtype, "dtype")
+    if code.per_byte == 1:
+        accepted = ", ".join(f"torch.{name}" for name, known in INTEGERS.items() if known.per_byte > 1)
         raise InvalidArgs(f"dtype is {dtype}; only codes of less than a byte are packed: {accepted}.")
     return code
