@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -255,3 +256,20 @@ def test_every_public_name_is_in_the_reference() -> None:
     listed = set(re.findall(r"^::: holdfast\.(\w+)$", reference, re.MULTILINE))
     assert listed == set(hf.__all__) - elsewhere - errors
     assert {f"nn.{name}" for name in hf.nn.__all__} == set(re.findall(r"::: holdfast\.(nn\.\w+)", reference))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "benchmarks" / "verify").glob("*.json")), ids=lambda p: p.name
+)
+def test_the_machines_that_were_run_are_named(path: Path) -> None:
+    machine = json.loads(path.read_text())["machine"]
+    torch_version = machine["versions"]["torch"].partition("+")[0]
+    cpu = "AMD EPYC" if "AMD" in machine["cpu"] else "Intel Xeon"
+    for document in ("README.md", "docs/index.md"):
+        text = " ".join((ROOT / document).read_text().split())
+        assert f"{cpu} with torch {torch_version}" in text
+        if machine["gpu"]:
+            gpu = f"{machine['gpu']} with torch {torch_version} and Triton {machine['versions']['triton']}"
+            assert gpu in text
+        else:
+            assert f"Triton {machine['versions']['triton']}" in text
