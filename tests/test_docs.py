@@ -258,11 +258,9 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert {f"nn.{name}" for name in hf.nn.__all__} == set(re.findall(r"::: holdfast\.(nn\.\w+)", reference))
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "benchmarks" / "verify").glob("*.json")), ids=lambda p: p.name
-)
-def test_the_machines_that_were_run_are_named(path: Path) -> None:
-    machine = json.loads(path.read_text())["machine"]
+@pytest.mark.parametrize("name", ["fuzz_cpu", "fuzz_h200", "h200"])
+def test_the_machines_that_were_run_are_named(name: str) -> None:
+    machine = json.loads((ROOT / "benchmarks" / "verify" / f"{name}.json").read_text())["machine"]
     torch_version = machine["versions"]["torch"].partition("+")[0]
     cpu = "AMD EPYC" if "AMD" in machine["cpu"] else "Intel Xeon"
     for document in ("README.md", "docs/index.md"):
