@@ -13,6 +13,7 @@ import torch
 from holdfast.proof.bits import canonical
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
