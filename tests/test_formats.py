@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from holdfast.proof.bits import canonical
 
 import holdfast as hf
 from holdfast.core.bits import canonical
