@@ -47,7 +47,7 @@ def _nan_for_one_end(x: Array, granularity: Granularity) -> tuple[Array, Array]:
 def _without_zero(x: Array, granularity: Granularity) -> tuple[Array, Array]:
     """The least and the largest element, even where 0 lies outside."""
     low, high = (end.copy() for end in observe_range(x, granularity))
-    numbers = np.broadcast_to(affine.spread(np.arange(low.size), granularity, x.shape), x.shape)
+    numbers = np.broadcast_to(affine.broadcast_scales(np.arange(low.size), granularity, x.shape), x.shape)
     for number in range(low.size):
         own = x[numbers == number]
         if own.size:

@@ -18,7 +18,7 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.formats import Format
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args
-from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, IntoCodes, ScaledDescriptor
+from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, ScaledDescriptor, ToCodesDescriptor
 
 #: No scale is smaller, so that a row of zeros can be divided by its own.
 SCALE_FLOOR = 1e-12
@@ -95,7 +95,7 @@ class ObserveRangeDescriptor(PerScaleDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
+class ChooseScaleDescriptor(ScaleOfData, ToCodesDescriptor):
     """``output_dtype`` is that of the codes which the scale is for."""
 
     q_min: int | None = None

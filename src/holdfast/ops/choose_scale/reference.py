@@ -22,7 +22,7 @@ def observe_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
     """min(x, 0) and max(x, 0) over the elements of each scale; NaN, both, if one of them is. A zero is +0."""
     view = granularity.view(x.shape)
     numbers = np.arange(view.scale_count).reshape(view.scale_shape)
-    scale_of_element = np.broadcast_to(affine.spread(numbers, granularity, x.shape), x.shape)
+    scale_of_element = np.broadcast_to(affine.broadcast_scales(numbers, granularity, x.shape), x.shape)
     low, high = np.zeros(view.scale_count, x.dtype), np.zeros(view.scale_count, x.dtype)
     with np.errstate(all="ignore"):
         np.minimum.at(low, scale_of_element.reshape(-1), x.reshape(-1))

@@ -13,7 +13,7 @@ from holdfast.core.stream import Stream
 from holdfast.ops.affine.benchmark import (
     CodesCase,
     ScaledProblem,
-    beside,
+    broadcastable,
     cpu_rows,
     full_rows,
     grouped,
@@ -51,8 +51,8 @@ class DequantizeProblem(ScaledProblem):
         case, desc = self.case, self.plan.descriptor
         granularity, shape, code = desc.granularity, desc.shape, case.code
         zero_point = tensors["zero_point"]
-        scale = beside(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def forward(q: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
             q = unpack(q, code) if desc.per_byte > 1 else q

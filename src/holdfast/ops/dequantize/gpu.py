@@ -13,7 +13,7 @@ from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offse
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import float_value, narrow, widen
 from holdfast.ops.affine.gpu import (
-    KEPT,
+    EVICT_LAST,
     TiledKernel,
     load_scale,
     load_zero_point,
@@ -70,11 +70,11 @@ def dequantize(
         first = start // COLUMNS * WIDTH
         exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
         to_bytes = byte_offsets(row, first, sizes, q_strides, WIDTH)
-        packed = tl.load(q + to_bytes, mask=exists, eviction_policy=KEPT)
+        packed = tl.load(q + to_bytes, mask=exists, eviction_policy=EVICT_LAST)
         codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
     else:
         to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
-        codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
+        codes = tl.load(q + to_q, mask=inside, eviction_policy=EVICT_LAST)
     if EXPONENT > 0:
         difference = float_value(codes, EXPONENT, MANTISSA, HIGHEST).to(COMPUTE)
     elif codes.dtype.is_floating():
@@ -105,7 +105,7 @@ def dequantize_backward(
     )  # fmt: skip
     inside = (row < rows)[:, None] & here
     to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT)
+    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=EVICT_LAST)
     gradient = widen(upstream, COMPUTE) * s
     out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
     if ACCUMULATE:

@@ -29,8 +29,8 @@ MUTANTS = (
     _forward(
         "packed rows unpacked over each other",
         "holdfast.ops.affine.cpu",
-        "halvings, kind == INT8, columns, raw + r * columns)",
-        "halvings, kind == INT8, columns, raw)",
+        "pack_shift, kind == INT8, columns, raw + r * columns)",
+        "pack_shift, kind == INT8, columns, raw)",
     ),
     _backward(
         "accumulate lost",

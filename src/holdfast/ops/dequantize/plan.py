@@ -20,8 +20,8 @@ from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,
     ZeroPoint,
-    granular,
-    rounded_once,
+    define_granularities,
+    one_rounding_ulp,
 )
 
 
@@ -85,7 +85,7 @@ class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs], abstract=
         # Codes that are not whole numbers round once more, when the zero point is subtracted.
         real = self.descriptor.real
         subtracted = 2.0 ** (real.precision - real.compute.precision)
-        return {"y": rounded_once(real, real.compute) + subtracted * self.descriptor.codes.carried}
+        return {"y": one_rounding_ulp(real, real.compute) + subtracted * self.descriptor.codes.carried}
 
 
 class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs], abstract=True):
@@ -93,13 +93,13 @@ class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, Dequantize
 
     def ulp(self) -> dict[str, float]:
         desc = self.descriptor
-        return {"dq": rounded_once(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
+        return {"dq": one_rounding_ulp(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
 
 
-granular(DequantizePlan)
-granular(DequantizeBackwardPlan)
+define_granularities(DequantizePlan)
+define_granularities(DequantizeBackwardPlan)
 
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The spellings that ``granular`` makes."""
+        """The spellings that ``define_granularities`` makes."""

@@ -160,8 +160,8 @@ def _dequantize_batched(call):
             if in_dims[0] is not None:
                 q, in_dims = q.movedim(in_dims[0], 0).contiguous(), (0, *in_dims[1:])
             return by_sample(call)(info, in_dims, q, *rest)
-        settled = (dtype, *rest[6:])
-        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, settled)
+        static = (dtype, *rest[6:])
+        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, static)
 
     return rule
 

@@ -119,7 +119,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         self.compile()
         compute = desc.real.compute
         item = compute.bits // 8
-        bounds, rule = affine.numbers(compute, *desc.code_range), numbers(item, *self.ends)
+        bounds, rule = affine.compute_scalars(compute, *desc.code_range), numbers(item, *self.ends)
         of_tensors, wanted = Space(space.sizes, space.strides[:2]), self.wanted
 
         def launch(

@@ -21,7 +21,7 @@ from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import INTERPRETED, MAGIC_BITS, code, narrow, widen
 from holdfast.ops.affine.gpu import (
-    limits,
+    code_limits,
 )
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.choose_scale.gpu import (
@@ -220,7 +220,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
             x="x",
             lowest=self.ends[0],
             highest=self.ends[1],
-            **limits(desc.code_range),
+            **code_limits(desc.code_range),
             segments=over.rows,
             rows=within.rows,
             columns=walk.columns,

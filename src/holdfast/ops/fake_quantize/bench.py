@@ -13,7 +13,7 @@ from holdfast.core.contract import PlanPreference
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.plan import Plan
 from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, beside, fake_quantizer, grouped
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, fake_quantizer, grouped
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeBackwardDescriptor,
     FakeQuantizeBackwardPlan,
@@ -69,7 +69,7 @@ class FakeQuantizeProblem(ScaledProblem):
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
         case, shape = self.case, self.plan.descriptor.shape
-        scale = beside(tensors["scale"], case.granularity, len(shape))
+        scale = broadcastable(tensors["scale"], case.granularity, len(shape))
         limits = case.code.code_range
 
         def forward(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import (
     EVERY_SIZE,
     Problem,
-    floating,
+    float_fields,
     make_scale,
     make_zero_point,
     real_values,
@@ -120,14 +120,14 @@ def _of_float_formats() -> Iterator[Problem]:
         for i, kind in enumerate(_GRANULARITIES):
             for j, real in enumerate(_REALS):
                 values = ("special", "ties", "bounds", "spread")[(i + j) % 4]
-                problem = plain(kind, real=real, values=values, scale="dyadic", **floating(codes))
+                problem = plain(kind, real=real, values=values, scale="dyadic", **float_fields(codes))
                 name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {codes.name}"
                 yield replace(problem, name=name)
-        unusual = plain(PerChannel, values="special", scale="unusual mixed", **floating(codes))
+        unusual = plain(PerChannel, values="special", scale="unusual mixed", **float_fields(codes))
         yield replace(unusual, name=f"unusual scales, {codes.name}")
         sized = plain(PerChannel, codes=codes.torch, **EVERY_SIZE)
         yield replace(sized, name=f"scales of every size, {codes.name}")
-        yield replace(image(PerChannel, **floating(codes)), name=f"channels last, {codes.name}",
+        yield replace(image(PerChannel, **float_fields(codes)), name=f"channels last, {codes.name}",
                       layouts=("channels last", "transposed"))  # fmt: skip
 
 
@@ -167,9 +167,9 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
     for floats in FLOAT_FORMATS.values():
         for ste, kind in zip(SteKind, _GRANULARITIES * 2, strict=False):
             if ste is not SteKind.IN_RANGE:
-                problem = plain(kind, values="bounds", scale="dyadic", **floating(floats))
+                problem = plain(kind, values="bounds", scale="dyadic", **float_fields(floats))
                 yield _named(problem, ste, f"{problem.granularity.name}, bounds, {floats.name}"), ste
-        more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **floating(floats))
+        more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **float_fields(floats))
         yield _named(more, SteKind.IN_RANGE, f"accumulate, {floats.name}"), SteKind.IN_RANGE
     for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
         yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste

@@ -19,12 +19,12 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slope, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    code_bounds,
     flush,
-    given_bounds,
-    in_range_of,
+    in_range_bounds,
     load,
     store,
-    straight_through,
+    straight_through_backward,
     streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
@@ -57,16 +57,16 @@ def rounded_to_e4m3fn(x, s, z, q_min, q_max):
 ROUNDINGS = {"integer": rounded_to_code, "float8_e4m3fn": rounded_to_e4m3fn}
 
 
-def _walk(kind, first, last, walk, shared, q_min, q_max):
+def _forward_tiles(kind, first, last, walk, shared, q_min, q_max):
     """Fake quantization to codes of ``kind``, a literal, over some tiles."""
     raise NotImplementedError("called from kernels only")
 
 
-@overload(_walk, prefer_literal=True)
-def _walk_of(kind, first, last, walk, shared, q_min, q_max):
+@overload(_forward_tiles, prefer_literal=True)
+def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
     rounded = ROUNDINGS[kind.literal_value]
 
-    def walk_over(kind, first, last, walk, shared, q_min, q_max):
+    def over_tiles(kind, first, last, walk, shared, q_min, q_max):
         item = streamed_item(walk)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
@@ -86,17 +86,17 @@ def _walk_of(kind, first, last, walk, shared, q_min, q_max):
                 flush(walk, runs, (runs[1],), begin, end)
             store(walk, tile, q_min)
 
-    return walk_over
+    return over_tiles
 
 
 @kernel
 def _fake_quantize(first, last, walk, shared, q_min, q_max):
-    _walk("integer", first, last, walk, shared, q_min, q_max)
+    _forward_tiles("integer", first, last, walk, shared, q_min, q_max)
 
 
 @kernel
 def _fake_quantize_e4m3fn(first, last, walk, shared, q_min, q_max):
-    _walk("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
+    _forward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
 
 
 @jit
@@ -150,15 +150,15 @@ def hard_tanh(dy, x, s, z, q_min, q_max):
 #: The estimators by the names that ``SteKind`` gives them; and for elements that share a scale what is to be
 #: known of it, and the estimator that is told.
 ESTIMATORS = {
-    "clipped_identity": (clipped_identity, given_bounds, clipped_identity),
-    "tanh": (tanh, given_bounds, tanh),
-    "hard_tanh": (hard_tanh, given_bounds, hard_tanh),
-    "in_range": (in_range, in_range_of, between),
-    "in_range_e4m3fn": (in_range_e4m3fn, given_bounds, in_range_e4m3fn),
+    "clipped_identity": (clipped_identity, code_bounds, clipped_identity),
+    "tanh": (tanh, code_bounds, tanh),
+    "hard_tanh": (hard_tanh, code_bounds, hard_tanh),
+    "in_range": (in_range, in_range_bounds, between),
+    "in_range_e4m3fn": (in_range_e4m3fn, code_bounds, in_range_e4m3fn),
 }
 
 
-_walk_back = straight_through(ESTIMATORS)
+_backward_tiles = straight_through_backward(ESTIMATORS)
 
 
 @kernel
@@ -185,27 +185,27 @@ def _identity(first, last, walk, shared, q_min, q_max, accumulate):
 
 @kernel
 def _clipped_identity(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("tanh", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("tanh", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _hard_tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _in_range_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _in_range(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("in_range", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("in_range", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 _BACKWARD = {
@@ -236,7 +236,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.y, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: FakeQuantizeArgs, addresses: Sequence[int]
@@ -263,7 +263,7 @@ class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, bounds = _backward(desc), affine.numbers(compute, *desc.code_range)
+        entry, bounds = _backward(desc), affine.compute_scalars(compute, *desc.code_range)
         if desc.ste is SteKind.IDENTITY:
             space = affine_space(desc, (args.dx, args.dy), ())
         else:

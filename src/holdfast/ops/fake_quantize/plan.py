@@ -25,8 +25,8 @@ from holdfast.ops.affine.plan import (
     ScaledDescriptor,
     StraightThroughArgs,
     ZeroPoint,
+    one_rounding_ulp,
     range_of,
-    rounded_once,
     validate_range,
 )
 
@@ -161,7 +161,7 @@ class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
     def ulp(self) -> dict[str, float]:
         # Counted from the code that quantize gives, times the scale.
         real = self.descriptor.real
-        return {"y": rounded_once(real, real.compute)}
+        return {"y": one_rounding_ulp(real, real.compute)}
 
 
 class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, FakeQuantizeBackwardArgs]):

@@ -143,14 +143,14 @@ def _fake_quantize_batched(info, in_dims, x, *rest):
     if grad_factor is None:  # of one sample, before the batch becomes part of its shape
         sample = x if in_dims[0] is None else x.select(in_dims[0], 0)
         grad_factor = lsq_factor(sample.shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
-    settled = (dtype, q_min, q_max, ste, grad_factor)
-    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, settled)
+    static = (dtype, q_min, q_max, ste, grad_factor)
+    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, static)
 
 
 def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste = rest
-    settled = (dtype, q_min, q_max, ste)
-    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+    static = (dtype, q_min, q_max, ste)
+    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("fake_quantize", _fake_quantize_batched)

@@ -13,7 +13,7 @@ from holdfast.core.benchmark import Call, NoPeer, Tensors
 from holdfast.core.contract import PlanPreference
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, beside, grouped
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, grouped
 from holdfast.ops.fake_quantize.bench import LAYOUTS
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardDescriptor,
@@ -69,9 +69,9 @@ class LearnedProblem(ScaledProblem):
         least, most = case.code.code_range
         varies = desc.view.varies
         within = [d for d, changes in enumerate(varies) if not changes]
-        scale = beside(tensors["scale"], granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
         zero_point = tensors["zero_point"]
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def backward(
             dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None

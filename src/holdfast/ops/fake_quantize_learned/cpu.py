@@ -16,7 +16,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind, rint, zero, zero_point_kind
-from holdfast.ops.affine.cpu import numbers, shared_tensors
+from holdfast.ops.affine.cpu import compute_scalars, shared_tensors
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.fake_quantize import cpu as estimators
 from holdfast.ops.fake_quantize.plan import SteKind
@@ -160,7 +160,7 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
 
 
 @jit
-def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
+def _backward_tiles(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
     like = limits[0]
     for job in range(first, last):
         place = place_of(walk, job)
@@ -174,27 +174,27 @@ def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulat
 
 @kernel
 def _identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _clipped_identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _hard_tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 _BACKWARD: dict[SteKind, Any] = {
@@ -208,7 +208,9 @@ _BACKWARD: dict[SteKind, Any] = {
 
 @cache
 def _compile(ste: SteKind, compute: Float) -> None:
-    compile_kernel(_BACKWARD[ste], 0, 0, trees.no_jobs(), (0, 0), False, numbers(compute, 0, 0), False)
+    compile_kernel(
+        _BACKWARD[ste], 0, 0, trees.no_jobs(), (0, 0), False, compute_scalars(compute, 0, 0), False
+    )
     trees.compile_for(compute)
 
 
@@ -228,7 +230,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, limits = _BACKWARD[desc.ste], numbers(compute, *desc.code_range)
+        entry, limits = _BACKWARD[desc.ste], compute_scalars(compute, *desc.code_range)
         learns_zero = desc.zero_point_dtype is not None
         tensors, shared = (
             (args.dx, args.dy, args.x),

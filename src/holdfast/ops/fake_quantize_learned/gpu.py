@@ -26,11 +26,11 @@ from holdfast.numerics.gpu import (
     widen,
 )
 from holdfast.ops.affine.gpu import (
-    limits,
+    code_limits,
     scale_bits,
 )
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
-from holdfast.ops.fake_quantize.gpu import estimated
+from holdfast.ops.fake_quantize.gpu import estimated_gradient
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardDescriptor,
@@ -78,7 +78,7 @@ def fake_quantize_learned_backward(
     dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over,
     dx_within, dy_within, x_within,
     COMPUTE: tl.constexpr, STE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
-    LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, ALIKE: tl.constexpr,
+    LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, SAME_STRIDES: tl.constexpr,
     EVEN: tl.constexpr, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
@@ -109,15 +109,15 @@ def fake_quantize_learned_backward(
 
     start = (block * BLOCK + piece * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
     dx_start = loop_offsets(segment, over, dx_over)[:, None]
-    dy_start = dx_start if ALIKE else loop_offsets(segment, over, dy_over)[:, None]
-    x_start = dx_start if ALIKE else loop_offsets(segment, over, x_over)[:, None]
+    dy_start = dx_start if SAME_STRIDES else loop_offsets(segment, over, dy_over)[:, None]
+    x_start = dx_start if SAME_STRIDES else loop_offsets(segment, over, x_over)[:, None]
     sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     zero_sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     for row in tl.range(ROWS if EVEN else rows_inside(block, extent[0], ROWS), num_stages=STAGES):
         element = start + row * LANES
         to_dx = dx_start + loop_offsets(element, within, dx_within)
-        to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)
-        to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, x_within)
+        to_dy = to_dx if SAME_STRIDES else dy_start + loop_offsets(element, within, dy_within)
+        to_x = to_dx if SAME_STRIDES else x_start + loop_offsets(element, within, x_within)
         inside = tl.full([1, 1], True, tl.int1) if EVEN else exists[:, None] & (element < extent[0])
         upstream = widen(tl.load(dy + to_dy, mask=inside, other=0.0), COMPUTE)
         value = widen(tl.load(x + to_x, mask=inside, other=float("nan")), COMPUTE)
@@ -134,7 +134,7 @@ def fake_quantize_learned_backward(
         elif STE == "in_range":
             gradient = tl.where(kept, upstream, 0.0)
         else:
-            gradient = estimated(upstream, value, s, q_min, q_max, z, STE, False)
+            gradient = estimated_gradient(upstream, value, s, q_min, q_max, z, STE, False)
         if ACCUMULATE:
             gradient = widen(tl.load(dx + to_dx, mask=inside), COMPUTE) + gradient
         tl.store(dx + to_dx, narrow(gradient, dx.dtype.element_ty), mask=inside)
@@ -203,7 +203,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             zero_point="zero_point",
             scale_bits=scale_bits(args.scale),
             zero_value=zero_value,
-            **limits(desc.code_range),
+            **code_limits(desc.code_range),
             factor_bits=double_bits(desc.grad_factor),
             segments=found.count,
             blocks=blocks_of(found.length),
@@ -228,7 +228,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             LEARNS_ZERO=self.trees > 1,
             ACCUMULATE=args.accumulate,
             FINAL=not further,
-            ALIKE=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
+            SAME_STRIDES=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
             **tile.constants,
             INDEX=index_type(found),
             num_warps=tile.warps,

@@ -15,7 +15,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind
-from holdfast.ops.affine.cpu import numbers
+from holdfast.ops.affine.cpu import compute_scalars
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
@@ -80,7 +80,7 @@ def _magnitudes(first, last, walk, sums, like):
 
 @cache
 def _compile(compute: Float) -> None:
-    compile_kernel(_magnitudes, 0, 0, trees.no_jobs(), 0, *numbers(compute, 0))
+    compile_kernel(_magnitudes, 0, 0, trees.no_jobs(), 0, *compute_scalars(compute, 0))
     trees.compile_for(compute)
 
 
@@ -100,7 +100,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        (like,) = numbers(compute, 0)
+        (like,) = compute_scalars(compute, 0)
 
         def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
             _magnitudes(first, last, walk, sums[0], like)

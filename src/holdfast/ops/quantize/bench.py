@@ -14,7 +14,7 @@ from holdfast.ops.affine.benchmark import (
     INT4,
     CodesCase,
     ScaledProblem,
-    beside,
+    broadcastable,
     cpu_rows,
     fake_quantizer,
     full_rows,
@@ -56,8 +56,8 @@ class QuantizeProblem(ScaledProblem):
         granularity, shape, code = desc.granularity, desc.shape, case.code
         least, most = code.code_range
         zero_point = tensors["zero_point"]
-        scale = beside(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def forward(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
             r = torch.round(grouped(x, granularity).float() / s)

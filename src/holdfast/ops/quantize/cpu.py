@@ -17,13 +17,13 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, rint, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
-    given_bounds,
-    in_range_of,
+    code_bounds,
+    in_range_bounds,
     load,
     store,
     stores_bytes,
     stores_floating_codes,
-    straight_through,
+    straight_through_backward,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
@@ -64,10 +64,10 @@ def gradient_e4m3fn(dy, x, s, z, q_min, q_max):
 
 #: By the kind of codes: the estimator, the bounds of a shared scale, and the estimator with those.
 ESTIMATORS = {
-    "integer": (gradient, in_range_of, gradient_between),
-    "float8_e4m3fn": (gradient_e4m3fn, given_bounds, gradient_e4m3fn),
+    "integer": (gradient, in_range_bounds, gradient_between),
+    "float8_e4m3fn": (gradient_e4m3fn, code_bounds, gradient_e4m3fn),
 }
-_walk_back = straight_through(ESTIMATORS)
+_backward_tiles = straight_through_backward(ESTIMATORS)
 
 
 @kernel
@@ -105,12 +105,12 @@ def _quantize(first, last, walk, shared, q_min, q_max):
 
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("integer", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("integer", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _quantize_backward_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 class Quantize(AffineKernel[QuantizeDescriptor]):
@@ -124,7 +124,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         self.compile()
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
-        bounds = affine.numbers(compute, *desc.code_range)
+        bounds = affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeArgs, addresses: Sequence[int]
@@ -157,7 +157,7 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeBackwardArgs, addresses: Sequence[int]

@@ -31,15 +31,15 @@ from holdfast.numerics.gpu import (
     widen_pair,
 )
 from holdfast.ops.affine.gpu import (
-    KEPT,
+    EVICT_LAST,
     Layout,
     TiledKernel,
     add_tiles,
-    alike_by_column,
+    code_limits,
     in_pairs,
-    limits,
     load_scale,
     load_zero_point,
+    same_strides_by_column,
 )
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -92,7 +92,7 @@ def quantize(
     )
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-    values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
+    values = tl.load(x + to_x, mask=inside, eviction_policy=EVICT_LAST)
     if EXPONENT > 0:
         t = code_quotient(widen(values, COMPUTE), s, True)
         codes = float_code(t, q_max, EXPONENT, MANTISSA, NAN)
@@ -155,7 +155,7 @@ def quantize_pairs(
     for _ in tl.range(steps, num_stages=STAGES):
         inside = (row < rows)[:, None] & here
         to_word = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-        word = tl.load(words + to_word, mask=inside, eviction_policy=KEPT)
+        word = tl.load(words + to_word, mask=inside, eviction_policy=EVICT_LAST)
         value, next_value = widen_pair(word, x.dtype.element_ty)
         if short:
             low = short_code(value, s, q_min, q_max, z)
@@ -174,7 +174,7 @@ def quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
-    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, ALIKE: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SAME_STRIDES: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
@@ -195,9 +195,9 @@ def quantize_backward(
     )
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-    to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    values = widen(tl.load(x + to_x, mask=inside, eviction_policy=KEPT), COMPUTE)
-    upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT), COMPUTE)
+    to_dy = to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
+    values = widen(tl.load(x + to_x, mask=inside, eviction_policy=EVICT_LAST), COMPUTE)
+    upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=EVICT_LAST), COMPUTE)
     if EXPONENT > 0:
         kept = float_in_range(code_quotient(values, s, BY_COLUMN), q_max, EXPONENT, MANTISSA)
     elif BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
@@ -211,7 +211,7 @@ def quantize_backward(
     else:
         gradient = quotient(upstream, s)
     gradient = tl.where(kept, gradient, 0.0)
-    out = dx + (to_x if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
+    out = dx + (to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
@@ -225,7 +225,7 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
     def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
             "EXPONENT": self.desc.codes.exponent_bits,
             "MANTISSA": self.desc.codes.mantissa_bits,
@@ -243,7 +243,7 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
             replace(layout, space=in_pairs(layout.space)),
             per_column=2,
             scaled_tile=self.tuning.tile // 2,
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
@@ -266,10 +266,10 @@ class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
 
     def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2,
             "EXPONENT": self.desc.codes.exponent_bits,
             "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
-            "ALIKE": alike_by_column(space, self.tensors),
+            "SAME_STRIDES": same_strides_by_column(space, self.tensors),
         }

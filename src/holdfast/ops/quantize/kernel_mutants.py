@@ -55,8 +55,8 @@ MUTANTS = (
     _backward(
         "accumulate lost",
         _WALK_CPU,
-        "dx[i] += estimated(",
-        "dx[i] = estimated(",
+        "dx[i] += estimate(",
+        "dx[i] = estimate(",
         likely="accumulate",
     ),
     _backward(
@@ -169,7 +169,7 @@ MUTANTS = (
     _backward(
         "the strides of x for those of dy",
         _GPU,
-        "to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
+        "to_dy = to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
         "to_dy = to_x",
         likely="dy in another layout",
     ),

@@ -15,17 +15,17 @@ from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
-    IntoCodes,
     Scale,
     StraightThroughArgs,
+    ToCodesDescriptor,
     ZeroPoint,
-    granular,
-    rounded_once,
+    define_granularities,
+    one_rounding_ulp,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeBackwardDescriptor(IntoCodes):
+class QuantizeBackwardDescriptor(ToCodesDescriptor):
     """``output_dtype`` is what the forward made; a floating one is the dtype of ``dy`` too."""
 
     q_min: int | None = None
@@ -77,13 +77,13 @@ class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwa
 
     def ulp(self) -> dict[str, float]:
         real = self.descriptor.real
-        return {"dx": rounded_once(real, real.compute)}
+        return {"dx": one_rounding_ulp(real, real.compute)}
 
 
-granular(QuantizePlan)
-granular(QuantizeBackwardPlan)
+define_granularities(QuantizePlan)
+define_granularities(QuantizeBackwardPlan)
 
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The spellings that ``granular`` makes."""
+        """The spellings that ``define_granularities`` makes."""

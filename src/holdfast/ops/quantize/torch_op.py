@@ -148,16 +148,16 @@ def _quantize_batched(call):
         *shared, granularity, dtype, q_min, q_max = rest[:8]
         if rest[8:] == (True,):  # packed along an axis of its own, which must stay the last one
             return by_sample(call)(info, in_dims, x, *rest)
-        settled = (dtype, q_min, q_max, *rest[8:])
-        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, settled)
+        static = (dtype, q_min, q_max, *rest[8:])
+        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, static)
 
     return rule
 
 
 def _quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max = rest
-    settled = (dtype, q_min, q_max)
-    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+    static = (dtype, q_min, q_max)
+    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("quantize", _quantize_batched(_to_integers))
