@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,7 +17,14 @@ from holdfast.core.checks import INT64, finite_number, require_tensor, whole_num
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import (
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    granularity_named,
+)
 from holdfast.core.plan import Plan
 from holdfast.core.torch_op import select_plan
 from holdfast.ops.affine.plan import clamp_zero_point
@@ -25,6 +33,7 @@ from holdfast.ops.affine.plan import clamp_zero_point
 SHARED_SCHEMA = "Tensor? scale, float scale_value, Tensor? zero_point, int zero_value, str granularity"
 
 Shared = tuple[torch.Tensor | None, float, torch.Tensor | None, int]
+Plans = Mapping[type[Granularity], type[Plan[Any, Any]]]
 
 
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
@@ -67,12 +76,13 @@ def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], columns), dtype=torch.uint8)
 
 
-def select(
-    plans: Mapping[type[Granularity], type[Plan[Any, Any]]],
-    granularity: str,
-    device: torch.device,
-    **fields: Any,
-) -> Plan[Any, Any]:
+def plans_by_granularity(module: ModuleType, op: str, backward: str = "") -> Plans:
+    """The plans of ``op`` in its plan module; ``backward`` is "Backward" for those of the gradient."""
+    kinds: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
+    return {kind: getattr(module, f"{op}{kind.__name__}{backward}Plan") for kind in kinds}
+
+
+def select(plans: Plans, granularity: str, device: torch.device, **fields: Any) -> Plan[Any, Any]:
     """Select the plan of a granularity. Its descriptor gets the granularity's fields (axis, group_size)."""
     named = granularity_named(granularity)
     fields |= {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""dequantize on the CPU: the difference of a code and a zero point is exact, so only the product rounds."""
+"""dequantize in Numba. An integer code minus a zero point is exact, so only the product rounds."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of dequantize, and of unpacking codes."""
+"""Kernel mutants of dequantize and of unpacking codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""quantize on the CPU: codes are computed as floats, which hold them exactly, and stored as what they are.
+"""quantize in Numba.
 
-For a float format the quotient is computed, and rounded where it is stored.
+Integer codes are computed as floats, which represent them exactly, and converted when they are stored. For a
+float format the kernel computes the quotient, and ``store`` rounds it.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -36,7 +37,7 @@ from holdfast.ops.quantize.plan import (
 
 @jit
 def code(x, s, z, q_min, q_max):
-    """clamp(rint(x / s), lo, hi) + z. The bounds are integers, so that it is the same to clamp first."""
+    """clamp(rint(x / s), lo, hi) + z. The bounds are integers, so clamping before rint gives the same."""
     lo, hi = q_min - z, q_max - z
     t = x / s
     t = zero(t) if np.isnan(t) else t
@@ -58,11 +59,11 @@ def gradient_between(dy, x, s, z, least, greatest):
 
 @jit
 def gradient_e4m3fn(dy, x, s, z, q_min, q_max):
-    """dy / s where x / s, rounded to float8_e4m3fn, is in its range, +0 elsewhere."""
+    """dy / s where x / s, rounded to float8_e4m3fn, is in the range of that format; +0 elsewhere."""
     return dy / s if fits_e4m3fn(x / s) else zero(dy)
 
 
-#: By the kind of codes: the estimator, the bounds of a shared scale, and the estimator with those.
+#: By kind of codes, the three functions that ``straight_through_backward`` takes.
 ESTIMATORS = {
     "integer": (gradient, in_range_bounds, gradient_between),
     "float8_e4m3fn": (gradient_e4m3fn, code_bounds, gradient_e4m3fn),
@@ -144,7 +145,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
 
 
 class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
-    """The walk back for the kind of codes of the descriptor, as a kernel."""
+    """``_quantize_backward`` or ``_quantize_backward_e4m3fn`` as a kernel."""
 
     @property
     def entry(self) -> Any:

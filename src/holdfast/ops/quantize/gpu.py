@@ -1,4 +1,7 @@
-"""Quantize and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+"""quantize and its backward in Triton. One kernel each covers every granularity, dtype and layout.
+
+``quantize_pairs`` is a faster kernel for 16-bit numbers and packed 4-bit codes.
+"""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -48,13 +51,13 @@ from holdfast.ops.quantize.plan import (
     QuantizeDescriptor,
 )
 
-#: Tiles of a program that are on their way at a time, if it takes several.
+#: Pipeline stages of a program's loop over tiles.
 STAGES = tl.constexpr(3)
 
 
 @triton.jit
 def packed_bytes(codes, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_BYTE: tl.constexpr):
-    """PER_BYTE neighbours in a byte, low bits first."""
+    """Pack PER_BYTE neighbouring codes into a byte, low bits first."""
     codes = codes & (2 ** (8 // PER_BYTE) - 1)
     even, odd = tl.split(tl.reshape(codes, (ROWS, COLUMNS // 2, 2)))
     codes = even | (odd << (8 // PER_BYTE))
@@ -76,7 +79,8 @@ def quantize(
 ):  # fmt: skip
     """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile.
 
-    With an EXPONENT the codes are those of a float format, to which x / scale is rounded and saturated.
+    EXPONENT > 0 is a float format of EXPONENT and MANTISSA bits: x / scale is rounded and saturated to it.
+    RAGGED: the last byte of a row is not full.
     """
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     columns = sizes[len(sizes) - 1]
@@ -122,10 +126,11 @@ def quantize_pairs(
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte.
+    """``quantize`` of 16-bit numbers to packed 4-bit codes.
 
-    It goes down ``steps`` tiles, for which the scales are prepared once: more than one where scales differ by
-    column alone.
+    A column is two numbers, read as one 32-bit word, and one byte of codes. A program processes ``steps``
+    tiles, one below the other, and prepares the scales once. ``steps`` is 1 unless scales differ by column
+    only.
     """
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID, steps)
     start = tile_start(columns, COLUMNS, GRID)
@@ -178,9 +183,10 @@ def quantize_backward(
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy / scale where the code was in range, else 0, over one tile.
+    """dx = dy / scale where the code is in range, else 0, over one tile.
 
-    If scales differ by column alone, all that depends on them is found once a column: the range of x too.
+    If scales differ by column only, everything that depends on a scale is computed once per column. That
+    includes the range of x.
     """
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
@@ -247,7 +253,7 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
-        """Whether ``x`` can be read two numbers at a time, each pair for one byte of codes."""
+        """Whether ``quantize_pairs`` can be used: pairs of ``x`` are aligned words, each for one byte."""
         *rows, column = space.strides[1]
         return (
             self.desc.per_byte == 2

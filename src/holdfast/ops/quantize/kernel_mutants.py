@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of quantize, and of the walk over tiles that all ops with scales share."""
+"""Kernel mutants of quantize, of its number formats, and of the shared loops over tiles."""
 
 from __future__ import annotations
 
