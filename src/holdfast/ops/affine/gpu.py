@@ -112,11 +112,15 @@ def compile_contiguous(kernel: Any, args: type[Args]) -> None:
     for field in fields(cast(Any, args)):
         if field.name in ("scale", "zero_point"):
             dtype = torch.float32 if field.name == "scale" else torch.int32
-            tensors[field.name] = torch.empty(desc.view.scale_shape, dtype=dtype, device="meta")
+            tensors[field.name] = meta_tensor(desc.view.scale_shape, dtype)
         elif field.name != "accumulate":
-            shape, dtype = desc.expected(field.name)
-            tensors[field.name] = torch.empty(shape, dtype=dtype, device="meta")
+            tensors[field.name] = meta_tensor(*desc.expected(field.name))
     kernel.prepare(args(**tensors))
+
+
+def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor without memory, for compiling."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def same_strides_by_column(space: Space, tensors: int) -> bool:

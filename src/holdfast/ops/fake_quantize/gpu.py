@@ -1,4 +1,4 @@
-"""Fake quantization and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+"""fake_quantize and its backward in Triton. One kernel each covers every granularity, dtype and layout."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -38,8 +38,8 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
 )
 
-#: Registers of a thread for the slope of tanh, by the bits of a number. The compiler would take so few that
-#: it puts off loads, or so many that fewer threads are at work: either takes up to a tenth longer.
+#: Registers per thread for the slope of tanh, by bits of a number. The compiler's own choice is up to a tenth
+#: slower: with too few registers it delays loads, with too many fewer threads run.
 TANH_REGISTERS = {16: 80, 32: 128}
 
 
@@ -48,10 +48,10 @@ def estimated_gradient(
     dy, x, s, q_min, q_max, z,
     STE: tl.constexpr, QUICK: tl.constexpr, EXPONENT: tl.constexpr = 0, MANTISSA: tl.constexpr = 0,
 ):  # fmt: skip
-    """What the estimator STE, named as in ``SteKind``, lets through of ``dy``; else +0.
+    """dx by the estimator STE, a value of ``SteKind``; +0 where it passes no gradient.
 
-    The quotients need to be right only where they count: a quotient below 2^-126 leaves the whole gradient.
-    QUICK is how reciprocals are found, as in ``inverse``.
+    Quotients need not be correctly rounded below 2^-126: such a quotient passes the whole gradient. QUICK
+    selects how reciprocals are computed, as in ``inverse``.
     """
     lo_x = (q_min - z).to(x.dtype) * s
     hi_x = (q_max - z).to(x.dtype) * s
@@ -83,7 +83,7 @@ def fake_quantize(
 ):  # fmt: skip
     """y = clamp(rint(x / scale), q_min - z, q_max - z) * scale, over one tile.
 
-    With an EXPONENT, x / scale is rounded to a float format and saturated instead.
+    EXPONENT > 0 is a float format of EXPONENT and MANTISSA bits: x / scale is rounded and saturated to it.
     """
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
@@ -116,8 +116,8 @@ def fake_quantize_backward(
     ACCUMULATE: tl.constexpr, SAME_STRIDES: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
     BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy as far as the estimator lets it through, over one tile."""
-    # The slope of tanh takes longer than 16-bit numbers from memory: then this would be one more thing to do.
+    """dx by the estimator STE, over one tile."""
+    # With tanh and 16-bit numbers, arithmetic limits the speed, not memory: a cache hint would cost time.
     HINT: tl.constexpr = "" if STE == "tanh" and x.dtype.element_ty.primitive_bitwidth == 16 else EVICT_LAST
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
@@ -166,11 +166,11 @@ class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
 
     def parameters(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         registers = None
-        if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # or a thread would see many rows
+        if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # else a thread has many rows
             registers = TANH_REGISTERS.get(self.desc.real.bits)
         return {
             **code_limits(self.desc.code_range),
-            "tile": self.tuning.tile // (1 if registers else 2),  # it computes long enough to hide more loads
+            "tile": self.tuning.tile // (1 if registers else 2),  # tanh computes long enough to hide loads
             "registers": registers,
             "STE": self.desc.ste.value,
             "EXPONENT": self.desc.codes.exponent_bits,

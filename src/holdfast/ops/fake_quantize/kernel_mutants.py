@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of fake quantization and of its estimators."""
+"""Kernel mutants of fake_quantize and of its estimators."""
 
 from __future__ import annotations
 

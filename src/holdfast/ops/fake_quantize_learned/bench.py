@@ -1,4 +1,4 @@
-"""All gradients of fake quantization with a learned scale, against torch's learnable fake quantization."""
+"""Benchmark of the gradients with a learned scale against torch's learnable fake quantization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OP = "fake_quantize learned backward"
 
 @dataclass(frozen=True)
 class LearnedCase(ScaledCase):
-    """``zero_point`` is learned as well."""
+    """``zero_point``: the zero point is learned too."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> LearnedProblem:
         shape = self.shape(elements)
@@ -51,7 +51,7 @@ class LearnedProblem(ScaledProblem):
 
     @property
     def seasoned(self) -> tuple[str, ...]:
-        """A NaN would be all that is left of a sum over the whole tensor."""
+        """No special values per tensor: one NaN makes the only sum NaN."""
         return () if isinstance(self.case.granularity, PerTensor) else super().seasoned
 
     def draw(self) -> Tensors:
@@ -91,7 +91,7 @@ class LearnedProblem(ScaledProblem):
         return backward, [tensors["dy"], tensors["x"], scale, zero]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """The gradients of torch's learnable fake quantization, which has a zero point in any case."""
+        """The gradients of torch's learnable fake quantization, which always has a zero point."""
         granularity, factor = self.case.granularity, self.plan.descriptor.grad_factor
         if not isinstance(granularity, PerTensor | PerChannel):
             raise NoPeer("torch has no operator for this granularity")
@@ -113,14 +113,14 @@ class LearnedProblem(ScaledProblem):
 
 
 def full_cases() -> list[LearnedCase]:
-    """Each layout in float32 and bfloat16, and once with the zero point learned too."""
+    """Each layout in float32 and bfloat16; one case with a learned zero point."""
     both = (torch.float32, torch.bfloat16)
     plain = [LearnedCase(OP, layout, real, torch.int8) for layout in LAYOUTS for real in both]
     return [*plain, LearnedCase(OP, LAYOUTS[1], torch.float32, torch.int8, zero_point=True)]
 
 
 def cpu_cases() -> list[LearnedCase]:
-    """The layouts that walk differently, in float32."""
+    """Layouts with different loops, in float32."""
     layouts = ("per tensor", "per channel, axis 0", "per channel, last")
     return [LearnedCase(OP, layout, torch.float32, torch.int8) for layout in layouts]
 

@@ -1,4 +1,4 @@
-"""The gradients of fake quantization with respect to x, scale and zero point, on the CPU: one pass."""
+"""Numba: the gradients of fake quantization with respect to x, scale and zero point, in one pass."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from holdfast.ops.tree_sum.cpu import (
     width_of,
 )
 
-# The operands of the walk.
+# Operand positions.
 _DX, _DY, _X, _DSCALE, _DZERO, _SCALE, _ZERO = range(7)
 
 
@@ -68,7 +68,7 @@ def zero_point_term(dy, x, s, lo, hi):
 
 @jit
 def _row(estimate, dx, dy, x, begin, count, s, z, limits, lanes, zero_lanes, lane, learns_zero):
-    """One row of lanes, of one segment."""
+    """One row of lanes of one segment."""
     outlined()
     q_min, q_max = limits
     lo, hi = q_min - z, q_max - z
@@ -86,8 +86,8 @@ def _row(estimate, dx, dy, x, begin, count, s, z, limits, lanes, zero_lanes, lan
 
 
 @jit
-def _across(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_lanes, learns_zero):
-    """Elements that have a scale, a zero point and a lane each."""
+def _per_lane(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_lanes, learns_zero):
+    """Elements that each have their own scale, zero point and lane."""
     outlined()
     q_min, q_max = limits
     if learns_zero:
@@ -105,7 +105,7 @@ def _across(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_l
 
 @jit
 def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
-    """A job of one segment after another."""
+    """A job of contiguous segments, one after another."""
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
@@ -118,7 +118,7 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     dx = pointer(run, like)
     if taken > 1 and count == width:
         s, z = spread(walk, 0, scale, taken, count, like), spread(walk, 1, zero_point, taken, count, like)
-        _across(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
+        _per_lane(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
     else:
         for k in range(taken):
             for row in range(0, count, LANES):
@@ -137,7 +137,7 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
 
 @jit
 def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
-    """A job of segments that are side by side: a lane of all of them at a time."""
+    """A job of interleaved segments: one lane of all segments at a time."""
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
@@ -149,7 +149,7 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
             x = pointer(load_row(walk, _X, segment, taken, i, like), like)
             run = row_results(walk, _DX, segment, i, accumulate)
             dx = pointer(run, like)
-            _across(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
+            _per_lane(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
             store_row(walk, _DX, segment, taken, i, run, accumulate, like)
         halve_lane(walk, 0, lane, taken, like)
         if learns_zero:
@@ -215,7 +215,7 @@ def _compile(ste: SteKind, compute: Float) -> None:
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
-    """The walk around the estimator of the descriptor, as a kernel."""
+    """The gradients by the descriptor's estimator, as a kernel."""
 
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)

@@ -1,4 +1,4 @@
-"""The gradients of fake quantization with respect to x, scale and zero point, in Triton: one pass."""
+"""Triton: the gradients of fake quantization with respect to x, scale and zero point, in one pass."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -25,10 +25,7 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
-from holdfast.ops.affine.gpu import (
-    code_limits,
-    scale_bits,
-)
+from holdfast.ops.affine.gpu import code_limits, meta_tensor, scale_bits
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
 from holdfast.ops.fake_quantize.gpu import estimated_gradient
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -55,9 +52,10 @@ from holdfast.ops.tree_sum.gpu import (
 
 @triton.jit
 def rounding_center(lo, z, DTYPE: tl.constexpr):
-    """What to add to a quotient in range, and take away again, to round it to an integer, half to even.
+    """A constant c: (t + c) - c rounds a quotient t in range to an integer, half to even.
 
-    In float32 1.5 * 2^23, less an even number near the bounds if those are far out, which moves no tie.
+    In float32 c is 1.5 * 2^23. If the zero point is large, an even number near lo is subtracted from c, so
+    that t + c stays in the binade where a unit is 1. An even number changes no tie.
     """
     base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)
     if DTYPE == tl.float64:
@@ -82,7 +80,7 @@ def fake_quantize_learned_backward(
     EVEN: tl.constexpr, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """dx, and what dscale and dzero_point are the sums of, for the blocks of one program."""
+    """dx, and the sums of the terms of dscale and dzero_point, for the blocks of one program."""
     COUNT: tl.constexpr = SEGMENTS * BLOCKS
     segment, block, piece = tile_place(tiles, SEGMENTS, BLOCKS, PIECES, INDEX)
     exists = segment < segments
@@ -151,7 +149,7 @@ def fake_quantize_learned_backward(
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
-    """``fake_quantize_learned_backward``, and what adds up its sums, as a kernel."""
+    """``fake_quantize_learned_backward`` and the kernels that add its sums."""
 
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -161,24 +159,13 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         self.cut_workspace(cut)
 
     def compile(self) -> None:
-        desc = self.desc
-
-        def without_memory(name: str) -> torch.Tensor:
-            shape, dtype = desc.expected(name)
-            return torch.empty(shape, dtype=dtype, device="meta")
-
-        learns_zero = desc.zero_point_dtype is not None
-        self.prepare(
-            FakeQuantizeLearnedBackwardArgs(
-                dy=without_memory("dy"),
-                x=without_memory("x"),
-                scale=without_memory("dscale"),
-                dx=without_memory("dx"),
-                dscale=without_memory("dscale"),
-                zero_point=without_memory("dzero_point") if learns_zero else None,
-                dzero_point=without_memory("dzero_point") if learns_zero else None,
-            )
-        )
+        names = ["dy", "x", "scale", "dx", "dscale"]
+        if self.desc.zero_point_dtype is not None:
+            names += ["zero_point", "dzero_point"]
+        # The scale and the zero point have the shape and dtype of their gradients.
+        like = {"scale": "dscale", "zero_point": "dzero_point"}
+        made = {name: meta_tensor(*self.desc.expected(like.get(name, name))) for name in names}
+        self.prepare(FakeQuantizeLearnedBackwardArgs(**made))
 
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point

@@ -1,4 +1,4 @@
-"""The mistakes of the gradients of learned scales and zero points, and of the tree sum beneath them."""
+"""Kernel mutants of the gradients of learned scales and zero points, and of the tree sum."""
 
 from __future__ import annotations
 
