@@ -1,9 +1,9 @@
-"""The range of each scale's elements, and the scale that follows from it, on the CPU.
+"""Numba: the range of the elements of each scale, and the scale for that range.
 
-The bits of two floats of one sign compare as integers like the floats themselves, and NaN above infinity.
-So the extremes of a segment are maxima of integers, which need no conversion and come out the same in any
-order. A unit of work is some segments, or a piece of some; pieces leave their maxima in the workspace, to
-be joined.
+A segment is the elements of one scale. The bits of two floats of equal sign, read as integers, have the order
+of the floats, with NaN above infinity. So the extremes of a segment are maxima of integers: they need no
+conversion and do not depend on the order. A unit of work is a block of segments, or a piece of each segment
+of a block. The maxima of pieces go to the workspace, and a second kernel joins them.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -46,20 +46,20 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeDescriptor,
 )
 
-#: Segments that are finished in one go, and the bytes from one of their scratch runs to the next.
+#: Segments per block at most, and bytes from one scratch run of a block to the next.
 MOST_SEGMENTS = 4096
 BLOCK_BYTES = step_of(MOST_SEGMENTS * 8)
-#: The extremes above and below, and the two results.
+#: Four runs: the extremes above and below zero, and the two results.
 _SCRATCH = Scratch("choose_scale", Runs(4, MOST_SEGMENTS * 8))
-#: Columns of a row within a segment: longer ones are cut.
+#: Columns per step within a row of a segment.
 CHUNK = 8192
-#: Elements of a unit of work, about; and how many units are enough for any number of threads.
+#: Approximate elements per unit of work, and a number of units that is enough for any number of threads.
 UNIT = 32768
 UNITS = 64
-#: The integers that have the bits of a float of so many bytes.
+#: Integer dtype for the bits of a float, by bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# What is wanted of the extremes.
+# The result: low and high, a scale, or a scale and a zero point.
 RANGE, SYMMETRIC, AFFINE = 0, 1, 2
 
 _KINDS = {
@@ -72,7 +72,7 @@ _KINDS = {
 
 @emit
 def magnitude(typingctx, bits, most):
-    """The bits of the absolute value; ``most`` is all bits but the sign."""
+    """The bits of the absolute value. ``most`` has all bits set but the sign bit."""
 
     def build(context, builder, signature, args):
         return builder.and_(*args)
@@ -82,7 +82,7 @@ def magnitude(typingctx, bits, most):
 
 @emit
 def opposite(typingctx, bits, most):
-    """The bits of the float with the other sign."""
+    """The bits of the float with the opposite sign."""
 
     def build(context, builder, signature, args):
         return builder.xor(args[0], builder.not_(args[1]))
@@ -92,7 +92,7 @@ def opposite(typingctx, bits, most):
 
 @emit
 def larger(typingctx, a, b):
-    """The larger one of two integers of one type."""
+    """The larger of two integers of one type."""
 
     def build(context, builder, signature, args):
         return builder.select(builder.icmp_signed(">", *args), *args)
@@ -111,7 +111,7 @@ def nothing(typingctx, like):
 
 
 def real(bits, kind):
-    """The float that has these bits, in the compute type; 16 bits are of ``kind``."""
+    """The float with these bits, in the compute type. ``kind`` is the dtype of 16 bits."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -130,7 +130,10 @@ def _real(bits, kind):
 
 @jit
 def fold(run, step, count, most, both, above, below):
-    """The largest of ``above`` and of the magnitudes in a run; with ``both``, of each sign on its own."""
+    """Update ``above`` with the largest magnitude of a run.
+
+    With ``both``, ``above`` is for positive elements and ``below`` for the magnitudes of negative ones.
+    """
     outlined()
     bits = pointer(run, most)
     if step != 1:
@@ -154,7 +157,7 @@ def fold(run, step, count, most, both, above, below):
 
 @jit
 def fold_columns(run, step, count, most, both, above, below):
-    """The same for each of some columns on its own."""
+    """``fold`` for each column on its own."""
     outlined()
     bits = pointer(run, most)
     if step != 1:
@@ -176,7 +179,7 @@ def fold_columns(run, step, count, most, both, above, below):
 
 @jit
 def offset_of(index, loops, operand):
-    """Where an index begins, in elements: its number taken apart into the loops, innermost first."""
+    """The offset of an index of nested loops, in elements."""
     offset = 0
     for d in range(loops.shape[1] - 1, 0, -1):
         rest = index // loops[0, d]
@@ -187,7 +190,7 @@ def offset_of(index, loops, operand):
 
 @jit
 def range_of(above, below, kind):
-    """low and high, from the largest bits of positive and of negative elements; both NaN if one is."""
+    """low and high from the largest bits of positive and of negative elements. Both are NaN if one is."""
     high = real(above, kind)
     low = zero(high) - real(below, kind)
     unknown = high + low
@@ -196,7 +199,7 @@ def range_of(above, below, kind):
 
 @jit
 def scale_of_range(low, high, lowest, highest, floor, symmetric):
-    """The scale that spreads low to high over the codes lowest to highest."""
+    """The scale that maps low to high onto the codes lowest to highest."""
     if symmetric:
         up, down = high / highest, low / lowest
         scale = down if down > up else up
@@ -209,7 +212,7 @@ def scale_of_range(low, high, lowest, highest, floor, symmetric):
 
 @jit
 def zero_point_of_range(low, scale, lowest, highest):
-    """lowest - rint(low / scale), the quotient taken for 0 where it is NaN; in the compute type."""
+    """lowest - rint(low / scale) in the compute type. A NaN quotient counts as 0."""
     t = low / scale
     t = zero(t) if np.isnan(t) else t
     return min(max(lowest - rint(t), lowest), highest)
@@ -217,7 +220,7 @@ def zero_point_of_range(low, scale, lowest, highest):
 
 @jit
 def spread(found, results, count, segment, over, operand):
-    """Write a value for each of ``count`` segments to where it belongs."""
+    """Write the values of ``count`` segments, from ``segment`` on, to a result tensor."""
     inner = over[0, over.shape[1] - 1]
     step = over[operand, over.shape[1] - 1]
     done = 0
@@ -231,9 +234,9 @@ def spread(found, results, count, segment, over, operand):
 
 @jit
 def put(extremes, count, segment, over, results, kind, most, lowest, highest, floor):
-    """Write what is wanted of ``count`` segments from ``segment`` on, beside their extremes and then out.
+    """Compute the results of ``count`` segments, from ``segment`` on, in the scratch, and write them.
 
-    ``results`` is the addresses of the two results and what is wanted.
+    ``results`` is the addresses of the two result tensors, and RANGE, SYMMETRIC or AFFINE.
     """
     outlined()
     at_first, at_second, wanted = results
@@ -262,9 +265,9 @@ def put(extremes, count, segment, over, results, kind, most, lowest, highest, fl
 
 @jit
 def keep(extremes, count, segment, piece, pieces, most):
-    """Leave the extremes of a piece of some segments in the workspace.
+    """Store the extremes of one piece of ``count`` segments in the workspace.
 
-    ``pieces`` is an address, how many pieces each segment has, and how many segments there are.
+    ``pieces`` is an address, the number of pieces per segment, and the number of segments.
     """
     address, of_segment, segments = pieces
     words = pointer(address, most)
@@ -278,10 +281,10 @@ def keep(extremes, count, segment, piece, pieces, most):
 def _observe(
     first, last, walk, groups, over, within, pieces, results, extremes, kind, most, lowest, highest, floor
 ):
-    """Units ``first`` to ``last`` of a walk: each a block of segments, or a piece of one.
+    """Units ``first`` to ``last``. A unit is a block of segments, or one piece of each segment of a block.
 
-    The columns run within the segments; or segments lie side by side, a column each, in ``groups`` of these.
-    ``extremes`` is the address of the scratch.
+    Either the columns of a row belong to one segment (``columns_within``), or each column is a segment of its
+    own, in ``groups`` of adjacent segments. ``extremes`` is the address of the scratch.
     """
     x, item, step, columns, columns_within, rows, block, steps = walk
     _, of_segment, segments = pieces
@@ -325,7 +328,7 @@ def _observe(
 
 @kernel
 def _join(first, last, over, pieces, results, extremes, kind, most, lowest, highest, floor):
-    """What is wanted of segments ``first`` to ``last``, each from its pieces."""
+    """The results of segments ``first`` to ``last`` from the extremes of their pieces."""
     address, of_segment, segments = pieces
     words = pointer(address, most)
     above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
@@ -341,7 +344,7 @@ def _join(first, last, over, pieces, results, extremes, kind, most, lowest, high
 
 
 class Cut(NamedTuple):
-    """How a walk is cut: the segments of a block, the blocks, the pieces of each, the steps of a piece."""
+    """Segments per block, number of blocks, pieces per segment, and steps per piece."""
 
     block: int
     blocks: int
@@ -350,7 +353,7 @@ class Cut(NamedTuple):
 
 
 def cut(walk: Segments) -> Cut:
-    """Blocks of a few tens of thousands of elements; long segments in pieces, if there are few of them."""
+    """Blocks of about UNIT elements. If there are few blocks, long segments are divided into pieces."""
     if walk.columns_within:
         block = max(1, min(UNIT // max(walk.length, 1), walk.count, MOST_SEGMENTS))
         blocks, steps = -(-walk.count // block), walk.within.rows * -(-walk.columns // CHUNK)
@@ -363,14 +366,14 @@ def cut(walk: Segments) -> Cut:
 
 
 def _table(space: Space, *, columns: bool) -> np.ndarray[Any, Any]:
-    """The sizes of the loops and each operand's strides, the loop over columns left out or in."""
+    """Loop sizes in row 0, then the strides of each operand; with or without the loop over columns."""
     last = None if columns or len(space.sizes) == 1 else -1
     return np.array([space.sizes[:last], *(strides[:last] for strides in space.strides)], np.int64)
 
 
 @cache
 def _compile(item: int) -> None:
-    """Compile the kernels for elements of ``item`` bytes, by calls that do nothing."""
+    """Compile the kernels for elements of ``item`` bytes, by calls without work."""
     loops, rule = np.ones((4, 1), np.int64), numbers(item, 0, 0)
     walk, pieces, results = (0, item, 1, 1, True, 1, 1, 1), (0, 1, 1), (0, 0, RANGE)
     compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, 0, FLOAT32, *rule)
@@ -378,14 +381,14 @@ def _compile(item: int) -> None:
 
 
 def numbers(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
-    """All bits but the sign, as an integer of ``item`` bytes; the ends of the codes and the least scale."""
+    """All bits but the sign bit, as an integer of ``item`` bytes; lowest and highest code; least scale."""
     compute = np.float64 if item == 8 else np.float32
     most = {2: np.int16, 4: np.int32, 8: np.int64}[item](2 ** (8 * item - 1) - 1)
     return most, compute(lowest), compute(highest), compute(SCALE_FLOOR)
 
 
 class Observer:
-    """The launches that find extremes. ``wanted`` of them is RANGE, SYMMETRIC (a scale) or AFFINE."""
+    """The launches that compute extremes. ``wanted`` is RANGE, SYMMETRIC (a scale) or AFFINE."""
 
     def __init__(self, desc: ScaledDescriptor, wanted: int, ends: tuple[int, int]) -> None:
         self.desc, self.wanted, self.item = desc, wanted, desc.input_dtype.itemsize
@@ -401,7 +404,7 @@ class Observer:
         _compile(self.item)
 
     def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
-        """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
+        """A launch with the operands ``first``, ``second`` and ``x``, in this order."""
         self.compile()
         walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
         block, blocks, number, steps = cut(walk)
@@ -434,7 +437,7 @@ class Observer:
 
 
 class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
-    """The range of each scale's elements."""
+    """``low`` and ``high`` of each scale as a kernel."""
 
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -449,7 +452,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
 
 
 class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
-    """The scale of each segment, and where it is not symmetric the zero point."""
+    """The scale of each segment, and the zero point unless symmetric, as a kernel."""
 
     def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)

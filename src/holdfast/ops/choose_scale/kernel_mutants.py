@@ -1,4 +1,4 @@
-"""The mistakes of finding a range and of the scale that follows from it."""
+"""Kernel mutants of observe_range and choose_scale."""
 
 from __future__ import annotations
 

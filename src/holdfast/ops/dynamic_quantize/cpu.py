@@ -1,7 +1,7 @@
-"""Dynamic quantization on the CPU.
+"""dynamic_quantize in Numba.
 
-Where rows are whole segments it goes row by row, and reads each from memory once. Other segments, and float
-formats, take two passes: that of choose_scale, and that of quantize.
+If every row is a segment, one kernel computes the scale and the codes of each row and reads it from memory
+once. Other layouts, and float formats, take two passes: the kernels of choose_scale and of quantize.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -57,9 +57,10 @@ def code_row(x, q, columns, bytewise, s, z, q_min, q_max):
 
 @kernel
 def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, most, lowest, highest, floor):
-    """Rows that are segments, whole in each tile.
+    """Scales and codes of rows that are segments. A tile has whole rows.
 
-    ``results`` is where scales and zero points begin, what is wanted, and the size of the compute type.
+    ``results`` is the addresses of the scales and the zero points, SYMMETRIC or AFFINE, and the bytes of the
+    compute type.
     """
     scales, zero_points, wanted, item = results
     scale, zero_point = pointer(scales, q_min), pointer(zero_points, np.int32)
@@ -84,7 +85,7 @@ def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, most, lo
 
 
 def _rows_are_segments(desc: DynamicQuantizeDescriptor, space: Space) -> bool:
-    """Whether each row is a segment that fits in a tile, and results lie in the order of the rows."""
+    """Whether each row is a segment that fits in a tile, and the scales are in the order of the rows."""
     rows = space.sizes[:-1]
     beside = all(strides[-1] <= 1 for strides in space.strides[:2]) or space.rows == 1
     in_order = (*contiguous_strides(rows), 0)
@@ -98,7 +99,7 @@ def _rows_are_segments(desc: DynamicQuantizeDescriptor, space: Space) -> bool:
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
-    """``_dynamic_quantize``, or the kernels of choose_scale and quantize one after the other."""
+    """``_dynamic_quantize``, or the kernels of choose_scale and quantize in sequence."""
 
     def __init__(self, desc: DynamicQuantizeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)

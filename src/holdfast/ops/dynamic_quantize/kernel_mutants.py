@@ -1,4 +1,4 @@
-"""The mistakes of choosing a scale and quantizing by it at once."""
+"""Kernel mutants of dynamic_quantize."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -164,7 +165,9 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             names += ["zero_point", "dzero_point"]
         # The scale and the zero point have the shape and dtype of their gradients.
         like = {"scale": "dscale", "zero_point": "dzero_point"}
-        made = {name: meta_tensor(*self.desc.expected(like.get(name, name))) for name in names}
+        made: dict[str, Any] = {
+            name: meta_tensor(*self.desc.expected(like.get(name, name))) for name in names
+        }
         self.prepare(FakeQuantizeLearnedBackwardArgs(**made))
 
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:

@@ -1,4 +1,4 @@
-"""The scale that LSQ begins with, on the CPU: the tree sum of magnitudes."""
+"""lsq_init in Numba: the tree sum of magnitudes."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from holdfast.ops.tree_sum.cpu import (
     width_of,
 )
 
-# The operands of the walk.
+# Operand positions.
 _X, _SCALE = range(2)
 
 
 @jit
 def _one_by_one(walk, place, sums, like):
-    """A job of one segment after another."""
+    """A job of contiguous segments, one after another."""
     outlined()
     segment, taken, begin, count = place
     width = width_of(count)
@@ -56,7 +56,7 @@ def _one_by_one(walk, place, sums, like):
 
 @jit
 def _side_by_side(walk, place, sums, like):
-    """A job of segments that are side by side: a lane of all of them at a time."""
+    """A job of interleaved segments: one lane of all segments at a time."""
     outlined()
     segment, taken, begin, count = place
     for lane in range(min(count, LANES)):
@@ -85,7 +85,7 @@ def _compile(compute: Float) -> None:
 
 
 class LsqInit(AffineKernel[LsqInitDescriptor]):
-    """``_magnitudes``, and what adds up its sums, as a kernel."""
+    """``_magnitudes`` and the kernels that add its sums."""
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
