@@ -46,16 +46,16 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeDescriptor,
 )
 
-#: Segments per block at most, and bytes from one scratch run of a block to the next.
+#: Most segments per block, and bytes from one scratch run of a block to the next.
 MOST_SEGMENTS = 4096
 BLOCK_BYTES = step_of(MOST_SEGMENTS * 8)
 #: Four runs: the extremes above and below zero, and the two results.
 _SCRATCH = Scratch("choose_scale", Runs(4, MOST_SEGMENTS * 8))
 #: Columns per step within a row of a segment.
 CHUNK = 8192
-#: Approximate elements per unit of work, and a number of units that is enough for any number of threads.
-UNIT = 32768
-UNITS = 64
+#: Approximate elements per unit of work, and units that are enough for any number of threads.
+UNIT_ELEMENTS = 32768
+ENOUGH_UNITS = 64
 #: Integer dtype for the bits of a float, by bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -71,23 +71,23 @@ _KINDS = {
 
 
 @emit
-def magnitude(typingctx, bits, most):
-    """The bits of the absolute value. ``most`` has all bits set but the sign bit."""
+def magnitude(typingctx, bits, mask):
+    """The bits of the absolute value. ``mask`` has all bits set but the sign bit."""
 
     def build(context, builder, signature, args):
         return builder.and_(*args)
 
-    return bits(bits, most), build
+    return bits(bits, mask), build
 
 
 @emit
-def opposite(typingctx, bits, most):
+def negated_bits(typingctx, bits, mask):
     """The bits of the float with the opposite sign."""
 
     def build(context, builder, signature, args):
         return builder.xor(args[0], builder.not_(args[1]))
 
-    return bits(bits, most), build
+    return bits(bits, mask), build
 
 
 @emit
@@ -101,7 +101,7 @@ def larger(typingctx, a, b):
 
 
 @emit
-def nothing(typingctx, like):
+def zero_bits(typingctx, like):
     """0 of the integer type of ``like``."""
 
     def build(context, builder, signature, args):
@@ -129,17 +129,17 @@ def _real(bits, kind):
 
 
 @jit
-def fold(run, step, count, most, both, above, below):
+def fold(run, step, count, mask, both, above, below):
     """Update ``above`` with the largest magnitude of a run.
 
     With ``both``, ``above`` is for positive elements and ``below`` for the magnitudes of negative ones.
     """
     outlined()
-    bits = pointer(run, most)
+    bits = pointer(run, mask)
     if step != 1:
         for i in range(count):
-            above = larger(bits[i * step] if both else magnitude(bits[i * step], most), above)
-            below = larger(opposite(bits[i * step], most), below)
+            above = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above)
+            below = larger(negated_bits(bits[i * step], mask), below)
         return above, below
     for begin in range(0, count, BLOCK):
         end = min(begin + BLOCK, count)
@@ -148,22 +148,22 @@ def fold(run, step, count, most, both, above, below):
         if both:
             for i in range(begin, end):
                 above = larger(bits[i], above)
-                below = larger(opposite(bits[i], most), below)
+                below = larger(negated_bits(bits[i], mask), below)
         else:
             for i in range(begin, end):
-                above = larger(magnitude(bits[i], most), above)
+                above = larger(magnitude(bits[i], mask), above)
     return above, below
 
 
 @jit
-def fold_columns(run, step, count, most, both, above, below):
+def fold_columns(run, step, count, mask, both, above, below):
     """``fold`` for each column on its own."""
     outlined()
-    bits = pointer(run, most)
+    bits = pointer(run, mask)
     if step != 1:
         for i in range(count):
-            above[i] = larger(bits[i * step] if both else magnitude(bits[i * step], most), above[i])
-            below[i] = larger(opposite(bits[i * step], most), below[i])
+            above[i] = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above[i])
+            below[i] = larger(negated_bits(bits[i * step], mask), below[i])
         return
     for begin in range(0, count, BLOCK):
         end = min(begin + BLOCK, count)
@@ -171,10 +171,10 @@ def fold_columns(run, step, count, most, both, above, below):
         if both:
             for i in range(begin, end):
                 above[i] = larger(bits[i], above[i])
-                below[i] = larger(opposite(bits[i], most), below[i])
+                below[i] = larger(negated_bits(bits[i], mask), below[i])
         else:
             for i in range(begin, end):
-                above[i] = larger(magnitude(bits[i], most), above[i])
+                above[i] = larger(magnitude(bits[i], mask), above[i])
 
 
 @jit
@@ -219,7 +219,7 @@ def zero_point_of_range(low, scale, lowest, highest):
 
 
 @jit
-def spread(found, results, count, segment, over, operand):
+def scatter_results(found, results, count, segment, over, operand):
     """Write the values of ``count`` segments, from ``segment`` on, to a result tensor."""
     inner = over[0, over.shape[1] - 1]
     step = over[operand, over.shape[1] - 1]
@@ -233,20 +233,20 @@ def spread(found, results, count, segment, over, operand):
 
 
 @jit
-def put(extremes, count, segment, over, results, kind, most, lowest, highest, floor):
+def put_results(extremes, count, segment, over, results, kind, mask, lowest, highest, floor):
     """Compute the results of ``count`` segments, from ``segment`` on, in the scratch, and write them.
 
     ``results`` is the addresses of the two result tensors, and RANGE, SYMMETRIC or AFFINE.
     """
     outlined()
-    at_first, at_second, wanted = results
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    at_first, at_second, result = results
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     firsts, seconds = pointer(extremes + 2 * BLOCK_BYTES, floor), pointer(extremes + 3 * BLOCK_BYTES, floor)
     points = pointer(extremes + 3 * BLOCK_BYTES, np.int32)
-    if wanted == RANGE:
+    if result == RANGE:
         for i in range(count):
             firsts[i], seconds[i] = range_of(above[i], below[i], kind)
-    elif wanted == SYMMETRIC:
+    elif result == SYMMETRIC:
         for i in range(count):
             low, high = range_of(above[i], below[i], kind)
             firsts[i] = scale_of_range(low, high, lowest, highest, floor, True)
@@ -256,22 +256,22 @@ def put(extremes, count, segment, over, results, kind, most, lowest, highest, fl
             scale = scale_of_range(low, high, lowest, highest, floor, False)
             firsts[i] = scale
             points[i] = np.int32(zero_point_of_range(low, scale, lowest, highest))
-    spread(firsts, pointer(at_first, floor), count, segment, over, 2)
-    if wanted == RANGE:
-        spread(seconds, pointer(at_second, floor), count, segment, over, 3)
-    elif wanted == AFFINE:
-        spread(points, pointer(at_second, np.int32), count, segment, over, 3)
+    scatter_results(firsts, pointer(at_first, floor), count, segment, over, 2)
+    if result == RANGE:
+        scatter_results(seconds, pointer(at_second, floor), count, segment, over, 3)
+    elif result == AFFINE:
+        scatter_results(points, pointer(at_second, np.int32), count, segment, over, 3)
 
 
 @jit
-def keep(extremes, count, segment, piece, pieces, most):
+def keep_extremes(extremes, count, segment, piece, pieces, mask):
     """Store the extremes of one piece of ``count`` segments in the workspace.
 
-    ``pieces`` is an address, the number of pieces per segment, and the number of segments.
+    ``pieces`` is an address, the piece_count of pieces per segment, and the piece_count of segments.
     """
     address, of_segment, segments = pieces
-    words = pointer(address, most)
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    words = pointer(address, mask)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     for i in range(count):
         words[piece * segments + segment + i] = above[i]
         words[(of_segment + piece) * segments + segment + i] = below[i]
@@ -279,7 +279,7 @@ def keep(extremes, count, segment, piece, pieces, most):
 
 @kernel
 def _observe(
-    first, last, walk, groups, over, within, pieces, results, extremes, kind, most, lowest, highest, floor
+    first, last, walk, groups, over, within, pieces, results, extremes, kind, mask, lowest, highest, floor
 ):
     """Units ``first`` to ``last``. A unit is a block of segments, or one piece of each segment of a block.
 
@@ -289,7 +289,7 @@ def _observe(
     x, item, step, columns, columns_within, rows, block, steps = walk
     _, of_segment, segments = pieces
     both = results[2] != SYMMETRIC or lowest != -highest
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     across, chunks = (columns + block - 1) // block, (columns + CHUNK - 1) // CHUNK
     for unit in range(first, last):
         place = unit // of_segment
@@ -300,12 +300,12 @@ def _observe(
             count = min(block, segments - segment)
             for i in range(count):
                 start = x + offset_of(segment + i, groups, 1) * item
-                top = bottom = nothing(most)
+                top = bottom = zero_bits(mask)
                 row = begin // chunks if begin > 0 else 0
                 column = (begin - row * chunks) * CHUNK
                 for _ in range(begin, end):
                     run = start + (offset_of(row, within, 1) + column * step) * item
-                    top, bottom = fold(run, step, min(CHUNK, columns - column), most, both, top, bottom)
+                    top, bottom = fold(run, step, min(CHUNK, columns - column), mask, both, top, bottom)
                     column += CHUNK
                     if column >= columns:
                         row, column = row + 1, 0
@@ -316,34 +316,34 @@ def _observe(
             count = min(block, columns - column)
             segment = group * columns + column
             for i in range(count):
-                above[i] = below[i] = nothing(most)
+                above[i] = below[i] = zero_bits(mask)
             start = x + (offset_of(group, groups, 1) + column * step) * item
             for row in range(begin, end):
-                fold_columns(start + offset_of(row, within, 1) * item, step, count, most, both, above, below)
+                fold_columns(start + offset_of(row, within, 1) * item, step, count, mask, both, above, below)
         if of_segment > 1:
-            keep(extremes, count, segment, piece, pieces, most)
+            keep_extremes(extremes, count, segment, piece, pieces, mask)
         else:
-            put(extremes, count, segment, over, results, kind, most, lowest, highest, floor)
+            put_results(extremes, count, segment, over, results, kind, mask, lowest, highest, floor)
 
 
 @kernel
-def _join(first, last, over, pieces, results, extremes, kind, most, lowest, highest, floor):
+def _join(first, last, over, pieces, results, extremes, kind, mask, lowest, highest, floor):
     """The results of segments ``first`` to ``last`` from the extremes of their pieces."""
     address, of_segment, segments = pieces
-    words = pointer(address, most)
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    words = pointer(address, mask)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     for begin in range(first, last, MOST_SEGMENTS):
         count = min(MOST_SEGMENTS, last - begin)
         for i in range(count):
-            above[i] = below[i] = nothing(most)
+            above[i] = below[i] = zero_bits(mask)
         for piece in range(of_segment):
             for i in range(count):
                 above[i] = larger(words[piece * segments + begin + i], above[i])
                 below[i] = larger(words[(of_segment + piece) * segments + begin + i], below[i])
-        put(extremes, count, begin, over, results, kind, most, lowest, highest, floor)
+        put_results(extremes, count, begin, over, results, kind, mask, lowest, highest, floor)
 
 
-class Cut(NamedTuple):
+class Partition(NamedTuple):
     """Segments per block, number of blocks, pieces per segment, and steps per piece."""
 
     block: int
@@ -352,17 +352,17 @@ class Cut(NamedTuple):
     steps: int
 
 
-def cut(walk: Segments) -> Cut:
-    """Blocks of about UNIT elements. If there are few blocks, long segments are divided into pieces."""
+def partition(walk: Segments) -> Partition:
+    """Blocks of about UNIT_ELEMENTS elements. If there are few, long segments are divided into pieces."""
     if walk.columns_within:
-        block = max(1, min(UNIT // max(walk.length, 1), walk.count, MOST_SEGMENTS))
+        block = max(1, min(UNIT_ELEMENTS // max(walk.length, 1), walk.count, MOST_SEGMENTS))
         blocks, steps = -(-walk.count // block), walk.within.rows * -(-walk.columns // CHUNK)
         step = min(CHUNK, max(walk.columns, 1))
     else:
         block = min(MOST_SEGMENTS, walk.columns)
         blocks, steps, step = walk.over.rows * -(-walk.columns // block), walk.within.rows, block
-    pieces = max(1, min(-(-UNITS // blocks), steps * step // UNIT))
-    return Cut(block, blocks, pieces, -(-steps // pieces))
+    pieces = max(1, min(-(-ENOUGH_UNITS // blocks), steps * step // UNIT_ELEMENTS))
+    return Partition(block, blocks, pieces, -(-steps // pieces))
 
 
 def _table(space: Space, *, columns: bool) -> np.ndarray[Any, Any]:
@@ -374,28 +374,29 @@ def _table(space: Space, *, columns: bool) -> np.ndarray[Any, Any]:
 @cache
 def _compile(item: int) -> None:
     """Compile the kernels for elements of ``item`` bytes, by calls without work."""
-    loops, rule = np.ones((4, 1), np.int64), numbers(item, 0, 0)
+    loops, rule = np.ones((4, 1), np.int64), kernel_constants(item, 0, 0)
     walk, pieces, results = (0, item, 1, 1, True, 1, 1, 1), (0, 1, 1), (0, 0, RANGE)
     compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, 0, FLOAT32, *rule)
     compile_kernel(_join, 0, 0, loops, pieces, results, 0, FLOAT32, *rule)
 
 
-def numbers(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
+def kernel_constants(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
     """All bits but the sign bit, as an integer of ``item`` bytes; lowest and highest code; least scale."""
     compute = np.float64 if item == 8 else np.float32
-    most = {2: np.int16, 4: np.int32, 8: np.int64}[item](2 ** (8 * item - 1) - 1)
-    return most, compute(lowest), compute(highest), compute(SCALE_FLOOR)
+    mask = {2: np.int16, 4: np.int32, 8: np.int64}[item](2 ** (8 * item - 1) - 1)
+    return mask, compute(lowest), compute(highest), compute(SCALE_FLOOR)
 
 
 class Observer:
-    """The launches that compute extremes. ``wanted`` is RANGE, SYMMETRIC (a scale) or AFFINE."""
+    """The launches that compute extremes. ``result`` is RANGE, SYMMETRIC (a scale) or AFFINE."""
 
-    def __init__(self, desc: ScaledDescriptor, wanted: int, ends: tuple[int, int]) -> None:
-        self.desc, self.wanted, self.item = desc, wanted, desc.input_dtype.itemsize
-        self.numbers = numbers(self.item, *ends)
+    def __init__(self, desc: ScaledDescriptor, result: int, ends: tuple[int, int]) -> None:
+        self.desc, self.result, self.item = desc, result, desc.input_dtype.itemsize
+        self.kernel_constants = kernel_constants(self.item, *ends)
         self.most_pieces = 1
         if not desc.empty:
-            self.most_pieces = cut(segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())).pieces
+            walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
+            self.most_pieces = partition(walk).pieces
         words = 2 * self.most_pieces * desc.view.scale_count if self.most_pieces > 1 else 0
         self.pieces = Pieces()
         self.maxima = self.pieces.take(words, _WORDS[self.item])
@@ -407,20 +408,20 @@ class Observer:
         """A launch with the operands ``first``, ``second`` and ``x``, in this order."""
         self.compile()
         walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
-        block, blocks, number, steps = cut(walk)
-        if number > self.most_pieces:
-            steps, number = -(-steps * number // self.most_pieces), self.most_pieces
+        block, blocks, piece_count, steps = partition(walk)
+        if piece_count > self.most_pieces:
+            steps, piece_count = -(-steps * piece_count // self.most_pieces), self.most_pieces
         step = walk.over.strides[0][-1] + walk.within.strides[0][-1]
         loops = (self.item, step, walk.columns, walk.columns_within, walk.within.rows, block, steps)
         groups, within = _table(walk.over, columns=False), _table(walk.within, columns=False)
         over = _table(walk.over, columns=not walk.columns_within)
-        tail = (_KINDS[x.dtype], *self.numbers)
-        elements, count, wanted = walk.length * walk.count, walk.count, self.wanted
+        tail = (_KINDS[x.dtype], *self.kernel_constants)
+        elements, count, result = walk.length * walk.count, walk.count, self.result
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             at_first, at_second, at = addresses
             place = first_address(workspace) + self.maxima.offset
-            pieces, results = (place, number, count), (at_first, at_second, wanted)
+            pieces, results = (place, piece_count, count), (at_first, at_second, result)
 
             def observe(begin: int, end: int) -> None:
                 scratch = _SCRATCH.of_thread()
@@ -429,9 +430,9 @@ class Observer:
             def join(begin: int, end: int) -> None:
                 _join(begin, end, over, pieces, results, _SCRATCH.of_thread(), *tail)
 
-            parallel(observe, blocks * number, elements)
-            if number > 1:
-                parallel(join, count, count * number)
+            parallel(observe, blocks * piece_count, elements)
+            if piece_count > 1:
+                parallel(join, count, count * piece_count)
 
         return launch
 
@@ -456,8 +457,8 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
 
     def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        wanted = SYMMETRIC if desc.symmetric else AFFINE
-        self.observer = Observer(desc, wanted, desc.ends(*desc.code_range))
+        result = SYMMETRIC if desc.symmetric else AFFINE
+        self.observer = Observer(desc, result, desc.ends(*desc.code_range))
         self.cut_workspace(self.observer.pieces)
 
     def compile(self) -> None:

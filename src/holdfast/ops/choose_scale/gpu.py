@@ -68,7 +68,7 @@ def magnitudes(values):
 
 
 @triton.jit
-def opposites(bits, SIZE: tl.constexpr):
+def negated_bits(bits, SIZE: tl.constexpr):
     """The bits of floats of SIZE bits with the opposite sign."""
     return bits ^ (-(2 ** (SIZE - 1)))
 
@@ -138,7 +138,7 @@ def zero_point_of_range(low, scale, lowest, highest):
 
 
 @triton.jit
-def joined(bits, COLUMNS_WITHIN: tl.constexpr):
+def maxima(bits, COLUMNS_WITHIN: tl.constexpr):
     """The maximum of each segment in a tile of [rows within, segments, columns]. Reduced axes have size 1."""
     bits = tl.max(bits, axis=0, keep_dims=True)
     if COLUMNS_WITHIN:
@@ -174,7 +174,7 @@ def observe(
     segments, rows, columns, column_tiles, steps,
     column_steps, over_sizes, first_strides, second_strides, x_over, within_sizes, x_within,
     RESULT: tl.constexpr, COMPUTE: tl.constexpr, IN_PIECES: tl.constexpr, COLUMNS_WITHIN: tl.constexpr,
-    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONE_STEP: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The results of SEGMENTS segments, or with IN_PIECES the extremes of one piece of each.
 
@@ -199,7 +199,7 @@ def observe(
     column = tl.arange(0, COLUMNS)[None, None, :].to(tl.int64)
     above = tl.zeros([ROWS, SEGMENTS, COLUMNS], BITS)
     below = tl.zeros([ROWS, SEGMENTS, COLUMNS] if RESULT != "magnitude" else [1, 1, 1], BITS)
-    for k in tl.range(1 if AT_ONCE else steps, num_stages=STAGES):
+    for k in tl.range(1 if ONE_STEP else steps, num_stages=STAGES):
         at = piece * steps + k
         if COLUMNS_WITHIN:
             start = (at % column_tiles).to(tl.int64) * COLUMNS
@@ -213,10 +213,10 @@ def observe(
         else:
             bits = integers(values)
             above = tl.maximum(above, bits)
-            below = tl.maximum(below, opposites(bits, SIZE))
-    above = joined(above, COLUMNS_WITHIN)
+            below = tl.maximum(below, negated_bits(bits, SIZE))
+    above = maxima(above, COLUMNS_WITHIN)
     if RESULT != "magnitude":
-        below = joined(below, COLUMNS_WITHIN)
+        below = maxima(below, COLUMNS_WITHIN)
     if COLUMNS_WITHIN:
         start = tl.zeros([], tl.int64)
         column = tl.zeros([1, 1, 1], tl.int64)
@@ -241,26 +241,26 @@ def observe(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["lowest", "highest", "count", "number"])
+@triton.jit(do_not_specialize=["lowest", "highest", "count", "piece_count"])
 def join(
     first, second, pieces,
     lowest, highest,
-    count, number, sizes, first_strides, second_strides,
+    count, piece_count, sizes, first_strides, second_strides,
     RESULT: tl.constexpr, DTYPE: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The results of ``count`` segments from the extremes of their pieces, ``number`` per segment."""
+    """The results of ``count`` segments from the extremes of their pieces, ``piece_count`` per segment."""
     segment = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     BITS: tl.constexpr = pieces.dtype.element_ty
     above = tl.zeros([ROWS, COLUMNS], BITS)
     below = tl.zeros([ROWS, COLUMNS], BITS)
-    for begin in range(0, number, ROWS):
+    for begin in range(0, piece_count, ROWS):
         piece = begin + tl.arange(0, ROWS)
-        inside = (piece < number)[:, None] & (segment < count)[None, :]
+        inside = (piece < piece_count)[:, None] & (segment < count)[None, :]
         place = piece.to(tl.int64)[:, None] * count + segment[None, :]
         above = tl.maximum(above, tl.load(pieces + place, mask=inside, other=0))
         if RESULT != "magnitude":
-            place += number.to(tl.int64) * count
+            place += piece_count.to(tl.int64) * count
             below = tl.maximum(below, tl.load(pieces + place, mask=inside, other=0))
     put_results(
         first, second, tl.max(below, axis=0), tl.max(above, axis=0), lowest, highest,
@@ -285,8 +285,8 @@ class Tile:
 def tile_of(walk: Segments, most: int) -> Tile:
     """A tile of up to ``most`` elements: as many columns as possible, then the dimension next in memory."""
     width = min(most, SEPARATE_COLUMNS if not walk.columns_within else most)
-    columns = min(width, power(walk.columns))
-    rows, count = power(walk.within.rows), power(walk.over.rows)
+    columns = min(width, power_of_2(walk.columns))
+    rows, count = power_of_2(walk.within.rows), power_of_2(walk.over.rows)
     if walk.columns_within:
         count = min(count, most // columns)
         rows = min(rows, most // (columns * count))
@@ -296,7 +296,7 @@ def tile_of(walk: Segments, most: int) -> Tile:
     return Tile(rows, count, columns)
 
 
-def power(size: int) -> int:
+def power_of_2(size: int) -> int:
     return int(triton.next_power_of_2(max(size, 1)))
 
 
@@ -307,7 +307,7 @@ def _grid(walk: Segments, tile: Tile) -> tuple[int, int, int]:
     return (programs, across, steps * across) if walk.columns_within else (programs * across, across, steps)
 
 
-def _pieces(walk: Segments, tile: Tile) -> int:
+def _pieces_per_segment(walk: Segments, tile: Tile) -> int:
     """Pieces per segment."""
     programs, _, steps = _grid(walk, tile)
     return max(1, min(-(-PROGRAMS // programs), steps // 2))
@@ -339,7 +339,7 @@ class Observer:
         self.most_pieces = 1
         if in_pieces and not desc.empty:
             walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
-            self.most_pieces = _pieces(walk, tile_of(walk, self.tile))
+            self.most_pieces = _pieces_per_segment(walk, tile_of(walk, self.tile))
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
         self.pieces = Pieces()
         self.maxima = self.pieces.take(words, self.word)
@@ -350,18 +350,18 @@ class Observer:
         walk = segments_by_memory(self.desc.view, [x.stride()], (getattr(args, first), getattr(args, second)))
         tile = tile_of(walk, self.tile)
         programs, across, depth = _grid(walk, tile)
-        number = min(self.most_pieces, _pieces(walk, tile))
-        depth = -(-depth // number)
+        piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile))
+        depth = -(-depth // piece_count)
         over, within = walk.over, walk.within
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
         lowest, highest = self.ends
         steps.add(
             observe,
-            (programs, number),
+            (programs, piece_count),
             first=first,
             second=second,
             x="x",
-            pieces=self.maxima if number > 1 else first,
+            pieces=self.maxima if piece_count > 1 else first,
             lowest=lowest,
             highest=highest,
             segments=over.rows,
@@ -382,18 +382,18 @@ class Observer:
             x_within=within.strides[0],
             RESULT=self.result,
             COMPUTE=compute,
-            IN_PIECES=number > 1,
+            IN_PIECES=piece_count > 1,
             COLUMNS_WITHIN=walk.columns_within,
-            AT_ONCE=depth == 1,
+            ONE_STEP=depth == 1,
             ROWS=tile.rows,
             SEGMENTS=tile.segments,
             COLUMNS=tile.columns,
             num_warps=max(1, min(WARPS, tile.size // 256)),
         )
-        if number == 1:
+        if piece_count == 1:
             return
-        columns = min(power(walk.count), 256)
-        rows = min(power(number), 2048 // columns)
+        columns = min(power_of_2(walk.count), 256)
+        rows = min(power_of_2(piece_count), 2048 // columns)
         steps.add(
             join,
             -(-walk.count // columns),
@@ -403,7 +403,7 @@ class Observer:
             lowest=lowest,
             highest=highest,
             count=walk.count,
-            number=number,
+            piece_count=piece_count,
             sizes=(*over.sizes, 1),
             first_strides=(*over.strides[1], 0),
             second_strides=(*over.strides[2], 0),

@@ -28,10 +28,10 @@ from holdfast.ops.choose_scale.gpu import (
     Tile,
     ends_of_range,
     integers,
-    joined,
     magnitudes,
-    opposites,
-    power,
+    maxima,
+    negated_bits,
+    power_of_2,
     real,
     result_of,
     scale_of_magnitude,
@@ -101,24 +101,24 @@ def dynamic_quantize(
 
     z = tl.zeros([1, 1, 1], tl.int32)
     if RESULT == "magnitude":
-        s = scale_of_magnitude(real(joined(magnitudes(values), COLUMNS_WITHIN), DTYPE, COMPUTE), highest)
+        s = scale_of_magnitude(real(maxima(magnitudes(values), COLUMNS_WITHIN), DTYPE, COMPUTE), highest)
     else:
         bits = integers(values)
-        below = joined(tl.maximum(opposites(bits, DTYPE.primitive_bitwidth), 0), COLUMNS_WITHIN)
-        low, high = ends_of_range(below, joined(tl.maximum(bits, 0), COLUMNS_WITHIN), DTYPE, COMPUTE)
+        below = maxima(tl.maximum(negated_bits(bits, DTYPE.primitive_bitwidth), 0), COLUMNS_WITHIN)
+        low, high = ends_of_range(below, maxima(tl.maximum(bits, 0), COLUMNS_WITHIN), DTYPE, COMPUTE)
         s = scale_of_range(low, high, lowest, highest, RESULT == "symmetric")
         if RESULT == "affine":
             z = zero_point_of_range(low, s, lowest, highest)
     at_scale = row_offsets(segment, over_sizes, scale_strides)[None, :, None]
     at_zero = row_offsets(segment, over_sizes, zero_strides)[None, :, None]
-    settled = known
+    scale_mask = known
     if not COLUMNS_WITHIN:
         at_scale += (start + column) * steps[1]
         at_zero += (start + column) * steps[2]
-        settled = known & here
-    tl.store(scale + at_scale, s, mask=settled)
+        scale_mask = known & here
+    tl.store(scale + at_scale, s, mask=scale_mask)
     if RESULT == "affine":
-        tl.store(zero_point + at_zero, z, mask=settled)
+        tl.store(zero_point + at_zero, z, mask=scale_mask)
 
     wide = widen(values, COMPUTE)
     if INTERPRETED or COMPUTE == tl.float64:
@@ -157,12 +157,12 @@ def dynamic_quantize(
 def whole_tile(walk: Segments, per_thread: int, per_byte: int) -> Tile | None:
     """A tile of whole segments, or None if they do not fit in the registers of a program."""
     usual, most = per_thread * 32 * WARPS, per_thread * 32 * MOST_WARPS
-    rows, columns = power(walk.within.rows), power(max(walk.columns, per_byte))
+    rows, columns = power_of_2(walk.within.rows), power_of_2(max(walk.columns, per_byte))
     if not walk.columns_within:
         columns = min(columns, MOST_COLUMNS, max(FEWEST_COLUMNS, usual // rows))
     if rows * columns > most:
         return None
-    return Tile(rows, min(power(walk.over.rows), max(1, usual // (rows * columns))), columns)
+    return Tile(rows, min(power_of_2(walk.over.rows), max(1, usual // (rows * columns))), columns)
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
@@ -201,10 +201,10 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         if tile is None:
             self._in_two_passes(steps, args)
         else:
-            self._at_once(steps, args, walk, tile)
+            self._in_one_pass(steps, args, walk, tile)
         return steps.launch
 
-    def _at_once(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
+    def _in_one_pass(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
         desc, per_byte = self.desc, self.desc.per_byte
         over, within = walk.over, walk.within
         across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
