@@ -8,18 +8,15 @@ is compiled once for each compute type and never for a combination of dtypes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
-from holdfast.backends.kernel_cache import KernelCache
+from holdfast.backends import kernel_cache, private
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -28,58 +25,50 @@ LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
 BLOCK, _AHEAD = 256, 2048
 
+#: The type of an address of bytes, in LLVM.
+BYTES = ir.IntType(8).as_pointer()
+
 _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
-
-
-class _PartLibrary(JITCodeLibrary):
-    """The code of what kernels call: optimised where it is linked, with the kernel, and never run alone."""
-
-    def _optimize_final_module(self) -> None:
-        """A kernel's optimisation covers its parts; at every level of calls it would be done once more."""
-
-    def _finalize_final_module(self) -> None:
-        self._finalized = True  # as code to link; no machine code is made of it
-
-
-class _PartCompiler(Compiler):
-    """Compiles what kernels call, as far as linking it takes."""
-
-    def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
-        flags.no_compile = True
-        library = _PartLibrary(targetctx.codegen(), "part")
-        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
-
-    def compile_extra(self, func):
-        part = super().compile_extra(func)
-        # Callers find a function by its entry point. This one is never called: it need only be its own.
-        entry_point: Any = [].append
-        part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
-        return part._replace(entry_point=entry_point)
-
-
-_INNER: dict[str, Any] = {
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-    "pipeline_class": _PartCompiler,
-}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
     compiled = njit(**_EXACT)(function)
-    with suppress(RuntimeError):  # Numba found no directory to write to: the package's, nor the user's own
-        compiled._cache = KernelCache(function)
+    kernel_cache.keep(compiled, function)
     return compiled
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Compile what kernels call: it becomes part of them, on disk as well."""
-    return njit(**_EXACT, **_INNER)(function)
+    return njit(**_EXACT, **private.part_options())(function)
 
 
 def emit(builder: Callable[..., Any]) -> Any:
     """Declare a function of kernels by the LLVM instructions that it stands for."""
     return intrinsic(builder)
+
+
+@contextmanager
+def counted_loop(builder: Any, count: Any) -> Iterator[Any]:
+    """Emit a loop that runs ``count`` times; its body is what is emitted meanwhile. Yields the index."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(count.type)
+    index.add_incoming(count.type(0), before)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(builder.add(index, count.type(1), flags=["nsw"]), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+def stack_slot(builder: Any, kind: Any) -> Any:
+    """Emit room for one value of a type of LLVM on the stack."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)
 
 
 @emit
@@ -98,8 +87,9 @@ def copy(typingctx, target, source, size):
     """Copy ``size`` bytes from one address to another."""
 
     def build(context, builder, signature, args):
-        to, of = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, of, args[2], 1)
+        to, of = (builder.inttoptr(address, BYTES) for address in args[:2])
+        memcpy = builder.module.declare_intrinsic("llvm.memcpy", [BYTES, BYTES, args[2].type])
+        builder.call(memcpy, [to, of, args[2], ir.IntType(1)(0)])  # not volatile
         return context.get_dummy_value()
 
     return types.none(target, source, size), build
@@ -118,7 +108,7 @@ def outlined(typingctx):
 
 def prefetch_line(builder: Any, place: Any) -> None:
     """Emit the request for the line of the cache that holds what a pointer points to; it need not exist."""
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    byte, number = BYTES, ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     )
@@ -134,7 +124,7 @@ def prefetch(typingctx, elements, index):
     """
 
     def build(context, builder, signature, args):
-        start = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
+        start = builder.bitcast(builder.gep(args[0], [args[1]]), BYTES)
         size = BLOCK * context.get_abi_sizeof(context.get_value_type(signature.args[0].dtype))
         for offset in range(_AHEAD, _AHEAD + size, LINE):
             prefetch_line(builder, builder.gep(start, [ir.IntType(32)(offset)]))
@@ -146,7 +136,7 @@ def prefetch(typingctx, elements, index):
 @emit
 def _prefetch_address(typingctx, address):
     def build(context, builder, signature, args):
-        prefetch_line(builder, builder.inttoptr(args[0], cgutils.voidptr_t))
+        prefetch_line(builder, builder.inttoptr(args[0], BYTES))
         return context.get_dummy_value()
 
     return types.none(address), build

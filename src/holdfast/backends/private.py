@@ -1,54 +1,214 @@
 """Private interfaces of Triton, CUDA, Numba and OpenMP, all in one place.
 
-Each is used for speed only. Each has a probe, which finds out whether the interface is there and behaves, and
-a fallback through public interfaces that gives the same results. Compilers are imported when they are needed.
-Private interfaces of torch that every layer uses are in ``core.private``, since core imports no backend.
+Each function looks for its interface when it is first needed, since no compiler is imported before that. If
+the interface is missing or does not work, its fallback gives the same results, and takes more time.
+``core.private`` has the private interfaces of torch that every layer uses, since core imports no backend.
 """
 
 from __future__ import annotations
 
 import ctypes
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import triton
+import torch
+
+from holdfast.core.private import found_by
+
+#: The fallback of each interface, by name.
+FALLBACKS: dict[str, Callable[..., Any]] = {}
+
+#: Calls a function, which is given nothing of use, on so many threads.
+Team = Callable[[Callable[[object], None], int], None]
+#: Launches a compiled kernel: the grid, the stream, then what goes between these and the kernel's arguments.
+Entry = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+def launcher(handle: Any, early: bool) -> Entry:
+    """What launches a compiled kernel, and what it takes between the stream and the kernel's arguments.
+
+    A kernel that waits for the one ahead of it may be launched ``early``, where there is a way to.
+    """
+    return found_by(lambda: _c_launcher(handle, early)) or found_by(lambda: _entry(handle)) or _public(handle)
+
+
+def _c_launcher(handle: Any, early: bool) -> Entry | None:
+    """The C function behind Triton's entry, in 3.6: it saves a microsecond.
+
+    It can be called directly when the kernel has no scratch memory, which these never have.
+    """
+    import triton
+
+    run = handle.run
+    if not triton.__version__.startswith("3.6.") or run.global_scratch_size or run.profile_scratch_size:
+        return None
+    waits = "griddepcontrol.wait" in handle.asm["ptx"]
+    no_scratch, no_hooks = (None, None), (handle.packed_metadata, None, None, None)
+    return run.launch, (handle.function, run.launch_cooperative_grid, early and waits, *no_scratch, *no_hooks)
+
+
+def _entry(handle: Any) -> Entry:
+    """Triton's own entry, without its hooks."""
+    return handle.run, (handle.function, handle.packed_metadata, None, None, None)
+
+
+def _public(handle: Any) -> Entry:
+    """The public way to launch a compiled kernel."""
+
+    def run(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
+        handle[x, y, z](*arguments, stream=stream)
+
+    return run, ()
+
+
+FALLBACKS["launcher"] = lambda handle, early: _public(handle)
 
 
 def load_binary(handle: Any) -> None:
-    """Load the binary of a compiled kernel on the current device."""
-    handle.run  # noqa: B018  (a property that loads)
+    """Load the binary of a compiled kernel on the current device; if not here, its first launch does."""
+    with suppress(AttributeError):
+        handle.run  # noqa: B018  (a property that loads)
+
+
+FALLBACKS["load_binary"] = lambda handle: None
 
 
 def prefer_shared_memory(handle: Any, percent: int) -> None:
-    """Have so much of the cache as shared memory while a kernel runs that uses none.
+    """Prefer a shared-memory carve-out for a kernel that uses none.
 
     A processor divides its cache anew only when it is idle. So kernels that do use shared memory would have
-    to wait for the last program of one that does not. This is a wish; nothing depends on it but time.
+    to wait for the last program of one that does not. Nothing but time depends on it.
     """
     preferred_carveout = 9
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(
             ctypes.c_void_p(handle.function), preferred_carveout, percent
         )
 
 
-def launcher(handle: Any, early: bool) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """The callable that launches a handle, and what it takes between the stream and the kernel's arguments.
+FALLBACKS["prefer_shared_memory"] = lambda handle, percent: None
 
-    Triton's own entry works in every version. In 3.6 the C function behind it can be called directly when the
-    kernel has no scratch memory, which these never have; that saves a microsecond. And only there a kernel
-    is launched before the one that it follows has ended: if it is found to wait for it.
+
+@cache
+def team_of_torch() -> Team | None:
+    """Calls a function on so many threads of torch's OpenMP library; None if there is none to be found."""
+    return found_by(_find_team)
+
+
+FALLBACKS["team_of_torch"] = lambda: None
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def _find_team() -> Team | None:
+    """The entry of the library that torch has loaded is the one that GCC compiles a parallel region to."""
+    if sys.platform != "linux" or not torch.backends.openmp.is_available():
+        return None
+    home = Path(torch.__file__).parents[1]
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    found = [path for path in mapped if Path(path).name.startswith("libgomp")]
+    own = [path for path in found if Path(path).is_relative_to(home)]
+    (library,) = own if own else found
+    parallel = ctypes.CDLL(library).GOMP_parallel
+    parallel.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+
+    def team(work: Callable[[object], None], threads: int) -> None:
+        parallel(_Callback(work), None, threads, 0)
+
+    threads, calls = torch.get_num_threads(), list[int]()
+    team(lambda _: calls.append(1), threads)
+    return team if len(calls) == threads else None
+
+
+@cache
+def part_options() -> dict[str, Any]:
+    """Numba's options for what kernels call: it is optimised with the kernel, and never run alone."""
+    return found_by(_find_part_options) or {}
+
+
+FALLBACKS["part_options"] = dict
+
+
+def _find_part_options() -> dict[str, Any]:
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+
+    class PartLibrary(JITCodeLibrary):
+        """The code of what kernels call: optimised where it is linked, with the kernel."""
+
+        def _optimize_final_module(self) -> None:
+            """The kernel's optimisation covers its parts; here it would be repeated at each level of calls."""
+
+        def _finalize_final_module(self) -> None:
+            self._finalized = True  # as code to link; no machine code is made of it
+
+    class PartCompiler(Compiler):
+        """Compiles what kernels call, as far as linking it takes."""
+
+        def __init__(
+            self, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any
+        ):
+            flags.no_compile = True
+            library = PartLibrary(target.codegen(), "part")
+            super().__init__(typing, target, library, args, result, flags, *rest)
+
+        def compile_extra(self, func: Any) -> Any:
+            part = super().compile_extra(func)
+            # Callers find a function by its entry point. This one is never called: it need only be its own.
+            entry_point: Any = [].append
+            part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
+            return part._replace(entry_point=entry_point)
+
+    overridden = ("_optimize_final_module", "_finalize_final_module")
+    if not all(hasattr(JITCodeLibrary, name) for name in overridden):
+        raise NotImplementedError
+    return {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
+
+
+def keep_on_disk(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
+    """Let Numba keep a compiled function in ``files(folder, base)``; without this it compiles it each time.
+
+    ``files`` has ``load(key)``, ``save(key, compiled)`` and ``flush()``. A disk that fails costs time only.
     """
-    run, no_hooks = handle.run, (handle.packed_metadata, None, None, None)
-    if triton.__version__.startswith("3.6.") and not run.global_scratch_size and not run.profile_scratch_size:
-        waits = "griddepcontrol.wait" in handle.asm["ptx"]
-        return run.launch, (
-            handle.function,
-            run.launch_cooperative_grid,
-            early and waits,
-            None,
-            None,
-            *no_hooks,
-        )
-    return run, (handle.function, *no_hooks)
+    found_by(lambda: _attach_cache(compiled, function, files))
+
+
+FALLBACKS["keep_on_disk"] = lambda compiled, function, files: None
+
+
+def _attach_cache(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
+    from numba.core.caching import FunctionCache
+
+    class KernelCache(FunctionCache):
+        """Numba's cache of a function, with other files."""
+
+        def __init__(self) -> None:
+            super().__init__(function)  # raises if there is no folder to write to
+            self._cache_file = files(Path(self._cache_path), self._impl.filename_base)
+
+        def load_overload(self, sig: Any, target_context: Any) -> Any:
+            with suppress(OSError):
+                return super().load_overload(sig, target_context)
+            return None
+
+        def save_overload(self, sig: Any, data: Any) -> None:
+            with suppress(OSError):  # the disk is full, or gone, or not ours to write
+                super().save_overload(sig, data)
+
+    compiled._cache = KernelCache()
+
+
+def serialized(compiled: Any) -> bytes:
+    """A compiled function as bytes that ``pickle.loads`` reads."""
+    from numba.core.serialize import dumps
+
+    return bytes(dumps(compiled))
+
+
+FALLBACKS["serialized"] = pickle.dumps

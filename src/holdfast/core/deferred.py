@@ -10,7 +10,6 @@ it, in its lower half. Kernels keep the least, so of many bad values the first i
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Protocol
 
@@ -44,7 +43,8 @@ class Box:
         )
         self.words[0] = 0
         self.kinds: dict[Complaint, int] = {}
-        self._raised = ctypes.c_int64.from_address(self.words.data_ptr())
+        #: The same memory, for quick looks at the first word.
+        self._memory = self.words.numpy().data
 
     def place(self, complaint: Complaint) -> int:
         """Which word reports of this kind go to."""
@@ -53,13 +53,13 @@ class Box:
 
     def raise_reported(self) -> None:
         """Raise what was reported, if anything was, and forget it."""
-        if not self._raised.value:
+        if not self._memory[0]:
             return
         for complaint, place in self.kinds.items():
             report = int(self.words[place])
             if report != NOTHING:
                 self.words[place] = NOTHING
-                self._raised.value = int((self.words[1:] != NOTHING).any())
+                self.words[0] = (self.words[1:] != NOTHING).any()
                 raise complaint.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 

@@ -2,7 +2,7 @@
 
 Reading dtype, shape, strides and device of every tensor from Python costs more than all else that ``run``
 does. torch can compare them with remembered ones in one call, by which its compiler guards what it compiled.
-That interface is internal: where it is missing, every run takes the long way, to the same end.
+Where that private interface is missing, every run takes the long way, to the same end.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-TensorGuards: Any
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
+from holdfast.core import private
 
 T = TypeVar("T")
 
@@ -55,19 +51,8 @@ class Latest(Generic[T]):
     def of(cls, prepared: T, operands: Sequence[Any], options: tuple[Any, ...]) -> Self | None:
         """None where there is no quick way to compare."""
         tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-        if TensorGuards is None or not tensors:
-            return None
-        try:
-            guards = TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-            )
-            if not guards.check(*tensors):
-                return None
-        except Exception:  # an internal interface may change in any way; then this way is closed
-            return None
-        return cls(prepared, guards.check, operands, options)
+        check = private.guard_of(tensors) if tensors else None
+        return None if check is None else cls(prepared, check, operands, options)
 
     def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
         """Where the operands are; None if they are unlike the remembered ones."""

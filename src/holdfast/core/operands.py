@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from holdfast.core import private
 from holdfast.core.checks import refused_kind, refused_memory, short_memory
 from holdfast.core.descriptor import Expected
 from holdfast.core.latest import Places, host_key, rooms_of
@@ -72,7 +73,7 @@ def misalignment_of(addresses: Sequence[int]) -> tuple[int, ...]:
 def launch_key(operand: Operand) -> Any:
     """What a launch depends on in an operand."""
     if isinstance(operand, torch.Tensor):
-        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
+        kind = type(operand), operand.is_neg(), private.is_zerotensor(operand)
         return operand.dtype, operand.shape, operand.stride(), operand.device, kind
     return type(operand), host_key(operand)
 

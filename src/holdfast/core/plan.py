@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import deferred, importing, registry
+from holdfast.core import deferred, importing, private, registry
 from holdfast.core.checks import shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
@@ -38,7 +38,6 @@ from holdfast.core.operands import (
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 
-_increment_version = torch._C._increment_version
 _NO_STREAM = object()
 
 #: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
@@ -348,9 +347,9 @@ class Plan(Generic[D, A]):
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, places[0])
             # What autograd saved and a kernel has overwritten must not go into a gradient unnoticed.
-            _increment_version(admitted.written(operands))
+            private.increment_version(admitted.written(operands))
             if workspace.buffer is not None:
-                _increment_version((workspace.buffer,))
+                private.increment_version((workspace.buffer,))
 
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):

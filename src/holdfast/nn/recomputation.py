@@ -22,10 +22,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import checkpoint
 
+from holdfast.core import private
+
 #: What a call used: a scale, and a zero point if there is one.
 Used = tuple[torch.Tensor, torch.Tensor | None]
 
-_FILE, _bindings = checkpoint.__file__, torch._C
+_FILE = checkpoint.__file__
 
 #: The functions that run the first pass, by qualified name: reentrant, and not.
 _REENTRANT_FIRST, _FIRST = "CheckpointFunction.forward", "checkpoint"
@@ -88,7 +90,7 @@ def current_pass() -> Pass:
             if name == _SECOND and "frame" in local and "gid" in local:
                 return Pass(first, (local["frame"], local["gid"]))
             if name == _REENTRANT_SECOND and "ctx" in local:
-                return Pass(first, (local["ctx"], _backward_pass()))
+                return Pass(first, (local["ctx"], private.backward_pass()))
             if name == _REENTRANT_FIRST and "ctx" in local:
                 first.append(local["ctx"])
             elif name == _FIRST and "gen" in local:
@@ -99,15 +101,6 @@ def current_pass() -> Pass:
     return Pass(first, None)
 
 
-_OUTSIDE = -1
-
-
-def _backward_pass() -> int:
-    """The number of the backward pass that this thread is in."""
-    current = getattr(_bindings, "_current_graph_task_id", None)
-    return _OUTSIDE if current is None else int(current())
-
-
 def in_backward() -> bool:
     """Whether this thread is in a backward pass; False where torch does not tell."""
-    return _backward_pass() != _OUTSIDE
+    return private.backward_pass() >= 0
