@@ -143,7 +143,7 @@ def _find_part_options() -> dict[str, Any]:
         """The code of what kernels call: optimised where it is linked, with the kernel."""
 
         def _optimize_final_module(self) -> None:
-            """The kernel's optimisation covers its parts; here it would be repeated at each level of calls."""
+            """A kernel's optimisation covers its parts; here it would be repeated at each level of calls."""
 
         def _finalize_final_module(self) -> None:
             self._finalized = True  # as code to link; no machine code is made of it

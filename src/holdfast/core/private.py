@@ -262,6 +262,21 @@ redispatch_below_autograd = found_by(_probe_redispatch_below_autograd)
 FALLBACKS["redispatch_below_autograd"] = None
 
 
+def _probe_sparse_parts() -> Any:
+    def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return tensor._indices(), tensor._values()
+
+    twice = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.ones(2), (2,), check_invariants=True)
+    return sparse_parts if sparse_parts(twice)[1].numel() == 2 else None
+
+
+@instead_of(_probe_sparse_parts, FALLBACKS)
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices and values of a sparse COO tensor; of equal indices the sum."""
+    tensor = tensor.coalesce()
+    return tensor.indices(), tensor.values()
+
+
 def _probe_raw_stream() -> Any:
     return torch._C._cuda_getCurrentRawStream  # a build without CUDA has none
 

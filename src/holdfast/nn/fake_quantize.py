@@ -233,7 +233,7 @@ class FakeQuantize(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """FSDP puts the whole parameter in the place of its shard, and back: the shard stays in sight."""
         if isinstance(value, torch.nn.Parameter):
-            before = self._parameters.get(name)
+            before = dict(self.named_parameters(recurse=False, remove_duplicate=False)).get(name)
             if is_sharded(before) and not is_sharded(value):
                 self._shards[name] = before
             else:
@@ -552,8 +552,9 @@ class FakeQuantize(torch.nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move and cast; but state stays as wide as float32, since small scales would vanish."""
-        state = {**self._parameters, **self._buffers}
-        before = {name: tensor.detach() for name, tensor in state.items() if tensor is not None}
+        kept = (self.named_parameters, self.named_buffers)
+        state = [named for own in kept for named in own(recurse=False, remove_duplicate=False)]
+        before = {name: tensor.detach() for name, tensor in state}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             now = getattr(self, name)
