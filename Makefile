@@ -1,20 +1,23 @@
 # make test   lint, types and tests, from a bare checkout
 # make demo   check the bits on this machine and time a few kernels
 # make bench  time every kernel on this machine
+# make docs   write the generated parts of docs/, and build the site in site/
 # make stubs  write the type stubs of the names that are found at import
 
 PYTHON ?= python3
+# The versions to install. CI gives other files, for other versions of torch.
+CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install test demo bench stubs clean
+.PHONY: install test demo bench docs stubs clean
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c $(CONSTRAINTS)
 	touch $@
 
 test: $(INSTALLED)
@@ -29,9 +32,13 @@ demo: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/holdfast bench
 
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 stubs: $(INSTALLED)
 	$(BIN)/python scripts/stubs.py
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,13 +49,36 @@ def package_stub() -> str:
 def plans_stub() -> str:
     """``plans.pyi``: every plan, descriptor and args class by its public name."""
     found: dict[str, list[str]] = {}
-    for name, plan in holdfast.plans.all().items():
-        op = name.removesuffix("Plan")
-        found.setdefault(plan.__module__, []).extend((name, f"{op}Args", f"{op}Descriptor"))
-    imports = "from typing import Any\n\n" + exported("holdfast.core.descriptor", ["Descriptor"])
+    generated, spelled_in = "", {"holdfast.ops.affine.plan"}
+    for name, plan in sorted(holdfast.plans.all().items()):
+        op, base = name.removesuffix("Plan"), plan.__bases__[0]
+        if hasattr(base, "Descriptor"):  # a granularity of that plan
+            generated += spelled(op, plan, base)
+            spelled_in.add(plan.__module__)
+        else:
+            found.setdefault(plan.__module__, []).extend((name, f"{op}Args", f"{op}Descriptor"))
+    imports = "from dataclasses import dataclass\nfrom typing import Any\n\n"
+    imports += "".join(f"import {module} as {_op(module)}\n" for module in sorted(spelled_in))
+    imports += exported("holdfast.core.descriptor", ["Descriptor"])
     imports += exported("holdfast.core.plan", ["Args", "Plan"])
     imports += "".join(exported(module, sorted(names)) for module, names in sorted(found.items()))
-    return f"{HEADER}{imports}\ndef all() -> dict[str, type[Plan[Any, Any]]]: ...\n"
+    return f"{HEADER}{imports}\ndef all() -> dict[str, type[Plan[Any, Any]]]: ...\n{generated}"
+
+
+def spelled(op: str, plan: Any, base: Any) -> str:
+    """The classes that ``granular`` makes for one granularity."""
+    module = _op(plan.__module__)
+    over, descriptor = (kind.__name__ for kind in plan.Descriptor.__bases__)
+    return (
+        f"\n{op}Args = {module}.{plan.Args.__name__}\n"
+        f"\n@dataclass(frozen=True, kw_only=True)\n"
+        f"class {op}Descriptor(affine.{over}, {module}.{descriptor}): ...\n"
+        f"\nclass {op}Plan({module}.{base.__name__}): ...\n"
+    )
+
+
+def _op(module: str) -> str:
+    return module.split(".")[-2]
 
 
 def _all(module: ModuleType) -> list[str]:

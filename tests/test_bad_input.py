@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.case import operands_of, poisoned_output
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Launch
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 GPU = gpu_way()

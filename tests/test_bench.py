@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from typer.testing import CliRunner
 
 from holdfast.bench import command, timing
 from holdfast.bench.cases import cpu_cases, full_cases, quick_cases
 from holdfast.bench.check import differences
-from holdfast.bench.command import bench
 from holdfast.bench.peers import peer
+from holdfast.cli import app
+from holdfast.core import formats
 from holdfast.core.benchmark import Case, NoPeer
-from holdfast.core.dtypes import CODES
 from holdfast.core.plan import Plan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.affine.benchmark import LAYOUTS
@@ -32,15 +31,11 @@ from holdfast.ops.quantize import bench as quantization
 from holdfast.ops.quantize.bench import OPS, QuantizeCase
 from holdfast.ops.quantize.plan import QuantizePlan
 
-INT4 = CODES["int4"].torch
+INT4 = formats.INT4.torch
 TINY = "4096"
 
 #: Where torch rounds its own way (a tanh, a sum): these are the same work, but not the same bits.
 ROUNDED_OTHERWISE = ("fake_quantize backward tanh", "fake_quantize learned")
-
-app = typer.Typer()
-app.command()(bench)
-app.command("other")(lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +65,7 @@ def test_it_prints_ratios_and_writes_json(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out.json").read_text())
     assert set(report["versions"]) == {"python", "holdfast", "torch", "triton", "numba", "numpy"}
     assert report["device"] and report["date"] and report["copy_bytes_per_second"] > 0
-    assert [row["name"] for row in report["rows"]] == [case.name for case in quick_cases()]
+    assert [row["name"] for row in report["rows"]] == [case.at(int(TINY)).name for case in quick_cases()]
     for row in report["rows"]:
         assert row["seconds"] > 0 and row["of_copy"] > 0 and row["bytes_moved"] > 4096
         eager = row["peers"]["eager"]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.case import LAYOUTS, laid_out, poisoned_output
 from holdfast.ops.choose_scale.cases import Problem, input_values, segment_values
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 GPU = gpu_way()

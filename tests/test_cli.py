@@ -92,6 +92,18 @@ def test_explain_what_needs_a_workspace(run: Any) -> None:
     assert "dscale within" in shown.output and "dzero_point within" in shown.output
 
 
+def test_explain_lists_every_implementation(run: Any) -> None:
+    shown = run("explain", "GridSampleBackward", "shape=2,8,33,35", "output_size=[31,37]", "--backend", "gpu")
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split("│")[1:3] for line in shown.output.splitlines() if line.count("│") == 3]
+    verdicts = {name.strip(): verdict.strip() for name, verdict in rows}
+    assert verdicts == {
+        "cpu": "the preference asks for gpu", "cpu lean": "the preference asks for gpu",
+        "gpu": "runs, dinput by cell", "gpu lean": "could run, but comes later",
+        "reference": "the preference asks for gpu",
+    }  # fmt: skip
+
+
 def test_explain_a_preferred_backend(run: Any) -> None:
     shown = run("explain", "DequantizePerTensor", "shape=", "packed=false", "--backend", "reference")
     assert shown.exit_code == 0

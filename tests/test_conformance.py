@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import digest, mismatch
 from holdfast.core.case import GUARD, LAYOUTS, laid_out, poisoned, poisoned_output, random_bits
 from holdfast.proof import digests
-from holdfast.proof.bits import digest, mismatch
 from holdfast.proof.conformance import Way, cases_of, check, expected, selected, ways
 from holdfast.proof.sweeps import SweepRun, sweeps
 

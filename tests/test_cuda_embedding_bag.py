@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.bits import canonical, digest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="these need a CUDA device")
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.bits import canonical, digest
+from holdfast.core.bits import canonical, digest
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="these need a CUDA device")
 

@@ -3,52 +3,73 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
+import importlib
 import pkgutil
 import re
 import sys
+from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-import holdfast
+import holdfast as hf
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 #: Importing these needs a compiler, or starts a program.
-KERNELS = re.compile(r"\.(cpu|gpu|__main__)$")
+KERNELS = re.compile(r"\.(cpu|gpu)|\.__main__$")
+#: What a block of a document may be: code that runs, commands, or a formula.
+LANGUAGES = {"python", "console", ""}
+
+
+def fences(text: str) -> list[tuple[str, str]]:
+    """The language and the text of each block, moved down to its own line, so that errors name it."""
+    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(match[1], "\n" * text.count("\n", 0, match.start(2)) + match[2]) for match in found]
 
 
 def python_blocks(text: str) -> list[str]:
-    """The ```python blocks of a document, each moved down to its own line, so that errors name it."""
-    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+    return [block for language, block in fences(text) if language == "python"]
 
 
 def modules() -> list[str]:
-    names = [m.name for m in pkgutil.walk_packages(holdfast.__path__, "holdfast.")]
+    names = [m.name for m in pkgutil.walk_packages(hf.__path__, "holdfast.")]
     return ["holdfast", *(name for name in names if not KERNELS.search(name))]
 
 
 def script(name: str) -> ModuleType:
     """A program of docs/ as a module."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    if str(DOCS) not in sys.path:
+        sys.path.insert(0, str(DOCS))
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if python_blocks(p.read_text())], ids=lambda p: p.name)
+def test_code_of_documents_runs(path: Path) -> None:
+    namespace: dict[str, object] = {}
+    for block in python_blocks(path.read_text()):
+        exec(compile(block, str(path), "exec"), namespace)
+
+
+def test_most_documents_have_code() -> None:
+    without = {path.name for path in DOCUMENTS if not python_blocks(path.read_text())}
+    assert without <= {
+        "api.md", "api_nn.md", "changelog.md", "contributing.md", "example.md", "layers.md", "results.md"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_code_of_documents_runs(path: Path) -> None:
-    blocks = python_blocks(path.read_text())
-    assert blocks, f"{path.name} has no python block to run"
-    namespace: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, str(path), "exec"), namespace)
+def test_all_code_is_in_blocks_that_run(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n```") + text.startswith("```") == 2 * len(fences(text)), "a block is not closed"
+    for language, block in fences(text):
+        assert language in LANGUAGES, f"{path.name} has a block of {language}; accepted are {LANGUAGES}"
+        assert language == "python" or not re.search(r"\bhf\.|^import |^from ", block, re.MULTILINE), block
 
 
 def test_a_wrong_example_is_noticed() -> None:
@@ -69,66 +90,152 @@ def test_some_docstring_has_an_example() -> None:
     assert len(tests) >= 2
 
 
-def test_generated_parts_of_the_readme_are_current() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert script("generate").regenerated(text) == text, "run: python docs/generate.py"
+def test_generated_parts_are_current() -> None:
+    generate = script("generate")
+    for path in DOCUMENTS:
+        text = path.read_text()
+        assert generate.regenerated(text) == text, f"{path.name} is stale; run: python docs/generate.py"
 
 
-def test_tables_can_be_made_of_old_and_new_runs() -> None:
-    old = {"op": "quantize", "granularity": "per token", "function": False, "packed": True,
-           "real_dtype": "bfloat16", "code_dtype": "int4", "of_copy": 0.5, "peers": {}}  # fmt: skip
+def test_drawings_are_current() -> None:
+    wanted = script("generate").drawn()
+    for path, text in wanted.items():
+        assert path.read_text() == text, f"{path.name} is stale; run: python docs/generate.py"
+    assert {*(DOCS / "assets").glob("*.svg")} == {path for path in wanted if path.suffix == ".svg"}
+
+
+def test_a_stale_table_is_noticed() -> None:
+    generate = script("generate")
+    (begin, end) = ("<!-- generated: errors -->\n", "<!-- /generated -->")
+    made = generate.regenerated(f"{begin}stale{end}")
+    assert "hf.InvalidArgs" in made and "stale" not in made and made.startswith(begin) and made.endswith(end)
+
+
+def test_every_drawing_is_shown_somewhere() -> None:
+    shown = {
+        name
+        for path in DOCUMENTS
+        for name in re.findall(r"\((?:docs/)?assets/(\w+\.svg)\)", path.read_text())
+    }
+    assert shown == {path.name for path in (DOCS / "assets").glob("*.svg")}
+
+
+def _row(**more: Any) -> dict[str, Any]:
     peers = {"compiled": {"speedup": 2.0}, "torch op": {"reason": "none"}}
-    rows = [
-        {**old, "peers": peers},
-        {**old, "peers": peers, "family": "embedding", "dtypes": "bfloat16", "op": "embedding"},
-    ]
-    report = {"device": "a", "threads": None, "date": "2026-11-15", "copy_bytes_per_second": 1e9,
-              "rows": rows, "versions": {"torch": "2", "triton": "3", "numba": "0"},
-              "host_microseconds": {}}  # fmt: skip
-    made = script("generate")._machine(report)
-    assert "| | bfloat16, packed int4 |" in made and "| | bfloat16 |" in made
-    assert "| quantize per token | 50 %, 2.00x, n/a |" in made
-    assert "| embedding per token | 50 %, 2.00x, n/a |" in made
+    return {"op": "quantize", "granularity": "per token", "function": False, "packed": True, "shape": [4, 8],
+            "real_dtype": "bfloat16", "code_dtype": "int4", "of_copy": 0.5, "seconds": 2e-6, "peers": peers,
+            **more}  # fmt: skip
 
 
-def test_the_picture_of_the_estimators_is_current() -> None:
-    plot = script("plot_estimators")
-    assert plot.drawing() == plot.PICTURE.read_text(), "run: python docs/plot_estimators.py"
+def test_tables_and_charts_can_be_made_of_old_and_new_runs() -> None:
+    rows = [_row(), _row(family="warp", dtypes="bfloat16", op="warp", function=True)]
+    made = script("generate").measured_table(rows)
+    assert "| quantize per token | bfloat16, packed int4 | 4x8 | 2 µs | 50 % | 2.00x | n/a |" in made
+    assert "| hf.warp per token | bfloat16 | 4x8 | 2 µs | 50 % | 2.00x | n/a |" in made
+    report = {"device": "a", "threads": None, "date": "2026-11-15", "rows": rows,
+              "versions": {"torch": "2", "triton": "3", "numba": "0"}}  # fmt: skip
+    speed = script("drawings.speed")
+    assert {"quantize", "warp"} == speed.by_page(report).keys()
+    drawn = speed.chart(report, rows)
+    assert "hf.warp per token" in drawn and "a, torch 2, Triton 3, 2026-11-15" in drawn
 
 
-@pytest.mark.parametrize("ste", list(holdfast.SteKind))
+def test_the_chart_of_the_readme_names_machine_versions_date_and_sizes() -> None:
+    drawn = (DOCS / "assets" / "speed.svg").read_text()
+    report = script("drawings.speed").stored("h200")
+    for fact in (
+        report["device"],
+        report["versions"]["torch"],
+        report["versions"]["triton"],
+        report["date"][:10],
+    ):
+        assert fact in drawn
+    for kind in ("fake_quantize backward", "embedding_bag backward", "grid_sample backward"):
+        assert f">{kind}</text>" in drawn
+    assert "2^28 elements" in drawn
+
+
+@pytest.mark.parametrize("ste", list(hf.SteKind))
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_the_picture_shows_what_the_kernels_give(bits: int, ste: holdfast.SteKind) -> None:
-    plot = script("plot_estimators")
+def test_the_picture_shows_what_the_kernels_give(bits: int, ste: hf.SteKind) -> None:
+    plot = script("drawings.estimators")
     x, shown = plot.gradients(bits, ste.value)
     most = 2 ** (bits - 1) - 1
-    desc = holdfast.plans.FakeQuantizeBackwardDescriptor(shape=x.shape, q_min=-most, q_max=most, ste=ste)
-    stream = holdfast.Stream.current("cpu")
-    plan = holdfast.plans.FakeQuantizeBackwardPlan.select(
-        stream, desc, holdfast.PlanPreference(backend="reference")
-    )
+    desc = hf.plans.FakeQuantizeBackwardDescriptor(shape=x.shape, q_min=-most, q_max=most, ste=ste)
+    stream = hf.Stream.current("cpu")
+    plan = hf.plans.FakeQuantizeBackwardPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
     dx = torch.empty_like(x)
-    plan.run(
-        stream, None, holdfast.plans.FakeQuantizeBackwardArgs(dy=torch.ones_like(x), x=x, scale=1.0, dx=dx)
-    )
+    plan.run(stream, None, hf.plans.FakeQuantizeBackwardArgs(dy=torch.ones_like(x), x=x, scale=1.0, dx=dx))
     assert shown.equal(dx)
     assert ste.value in plot.ORDER and x.min() < -most and x.max() > most
 
 
-def test_the_table_names_every_plan() -> None:
-    table = script("generate").plan_table()
-    for name in holdfast.plans.all():
-        assert f"`{name}`" in table
+def test_the_drawings_of_sums_have_the_sizes_of_the_kernels() -> None:
+    from holdfast.ops.segment_sum import reference as ordered
+    from holdfast.ops.tree_sum import reference as tree
+
+    sums = script("drawings.sums")
+    assert (sums.CHUNK, sums.LANES, sums.ROWS) == (ordered.CHUNK, tree.LANES, tree.ROWS)
+
+
+def test_every_plan_and_every_field_is_listed() -> None:
+    listed, described = (DOCS / "plan_list.md").read_text(), (DOCS / "fields.md").read_text()
+    for name, plan in hf.plans.all().items():
+        assert f"`{name}`" in listed and f"## {name}\n" in described
+        section = described.split(f"## {name}\n")[1].split("\n## ")[0]
+        for kind in (plan.Descriptor, plan.Args):
+            assert all(f"| `{field}` |" in section for field in map(attrgetter("name"), fields(kind)))
+
+
+def test_every_plan_is_on_the_page_of_its_op() -> None:
+    pages = [path.read_text() for path in DOCUMENTS if path.name not in ("plan_list.md", "fields.md")]
+    for name in hf.plans.all():
+        assert any(f"| `{name}` |" in page for page in pages), f"{name} is on no page"
+
+
+def test_every_error_is_explained() -> None:
+    text = (DOCS / "errors.md").read_text()
+    public = [kind for kind in hf.HoldfastError.__subclasses__() if kind.__name__ in hf.__all__]
+    assert len(public) >= 6
+    for kind in public:
+        assert f"`hf.{kind.__name__}`" in text and f"\n## {kind.__name__}\n" in text
 
 
 def test_links_between_documents_lead_somewhere() -> None:
     for path in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
 
 
+def test_every_document_and_example_is_linked_from_the_readme_or_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    for path in DOCUMENTS[1:]:
+        assert f": {path.name}\n" in site, f"{path.name} is not in the navigation of mkdocs.yml"
+    readme = (ROOT / "README.md").read_text()
+    for path in (ROOT / "examples").glob("*.py"):
+        assert f"(examples/{path.name})" in readme
+
+
+def test_the_first_screen_of_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(python_blocks(text)) == 3
+    order = ("FakeQuantize", "hf.embedding", "hf.grid_sample", "Plan.select", "speed.svg", "## Install",
+             "make demo", "make test", "## The ops", "A whole training run", "## More")  # fmt: skip
+    places = [text.index(word) for word in order]
+    assert places == sorted(places)
+
+
 def test_every_public_name_has_a_docstring() -> None:
-    for name in holdfast.__all__:
-        thing = getattr(holdfast, name)
+    for name in hf.__all__:
+        thing = getattr(hf, name)
         if callable(thing):
             assert thing.__doc__, f"holdfast.{name} says nothing of itself"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    reference = (DOCS / "api.md").read_text() + (DOCS / "api_nn.md").read_text()
+    elsewhere = {"NUMERICS_VERSION", "Granularity", "__version__", "nn", "plans", "testing"}
+    errors = {"HoldfastError", *(kind.__name__ for kind in hf.HoldfastError.__subclasses__())}
+    listed = set(re.findall(r"^::: holdfast\.(\w+)$", reference, re.MULTILINE))
+    assert listed == set(hf.__all__) - elsewhere - errors
+    assert {f"nn.{name}" for name in hf.nn.__all__} == set(re.findall(r"::: holdfast\.(nn\.\w+)", reference))

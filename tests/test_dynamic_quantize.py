@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.case import laid_out, poisoned_output
-from holdfast.core.dtypes import CODES
+from holdfast.core.formats import INTEGERS
 from holdfast.ops.choose_scale.cases import Problem, input_values
 from holdfast.ops.dynamic_quantize import cpu, gpu
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 GPU = gpu_way()
 BACKENDS = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU else {})}
 REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-STORED = [(code.torch, packed) for code in CODES.values() for packed in {False, code.per_byte > 1}]
+STORED = [(code.torch, packed) for code in INTEGERS.values() for packed in {False, code.per_byte > 1}]
 GRANULARITIES = [
     hf.PerTensor(),
     hf.PerChannel(0),
@@ -61,7 +61,7 @@ def run(backend: str, x: torch.Tensor, **fields: Any) -> list[torch.Tensor]:
 def test_the_bits_of_choosing_and_then_quantizing(granularity: hf.Granularity, dtype: torch.dtype) -> None:
     x = input_values(Problem("dynamic", granularity, (18, 48), dtype, values="mixed"))
     for codes, packed in STORED:
-        for symmetric in {False, CODES[str(codes).removeprefix("torch.")].signed}:
+        for symmetric in {False, INTEGERS[str(codes).removeprefix("torch.")].signed}:
             rule: dict[str, Any] = {"dtype": codes, "granularity": granularity}
             found = hf.quantize_dynamic(x, symmetric=symmetric, packed=packed, **rule)
             scale = hf.choose_scale(x, symmetric=symmetric, **rule)
@@ -92,7 +92,7 @@ def test_any_shape_and_layout(
     seed: int,
 ) -> None:
     codes, packed = stored
-    symmetric = symmetric and CODES[str(codes).removeprefix("torch.")].signed
+    symmetric = symmetric and INTEGERS[str(codes).removeprefix("torch.")].signed
     if granularity is None:
         granularity, shape = hf.PerGroup(8), (*shape[:2], 16)
     bits = torch.randint(-(2**15), 2**15, shape, generator=torch.Generator().manual_seed(seed))

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import holdfast as hf
+from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.bits import canonical, digest
 from holdfast.proof.conformance import Way, cases_of, check, expected, selected
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"

@@ -13,9 +13,9 @@ import torch
 import holdfast as hf
 from holdfast.backends import interpreted
 from holdfast.core import deferred
+from holdfast.core.bits import digest
 from holdfast.core.case import poisoned_output
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.bits import digest
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}

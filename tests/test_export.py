@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdfast.core.dtypes import CODES
+from holdfast.core.formats import INTEGERS
 from public_calls import CALLS, Call, flat
 
 
@@ -32,7 +32,7 @@ def saved_and_loaded(call: Call, changed: dict[str, Any], tensors: dict[str, tor
 def variants() -> list[tuple[str, dict[str, Any]]]:
     """Every call as it is, and those over codes with every dtype of codes."""
     found: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in CALLS]
-    for code in CODES.values():
+    for code in INTEGERS.values():
         signed = {"symmetric": code.signed} if code.bits != 2 else {"symmetric": False}
         whole = {"dtype": code.torch, "q_min": None, "q_max": None}
         found += [

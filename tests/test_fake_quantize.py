@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.bits import canonical
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import INTEGERS
+from holdfast.core.values import special_values
 from holdfast.numerics import reference
-from holdfast.ops.affine.cases import special_values
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
 
 GPU = gpu_way()
@@ -290,7 +291,7 @@ def test_what_peers_get_wrong(backend: str, granularity: hf.Granularity) -> None
     assert same(y, torch.tensor([6.75, 6.75, -57.0, -57.0, NAN, 0.25, 0.0, 0.0]).expand(SHAPE).contiguous())
 
 
-_codes = st.sampled_from([code.torch for code in CODES.values()])
+_codes = st.sampled_from([code.torch for code in INTEGERS.values()])
 _numbers = st.floats(width=32, allow_nan=True) | st.floats(-40, 40, width=32)
 
 
@@ -557,9 +558,19 @@ def test_a_plan_says_what_it_is() -> None:
     assert forward_plan.precision_guarantee().ulp == {"y": 0.5}
 
 
+def test_codes_are_int8_unless_a_format_is_given() -> None:
+    x = torch.tensor([0.26, -0.3, 99.0, -99.0], requires_grad=True)
+    y = hf.fake_quantize(x, 0.5)
+    assert y.equal(hf.fake_quantize(x, 0.5, dtype=torch.int8))
+    assert y.equal(hf.dequantize(hf.quantize(x.detach(), 0.5), 0.5))
+    y.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [1, 1, 0, 0]
+    assert hf.fake_quantize(x, 0.5, q_min=-3, q_max=3).tolist() == [0.5, -0.5, 1.5, -1.5]
+
+
 X = torch.ones(SHAPE)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "no range": (lambda: hf.fake_quantize(X, 0.1), "give dtype, or both q_min and q_max"),
+    "no range": (lambda: FakeQuantizeDescriptor(shape=()).validate(), "give dtype, or both q_min and q_max"),
     "half a range": (lambda: hf.fake_quantize(X, 0.1, q_min=3), "give dtype, or both q_min and q_max"),
     "a range beyond the dtype": (
         lambda: hf.fake_quantize(X, 0.1, dtype=torch.int4, q_max=8), r"wider than torch.int4 holds, -8 to 7"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import holdfast
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+from drawings.imports import Graph, imported_modules, levels, op_graph, package_graph, reduced  # noqa: E402
 
 PACKAGE = Path(holdfast.__file__).parent
 
@@ -23,7 +27,7 @@ BELOW = {
     "nn": {"core", "ops"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
-    "testing": {"core", "proof"},
+    "testing": {"core"},
     "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
@@ -34,22 +38,6 @@ BELOW = {
 def layer_of(path: Path) -> str:
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return "holdfast" if parts == ("__init__",) else parts[0]
-
-
-def imported_modules(source: str) -> set[str]:
-    """The modules of holdfast that ``source`` imports, at any depth of nesting."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
-            assert node.module is not None
-            if node.module == "holdfast":
-                found |= {f"holdfast.{alias.name}" for alias in node.names}
-            else:
-                found.add(node.module)
-    return {name for name in found if name.split(".")[0] == "holdfast"}
 
 
 def imported_layers(source: str) -> set[str]:
@@ -74,7 +62,7 @@ def test_imports_go_one_way(path: Path) -> None:
         ("numerics", "from holdfast.ops.affine import plan"),
         ("backends", "from holdfast import numerics"),
         ("ops", "import holdfast as hf"),
-        ("bench", "from holdfast.proof.bits import same"),
+        ("bench", "from holdfast.proof.digests import pinned"),
         ("holdfast", "from holdfast.cli import main"),
     ],
 )
@@ -82,23 +70,48 @@ def test_a_wrong_import_is_noticed(layer: str, source: str) -> None:
     assert wrong_imports(layer, source)
 
 
-def ops_imported() -> dict[str, set[str]]:
-    """The ops that each op imports from, found in its sources."""
-    found: dict[str, set[str]] = {}
-    for path in sorted((PACKAGE / "ops").rglob("*.py")):
-        if path.parent != PACKAGE / "ops":
-            own = path.relative_to(PACKAGE / "ops").parts[0]
-            names = (module.split(".") for module in imported_modules(path.read_text()))
-            others = {name[2] for name in names if name[1:2] == ["ops"] and len(name) > 2}
-            found.setdefault(own, set()).update(others - {own})
-    return found
+def test_the_import_graph_of_the_package_is_one_way() -> None:
+    graph = package_graph(PACKAGE)
+    assert (
+        BELOW.keys() >= graph.keys() >= {"cli", "proof", "bench", "holdfast", "nn", "testing", "ops", "core"}
+    )
+    rows = levels(graph)
+    row = {part: number for number, parts in enumerate(rows) for part in parts}
+    assert all(row[part] < row[other] for part, others in graph.items() for other in others)
+    way = ("cli", "proof", "nn", "ops", "numerics", "backends", "core")
+    assert [row[part] for part in way] == sorted({row[part] for part in way})
 
 
-def test_no_op_is_made_of_itself() -> None:
-    imported = ops_imported()
-    assert set(graphlib.TopologicalSorter(imported).static_order()) == set(imported)
+def test_the_import_graph_of_the_ops_is_one_way() -> None:
+    graph = op_graph(PACKAGE)
+    assert sorted(node for nodes in levels(graph) for node in nodes) == sorted(graph)
+    assert "segment_sum" in graph["embedding"], "the graph is read from the sources"
+
+
+@pytest.mark.parametrize("read", [package_graph, op_graph])
+def test_a_cycle_is_noticed(read: Callable[[Path], Graph]) -> None:
+    graph = read(PACKAGE)
+    bottom, top = levels(graph)[-1][0], levels(graph)[0][0]
     with pytest.raises(graphlib.CycleError):
-        list(graphlib.TopologicalSorter({**imported, "affine": {"embedding"}}).static_order())
+        levels({**graph, bottom: {top}, top: {bottom}})
+
+
+def test_a_drawing_leaves_out_what_longer_ways_imply() -> None:
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert reduced(graph) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert levels(graph) == [["a"], ["b"], ["c"]]
+
+
+def test_a_new_part_is_in_the_graph(tmp_path: Path) -> None:
+    for name, source in (
+        ("__init__.py", "from holdfast import one"),
+        ("one.py", "from holdfast.two.part import x"),
+        ("two/__init__.py", ""),
+        ("two/part.py", "import torch"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    assert package_graph(tmp_path) == {"holdfast": {"one"}, "one": {"two"}, "two": set()}
 
 
 def heavy_after(statement: str) -> set[str]:

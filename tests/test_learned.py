@@ -15,13 +15,13 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import holdfast as hf
+from holdfast.core.bits import digest
 from holdfast.core.case import random_bits
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.pieces import Pieces
 from holdfast.core.stream import Workspace
-from holdfast.ops.affine.cases import rounded, spread
+from holdfast.core.values import rounded, spread
 from holdfast.ops.tree_sum.reference import by_segment, tree_sum
-from holdfast.proof.bits import digest
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Each backend, and where it runs here: the gpu backend on the CPU where there is no GPU, interpreted.

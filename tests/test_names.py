@@ -28,6 +28,7 @@ def test_the_names_that_others_rely_on() -> None:
         "scale_of_range", "unpack",
     }  # fmt: skip
     assert functions <= set(hf.__all__)
+    assert hf.quantize_dynamic is hf.dynamic_quantize  # the function of DynamicQuantizePlan
 
 
 @pytest.mark.parametrize("name", sorted(hf.plans.all()))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 from two_processes import found_by_both
 
 INF, NAN = float("inf"), float("nan")
@@ -124,6 +124,46 @@ def test_rejected_batches_alone_make_no_scale(symmetric: bool) -> None:
     loaded = hf.nn.FakeQuantize(symmetric=symmetric)
     loaded.load_state_dict(module.state_dict())
     assert str(loaded.report()) == str(module.report())
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.filterwarnings("ignore:a batch with NaN or infinity:RuntimeWarning")
+@pytest.mark.parametrize("batches", [[], ["nan"], ["nan", "ordinary"]], ids=str)
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
+)
+def test_eval_looks_for_a_scale_that_only_the_device_knows(device: str, batches: list[str]) -> None:
+    """On a GPU the host does not know whether the batch was accepted; a compiled graph cannot ask."""
+    torch._dynamo.reset()
+    module, x = hf.nn.FakeQuantize(device=device), ORDINARY.to(device)
+    for batch in batches:
+        module(BATCHES[batch].to(device))
+        if device == "cpu":
+            module._is_set = None  # what a batch on a GPU leaves
+        assert module._is_set is None
+    module.eval()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    if "ordinary" in batches:
+        assert same(compiled(x), module(x)) and not module(x).isnan().any()
+    else:
+        for call in (compiled, module):  # an eager call looks as well
+            with pytest.raises(Exception, match="has seen no training batch that it could use"):
+                call(x)
+
+
+def test_a_moving_average_of_which_a_part_is_not_set_has_no_scale() -> None:
+    module = hf.nn.FakeQuantize(granularity=hf.PerChannel(1))
+    module(ORDINARY)
+    state = module.state_dict()
+    state["scale"][1] = NAN
+    loaded = hf.nn.FakeQuantize(granularity=hf.PerChannel(1))
+    loaded.load_state_dict(state)
+    assert not loaded.report()["is_set"]
+    with pytest.raises(hf.HoldfastError, match="has seen no training batch that it could use"):
+        loaded.eval()(ORDINARY)
+    assert not loaded.train()(ORDINARY).isnan().any() and loaded.report()["is_set"]
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

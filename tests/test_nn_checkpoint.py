@@ -14,8 +14,8 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.nn import recomputation
-from holdfast.proof.bits import canonical
 
 NAN = float("nan")
 

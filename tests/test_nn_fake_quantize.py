@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 from two_processes import found_by_both
 
 INF, NAN = float("inf"), float("nan")

@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 from two_processes import found_by_both
 
 SECONDS, STEPS = 240, 4
@@ -56,6 +56,22 @@ def sharded(model: torch.nn.Sequential, how: str) -> torch.nn.Sequential:
     return fully_shard(model, reshard_after_forward=how != "kept whole")
 
 
+@torch.no_grad()
+def sharded_on_meta(name: str) -> torch.nn.Sequential:
+    """The same model, made without memory: only the layers of torch are given their values."""
+    from torch.distributed.tensor import distribute_tensor
+
+    with torch.device("meta"):
+        model = sharded(model_of(name), "one group")
+    model.to_empty(device="cpu")
+    model[1].reset_parameters()
+    values = model_of(name).state_dict()
+    for index in (0, 3):
+        for key, shard in model[index].named_parameters():
+            shard.copy_(distribute_tensor(values[f"{index}.{key}"], shard.device_mesh, shard.placements))
+    return model
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach().clone()
 
@@ -63,7 +79,9 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 def trained(name: str, how: str | None) -> dict[str, Any]:
     """The outputs and the state after some steps; the first batch is NaN, and is rejected."""
     model = model_of(name)
-    if how is not None:
+    if how == "from the meta device":
+        model = sharded_on_meta(name)
+    elif how is not None:
         model = sharded(model, how)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     run = model if how not in KINDS else partial(checkpoint, model, use_reentrant=KINDS[how])
@@ -92,7 +110,7 @@ def resumed(model: torch.nn.Sequential, name: str, how: str | None) -> torch.Ten
 #: Kinds of checkpoint: whether they are reentrant.
 KINDS = {"checkpointed": False, "checkpointed, reentrant": True}
 
-WAYS = ("one group", "each layer", "kept whole", "compiled", *KINDS)
+WAYS = ("one group", "each layer", "kept whole", "compiled", "from the meta device", *KINDS)
 
 
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 
 NAN = float("nan")
 WEIGHT = 0.25

@@ -15,8 +15,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import cases_of, moved
 
 PLANS = hf.plans.all()

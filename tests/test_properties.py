@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.core.case import random_bits
-from holdfast.core.dtypes import CODES, Code
+from holdfast.core.formats import INTEGERS, Format
 
 SETTINGS: dict[str, Any] = {"derandomize": True, "deadline": None, "print_blob": True}
 
@@ -66,9 +66,11 @@ def test_a_sample_does_not_depend_on_its_batch(seed: int, size: int, first: int)
 
 @settings(max_examples=50, **SETTINGS)
 @given(
-    st.sampled_from([c for c in CODES.values() if c.per_byte > 1]), st.integers(0, 40), st.integers(0, 2**32)
+    st.sampled_from([c for c in INTEGERS.values() if c.per_byte > 1]),
+    st.integers(0, 40),
+    st.integers(0, 2**32),
 )
-def test_packing_there_and_back(code: Code, length: int, seed: int) -> None:
+def test_packing_there_and_back(code: Format, length: int, seed: int) -> None:
     low, high = code.code_range
     codes = (_bits(str(seed), (3, length), torch.int32) % (high - low + 1) + low).to(code.storage)
     packed = hf.pack(codes, code.torch)

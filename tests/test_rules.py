@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 # The rules, by hand. Each table runs on every backend.

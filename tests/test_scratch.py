@@ -15,10 +15,10 @@ import torch
 
 import holdfast as hf
 from holdfast.backends.scratch import GAP, Runs, Scratch, guarded, overruns
+from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.pieces import Pieces, first_address, strays
 from holdfast.ops.tree_sum import cpu as trees
-from holdfast.proof.bits import mismatch
 from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
 
 PACKAGE = Path(hf.__file__).parent

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical, digest
 from holdfast.core.case import poisoned_output, random_bits
 from holdfast.core.pieces import Pieces
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
-from holdfast.proof.bits import canonical, digest
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}

@@ -20,7 +20,7 @@ import torch
 
 import holdfast as hf
 from holdfast.backends.threads import shared_finely
-from holdfast.proof.bits import memory
+from holdfast.core.bits import memory
 from holdfast.proof.conformance import cases_of, expected
 
 PYTHON_THREADS = 8

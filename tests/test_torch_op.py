@@ -187,6 +187,57 @@ def test_packed_codes_are_the_unpacked_ones_packed(dtype: torch.dtype, length: i
     assert torch.equal(y, hf.dequantize(codes, 0.25, 1))
 
 
+@pytest.mark.parametrize("length", [1, 7, 8])
+@pytest.mark.parametrize("dtype", [torch.int2, torch.uint4], ids=str)
+def test_a_packed_length_is_never_guessed(dtype: torch.dtype, length: int) -> None:
+    x = values()[..., :1].expand(4, 6, length)
+    packed = hf.quantize(x, 0.25, dtype=dtype, packed=True)
+    per_byte = 4 if dtype == torch.int2 else 2
+    most = packed.shape[-1] * per_byte
+    sentence = rf"length is not given.*may hold {most - per_byte + 1} to {most} codes; pass length="
+    with pytest.raises(hf.InvalidArgs, match=sentence):
+        hf.unpack(packed, dtype)
+    for granularity, scale in (
+        (hf.PerTensor(), 0.25),
+        (hf.PerToken(), torch.full((4, 6), 0.25)),
+        (hf.PerChannel(1), torch.full((6,), 0.25)),
+        (hf.PerGroup(2, 1), torch.full((4, 3, length), 0.25)),
+    ):
+        how = {"packed": True, "code_dtype": dtype, "granularity": granularity}
+        with pytest.raises(hf.InvalidArgs, match=sentence):
+            hf.dequantize(packed, scale, **how)
+        assert hf.dequantize(packed, scale, length=length, **how).shape == x.shape
+
+
+@pytest.mark.parametrize("length", [1, 5, 7, 8])
+@pytest.mark.parametrize("axis", [-1, 2])
+def test_scales_along_the_packed_axis_tell_its_length(axis: int, length: int) -> None:
+    x = torch.cat([values(), values()], -1)[..., :length]
+    how = {"granularity": hf.PerChannel(axis)}
+    for shape in ((length,), (1, 1, length)):
+        scale = (torch.arange(1, length + 1) / 8).reshape(shape)
+        codes, packed = (hf.quantize(x, scale, dtype=torch.int4, packed=p, **how) for p in (False, True))
+        y = hf.dequantize(packed, scale, packed=True, code_dtype=torch.int4, **how)
+        assert torch.equal(y, hf.dequantize(codes, scale, code_dtype=torch.int4, **how))
+    with pytest.raises(hf.InvalidArgs, match="scale has shape"):
+        hf.dequantize(packed, torch.ones(99), packed=True, code_dtype=torch.int4, **how)
+
+
+def test_groups_along_the_packed_axis_fill_their_bytes() -> None:
+    x = values()[..., :1].expand(4, 6, 12) + torch.arange(12) / 8
+    how = {"granularity": hf.PerGroup(4)}
+    scale = torch.full((4, 6, 3), 0.25)
+    packed = hf.quantize(x, scale, dtype=torch.int4, packed=True, **how)
+    y = hf.dequantize(packed, scale, packed=True, code_dtype=torch.int4, **how)
+    assert torch.equal(y, hf.dequantize(hf.quantize(x, scale, dtype=torch.int4, **how), scale, **how))
+
+
+def test_no_bytes_hold_no_codes() -> None:
+    empty = torch.zeros(3, 0, dtype=torch.uint8)
+    assert hf.unpack(empty, torch.int4).shape == (3, 0)
+    assert hf.dequantize(empty, 0.5, packed=True, code_dtype=torch.int4).shape == (3, 0)
+
+
 @pytest.mark.parametrize("packed", [torch.int4, torch.uint2], ids=str)
 def test_pack_refuses_what_it_cannot_hold(packed: torch.dtype) -> None:
     with pytest.raises(hf.InvalidArgs, match=r"int32.*one each in"):

@@ -18,6 +18,7 @@ from holdfast.core.contract import (
 )
 from holdfast.core.deferred import check_errors
 from holdfast.core.errors import (
+    CollectiveFailed,
     HoldfastError,
     InvalidArgs,
     InvalidDescriptor,
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "NUMERICS_VERSION",
+    "CollectiveFailed",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",

@@ -14,6 +14,7 @@ from holdfast.core.contract import (
 )
 from holdfast.core.deferred import check_errors as check_errors
 from holdfast.core.errors import (
+    CollectiveFailed as CollectiveFailed,
     HoldfastError as HoldfastError,
     InvalidArgs as InvalidArgs,
     InvalidDescriptor as InvalidDescriptor,
@@ -40,7 +41,10 @@ from holdfast.ops.choose_scale.torch_op import (
     scale_of_range as scale_of_range,
 )
 from holdfast.ops.dequantize.torch_op import dequantize as dequantize
-from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic as quantize_dynamic
+from holdfast.ops.dynamic_quantize.torch_op import (
+    dynamic_quantize as dynamic_quantize,
+    quantize_dynamic as quantize_dynamic,
+)
 from holdfast.ops.embedding.torch_op import embedding as embedding
 from holdfast.ops.embedding_bag.torch_op import embedding_bag as embedding_bag
 from holdfast.ops.fake_quantize.torch_op import (
@@ -58,6 +62,7 @@ from holdfast.ops.quantize.torch_op import quantize as quantize
 __version__: str
 
 __all__ = [
+    "CollectiveFailed",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",
@@ -83,6 +88,7 @@ __all__ = [
     "check_errors",
     "choose_scale",
     "dequantize",
+    "dynamic_quantize",
     "embedding",
     "embedding_bag",
     "fake_quantize",

@@ -1,7 +1,11 @@
 # Written by scripts/stubs.py (`make stubs`); do not edit.
 
+from dataclasses import dataclass
 from typing import Any
 
+import holdfast.ops.affine.plan as affine
+import holdfast.ops.dequantize.plan as dequantize
+import holdfast.ops.quantize.plan as quantize
 from holdfast.core.descriptor import Descriptor as Descriptor
 from holdfast.core.plan import (
     Args as Args,
@@ -22,32 +26,6 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeArgs as ObserveRangeArgs,
     ObserveRangeDescriptor as ObserveRangeDescriptor,
     ObserveRangePlan as ObserveRangePlan,
-)
-from holdfast.ops.dequantize.plan import (
-    DequantizePerChannelArgs as DequantizePerChannelArgs,
-    DequantizePerChannelBackwardArgs as DequantizePerChannelBackwardArgs,
-    DequantizePerChannelBackwardDescriptor as DequantizePerChannelBackwardDescriptor,
-    DequantizePerChannelBackwardPlan as DequantizePerChannelBackwardPlan,
-    DequantizePerChannelDescriptor as DequantizePerChannelDescriptor,
-    DequantizePerChannelPlan as DequantizePerChannelPlan,
-    DequantizePerGroupArgs as DequantizePerGroupArgs,
-    DequantizePerGroupBackwardArgs as DequantizePerGroupBackwardArgs,
-    DequantizePerGroupBackwardDescriptor as DequantizePerGroupBackwardDescriptor,
-    DequantizePerGroupBackwardPlan as DequantizePerGroupBackwardPlan,
-    DequantizePerGroupDescriptor as DequantizePerGroupDescriptor,
-    DequantizePerGroupPlan as DequantizePerGroupPlan,
-    DequantizePerTensorArgs as DequantizePerTensorArgs,
-    DequantizePerTensorBackwardArgs as DequantizePerTensorBackwardArgs,
-    DequantizePerTensorBackwardDescriptor as DequantizePerTensorBackwardDescriptor,
-    DequantizePerTensorBackwardPlan as DequantizePerTensorBackwardPlan,
-    DequantizePerTensorDescriptor as DequantizePerTensorDescriptor,
-    DequantizePerTensorPlan as DequantizePerTensorPlan,
-    DequantizePerTokenArgs as DequantizePerTokenArgs,
-    DequantizePerTokenBackwardArgs as DequantizePerTokenBackwardArgs,
-    DequantizePerTokenBackwardDescriptor as DequantizePerTokenBackwardDescriptor,
-    DequantizePerTokenBackwardPlan as DequantizePerTokenBackwardPlan,
-    DequantizePerTokenDescriptor as DequantizePerTokenDescriptor,
-    DequantizePerTokenPlan as DequantizePerTokenPlan,
 )
 from holdfast.ops.dynamic_quantize.plan import (
     DynamicQuantizeArgs as DynamicQuantizeArgs,
@@ -96,32 +74,6 @@ from holdfast.ops.lsq_init.plan import (
     LsqInitDescriptor as LsqInitDescriptor,
     LsqInitPlan as LsqInitPlan,
 )
-from holdfast.ops.quantize.plan import (
-    QuantizePerChannelArgs as QuantizePerChannelArgs,
-    QuantizePerChannelBackwardArgs as QuantizePerChannelBackwardArgs,
-    QuantizePerChannelBackwardDescriptor as QuantizePerChannelBackwardDescriptor,
-    QuantizePerChannelBackwardPlan as QuantizePerChannelBackwardPlan,
-    QuantizePerChannelDescriptor as QuantizePerChannelDescriptor,
-    QuantizePerChannelPlan as QuantizePerChannelPlan,
-    QuantizePerGroupArgs as QuantizePerGroupArgs,
-    QuantizePerGroupBackwardArgs as QuantizePerGroupBackwardArgs,
-    QuantizePerGroupBackwardDescriptor as QuantizePerGroupBackwardDescriptor,
-    QuantizePerGroupBackwardPlan as QuantizePerGroupBackwardPlan,
-    QuantizePerGroupDescriptor as QuantizePerGroupDescriptor,
-    QuantizePerGroupPlan as QuantizePerGroupPlan,
-    QuantizePerTensorArgs as QuantizePerTensorArgs,
-    QuantizePerTensorBackwardArgs as QuantizePerTensorBackwardArgs,
-    QuantizePerTensorBackwardDescriptor as QuantizePerTensorBackwardDescriptor,
-    QuantizePerTensorBackwardPlan as QuantizePerTensorBackwardPlan,
-    QuantizePerTensorDescriptor as QuantizePerTensorDescriptor,
-    QuantizePerTensorPlan as QuantizePerTensorPlan,
-    QuantizePerTokenArgs as QuantizePerTokenArgs,
-    QuantizePerTokenBackwardArgs as QuantizePerTokenBackwardArgs,
-    QuantizePerTokenBackwardDescriptor as QuantizePerTokenBackwardDescriptor,
-    QuantizePerTokenBackwardPlan as QuantizePerTokenBackwardPlan,
-    QuantizePerTokenDescriptor as QuantizePerTokenDescriptor,
-    QuantizePerTokenPlan as QuantizePerTokenPlan,
-)
 from holdfast.ops.segment_sum.plan import (
     SegmentSumArgs as SegmentSumArgs,
     SegmentSumDescriptor as SegmentSumDescriptor,
@@ -129,3 +81,115 @@ from holdfast.ops.segment_sum.plan import (
 )
 
 def all() -> dict[str, type[Plan[Any, Any]]]: ...
+
+DequantizePerChannelBackwardArgs = dequantize.DequantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerChannelBackwardDescriptor(affine.OverChannels, dequantize.DequantizeBackwardDescriptor): ...
+
+class DequantizePerChannelBackwardPlan(dequantize.DequantizeBackwardPlan): ...
+
+DequantizePerChannelArgs = dequantize.DequantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerChannelDescriptor(affine.OverChannels, dequantize.DequantizeDescriptor): ...
+
+class DequantizePerChannelPlan(dequantize.DequantizePlan): ...
+
+DequantizePerGroupBackwardArgs = dequantize.DequantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerGroupBackwardDescriptor(affine.OverGroups, dequantize.DequantizeBackwardDescriptor): ...
+
+class DequantizePerGroupBackwardPlan(dequantize.DequantizeBackwardPlan): ...
+
+DequantizePerGroupArgs = dequantize.DequantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerGroupDescriptor(affine.OverGroups, dequantize.DequantizeDescriptor): ...
+
+class DequantizePerGroupPlan(dequantize.DequantizePlan): ...
+
+DequantizePerTensorBackwardArgs = dequantize.DequantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTensorBackwardDescriptor(affine.OverTensor, dequantize.DequantizeBackwardDescriptor): ...
+
+class DequantizePerTensorBackwardPlan(dequantize.DequantizeBackwardPlan): ...
+
+DequantizePerTensorArgs = dequantize.DequantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTensorDescriptor(affine.OverTensor, dequantize.DequantizeDescriptor): ...
+
+class DequantizePerTensorPlan(dequantize.DequantizePlan): ...
+
+DequantizePerTokenBackwardArgs = dequantize.DequantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTokenBackwardDescriptor(affine.OverTokens, dequantize.DequantizeBackwardDescriptor): ...
+
+class DequantizePerTokenBackwardPlan(dequantize.DequantizeBackwardPlan): ...
+
+DequantizePerTokenArgs = dequantize.DequantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class DequantizePerTokenDescriptor(affine.OverTokens, dequantize.DequantizeDescriptor): ...
+
+class DequantizePerTokenPlan(dequantize.DequantizePlan): ...
+
+QuantizePerChannelBackwardArgs = quantize.QuantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerChannelBackwardDescriptor(affine.OverChannels, quantize.QuantizeBackwardDescriptor): ...
+
+class QuantizePerChannelBackwardPlan(quantize.QuantizeBackwardPlan): ...
+
+QuantizePerChannelArgs = quantize.QuantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerChannelDescriptor(affine.OverChannels, quantize.QuantizeDescriptor): ...
+
+class QuantizePerChannelPlan(quantize.QuantizePlan): ...
+
+QuantizePerGroupBackwardArgs = quantize.QuantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerGroupBackwardDescriptor(affine.OverGroups, quantize.QuantizeBackwardDescriptor): ...
+
+class QuantizePerGroupBackwardPlan(quantize.QuantizeBackwardPlan): ...
+
+QuantizePerGroupArgs = quantize.QuantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerGroupDescriptor(affine.OverGroups, quantize.QuantizeDescriptor): ...
+
+class QuantizePerGroupPlan(quantize.QuantizePlan): ...
+
+QuantizePerTensorBackwardArgs = quantize.QuantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTensorBackwardDescriptor(affine.OverTensor, quantize.QuantizeBackwardDescriptor): ...
+
+class QuantizePerTensorBackwardPlan(quantize.QuantizeBackwardPlan): ...
+
+QuantizePerTensorArgs = quantize.QuantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTensorDescriptor(affine.OverTensor, quantize.QuantizeDescriptor): ...
+
+class QuantizePerTensorPlan(quantize.QuantizePlan): ...
+
+QuantizePerTokenBackwardArgs = quantize.QuantizeBackwardArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTokenBackwardDescriptor(affine.OverTokens, quantize.QuantizeBackwardDescriptor): ...
+
+class QuantizePerTokenBackwardPlan(quantize.QuantizeBackwardPlan): ...
+
+QuantizePerTokenArgs = quantize.QuantizeArgs
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizePerTokenDescriptor(affine.OverTokens, quantize.QuantizeDescriptor): ...
+
+class QuantizePerTokenPlan(quantize.QuantizePlan): ...

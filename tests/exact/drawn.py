@@ -10,7 +10,8 @@ import torch
 
 from exact.long_sums import Problem, made
 from exact.values import KINDS, Rng, terms
-from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import INTEGERS
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.grid_sample.plan import Mode, Padding
@@ -163,7 +164,7 @@ def quantize(plan: Any, rng: Rng) -> Problem:
         divisors = [d for d in range(1, shape[axis] + 1) if shape[axis] % d == 0]
         fields |= {"axis": axis, "group_size": one_of(rng, divisors)}
     dtype = one_of(rng, REALS)
-    codes = one_of(rng, [*(record.torch for record in CODES.values()), torch.float32, dtype])
+    codes = one_of(rng, [*(record.torch for record in INTEGERS.values()), torch.float32, dtype])
     if plan.op == "quantize":
         fields |= {"input_dtype": dtype, "output_dtype": codes}
         if codes.is_floating_point:
@@ -195,7 +196,7 @@ def fake_quantize(plan: Any, rng: Rng) -> Problem:
     shape, granularity = shaped(rng)
     dtype = one_of(rng, REALS)
     fields: dict[str, Any] = {"shape": shape, "granularity": granularity, "input_dtype": dtype}
-    fields["dtype"] = one_of(rng, [record.torch for record in CODES.values()])
+    fields["dtype"] = one_of(rng, [record.torch for record in INTEGERS.values()])
     if plan.direction == "backward":
         fields["ste"] = one_of(rng, SteKind)
     scale_dtype = one_of(rng, [torch.float32, dtype])
@@ -225,7 +226,7 @@ def of_data(plan: Any, rng: Rng) -> Problem:
         fields["q_max"] = size(rng, 2**16)
     elif plan.op != "observe_range":
         symmetric = one_of(rng, [False, True])
-        codes = [record for record in CODES.values() if record.signed or not symmetric]
+        codes = [record for record in INTEGERS.values() if record.signed or not symmetric]
         fields |= {"symmetric": symmetric, "output_dtype": one_of(rng, codes).torch}
     desc = plan.Descriptor(**fields)
     if getattr(desc, "symmetric", False):

@@ -16,7 +16,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from holdfast.backends import kernel_cache, private
+from holdfast.backends import kernel_cache
+from holdfast.backends.notice import compiling
+from holdfast.backends.on_demand import callable_from_kernels
+from holdfast.backends.private import numba as private
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -33,7 +36,7 @@ _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": Fal
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
-    compiled = njit(**_EXACT)(function)
+    compiled = njit(**_EXACT, **private.kernel_options())(function)
     kernel_cache.keep(compiled, function)
     return compiled
 
@@ -41,6 +44,24 @@ def kernel(function: Callable[..., Any]) -> Any:
 def jit(function: Callable[..., Any]) -> Any:
     """Compile what kernels call: it becomes part of them, on disk as well."""
     return njit(**_EXACT, **private.part_options())(function)
+
+
+def on_demand(function: Callable[..., Any]) -> Any:
+    """Compile what kernels call, by itself, when a kernel first calls it; see ``backends.on_demand``."""
+    return callable_from_kernels(function, _c_function, _compile_c_function)
+
+
+def _c_function(function: Callable[..., Any], signature: Any) -> Any:
+    made = private.c_function(function, signature, _EXACT)
+    kernel_cache.keep(made, function)
+    return made
+
+
+def _compile_c_function(function: Any, module: str) -> None:
+    with _compiling, interrupts_wait(), private.remembering_types():
+        if function.address is None:
+            with compiling(module, cached=private.is_on_disk(function)):
+                function.compile()
 
 
 def emit(builder: Callable[..., Any]) -> Any:
@@ -223,7 +244,9 @@ def compile_kernel(entry: Any, *args: Any) -> None:
 
     An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
     """
-    with _compiling, interrupts_wait():
+    module = getattr(entry, "py_func", entry).__module__
+    cached = private.is_on_disk(entry)
+    with _compiling, interrupts_wait(), private.remembering_types(), compiling(module, cached=cached):
         entry(*args)
 
 

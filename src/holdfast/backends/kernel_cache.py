@@ -20,7 +20,7 @@ from typing import Any
 
 import numba
 
-from holdfast.backends import private
+from holdfast.backends.private import numba as private
 
 PACKAGE = Path(__file__).parents[1]
 

@@ -71,6 +71,14 @@ _side = _Side()
 _Place = tuple[int, int]
 
 
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as kernels take it. A floating dtype of one byte is passed as bytes: kernels convert its codes
+    themselves, in integer arithmetic.
+    """
+    is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.view(torch.uint8) if is_code else tensor
+
+
 @dataclass(frozen=True)
 class _Step:
     run: Launcher
@@ -92,7 +100,7 @@ class Steps:
         self._device = device
         self._names = operand_names(type(args))
         self._tensors = [
-            operand if isinstance(operand, torch.Tensor) else None for operand in args.operands()
+            _bits(operand) if isinstance(operand, torch.Tensor) else None for operand in args.operands()
         ]
         self._first = next(i for i, tensor in enumerate(self._tensors) if tensor is not None)
         self._steps: list[_Step] = []
@@ -242,7 +250,7 @@ class Steps:
 
             def whole(name: str | None) -> torch.Tensor:
                 operand = operands[first if name is None else positions[name]]
-                return operand if isinstance(operand, torch.Tensor) else operands[first]
+                return _bits(operand if isinstance(operand, torch.Tensor) else operands[first])
 
             def tensor(operand: StepOperand) -> torch.Tensor:
                 if isinstance(operand, Piece):

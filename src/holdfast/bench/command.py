@@ -20,6 +20,8 @@ from holdfast.bench.peers import kinds, peer
 from holdfast.bench.report import Report, Row, device_name
 from holdfast.bench.timing import copy_rate, host_seconds, release, side_by_side
 from holdfast.core.benchmark import Call, Case, NoPeer
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.files import require_writable
 from holdfast.core.stream import Stream
 
 #: The size of a small tensor, for what a call costs the host.
@@ -43,16 +45,21 @@ def bench(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all numbers to this file, as they come.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads; by default as many as torch uses.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=4096, help="CPU threads; by default as many as torch uses.")
+    ] = 0,
 ) -> None:
     """Time the plans against torch eager, torch.compile and the copy ceiling, as ratios."""
-    if elements and (elements < 2**12 or elements & (elements - 1)):
-        raise typer.BadParameter(f"{elements} elements were asked for; it must be a power of two from 4096.")
+    if elements and (not 2**12 <= elements <= 2**40 or elements & (elements - 1)):
+        raise InvalidArgs(
+            f"--elements is {elements}; it must be a power of two from {2**12} to {2**40}, such as {2**24}."
+        )
+    require_writable(json_file)
     if threads:
         torch.set_num_threads(threads)
     stream = Stream.current(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     cases = quick_cases() if quick else full_cases() if stream.device.type == "cuda" else cpu_cases()
-    cases = [case for case in cases if re.search(only, case.name)]
+    cases = _chosen(cases, only)
     console = Console()
 
     def save(report: Report) -> None:
@@ -63,6 +70,21 @@ def bench(
     report.print(console)
     if report.refused:
         raise typer.Exit(1)
+
+
+def _chosen(cases: list[Case], only: str) -> list[Case]:
+    """The cases whose name matches ``only``; there must be one."""
+    try:
+        chosen = [case for case in cases if re.search(only, case.name)]
+    except re.error as error:
+        raise InvalidArgs(
+            f"--only {only!r} is no regular expression ({error}); write a part of a case's name, such as "
+            "--only grid_sample."
+        ) from None
+    if not chosen:
+        ops = ", ".join(sorted({case.op.partition(" ")[0] for case in cases}))
+        raise InvalidArgs(f"--only {only!r} matches none of the {len(cases)} cases; they are of {ops}.")
+    return chosen
 
 
 def measure(
@@ -90,19 +112,33 @@ def measure(
         for case in cases:
             progress.update(task, description=case.name)
             size = elements or case.elements(on_gpu=on_gpu, quick=quick)
+            case = case.at(size)
             wrong = differences(case, stream, _backend(case, stream))
             if wrong:
                 report.refused.append(
                     f"Not timed: {case.name}. Its check is red: {wrong} elements differ from the reference."
                 )
             else:
-                report.rows.append(_row(case, size, stream, threads, quick))
+                try:
+                    report.rows.append(_row(case, size, stream, threads, quick))
+                except (MemoryError, RuntimeError) as error:
+                    if not _out_of_memory(error):
+                        raise
+                    report.refused.append(
+                        f"Not timed: {case.name}. There is no memory for {size} elements; ask for fewer "
+                        "with --elements."
+                    )
             save(report)
             release(device)
             progress.advance(task)
     report.copy_rate = max(report.copy_rate, copy_rate(device, copied, threads))
     save(report)
     return report
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch raises a RuntimeError where memory on the CPU cannot be had."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
 
 
 def _backend(case: Case, stream: Stream) -> str:

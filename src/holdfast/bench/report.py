@@ -18,9 +18,11 @@ from holdfast.core.machine import package_versions, processor
 NOTE = (
     "Times are medians. A plan writes into memory that it is given; the peers and the hf functions allocate "
     "their output, and that is in their time. 'of copy' is the bytes that the op must move, over its time, "
-    "over the rate of copy_ in this run. The other columns are speed-ups over torch: 'torch op' is its own "
-    "operator for the same work (quantize_per_*, their dequantize(), fake_quantize_per_*_affine and its "
-    "gradient), 'eager' and 'compiled' are the plain formula."
+    "over the rate of copy_ in this run. It may be above 100 %: the tensors of a small case fit in a cache, "
+    "and a kernel that reads more than it writes, or writes past the caches, moves its bytes faster than a "
+    "copy does. The other columns are speed-ups over torch: 'torch op' is its own operator for the same work "
+    "(quantize_per_*, their dequantize(), fake_quantize_per_*_affine and its gradient), 'eager' and "
+    "'compiled' are the plain formula."
 )
 
 

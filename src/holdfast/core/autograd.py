@@ -95,7 +95,7 @@ def register_constant(name: str, *, integers: bool = False) -> None:
     """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
 
     In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
-    ``integers`` have none in any mode.
+    integers have no derivative in any mode: ``integers`` if the result may be one.
     """
     if private.redispatch_below_autograd is None:
         torch.library.register_autograd(
@@ -107,7 +107,10 @@ def register_constant(name: str, *, integers: bool = False) -> None:
     def kernel(keyset: Any, *arguments: Any) -> Any:
         if not integers:
             _refuse_forward_mode(name, arguments)
-        return below(keyset, arguments)
+        found = below(keyset, arguments)
+        if integers and found.is_floating_point():
+            _refuse_forward_mode(name, arguments)
+        return found
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 

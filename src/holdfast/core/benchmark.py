@@ -60,6 +60,10 @@ class Case(ABC):
             return 2**26 if quick else 2**28 if self.real == torch.float32 else 2**27
         return 2**24 if quick else 2**25
 
+    def at(self, elements: int) -> Case:
+        """This case with its largest tensor cut to ``elements``, where its name says sizes."""
+        return self
+
     @abstractmethod
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> Problem:
         """The case at a size, the elements of its largest tensor, on the device of ``stream``."""

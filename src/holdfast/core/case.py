@@ -23,7 +23,7 @@ from holdfast.core.strided import contiguous_strides, span
 
 #: Elements of poison before and after a tensor; a multiple of what any dtype needs to stay aligned.
 GUARD = 64
-#: What integers are poisoned with: each byte of it. Floats are poisoned with NaN.
+#: What codes are poisoned with: each byte of it. Real numbers are poisoned with NaN.
 POISON_BYTE = 0xA5
 
 
@@ -49,7 +49,7 @@ def random_bits(label: str, count: int) -> npt.NDArray[np.uint64]:
 
 def poisoned(size: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor in which every element is conspicuous."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.full((size,), float("nan"), dtype=dtype)
     return torch.full((size * dtype.itemsize,), POISON_BYTE, dtype=torch.uint8).view(dtype)
 

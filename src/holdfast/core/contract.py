@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Context, Decimal
 from types import MappingProxyType
 from typing import Literal
 
@@ -79,8 +80,11 @@ def error_in_ulp(roundings: float, compute: Float, out: Float) -> float:
 
 
 def printed_bound(ulp: float) -> str:
-    """A bound with four decimals at most, rounded up: what is printed holds too."""
-    return f"{math.ceil(ulp * 1e4) / 1e4:.4f}".rstrip("0").rstrip(".")
+    """A bound with four decimals at most, rounded up: the printed number is a bound too."""
+    if not math.isfinite(ulp):
+        return str(ulp)
+    rounded = Decimal(ulp).quantize(Decimal("0.0001"), ROUND_CEILING, Context(prec=400))
+    return f"{rounded:f}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import operator
 import sys
 import types
 import typing
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Self, cast
@@ -84,7 +84,7 @@ class Descriptor:
     def validate(self) -> None:
         """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
         kind: Any = type(self)
-        for name, hint in _hints(kind).items():
+        for name, hint in field_types(kind).items():
             _validate_field(name, getattr(self, name), hint)
         if len(self.shape) > MAX_RANK:
             raise InvalidDescriptor(
@@ -130,21 +130,27 @@ class Descriptor:
                 n for n, k in Descriptor._by_name.items() if issubclass(k, cls) and not k.__subclasses__()
             )
             raise InvalidDescriptor(f'"descriptor" is {name!r}; accepted here: {", ".join(wanted)}.')
-        hints = _hints(kind)
+        hints = field_types(kind)
         unknown = sorted(data.keys() - hints.keys())
         if unknown:
             raise InvalidDescriptor(f"{name} has no field {unknown[0]!r}; its fields are {', '.join(hints)}.")
+        missing = [f.name for f in fields(kind) if f.name not in data and _required(f)]
+        if missing:
+            needed = " and ".join(f"{field} ({_described(hints[field])})" for field in missing)
+            raise InvalidDescriptor(f"{name} also needs {needed}; its fields are {', '.join(hints)}.")
         values = {key: _decode(value, hints[key], f"{name}.{key}") for key, value in data.items()}
-        try:
-            made = kind(**values)
-        except TypeError as error:
-            raise InvalidDescriptor(f"{name} cannot be made of these fields: {error}.") from None
+        made = kind(**values)
         made.validate()
         return cast(Self, made)
 
 
+def _required(f: Field[Any]) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING
+
+
 @cache
-def _hints(kind: type[Descriptor]) -> dict[str, Any]:
+def field_types(kind: type[Descriptor]) -> dict[str, Any]:
+    """The type of each field of a descriptor."""
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in fields(kind)}
 

@@ -27,5 +27,9 @@ class WorkspaceTooSmall(HoldfastError, ValueError):
     """The workspace given to ``run`` has fewer bytes than ``workspace_size()``."""
 
 
+class CollectiveFailed(HoldfastError, RuntimeError):
+    """The processes that share a batch did not all take part in a collective operation."""
+
+
 class NotReproducible(HoldfastError, AssertionError):
     """A step gave other bits than it did before; the message says which, where, and between which runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
@@ -18,7 +18,7 @@ from holdfast.core import deferred, importing, private, registry
 from holdfast.core.checks import shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
 from holdfast.core.latest import Latest, Places, picked
@@ -205,6 +205,11 @@ class Plan(Generic[D, A]):
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
         self._latest: Latest[_Admitted[A]] | None = None
         self._stream: object = _NO_STREAM  # the one that the last run was on
+
+    def __repr__(self) -> str:
+        desc = self.descriptor
+        said = (f"{f.name}={encoded(getattr(desc, f.name))}" for f in fields(desc) if _told(desc, f))
+        return f"<{type(self).__name__} {', '.join(said)} on {self.device}, {self.backend} backend>"
 
     @classmethod
     def select(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> Self:
@@ -441,6 +446,11 @@ class Plan(Generic[D, A]):
     def _refused_values(self, args: A) -> str:
         """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
         return ""
+
+
+def _told(desc: Descriptor, f: Field[Any]) -> bool:
+    """Whether a short description says this field: those left at their default are left out."""
+    return bool(f.default is MISSING or getattr(desc, f.name) != f.default)
 
 
 #: Any plan class.

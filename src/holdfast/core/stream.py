@@ -42,6 +42,10 @@ class Stream:
         if not torch.cuda.is_available():
             raise InvalidArgs("a CUDA stream was asked for, but this torch sees no CUDA device; use 'cpu'.")
         index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise InvalidArgs(
+                f"a stream on {device} was asked for; there are {torch.cuda.device_count()} devices."
+            )
         return cls(torch.device("cuda", index), torch.cuda.current_stream(index).cuda_stream)
 
     @classmethod

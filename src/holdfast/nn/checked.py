@@ -11,6 +11,7 @@ from torch import distributed
 from holdfast.core.descriptor import whole_numbers
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerChannel, PerTensor
+from holdfast.nn.scale_mode import ScaleMode
 
 Name = TypeVar("Name", bound=str)
 
@@ -94,6 +95,20 @@ def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None
     ):
         raise InvalidArgs(f"{name} is {made.tolist()}; it must fit 32 bits.")
     return made.detach().to(device=device, dtype=dtype, copy=True)
+
+
+def check_given(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -> None:
+    """Raise where ``scale`` or ``zero_point`` is given to a mode that does not use it, or is missing."""
+    given = scale is not None
+    if given and mode in (ScaleMode.PER_BATCH, ScaleMode.EMA):
+        raise InvalidArgs(f"scale is given, but mode {mode} finds it in the data; leave it out.")
+    if not given and mode is ScaleMode.FIXED:
+        raise InvalidArgs("mode fixed has no scale; pass scale=, a number or a tensor.")
+    if zero_point is not None and (not given or (symmetric and mode is ScaleMode.LEARNED)):
+        raise InvalidArgs(
+            "zero_point is given and cannot be used; it goes with scale= in mode fixed, and in mode "
+            "learned with symmetric=False."
+        )
 
 
 def checked_scale(scale: torch.Tensor) -> torch.Tensor:

@@ -8,13 +8,24 @@ whose part of the batch is empty adds nothing; ``told`` says whether any process
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
 
+from holdfast.core.errors import CollectiveFailed
+
 #: A ``torch.distributed.ProcessGroup``, which not every build of torch has; None is the default group.
 Group = Any
+
+
+class Meeting(NamedTuple):
+    """A collective operation of ``group`` for ``module``; ``first``: the first one since ``train()``."""
+
+    group: Group
+    module: torch.nn.Module
+    first: bool
 
 
 def processes(group: Group) -> int:
@@ -25,30 +36,30 @@ def processes(group: Group) -> int:
 
 
 def joined_range(
-    low: torch.Tensor, high: torch.Tensor, tells: bool, group: Group
+    low: torch.Tensor, high: torch.Tensor, tells: bool, meeting: Meeting
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The range over all processes, from each one's own; NaN where one of them is. And ``told``."""
     magnitudes = _bits(torch.stack([low, high]))
     magnitudes = magnitudes & torch.iinfo(magnitudes.dtype).max
     if not tells:
         magnitudes = torch.full_like(magnitudes, -1)  # below every magnitude
-    distributed.all_reduce(magnitudes, distributed.ReduceOp.MAX, group)
+    _all_reduce(magnitudes, distributed.ReduceOp.MAX, meeting)
     below, above = magnitudes.clamp_min(0).view(low.dtype).unbind()
     return 0.0 - below, above, (magnitudes >= 0).all()
 
 
 def first_of(
-    tensors: Sequence[torch.Tensor], tells: bool, group: Group
+    tensors: Sequence[torch.Tensor], tells: bool, meeting: Meeting
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """What the first process of the group that has a batch has, everywhere. And ``told``."""
-    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    rank, size = distributed.get_rank(meeting.group), distributed.get_world_size(meeting.group)
     first = torch.full((), rank if tells else size, dtype=torch.int64, device=tensors[0].device)
-    distributed.all_reduce(first, distributed.ReduceOp.MIN, group)
+    _all_reduce(first, distributed.ReduceOp.MIN, meeting)
     everywhere = []
     for tensor in tensors:
         # A sum with zeros is exact where the terms are integers.
         bits = torch.where(first == rank, _bits(tensor), 0)
-        distributed.all_reduce(bits, distributed.ReduceOp.SUM, group)
+        _all_reduce(bits, distributed.ReduceOp.SUM, meeting)
         everywhere.append(bits.view(tensor.dtype))
     return everywhere, first < size
 
@@ -56,3 +67,46 @@ def first_of(
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """A float32, float64 or int32 tensor as integers of the same width."""
     return tensor.contiguous().view(torch.int64 if tensor.element_size() == 8 else torch.int32)
+
+
+def _all_reduce(tensor: torch.Tensor, op: Any, meeting: Meeting) -> None:
+    """``all_reduce`` in place, which raises ``CollectiveFailed`` where another process does not take part.
+
+    gloo waits on the host and raises when the group times out. NCCL waits on the device: when the group times
+    out, its watchdog ends the process, and Python cannot say why. So the host waits for the first meeting
+    after ``train()``, in which a process that is alone in training mode shows; later ones do not wait.
+    """
+    if torch.compiler.is_compiling():
+        distributed.all_reduce(tensor, op, meeting.group)
+        return
+    try:
+        if meeting.first and _waits_on_device(tensor):
+            work = distributed.all_reduce(tensor, op, meeting.group, async_op=True)
+            if work is not None:
+                work.wait(_patience(meeting.group, tensor.device))
+        else:
+            distributed.all_reduce(tensor, op, meeting.group)
+    except RuntimeError as error:
+        rank, size = distributed.get_rank(meeting.group), distributed.get_world_size(meeting.group)
+        reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].rstrip(".!")
+        raise CollectiveFailed(
+            f"{meeting.module} is in training mode on process {rank} of {size} and joins the range of its "
+            f"batch with the other processes, which did not all take part: {reason}. Every process of the "
+            "group must call the module in training mode, and equally often. Call train() and eval() on all "
+            "of them together, or pass process_group= with those that train."
+        ) from error
+
+
+def _waits_on_device(tensor: torch.Tensor) -> bool:
+    """Whether ``all_reduce`` of this tensor returns before it is done."""
+    return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
+
+
+def _patience(group: Group, device: torch.device) -> timedelta:
+    """Somewhat less than the timeout of the group, so that the host raises before the watchdog ends it."""
+    group = distributed.group.WORLD if group is None else group
+    try:
+        timeout: timedelta = group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # private, and not in every backend
+        timeout = timedelta(minutes=10)
+    return 0.9 * timeout

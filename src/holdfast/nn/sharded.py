@@ -33,3 +33,13 @@ def write_shard(shard: Any, value: torch.Tensor) -> None:
     shard.to_local().copy_(everywhere.redistribute(placements=shard.placements).to_local())
     if value.is_cuda:  # FSDP reads shards on streams of its own
         torch.cuda.current_stream(value.device).synchronize()
+
+
+def fill(state: torch.Tensor, value: torch.Tensor | float) -> None:
+    """Write ``value`` to a parameter or buffer, of which this process may hold a shard."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        state.fill_(float(value))
+    elif is_sharded(state):
+        write_shard(state, value.to(state.device))
+    else:
+        state.copy_(value)

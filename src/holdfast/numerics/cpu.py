@@ -14,14 +14,15 @@ import torch
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.backends.cpu import emit, jit, on_demand, pointer
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
+from holdfast.core.formats import E4M3FN, Format
 from holdfast.numerics.exponential import EXPONENTIALS
 
 # What an operand's elements are. The low four bits are the size of one in bytes; a kind of the size alone is
 # the compute type itself.
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = 0x12, 0x22, 0x34, 0x48
-INT8, UINT8, INT16, UINT16, ZERO_POINT = 0x51, 0x61, 0x72, 0x82, 0x94
+INT8, UINT8, INT16, UINT16, ZERO_POINT, FLOAT8_E4M3FN = 0x51, 0x61, 0x72, 0x82, 0x94, 0xA1
 ITEM_SIZE = 0x0F
 #: Added to a floating kind: these are zero points, to be rounded and saturated when they are widened.
 ROUNDED = 0x100
@@ -36,6 +37,7 @@ _KINDS = {
     torch.int16: INT16,
     torch.uint16: UINT16,
     torch.int32: ZERO_POINT,
+    torch.float8_e4m3fn: FLOAT8_E4M3FN,
 }
 
 
@@ -204,10 +206,84 @@ def narrow_bfloat16(value):
     return np.uint16(rounded)
 
 
+def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
+    """The functions of a float format: ``fits``, ``saturated``, ``encoded`` and ``decoded``.
+
+    For a t of either compute type, ``saturated(t)`` is the nearest value of the format as a float32, ties to
+    even; it keeps NaN and the sign of a zero. ``encoded(t)`` is the code of that value, and ``decoded(code)``
+    the value of a code. ``fits(t)`` is whether t is in the range of the format once it is rounded; no NaN is.
+
+    A carry out of the mantissa moves into the exponent. Below the least normal number the steps are all those
+    of the subnormal numbers, which is the distance of float32 numbers from ``lift`` on: adding it rounds, and
+    leaves the code of a subnormal number in the low bits of the sum.
+    """
+    dropped, exponent_shift = 23 - codes.mantissa_bits, 127 - codes.exponent_bias
+    below_half, kept = np.uint32(2 ** (dropped - 1) - 1), np.uint32(2**32 - 2**dropped)
+    least_normal = np.uint32((exponent_shift + 1) << 23)
+    lift = np.float32(2.0 ** (24 - codes.exponent_bias - codes.mantissa_bits))
+    lift_bits = np.uint32(lift.view(np.uint32))
+    rebias = np.uint32(exponent_shift << 23)
+    highest = np.uint32(np.float32(codes.code_range[1]).view(np.uint32))
+    highest_code, nan, sign = codes.highest_code, codes.nan or 0, codes.bits - 1
+    subnormals = 2**codes.mantissa_bits
+
+    @jit
+    def magnitude_of(bits):
+        magnitude = np.uint32(bits & 0x7FFFFFFF)
+        odd = np.uint32((magnitude >> dropped) & 1)
+        near = np.uint32(np.uint32(magnitude + odd + below_half) & kept)
+        if magnitude < least_normal:
+            near = reinterpret((reinterpret(magnitude, np.float32) + lift) - lift, np.uint32)
+        return near
+
+    @jit
+    def fits(t):
+        return magnitude_of(reinterpret(to_odd_float32(t), np.uint32)) <= highest
+
+    @jit
+    def saturated(t):
+        single = to_odd_float32(t)
+        bits = reinterpret(single, np.uint32)
+        near = np.uint32(min(magnitude_of(bits), highest) | np.uint32(bits & 0x80000000))
+        return single if np.isnan(single) else reinterpret(near, np.float32)
+
+    @jit
+    def encoded(t):
+        single = to_odd_float32(t)
+        bits = reinterpret(single, np.uint32)
+        magnitude = min(magnitude_of(bits), highest)
+        code = np.uint32(np.uint32(magnitude - rebias) >> dropped)
+        if magnitude < least_normal:
+            code = np.uint32(reinterpret(reinterpret(magnitude, np.float32) + lift, np.uint32) - lift_bits)
+        code = np.uint32(code | np.uint32(np.uint32(bits >> 31) << sign))
+        return np.uint8(nan) if np.isnan(single) else np.uint8(code)
+
+    @jit
+    def decoded(code):
+        magnitude = np.uint32(code & (2**sign - 1))
+        value = reinterpret(np.uint32(np.uint32(magnitude << dropped) + rebias), np.float32)
+        if magnitude < subnormals:
+            value = reinterpret(np.uint32(magnitude + lift_bits), np.float32) - lift
+        if magnitude > highest_code:
+            value = np.float32(np.nan)
+        negative = np.uint32(np.uint32(np.uint32(code) >> sign) << 31)
+        return reinterpret(np.uint32(reinterpret(value, np.uint32) | negative), np.float32)
+
+    return fits, saturated, encoded, decoded
+
+
+fits_e4m3fn, saturated_e4m3fn, encoded_e4m3fn, decoded_e4m3fn = float_format(E4M3FN)
+
+
 @jit
+def clamped_zero_point(point):
+    """A zero point of int32 within the limit."""
+    return min(max(point, np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
+
+
+@on_demand
 def widen(source, kind, first, last, target, like):
     """Convert elements ``first`` to ``last`` of those at ``source`` to the compute type, at ``target``."""
-    outlined()
     wide = pointer(target, like)
     rounded = kind & ROUNDED
     kind ^= rounded
@@ -246,20 +322,24 @@ def widen(source, kind, first, last, target, like):
     elif kind == ZERO_POINT:
         points = pointer(source, np.int32)
         for i in range(first, last):
-            wide[i] = min(max(points[i], np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
+            wide[i] = clamped_zero_point(points[i])
+    elif kind == FLOAT8_E4M3FN:
+        floating_codes = pointer(source, np.uint8)
+        for i in range(first, last):
+            wide[i] = decoded_e4m3fn(floating_codes[i])
     if rounded:
         for i in range(first, last):
             point = zero(like) if np.isnan(wide[i]) else wide[i]
             wide[i] = rint(min(max(point, np.float32(-ZERO_POINT_LIMIT)), np.float32(ZERO_POINT_LIMIT)))
 
 
-@jit
+@on_demand
 def narrow(source, count, kind, target, like):
     """Convert ``count`` values of the compute type at ``source`` to elements of ``kind``, at ``target``.
 
-    Floats are rounded to nearest, ties to even; for an integer kind the values are integers in its range.
+    Floats are rounded to nearest, ties to even; those of one byte saturate. For an integer kind the
+    values are integers in its range.
     """
-    outlined()
     wide = pointer(source, like)
     if kind == FLOAT16:
         halves = pointer(target, np.uint16)
@@ -285,16 +365,19 @@ def narrow(source, count, kind, target, like):
         words = pointer(target, np.int16)
         for i in range(count):
             words[i] = np.int32(wide[i])
+    elif kind == FLOAT8_E4M3FN:
+        floating_codes = pointer(target, np.uint8)
+        for i in range(count):
+            floating_codes[i] = encoded_e4m3fn(wide[i])
 
 
-@jit
+@on_demand
 def unpack(source, halvings, signed, count, target):
     """Spread codes that share bytes, low bits first, to one byte each.
 
     One byte becomes one word, whose bytes are its codes; the multiplication copies a code's sign bit into the
     bits above it. Whole words are written, so up to 3 bytes past ``count``.
     """
-    outlined()
     shared = pointer(source, np.uint8)
     if halvings == 1:
         pairs = pointer(target, np.uint16)
@@ -313,10 +396,9 @@ def unpack(source, halvings, signed, count, target):
             fours[i] = np.uint32(four | np.uint32(np.uint32(four & signs) * 0x7E))
 
 
-@jit
+@on_demand
 def pack(source, halvings, count, target):
     """Gather codes of one byte each into shared bytes, low bits first; the last is filled up with zeros."""
-    outlined()
     shared = pointer(target, np.uint8)
     whole = count >> halvings
     if halvings == 1:

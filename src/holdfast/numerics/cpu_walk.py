@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from holdfast.backends.cpu import copy, emit, jit, outlined, pointer
+from holdfast.backends.cpu import copy, emit, jit, on_demand, outlined, pointer
 from holdfast.core.dtypes import Float
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen
 
@@ -54,10 +54,9 @@ def size_of(typingctx, like):
     return types.int64(like), build
 
 
-@jit
+@on_demand
 def move(source, step, count, target, target_step, item):
     """Carry elements that are ``step`` apart to where they are ``target_step`` apart."""
-    outlined()
     if item == 2:
         for i in range(count):
             pointer(target, np.uint16)[i * target_step] = pointer(source, np.uint16)[i * step]

@@ -269,6 +269,88 @@ def rounded_to_code(x, s, q_min, q_max, z):
 
 
 @triton.jit
+def odd_float32(t):
+    """t as a float32 that rounds on to fewer bits as t itself would.
+
+    It is rounded towards zero, and its last bit set if anything was lost: no tie appears that was not there.
+    """
+    if t.dtype == tl.float64:
+        near = t.to(tl.float32)
+        back = near.to(tl.float64)
+        bits = near.to(tl.int32, bitcast=True)
+        bits = tl.where(tl.abs(back) > tl.abs(t), bits - 1, bits)
+        return tl.where(back != t, bits | 1, bits).to(tl.float32, bitcast=True)
+    else:
+        return t
+
+
+@triton.jit
+def float_magnitude(bits, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
+    """The bits of a float32 without its sign, rounded to MANTISSA bits, ties to even.
+
+    It is rounded as if the exponent had no upper end; a carry moves into the exponent. NaN stays above all
+    numbers. Below the least normal number of EXPONENT bits the steps are all those of the subnormal numbers,
+    which is the distance of float32 numbers from LIFT on: adding it rounds.
+    """
+    BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
+    DROPPED: tl.constexpr = 23 - MANTISSA
+    LIFT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    magnitude = bits & 0x7FFFFFFF
+    odd = (magnitude >> DROPPED) & 1
+    near = (tl.minimum(magnitude, 0x7F800000 + 2**DROPPED) + (2 ** (DROPPED - 1) - 1) + odd) & -(2**DROPPED)
+    lifted = (magnitude.to(tl.float32, bitcast=True) + LIFT) - LIFT
+    return tl.where(magnitude < ((128 - BIAS) << 23), lifted.to(tl.int32, bitcast=True), near)
+
+
+@triton.jit
+def float_in_range(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
+    """Whether t, rounded to a float format, is at most q_max in magnitude; no NaN is."""
+    bits = odd_float32(t).to(tl.int32, bitcast=True)
+    return float_magnitude(bits, EXPONENT, MANTISSA) <= q_max.to(tl.float32).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def rounded_to_float(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
+    """The nearest value of a float format up to q_max, as a float32; NaN and the sign of a zero stay."""
+    single = odd_float32(t)
+    bits = single.to(tl.int32, bitcast=True)
+    magnitude = float_magnitude(bits, EXPONENT, MANTISSA)
+    magnitude = tl.minimum(magnitude, q_max.to(tl.float32).to(tl.int32, bitcast=True))
+    near = (magnitude | (bits ^ (bits & 0x7FFFFFFF))).to(tl.float32, bitcast=True)
+    return tl.where(single == single, near, single)
+
+
+@triton.jit
+def float_code(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, NAN: tl.constexpr):
+    """The code of ``rounded_to_float``, which is NAN where that is NaN."""
+    BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
+    LIFT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    near = rounded_to_float(t, q_max, EXPONENT, MANTISSA)
+    bits = near.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    code = (magnitude >> (23 - MANTISSA)) - ((127 - BIAS) << MANTISSA)
+    lifted = magnitude.to(tl.float32, bitcast=True) + LIFT
+    subnormal = lifted.to(tl.int32, bitcast=True) - ((151 - BIAS - MANTISSA) << 23)
+    code = tl.where(magnitude < ((128 - BIAS) << 23), subnormal, code)
+    code = code | ((bits >> (31 - EXPONENT - MANTISSA)) & (1 << (EXPONENT + MANTISSA)))
+    return tl.where(near == near, code, NAN)
+
+
+@triton.jit
+def float_value(codes, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: tl.constexpr):
+    """The values of codes of a float format, as float32; those above HIGHEST are NaN."""
+    BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
+    LIFT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    codes = codes.to(tl.int32)
+    magnitude = codes & (2 ** (EXPONENT + MANTISSA) - 1)
+    value = (magnitude << (23 - MANTISSA)) + ((127 - BIAS) << 23)
+    subnormal = (magnitude + ((151 - BIAS - MANTISSA) << 23)).to(tl.float32, bitcast=True) - LIFT
+    value = tl.where(magnitude < 2**MANTISSA, subnormal.to(tl.int32, bitcast=True), value)
+    value = tl.where(magnitude > HIGHEST, 0x7FC00000, value)
+    return (value | ((codes >> (EXPONENT + MANTISSA)) << 31)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def whole_zero_point(z):
     """A floating zero point as an integer: rounded half to even, saturated, and 0 for NaN."""
     if z.dtype == tl.float64:

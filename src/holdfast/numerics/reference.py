@@ -6,6 +6,7 @@ float32, or in float64 if they are float64; they are narrowed once, when they ar
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
+from holdfast.core.formats import Format
 from holdfast.numerics.exponential import EXPONENTIALS
 
 Array = npt.NDArray[Any]
@@ -46,6 +48,8 @@ def store(out: torch.Tensor, values: Array) -> None:
             made = torch.from_numpy(np.ascontiguousarray(values.astype(np.float16)))
         elif out.dtype == torch.uint16:
             made = torch.from_numpy(np.ascontiguousarray(values.astype(np.uint16)))
+        elif values.dtype == np.uint8:  # codes of 8 bits as they are
+            made = torch.from_numpy(np.ascontiguousarray(values)).view(out.dtype)
         else:
             made = torch.from_numpy(np.ascontiguousarray(values)).to(out.dtype)
     out.detach().copy_(made.reshape(out.shape))
@@ -74,6 +78,35 @@ def rounded_quotient(x: Array, scale: Array) -> Array:
     """rint(x / scale), ties to even."""
     with np.errstate(all="ignore"):
         return np.rint(x / scale)
+
+
+def nearest(t: Array, codes: Format) -> Array:
+    """t rounded to the mantissa of a float format, ties to even, as if its exponent had no upper end.
+
+    Below the least normal number the steps are those of the subnormal numbers. NaN, infinities and the sign
+    of a zero stay.
+    """
+    with np.errstate(all="ignore"):
+        exponent = np.maximum(np.frexp(t)[1] - 1, 1 - codes.exponent_bias)
+        step = np.ldexp(t.dtype.type(1), exponent - codes.mantissa_bits)
+        return np.asarray(np.rint(t / step) * step, t.dtype)
+
+
+def encode(values: Array, codes: Format) -> Array:
+    """The codes of values of a float format. NaN takes the format's code for it."""
+    magnitudes = _values(codes)[: codes.highest_code + 1]
+    found = np.searchsorted(magnitudes, np.abs(values)) | np.signbit(values) << (codes.bits - 1)
+    return np.where(np.isnan(values), codes.nan or 0, found).astype(np.uint8)
+
+
+def decode(found: Array, codes: Format, compute: Float) -> Array:
+    """The values of the codes of a float format; exact."""
+    return _values(codes).astype(compute_type(compute))[found]
+
+
+@cache
+def _values(codes: Format) -> Array:
+    return np.array([codes.value(code) for code in range(2**codes.bits)])
 
 
 def exp_below_zero(v: Array, compute: Float) -> Array:

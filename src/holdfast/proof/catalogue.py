@@ -34,6 +34,7 @@ class Entry:
     deterministic: bool
     bit_stable: str
     numerics_version: int = NUMERICS_VERSION
+    cases: int = 0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -50,7 +51,7 @@ def entry(plan: AnyPlan) -> Entry:
     names = [
         f.name
         for f in fields(plan.Descriptor)
-        if isinstance(getattr(cases[0].descriptor, f.name), torch.dtype)
+        if cases and isinstance(getattr(cases[0].descriptor, f.name), torch.dtype)
     ]
     by_dtypes = {tuple(getattr(case.descriptor, name) for name in names): case for case in cases}
     promises = [selected("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
@@ -58,13 +59,14 @@ def entry(plan: AnyPlan) -> Entry:
         plan=plan.__name__,
         op=plan.op,
         direction=plan.direction,
+        cases=len(cases),
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
         backends=list(dict.fromkeys(way.backend for way in plan.kernels)),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
         compute_dtypes=sorted({promise.compute_dtype for promise in promises}),
         accumulator_dtypes=sorted({promise.accumulator_dtype for promise in promises}),
         rounding=", ".join(sorted({promise.rounding for promise in promises})),
-        deterministic=all(promise.deterministic for promise in promises),
+        deterministic=bool(promises) and all(promise.deterministic for promise in promises),
         bit_stable=", ".join(sorted({promise.bit_stable for promise in promises})),
     )
 

@@ -14,14 +14,15 @@ import torch
 from holdfast.backends import interpreted
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
+from holdfast.core.bits import memory, mismatch
 from holdfast.core.case import Case, operands_of, poisoned
+from holdfast.core.checks import shown
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.bits import memory, mismatch
 
 #: What workspaces are filled with: NaN in every floating dtype.
 WORKSPACE_FILL = 0xFF
@@ -80,7 +81,9 @@ def ways() -> list[Way]:
 
 
 def cases_of(plan: AnyPlan) -> list[Case]:
-    """The named inputs of ``plan``."""
+    """The named inputs of ``plan``; none if it names no module of cases."""
+    if not hasattr(plan, "cases"):
+        return []
     return cast(list[Case], importlib.import_module(plan.cases).cases(plan))
 
 
@@ -90,10 +93,10 @@ def plan_named(name: str) -> AnyPlan:
     for candidate in (name, f"{name}Plan"):
         if candidate in known:
             return known[candidate]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-    raise InvalidArgs(
-        f"there is no plan called {name!r}; near it: {', '.join(near)}. `holdfast plans` lists them all."
-    )
+    short = {plan.removesuffix("Plan").lower(): plan for plan in known}
+    near = difflib.get_close_matches(name.removesuffix("Plan").lower(), short, n=3, cutoff=0.6)
+    hint = f"; near it: {', '.join(short[found] for found in near)}" if near else ""
+    raise InvalidArgs(f"there is no plan called {shown(name)}{hint}. `holdfast plans` lists them all.")
 
 
 def moved(args: Args, device: str, wider: int = 0) -> Args:

@@ -11,11 +11,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from holdfast.core.bits import digest
 from holdfast.core.case import Case
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.registry import plans
-from holdfast.proof.bits import digest
 from holdfast.proof.conformance import Difference
 
 Digests = dict[str, dict[str, str]]

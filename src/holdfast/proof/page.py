@@ -12,6 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from holdfast.core.contract import printed_bound
 from holdfast.proof.stored import benchmark
 from holdfast.proof.verify import PlanReport, Report
 
@@ -35,7 +36,7 @@ def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": count, "duration": duration, "times": times, "bound": bound}
+    environment.filters |= {"count": count, "duration": duration, "times": times, "bound": printed_bound}
     template = environment.from_string((files("holdfast.proof") / "page.html").read_text("utf-8"))
     here = {report.machine.cpu, report.machine.gpu}
     return template.render(
@@ -154,8 +155,3 @@ def times(ratio: float | None) -> str:
     if ratio is None:
         return "\N{EN DASH}"
     return f"{ratio:.{2 if ratio < 10 else 1}f}\N{MULTIPLICATION SIGN}"
-
-
-def bound(ulp: float) -> str:
-    """An error bound. It is rounded up, as a bound must be."""
-    return f"{math.ceil(ulp * 1e4) / 1e4:g}"

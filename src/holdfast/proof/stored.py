@@ -8,15 +8,11 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.files import UnusableFile
 from holdfast.core.machine import Machine
 from holdfast.proof.catalogue import Entry
 from holdfast.proof.conformance import Difference
 from holdfast.proof.verify import PlanReport, Report
-
-
-class UnusableFile(HoldfastError, ValueError):
-    """A file cannot be read or written, or does not hold what it was given for."""
 
 
 def findings(path: Path) -> Report:
@@ -68,13 +64,6 @@ def benchmark(path: Path) -> dict[str, Any]:
             f"{path} has no {missing[0]!r}, so it is no benchmark. Write one: holdfast bench --json FILE."
         )
     return made
-
-
-def writable(*paths: str | Path | None) -> None:
-    """Refuse a file that could not be written later."""
-    for path in paths:
-        if path is not None and not Path(path).parent.is_dir():
-            raise UnusableFile(f"{path} cannot be written: there is no folder {Path(path).parent}.")
 
 
 def _read(path: Path, command: str) -> dict[str, Any]:

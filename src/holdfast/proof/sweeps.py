@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 import torch
 
 from holdfast import ops
+from holdfast.core.bits import mismatch
 from holdfast.core.case import Case
 from holdfast.core.contract import PlanPreference
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.sweep import CHUNK, Float32Sweep, Sweep, scatter
-from holdfast.proof.bits import mismatch
 from holdfast.proof.conformance import Difference, Way, check, expected, gpu_way, selected
 
 
@@ -122,6 +122,8 @@ def _equal(right: torch.Tensor, found: torch.Tensor) -> bool:
     """Whether all bits are the same, or else all but those of NaN."""
     if not right.is_floating_point():
         return torch.equal(right, found)
+    if right.dtype.itemsize == 1:  # codes, whose NaN has one pattern
+        return torch.equal(right.view(torch.uint8), found.view(torch.uint8))
     return torch.equal(right.view(torch.int32), found.view(torch.int32)) or bool(
         ((right.view(torch.int32) == found.view(torch.int32)) | (right.isnan() & found.isnan())).all()
     )

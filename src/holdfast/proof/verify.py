@@ -75,6 +75,7 @@ class Report:
     numerics_version: int = NUMERICS_VERSION
     seconds: float = 0.0
     fuzz: dict[str, Any] | None = None
+    digests_written: int = 0
 
     @property
     def passed(self) -> bool:
@@ -118,6 +119,7 @@ def verify(
             report.plans.append(found)
     if write_digests and report.passed:
         digests.write(written)
+        report.digests_written = sum(map(len, written.values()))
     if exhaustive:
         _exhaustive(report, progress)
     report.seconds = time.perf_counter() - began
@@ -129,6 +131,10 @@ def _conformance(
 ) -> PlanReport:
     cases = cases_of(plan)
     report = PlanReport(plan.__name__, cases=len(cases), promise=entry(plan))
+    if not cases:
+        report.differences.append(
+            Difference(plan.__name__, "none", "cases", "the plan has no cases to check")
+        )
     for number, case in enumerate(cases):
         progress(f"{plan.__name__}: {case.name}", number, len(cases))
         args, reference = expected(plan, case)
@@ -146,9 +152,9 @@ def _conformance(
 
 
 def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
-    fitting = [mutant for mutant in MUTANTS if mutant.fits(plan)]
+    fitting = [mutant for mutant in MUTANTS if report.cases and mutant.fits(plan)]
     report.mutants = len(fitting)
-    control = rejection(CONTROL, plan)
+    control = rejection(CONTROL, plan) if report.cases else None
     report.differences += [control] if control else []
     for number, mutant in enumerate(fitting):
         progress(f"{plan.__name__}: mutant {mutant.name}", number, len(fitting))

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from holdfast.core import private
+from holdfast.core.bits import canonical
 from holdfast.core.errors import InvalidArgs
-from holdfast.proof.bits import canonical
 
 #: Values that are compared with ==; floats and complex numbers go through their bits.
 _PLAIN = (bool, int, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.Size, slice, range)

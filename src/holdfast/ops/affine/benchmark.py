@@ -9,15 +9,17 @@ from typing import Any, cast
 
 import torch
 
+from holdfast.core import formats
 from holdfast.core.benchmark import Case, NoPeer, Problem, Tensors
 from holdfast.core.contract import PlanPreference
-from holdfast.core.dtypes import CODES, Code, dtype_name
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import INTEGERS, Format
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream
 from holdfast.ops.affine.plan import AffinePlan
 
-INT4 = CODES["int4"].torch
+INT4 = formats.INT4.torch
 
 #: The row length of per-token and per-group cases: the width of a transformer layer.
 ROW = 4096
@@ -73,8 +75,8 @@ class ScaledCase(Case):
         return LAYOUTS[self.variant][0]
 
     @property
-    def code(self) -> Code:
-        return CODES[dtype_name(self.codes)]
+    def code(self) -> Format:
+        return INTEGERS[dtype_name(self.codes)]
 
     def shape(self, elements: int) -> tuple[int, ...]:
         """The shape of the tensor, of so many elements."""
@@ -136,7 +138,7 @@ def grouped(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
     return x.view(*x.shape[:-1], x.shape[-1] // granularity.group_size, granularity.group_size)
 
 
-def pack(codes: torch.Tensor, code: Code) -> torch.Tensor:
+def pack(codes: torch.Tensor, code: Format) -> torch.Tensor:
     """Codes side by side in bytes, as one would write it in torch."""
     places = codes.view(torch.uint8) & (2**code.bits - 1)
     packed: torch.Tensor = places[..., :: code.per_byte]
@@ -145,7 +147,7 @@ def pack(codes: torch.Tensor, code: Code) -> torch.Tensor:
     return packed
 
 
-def unpack(packed: torch.Tensor, code: Code) -> torch.Tensor:
+def unpack(packed: torch.Tensor, code: Format) -> torch.Tensor:
     """The codes of ``pack``."""
     spare = 8 - code.bits
     if code.signed:  # to the top of the byte and back down, so that the sign comes along

@@ -6,7 +6,6 @@ dtypes at each granularity and all of them at the four together; the rest varies
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -17,9 +16,11 @@ import numpy.typing as npt
 import torch
 
 from holdfast.core.case import laid_out, random_bits
-from holdfast.core.dtypes import CODES, FLOATS, Code, Float, code_dtype, dtype_name, float_dtype
+from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
+from holdfast.core.formats import E4M3FN, FLOAT_FORMATS, INT4, INTEGERS, UINT4, Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
+from holdfast.core.values import BITS, of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
 
 Array = npt.NDArray[Any]
@@ -45,7 +46,7 @@ class Problem:
 
     @property
     def code_range(self) -> tuple[int, int]:
-        return self.limits or code_dtype(self.codes, "codes").code_range
+        return self.limits or format_of(self.codes, "codes").code_range
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
@@ -146,8 +147,8 @@ def shapes_of(granularity: type[Granularity]) -> _Shapes:
 EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}
 _REALS = [record.torch for record in FLOATS.values()]
 #: Every way in which integer codes are stored.
-STORED = [(code.torch, False) for code in CODES.values()] + [
-    (code.torch, True) for code in CODES.values() if code.per_byte > 1
+STORED = [(code.torch, False) for code in INTEGERS.values()] + [
+    (code.torch, True) for code in INTEGERS.values() if code.per_byte > 1
 ]
 #: A real dtype and one that may carry its codes.
 _CARRIED = [
@@ -167,11 +168,13 @@ def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[P
     found += [*_of_layouts(plain, shapes), *_of_pairs(plain, shapes), *_of_scales(plain, turn)]
     if not reads_codes:
         found += [*_of_ranges(plain), *_of_values(plain)]
+    found += _of_float_formats(plain, shapes, reads_codes)
     if plan.direction == "forward":
         return found
     found += [
         replace(plain, name="accumulate", accumulate=True),
         replace(plain, name="accumulate in bfloat16", real=torch.bfloat16, accumulate=True),
+        replace(plain, name="accumulate, float8_e4m3fn", accumulate=True, **floating(E4M3FN)),
     ]
     # The forward has shown that scales are found in whatever form they come.
     forms = ("scales with keepdim", "scale in float64", "expanded scale, no zero point")
@@ -238,7 +241,7 @@ def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
         replace(plain, name="broadcast to sliced", layouts=("broadcast", "sliced"), accumulate=True),
         replace(plain, name="unaligned", layouts=("unaligned", "unaligned")),
         replace(
-            image, name="packed, leading axes transposed", codes=CODES["uint4"].torch, packed=True,
+            image, name="packed, leading axes transposed", codes=UINT4.torch, packed=True,
             layouts=("leading transposed", "leading transposed"),
         ),
     ]  # fmt: skip
@@ -250,16 +253,16 @@ def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
     pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
     found = [
         replace(
-            pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=CODES["int4"].torch, values="special"
+            pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=INT4.torch, values="special"
         ),
         replace(
-            pairs, name="float16 pairs, no zero point", real=torch.float16, codes=CODES["uint4"].torch,
+            pairs, name="float16 pairs, no zero point", real=torch.float16, codes=UINT4.torch,
             zero_point="none", values="special",
         ),
     ]  # fmt: skip
     if plain.scale_shape:
         sized = replace(pairs, name="bfloat16 pairs, scales of every size", **EVERY_SIZE)
-        found.append(replace(sized, real=torch.bfloat16, codes=CODES["int4"].torch))
+        found.append(replace(sized, real=torch.bfloat16, codes=INT4.torch))
     return found
 
 
@@ -307,25 +310,39 @@ def _of_values(plain: Problem) -> list[Problem]:
     return found
 
 
-# The values. Real ones are made in float64, where all of the arithmetic below is exact or rounds once, and
-# rounded to their dtype once.
+def floating(codes: Format) -> dict[str, Any]:
+    """The fields of a problem about a float format, which has no zero point."""
+    return {"codes": codes.torch, "zero_point": "none"}
 
 
-def rounded(values: Array, dtype: torch.dtype) -> torch.Tensor:
-    """float64 values as a tensor of ``dtype``; through float32 if that is narrower still."""
-    if dtype == torch.float64:
-        return torch.from_numpy(np.ascontiguousarray(values))
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.ascontiguousarray(values.astype(np.float32))).to(dtype)
-
-
-def spread(label: str, count: int, precision: int, least: int, most: int) -> Array:
-    """Numbers of ``precision`` bits and either sign, from 2**least to 2**most, each binade as likely."""
-    bits = random_bits(label, count)
-    significand = (bits >> np.uint64(12) & np.uint64(2 ** (precision - 1) - 1)).astype(np.float64)
-    exponent = (bits % np.uint64(most - least)).astype(np.int64) + least
-    magnitude = np.ldexp(1 + significand * 2.0 ** (1 - precision), exponent)
-    return np.where(bits >> np.uint64(63) == 1, -magnitude, magnitude)
+def _of_float_formats(plain: Problem, shapes: _Shapes, reads_codes: bool) -> list[Problem]:
+    """Every real dtype, with special values and with ties, then what differs from integers elsewhere."""
+    found = []
+    for codes in FLOAT_FORMATS.values():
+        float_plain = replace(plain, **floating(codes))
+        for real in _REALS:
+            name = f"{dtype_name(real)} to {codes.name}"
+            of_real = replace(float_plain, real=real)
+            found.append(replace(of_real, name=f"{name}, special", values="special"))
+            if not reads_codes:
+                found.append(replace(of_real, name=f"{name}, ties", values="ties", scale="dyadic"))
+        unusual = "0" if plain.scale_shape == () else "mixed"
+        more = [
+            replace(float_plain, name="spread", real=torch.bfloat16, scale="own"),
+            replace(float_plain, name="bounds, awkward scale", scale="host", values="bounds"),
+            replace(float_plain, name="ties, awkward scale", scale="host", values="ties"),
+            replace(float_plain, name="unusual scales", values="special", scale=f"unusual {unusual}"),
+            replace(float_plain, name="every exponent", values="exponents", scale="expanded"),
+        ]
+        if plain.scale_shape:
+            more.append(replace(float_plain, name="scales of every size", **EVERY_SIZE))
+        shape, granularity = shapes.image
+        image = replace(float_plain, shape=shape, granularity=granularity)
+        more.append(replace(image, name="transposed to sliced", layouts=("transposed", "sliced")))
+        shape, granularity = shapes.many
+        more.append(replace(float_plain, name="many elements", shape=shape, granularity=granularity))
+        found += [replace(problem, name=f"{codes.name}: {problem.name}") for problem in more]
+    return found
 
 
 def real_values(problem: Problem, label: str) -> torch.Tensor:
@@ -354,33 +371,17 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
     return values.reshape(problem.shape)
 
 
-def special_values(record: Float) -> torch.Tensor:
-    """Zeros, infinities, NaN, subnormals, the ends of the range, and some plain numbers."""
-    info = torch.finfo(record.torch)
-    least = torch.tensor([1, 3], dtype=_BITS[record.bits]).view(record.torch).to(torch.float64).tolist()
-    chosen = [0.0, float("inf"), info.max, info.smallest_normal, *least, 0.3, 1.0, 127.5, 1e4, 2.0**15]
-    return rounded(np.array([float("nan"), *chosen, *(-value for value in chosen)]), record.torch)
-
-
-_BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
-
-
-def of_every_exponent(label: str, count: int, record: Float) -> torch.Tensor:
-    """Finite numbers of every size that the dtype has, subnormal ones included."""
-    info = torch.finfo(record.torch)
-    least, most = (round(math.log2(end)) for end in (info.smallest_normal, info.max))
-    return rounded(spread(label, count, record.precision, least - record.precision, most), record.torch)
-
-
-def of_any_bits(label: str, count: int, record: Float) -> torch.Tensor:
-    """Random bits: numbers of every size, infinities and NaN of any payload."""
-    bits = torch.from_numpy((random_bits(label, count) >> np.uint64(64 - record.bits)).astype(np.int64))
-    return bits.to(_BITS[record.bits]).view(record.torch)
-
-
 def tie_values(problem: Problem, record: Float) -> torch.Tensor:
-    """(k + 0.5) * scale around zero and around both bounds, and their neighbours on either side."""
+    """(k + 0.5) * scale around zero and around both bounds, and their neighbours on either side.
+
+    For a float format, the middles between all values that follow each other, the first beyond its range too.
+    """
     s, z = _first_scale(problem)
+    codes = format_of(problem.codes, "codes")
+    if codes.is_float:
+        values = np.array([codes.value(code) for code in range(codes.highest_code + 1)] + [_beyond(codes)])
+        middles = (values[1:] + values[:-1]) / 2
+        return _with_neighbours(np.concatenate([middles[::-1], -middles[::-1]]), s, record)
     ends = [k + end - z for end in problem.code_range for k in (-2, -1, 0, 1)]
     return _with_neighbours(np.array([-3, -2, -1, 0, 1, 2, *ends]) + 0.5, s, record)
 
@@ -389,7 +390,17 @@ def bound_values(problem: Problem, record: Float) -> torch.Tensor:
     """k * scale at both bounds, around them and half-way between, and their neighbours on either side."""
     s, z = _first_scale(problem)
     low, high = (end - z for end in problem.code_range)
+    codes = format_of(problem.codes, "codes")
+    if codes.is_float:
+        beyond = _beyond(codes)
+        return _with_neighbours(np.array([low, high, beyond, -beyond, (high + beyond) / 2, 0]), s, record)
     return _with_neighbours(np.array([low, high, low - 1, high + 1, (low + high) / 2, 0]), s, record)
+
+
+def _beyond(codes: Format) -> float:
+    """The value that would follow the greatest one of a float format."""
+    greatest = float(codes.code_range[1])
+    return 2 * greatest - codes.value(codes.highest_code - 1)
 
 
 def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
@@ -414,21 +425,25 @@ def _first_scale(problem: Problem) -> tuple[float, int]:
 
 def _with_neighbours(quotients: Array, s: float, record: Float) -> torch.Tensor:
     values = rounded(quotients * s, record.torch)
-    bits = values.view(_BITS[record.bits])
+    bits = values.view(BITS[record.bits])
     return torch.cat([values, (bits + 1).view(record.torch), (bits - 1).view(record.torch)])
 
 
 def code_values(problem: Problem, label: str) -> torch.Tensor:
     """Codes in the dtype that carries one each: all of the range if there is room, in random order."""
     low, high = problem.code_range
-    count, carrier = prod(problem.shape), code_dtype(problem.codes, "codes")
+    count, carrier = prod(problem.shape), format_of(problem.codes, "codes")
+    if carrier.is_float:
+        bits = (random_bits(label, count) >> np.uint64(56)).astype(np.uint8)
+        bits[:256] = np.arange(256, dtype=np.uint8)[:count]
+        return torch.from_numpy(bits).view(carrier.storage).reshape(problem.shape)
     picked = low + (random_bits(label, count) >> np.uint64(20)).astype(np.int64) % (high - low + 1)
     picked[: high - low + 1] = np.arange(low, high + 1)[:count]
-    if isinstance(carrier, Code):
+    if not carrier.carried:
         return torch.from_numpy(picked).to(carrier.storage).reshape(problem.shape)
     values = rounded(picked.astype(np.float64), carrier.torch)
     if problem.values == "special":
-        wanted = special_values(carrier)
+        wanted = special_values(float_dtype(carrier.torch, "codes"))
         values[: len(wanted)] = wanted[:count]
     return values.reshape(problem.shape)
 

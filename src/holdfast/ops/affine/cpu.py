@@ -9,12 +9,13 @@ loaded once. So strides, dtypes and short rows are dealt with here, and the arit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba.extending import overload
 
 from holdfast.backends.cpu import (
     BLOCK,
@@ -22,6 +23,7 @@ from holdfast.backends.cpu import (
     copy,
     fence,
     jit,
+    on_demand,
     outlined,
     pointer,
     prefetch,
@@ -32,9 +34,12 @@ from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
+    FLOAT8_E4M3FN,
     INT8,
     ITEM_SIZE,
     UINT8,
+    ZERO_POINT,
+    clamped_zero_point,
     kind,
     narrow,
     next_below,
@@ -242,10 +247,10 @@ def _row_offsets(walk, operand, row, rows):
     return offsets
 
 
-@jit
+@on_demand
 def _spread(memory, item, offsets, rows, columns, run):
     """Fill each row of a run with its one element."""
-    outlined()
+    offsets = pointer(offsets, np.int64)
     for r in range(rows):
         source, target = memory + offsets[r] * item, run + r * columns * item
         if item == 1:
@@ -265,10 +270,10 @@ def _spread(memory, item, offsets, rows, columns, run):
                 pointer(target, np.uint64)[c] = value8
 
 
-@jit
+@on_demand
 def _move(memory, item, offsets, step, rows, columns, run, gather):
     """Carry rows whose elements are apart into a run (``gather``), or out of one."""
-    outlined()
+    offsets = pointer(offsets, np.int64)
     transposed = rows > 1 and offsets[1] - offsets[0] < step  # then walk along the memory, not along the run
     inner = rows if transposed else columns
     for i in range(columns if transposed else rows):
@@ -301,7 +306,7 @@ def _load(walk, operand, row, column, rows, columns, like):
     if halvings > 0:
         for r in range(rows):
             unpack(memory + (offsets[r] >> halvings), halvings, kind == INT8, columns, raw + r * columns)
-    elif layout == _IN_PLACE:
+    elif layout == _IN_PLACE or (count == 1 and operand > 0):  # one element to read is a run as it is
         raw = memory + offsets[0] * item
     elif step == 0:
         _spread(memory, item, offsets, rows, columns, raw)
@@ -313,6 +318,9 @@ def _load(walk, operand, row, column, rows, columns, like):
     if kind == item:
         return raw
     wide = scratch + (2 * operand + 1) * _RUN
+    if kind == ZERO_POINT and count == 1:  # the usual one, which needs no conversion of runs
+        pointer(wide, like)[0] = clamped_zero_point(pointer(raw, np.int32)[0])
+        return wide
     for begin in range(0, count, BLOCK):
         for b in range(item):
             prefetch(pointer(raw, np.uint8), begin * item + b * BLOCK)
@@ -397,7 +405,7 @@ def store(walk, tile, like):
     count = rows * columns
     if layout == _IN_PLACE:
         rows, columns = 1, count
-    offsets = _row_offsets(walk, 0, row, rows)
+    offsets = _row_offsets(walk, np.int64(0), row, rows)
     memory = table[0, _ADDRESS] + ((column * step * item) >> halvings)
     raw = scratch
     if layout == _IN_PLACE and halvings == 0:
@@ -419,6 +427,12 @@ def stores_bytes(walk):
     """Whether results are to be put down as bytes: codes of 8 bits or fewer."""
     kind = walk[1][0, _KIND]
     return kind == INT8 or kind == UINT8
+
+
+@jit
+def stores_floating_codes(walk):
+    """Whether results are to be put down as quotients, which ``store`` rounds to a float format."""
+    return walk[1][0, _KIND] == FLOAT8_E4M3FN
 
 
 @jit
@@ -451,3 +465,60 @@ def in_range_of(s, z, q_min, q_max):
     if not (s > zero(s) and s < infinite):
         return infinite, -infinite
     return _least_with_code(lo, s), -_least_with_code(-hi, s)
+
+
+@jit
+def given_bounds(s, z, q_min, q_max):
+    """The bounds of the codes, as they are."""
+    return q_min, q_max
+
+
+def straight_through(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
+    """The walk of a straight-through gradient over tiles, a function that kernels call.
+
+    Its first argument, a literal, names one of ``estimators``: a function that gives dx for one element. For
+    elements that share a scale there are two more functions: the first finds two bounds from the scale, the
+    second is the estimator that takes these bounds in place of q_min and q_max.
+    """
+
+    def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        """The gradient by the estimator ``ste``, a literal, over some tiles."""
+        raise NotImplementedError("called from kernels only")
+
+    @overload(walk_back, prefer_literal=True)
+    def walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        estimated, bounds_of, told = estimators[ste.literal_value]
+
+        def walk_over(ste, first, last, walk, shared, q_min, q_max, accumulate):
+            item = streamed_item(walk)
+            for tile in range(first, last):
+                count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
+                dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
+                scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
+                s, z = scale[0], zero_point[0]
+                least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
+                for begin in range(0, count, BLOCK):
+                    end = min(begin + BLOCK, count)
+                    dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+                    if item == 0:
+                        prefetch(x, begin)
+                        prefetch(dy, begin)
+                    if accumulate:
+                        if shared:
+                            for i in range(begin, end):
+                                dx[i] += told(dy[i], x[i], s, z, least, greatest)
+                        else:
+                            for i in range(begin, end):
+                                dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                    elif shared:
+                        for i in range(begin, end):
+                            dx[i] = told(dy[i], x[i], s, z, least, greatest)
+                    else:
+                        for i in range(begin, end):
+                            dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                    flush(walk, runs, (runs[1], runs[2]), begin, end)
+                store(walk, tile, q_min)
+
+        return walk_over
+
+    return walk_back

@@ -17,15 +17,9 @@ import torch
 from holdfast.core.checks import shown
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Descriptor, Expected
-from holdfast.core.dtypes import (
-    ZERO_POINT_LIMIT,
-    Code,
-    CodeCarrier,
-    Float,
-    code_dtype,
-    float_dtype,
-)
+from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float, float_dtype
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken, ScaleView
 from holdfast.core.operands import Operand, refused_dtype, refused_tensor
 from holdfast.core.plan import Args, DescribedKernel, Plan
@@ -65,6 +59,11 @@ class ScaledDescriptor(Descriptor):
         return float_dtype(self.input_dtype, "input_dtype")
 
     @property
+    def codes(self) -> Format:
+        """The format of the codes."""
+        raise NotImplementedError
+
+    @property
     def per_byte(self) -> int:
         """Codes that share a byte; 1 when they are not packed."""
         return 1
@@ -88,18 +87,13 @@ class AffineDescriptor(ScaledDescriptor):
     output_dtype: torch.dtype = torch.int8
 
     @property
-    def codes(self) -> CodeCarrier:
-        """The dtype of the codes."""
-        raise NotImplementedError
-
-    @property
     def is_packed(self) -> bool:
         return False
 
     @property
     def per_byte(self) -> int:
         """Codes that share a byte; 1 when they are not packed."""
-        return self.codes.per_byte if self.is_packed and isinstance(self.codes, Code) else 1
+        return self.codes.per_byte if self.is_packed else 1
 
     @property
     def code_shape(self) -> tuple[int, ...]:
@@ -116,12 +110,12 @@ class AffineDescriptor(ScaledDescriptor):
     @property
     def gradient_of_codes(self) -> torch.dtype:
         """The dtype that gradients with respect to the codes have."""
-        return self.codes.torch if isinstance(self.codes, Float) else self.real.torch
+        return self.codes.torch if self.codes.carried else self.real.torch
 
     def validate(self) -> None:
         super().validate()
         real, codes = self.real, self.codes
-        if isinstance(codes, Float) and (real.bits == 64) != (codes.bits == 64) and codes.bits != 32:
+        if codes.carried and (real.bits == 64) != (codes.bits == 64) and codes.bits != 32:
             raise InvalidDescriptor(
                 f"codes carried as {codes.torch} with {real.torch} values would round twice; use "
                 f"torch.float32 or {real.torch} for the codes."
@@ -152,22 +146,21 @@ class IntoCodes(AffineDescriptor):
     q_max: int | None
 
     @property
-    def codes(self) -> CodeCarrier:
-        return code_dtype(self.output_dtype, "output_dtype")
+    def codes(self) -> Format:
+        return format_of(self.output_dtype, "output_dtype")
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """q_min and q_max, where not given those of the output dtype."""
-        least, most = self.codes.code_range
-        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+        """q_min and q_max, where not given those of the format."""
+        return range_of(self.codes, self.q_min, self.q_max)
 
     def validate(self) -> None:
         super().validate()
-        if isinstance(self.codes, Float) and (self.q_min is None or self.q_max is None):
+        if self.codes.carried and (self.q_min is None or self.q_max is None):
             raise InvalidDescriptor(
                 f"codes carried as {self.output_dtype} have no range of their own; give q_min and q_max."
             )
-        validate_range(*self.code_range, self.codes.code_range, f"{self.output_dtype} holds")
+        validate_range(self.codes, self.q_min, self.q_max, f"{self.output_dtype} holds")
 
 
 @arguments
@@ -308,21 +301,28 @@ class AffinePlan(Plan[D, A]):
             return self._refused_number(scale) if abs(scale) > sys.float_info.max else ""
         if not isinstance(scale, torch.Tensor):
             return f"scale is a {type(scale).__name__}; it must be a tensor or a Python float."
-        if scale.dtype not in (torch.float32, real.torch):
-            accepted = " or ".join(str(d) for d in dict.fromkeys((torch.float32, real.torch)))
+        dtypes = self.descriptor.codes.scales.accepted(real.torch)
+        if scale.dtype not in dtypes:
+            accepted = " or ".join(map(str, dtypes))
             return f"scale has dtype {scale.dtype}; accepted is {accepted}, or a Python float."
         return self._refused_per_scale("scale", scale)
 
     def _refused_zero_point(self, zero_point: Any) -> str:
         if zero_point is None or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
-            return ""
+            return self._refused_offset(zero_point) if zero_point else ""
         if not isinstance(zero_point, torch.Tensor):
             return f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
         accepted = self._zero_point_dtypes()
         if zero_point.dtype not in accepted:
             named = ", ".join(map(str, accepted))
             return f"zero_point has dtype {zero_point.dtype}; accepted is {named}, an int or None."
-        return self._refused_per_scale("zero_point", zero_point)
+        return self._refused_offset("a tensor") or self._refused_per_scale("zero_point", zero_point)
+
+    def _refused_offset(self, zero_point: Any) -> str:
+        codes = self.descriptor.codes
+        if codes.zero_point:
+            return ""
+        return f"zero_point is {zero_point}; {codes.torch} has no zero point. Leave it out."
 
     def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
         """What a zero point may be stored as."""
@@ -350,8 +350,21 @@ class AffinePlan(Plan[D, A]):
         )
 
 
-def validate_range(q_min: int, q_max: int, limits: tuple[int, int], holder: str) -> None:
-    """Raise unless q_min to q_max is a range of codes within ``limits``, which are those of ``holder``."""
+def range_of(codes: Format, q_min: int | None, q_max: int | None) -> tuple[int, int]:
+    """q_min and q_max, where not given those of the format."""
+    least, most = codes.code_range
+    return least if q_min is None else q_min, most if q_max is None else q_max
+
+
+def validate_range(codes: Format, q_min: int | None, q_max: int | None, holder: str) -> None:
+    """Raise unless q_min to q_max is a range of codes of the format, which ``holder`` names."""
+    limits = codes.code_range
+    if codes.is_float and (q_min is not None or q_max is not None):
+        raise InvalidDescriptor(
+            f"q_min or q_max is given with {codes.torch}, whose range is always {limits[0]} to {limits[1]}; "
+            "leave both out."
+        )
+    q_min, q_max = range_of(codes, q_min, q_max)
     if q_min > q_max:
         raise InvalidDescriptor(f"q_min {q_min} is greater than q_max {q_max}; swap them.")
     if q_min < limits[0] or q_max > limits[1]:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.core.draw import Draw
-from holdfast.core.dtypes import FLOATS, code_dtype
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import FLOAT_FORMATS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import STORED, Problem
@@ -53,9 +54,11 @@ def draw_granular(
 
 
 def draw_codes(
-    draw: Draw, real: torch.dtype, *, packs: bool, carried: bool = True
+    draw: Draw, real: torch.dtype, *, packs: bool, carried: bool = True, floating: bool = True
 ) -> tuple[torch.dtype, bool]:
     """A dtype of codes, and whether they share bytes."""
+    if floating and draw.kind((True, False), (1, 5)):
+        return draw.kind([codes.torch for codes in FLOAT_FORMATS.values()]), False
     if carried and draw.kind((True, False), (1, 3)):
         exact = [
             code
@@ -69,8 +72,9 @@ def draw_codes(
 
 def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
     """A range of codes, or all of them."""
-    low, high = code_dtype(codes, "codes").code_range
-    if not codes.is_floating_point and draw.chance(2):
+    drawn = format_of(codes, "codes")
+    low, high = drawn.code_range
+    if drawn.is_float or (not drawn.carried and draw.chance(2)):
         return None
     near = [low, high, 0, 1, -1, low + 1, high - 1, draw.between(low, high), draw.between(-9, 9)]
     ends = sorted(min(max(draw.one_of(near), low), high) for _ in range(2))
@@ -90,17 +94,20 @@ def draw_problem(
     kind_of_problem: type[P] = Problem,  # type: ignore[assignment]
     packs: bool = False,
     carried: bool = True,
+    floating: bool = True,
     floating_zero_points: bool = False,
     **more: Any,
 ) -> P:
     """Any problem of a granularity, or of all of them."""
     real = draw_real(draw)
-    codes, packed = draw_codes(draw, real, packs=packs, carried=carried)
-    per_byte = getattr(code_dtype(codes, "codes"), "per_byte", 1) if packed else 1
+    codes, packed = draw_codes(draw, real, packs=packs, carried=carried, floating=floating)
+    per_byte = format_of(codes, "codes").per_byte if packed else 1
     shape, granularity = draw_granular(draw, kind, per_byte)
     scale, zero_point = draw.one_of(_SCALES), draw.one_of(_ZERO_POINTS, [3, 3, 1, 1, 1, 1, 1, 2])
     if floating_zero_points and draw.kind((False, True)):
         zero_point = draw.one_of(("floating", "floating own"))
+    if not format_of(codes, "codes").zero_point:
+        zero_point = "none"
     values = draw.one_of(_VALUES, [3, 2, 2, 2, 2, 1])
     if scale == "every size" and zero_point == "none":
         values = draw.one_of(("of the scale", values))

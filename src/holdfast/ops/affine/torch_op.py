@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from holdfast.core.checks import INT64, finite_number, require_tensor, whole_number
-from holdfast.core.dtypes import code_dtype, parse_dtype
+from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import Plan
 from holdfast.core.torch_op import select_plan
@@ -59,11 +60,11 @@ def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:
 
 def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
     """Room for the codes of ``x``."""
-    codes = code_dtype(parse_dtype(dtype), "dtype")
+    codes = format_of(parse_dtype(dtype), "dtype")
     if not packed:
         return torch.empty_like(x, dtype=codes.storage)
-    per_byte = 8 // codes.bits
-    return x.new_empty((*x.shape[:-1], (x.shape[-1] + per_byte - 1) // per_byte), dtype=torch.uint8)
+    columns = (x.shape[-1] + codes.per_byte - 1) // codes.per_byte
+    return x.new_empty((*x.shape[:-1], columns), dtype=torch.uint8)
 
 
 def select(

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS, Float, float_dtype
+from holdfast.core.dtypes import FLOATS, Float, float_dtype
+from holdfast.core.formats import INT2, INT4, UINT2, UINT4
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import of_every_exponent, rounded, special_values, spread
+from holdfast.core.values import of_every_exponent, rounded, special_values, spread
 from holdfast.ops.choose_scale.plan import (
     ChooseScaleArgs,
     ChooseScaleDescriptor,
@@ -107,7 +108,7 @@ def _fill(problem: Problem, values: torch.Tensor, kinds: list[list[float]]) -> N
         values[torch.from_numpy(places.copy())] = rounded(chosen, problem.real)
 
 
-_INT4, _UINT4, _INT2, _UINT2 = (CODES[name].torch for name in ("int4", "uint4", "int2", "uint2"))
+_INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))
 
 
 def rules() -> list[Problem]:
@@ -135,6 +136,8 @@ def rules() -> list[Problem]:
         replace(affine, name="uint4 without its lowest", codes=_UINT4, narrow=True, real=torch.float16),
         replace(affine, name="two codes", codes=_UINT2, limits=(1, 2)),
         replace(affine, name="uint16", codes=torch.uint16),
+        replace(mixed, name="float8_e4m3fn", codes=torch.float8_e4m3fn),
+        replace(mixed, name="float8_e4m3fn in float64", codes=torch.float8_e4m3fn, real=torch.float64),
     ]
     return found
 

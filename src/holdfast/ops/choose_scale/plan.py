@@ -15,6 +15,7 @@ import torch
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Expected
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import Format
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, IntoCodes, ScaledDescriptor
@@ -45,8 +46,12 @@ class ScaleOfData:
         most = min(-q_min, q_max)
         return -most, most
 
-    def validate_ends(self, q_min: int, q_max: int) -> None:
+    def validate_ends(self, q_min: int, q_max: int, codes: Format) -> None:
         """Raise unless some scale maps the data to the codes from q_min to q_max."""
+        if not self.symmetric and not codes.zero_point:
+            raise InvalidDescriptor(
+                f"symmetric=False asks for a zero point, and {codes.torch} has none; leave symmetric out."
+            )
         lowest, highest = self.ends(q_min, q_max)
         if self.symmetric and not lowest < 0 < highest:
             raise InvalidDescriptor(
@@ -108,7 +113,7 @@ class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        self.validate_ends(*self.code_range)
+        self.validate_ends(*self.code_range, self.codes)
 
 
 @arguments

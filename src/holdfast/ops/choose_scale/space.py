@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.core.draw import Draw
+from holdfast.core.formats import format_of
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.space import draw_codes, draw_granular, draw_limits, draw_real
 from holdfast.ops.choose_scale.cases import Problem, case
@@ -32,7 +33,7 @@ def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
         "real": real,
         "codes": codes,
         "limits": draw_limits(draw, codes),
-        "symmetric": draw.kind((True, False)),
+        "symmetric": draw.kind((True, False)) or not format_of(codes, "codes").zero_point,
         "narrow": draw.one_of((None, True, False)),
         "values": draw.one_of(("spread", "special", "mixed", "exponents"), [3, 1, 2, 2]),
     }

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.backends.cpu import kernel, pointer
-from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.ops.affine import cpu as affine
@@ -69,7 +68,6 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         self.compile()
         packed = 1 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.y, args.q), (args.scale, args.zero_point), packed=packed)
-        signed = isinstance(desc.codes, Code) and desc.codes.signed
         like = affine.numbers(compute, 0)
 
         def launch(
@@ -84,7 +82,7 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
                 compute=compute,
                 packed=1,
                 per_byte=desc.per_byte,
-                signed=signed,
+                signed=desc.codes.signed,
             )
 
         return launch

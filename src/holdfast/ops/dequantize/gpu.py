@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
-from holdfast.core.dtypes import Code
 from holdfast.core.strided import Space
-from holdfast.numerics.gpu import narrow, widen
+from holdfast.numerics.gpu import float_value, narrow, widen
 from holdfast.ops.affine.gpu import (
     KEPT,
     TiledKernel,
@@ -49,7 +48,8 @@ def dequantize(
     scale_bits, zero_value,
     rows, byte_columns, sizes, y_strides, q_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, PER_BYTE: tl.constexpr,
-    SIGNED: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    SIGNED: tl.constexpr, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: tl.constexpr,
+    BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """y = (q - z) * scale over one tile."""
@@ -75,7 +75,9 @@ def dequantize(
     else:
         to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
         codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
-    if codes.dtype.is_floating():
+    if EXPONENT > 0:
+        difference = float_value(codes, EXPONENT, MANTISSA, HIGHEST).to(COMPUTE)
+    elif codes.dtype.is_floating():
         difference = widen(codes, COMPUTE) - z.to(COMPUTE)
     else:
         difference = (codes.to(tl.int32) - z).to(COMPUTE)
@@ -122,7 +124,10 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
         return {
             "tile": tile,
             "scaled_tile": scaled_tile,
-            "SIGNED": isinstance(codes, Code) and codes.signed,
+            "SIGNED": codes.signed,
+            "EXPONENT": codes.exponent_bits,
+            "MANTISSA": codes.mantissa_bits,
+            "HIGHEST": codes.highest_code,
         }
 
     def _tiles(self) -> tuple[int, int]:

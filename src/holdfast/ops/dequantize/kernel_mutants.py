@@ -25,7 +25,7 @@ MUTANTS = (
         "            for i in range(count):\n                y[i] = (q[i] - z) * s",
         "            for i in range(count - 1):\n                y[i] = (q[i] - z) * s",
     ),
-    _forward("signs not extended", _CPU, "signed=signed,", "signed=False,"),
+    _forward("signs not extended", _CPU, "signed=desc.codes.signed,", "signed=False,"),
     _forward(
         "packed rows unpacked over each other",
         "holdfast.ops.affine.cpu",
@@ -38,6 +38,34 @@ MUTANTS = (
         "dq[i] += dy[i] * scale[i]",
         "dq[i] = dy[i] * scale[i]",
         likely="accumulate",
+    ),
+    _forward(
+        "float: NaN is a number",
+        "holdfast.numerics.cpu",
+        "        if magnitude > highest_code:",
+        "        if magnitude > highest_code + 1:",
+        likely="e4m3fn",
+    ),
+    _forward(
+        "float: subnormal numbers taken for normal ones",
+        "holdfast.numerics.cpu",
+        "        if magnitude < subnormals:",
+        "        if magnitude < 1:",
+        likely="e4m3fn",
+    ),
+    _forward(
+        "float: NaN is a number",
+        "holdfast.numerics.gpu",
+        "value = tl.where(magnitude > HIGHEST, 0x7FC00000, value)",
+        "value = tl.where(magnitude > HIGHEST + 1, 0x7FC00000, value)",
+        likely="e4m3fn",
+    ),
+    _forward(
+        "float: the sign lost",
+        "holdfast.numerics.gpu",
+        "return (value | ((codes >> (EXPONENT + MANTISSA)) << 31)).to(tl.float32, bitcast=True)",
+        "return value.to(tl.float32, bitcast=True)",
+        likely="e4m3fn",
     ),
     _forward(
         "a mask one row too long",

@@ -12,7 +12,8 @@ import torch
 
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Expected
-from holdfast.core.dtypes import CodeCarrier, Float, code_dtype, float_dtype
+from holdfast.core.dtypes import Float, float_dtype
+from holdfast.core.formats import Format, format_of
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffineDescriptor,
@@ -36,8 +37,8 @@ class DequantizeBackwardDescriptor(AffineDescriptor):
         return float_dtype(self.output_dtype, "output_dtype")
 
     @property
-    def codes(self) -> CodeCarrier:
-        return code_dtype(self.input_dtype, "input_dtype")
+    def codes(self) -> Format:
+        return format_of(self.input_dtype, "input_dtype")
 
     def expected(self, name: str) -> Expected:
         return self.shape, self.gradient_of_codes if name == "dq" else self.output_dtype
@@ -84,7 +85,7 @@ class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs], abstract=
         # Codes that are not whole numbers round once more, when the zero point is subtracted.
         real = self.descriptor.real
         subtracted = 2.0 ** (real.precision - real.compute.precision)
-        return {"y": rounded_once(real, real.compute) + subtracted * isinstance(self.descriptor.codes, Float)}
+        return {"y": rounded_once(real, real.compute) + subtracted * self.descriptor.codes.carried}
 
 
 class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs], abstract=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from holdfast.core.dtypes import Code
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, saturated, store, widen
+from holdfast.numerics.reference import Array, accumulated, compute_type, decode, saturated, store, widen
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import scale_array, unpack, zero_point_array
 from holdfast.ops.dequantize.plan import (
@@ -43,8 +43,10 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         def launch(stream: object, workspace: object, args: DequantizeArgs, addresses: object) -> None:
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            if not isinstance(desc.codes, Code):
+            if desc.codes.carried:
                 codes = widen(args.q, compute)
+            elif desc.codes.is_float:
+                codes = decode(args.q.view(torch.uint8).numpy(), desc.codes, compute)
             elif desc.per_byte > 1:
                 codes = unpack(args.q.numpy(), desc.codes.bits, desc.codes.signed, desc.shape[-1])
             else:

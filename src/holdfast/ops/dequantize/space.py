@@ -30,7 +30,7 @@ def public(
         length = desc.shape[-1] if desc.packed else None
         how |= {"code_dtype": desc.input_dtype, "packed": desc.packed, "length": length}
         return {"y": dequantize(args.q, args.scale, args.zero_point, **how)}
-    if args.accumulate or not desc.input_dtype.is_floating_point:  # integers have no gradient
+    if args.accumulate or not desc.codes.carried:  # codes have no gradient unless floats carry them
         return None
     q = torch.zeros(desc.shape, dtype=desc.input_dtype, device=args.dy.device, requires_grad=True)
     dequantize(q, args.scale, **how).backward(args.dy)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS, dtype_name
+from holdfast.core.dtypes import FLOATS, dtype_name
+from holdfast.core.formats import FLOAT_FORMATS, INTEGERS, Format
 from holdfast.core.sweep import PAIRS, Sweep, scales, zero_points
 from holdfast.ops.affine.cases import STORED, stored_name
 from holdfast.ops.dequantize.plan import (
@@ -23,10 +24,12 @@ def sweeps() -> Iterator[Sweep]:
     for real in (record.torch for record in FLOATS.values()):
         for codes, packed in STORED:
             yield _dequantize(real, codes, packed)
+        for float_codes in FLOAT_FORMATS.values():
+            yield _dequantize_float(real, float_codes)
 
 
 def _dequantize(real: torch.dtype, codes: torch.dtype, packed: bool) -> Sweep:
-    record = CODES[dtype_name(codes)]
+    record = INTEGERS[dtype_name(codes)]
     low, high = record.code_range
     shape = (len(PAIRS), high - low + 1)
     desc = DequantizePerChannelDescriptor(
@@ -43,4 +46,16 @@ def _dequantize(real: torch.dtype, codes: torch.dtype, packed: bool) -> Sweep:
         )
 
     name = f"every {stored_name(codes, packed)} to {dtype_name(real)}"
+    return Sweep(DequantizePerChannelPlan, name, shape[0] * shape[1], desc, make)
+
+
+def _dequantize_float(real: torch.dtype, codes: Format) -> Sweep:
+    shape = (len(PAIRS), 2**codes.bits)
+    desc = DequantizePerChannelDescriptor(shape=shape, axis=0, input_dtype=codes.torch, output_dtype=real)
+
+    def make() -> DequantizeArgs:
+        every = torch.arange(shape[1], dtype=torch.int32).to(torch.uint8).view(codes.storage).expand(shape)
+        return DequantizeArgs(q=every, scale=scales(), y=poisoned_output(shape, real))
+
+    name = f"every {codes.name} to {dtype_name(real)}"
     return Sweep(DequantizePerChannelPlan, name, shape[0] * shape[1], desc, make)

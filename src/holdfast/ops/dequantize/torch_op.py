@@ -10,9 +10,9 @@ import torch
 
 from holdfast.core.autograd import refuse_derivatives, register_autograd
 from holdfast.core.checks import require_bool, require_tensor, shown
-from holdfast.core.dtypes import Code, dtype_name, float_dtype, parse_dtype
-from holdfast.core.dtypes import code_dtype as record_of
+from holdfast.core.dtypes import dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
     ONE_SCALE,
     Granularity,
@@ -192,13 +192,15 @@ def dequantize(
 ) -> torch.Tensor:
     """The values of the codes ``q``: ``(q - zero_point) * scale``, in ``dtype``.
 
-    Packed codes need their ``code_dtype`` (such as ``torch.int4``) and, if the last axis was filled up to a
-    whole byte, its ``length``. Codes that come as floats are differentiable: ``dq = dy * scale``.
+    Packed codes need their ``code_dtype`` (such as ``torch.int4``) and ``length``, the size of the last axis
+    before packing. ``length`` may be left out where the scales tell it: with ``PerGroup`` or ``PerChannel``
+    along the last axis. Codes that come as floats are differentiable: ``dq = dy * scale``.
 
     >>> import torch, holdfast as hf
     >>> hf.dequantize(torch.tensor([-10, 0, 90], dtype=torch.int8), 0.5)
     tensor([-5.,  0., 45.])
-    >>> hf.dequantize(torch.tensor([225], dtype=torch.uint8), 0.5, packed=True, code_dtype=torch.int4)
+    >>> packed = torch.tensor([225], dtype=torch.uint8)
+    >>> hf.dequantize(packed, 0.5, packed=True, code_dtype=torch.int4, length=2)
     tensor([ 0.5000, -1.0000])
     """
     require_tensor("q", q)
@@ -207,10 +209,10 @@ def dequantize(
     real = named_dtype("dtype", dtype)
     codes = dtype_name(q.dtype) if code_dtype is None else named_dtype("code_dtype", code_dtype)
     shared = shared_arguments(scale, zero_point)
-    if q.dtype.is_floating_point:
+    if q.dtype.is_floating_point and format_of(q.dtype, "q").carried:
         return _from_floats(q, *shared, granularity.name, real)  # type: ignore[no-any-return]
     if packed:
-        length = _packed_length(q, code_dtype, length)
+        length = _packed_length(q, code_dtype, length, scale, granularity)
     elif length is not None:
         raise InvalidArgs(
             f"length is {shown(length)}; only packed codes have a length of their own. Leave it out."
@@ -218,13 +220,20 @@ def dequantize(
     return _from_integers(q, *shared, granularity.name, real, codes, length)  # type: ignore[no-any-return]
 
 
-def _packed_length(q: torch.Tensor, dtype: torch.dtype | None, length: int | None) -> int:
-    """How many codes lie along the last axis of packed ``q``."""
-    codes = None if dtype is None else record_of(dtype, "code_dtype")
-    if not isinstance(codes, Code):
+def _packed_length(
+    q: torch.Tensor, dtype: torch.dtype | None, length: int | None, scale: Any, granularity: Granularity
+) -> int:
+    """The number of codes along the last axis of packed ``q``."""
+    if dtype is None or format_of(dtype, "code_dtype").carried:
         raise InvalidArgs(f"packed codes need their code_dtype, such as torch.int4; it is {dtype}.")
+    codes = format_of(dtype, "code_dtype")
     if q.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
-    if length is None:
-        return q.shape[-1] * codes.per_byte
+    if length is None and getattr(granularity, "axis", None) in (-1, q.dim() - 1):
+        most = q.shape[-1] * codes.per_byte
+        if isinstance(granularity, PerChannel) and isinstance(scale, torch.Tensor):
+            # Scales of a wrong number are refused with the checks of the scale.
+            return scale.numel() if most - codes.per_byte < scale.numel() <= most else most
+        if isinstance(granularity, PerGroup):
+            return most  # Groups along the packed axis fill their bytes.
     return packed_length(length, q.shape[-1], codes)

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.formats import INT2, INT4, UINT2, UINT4
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
 from holdfast.ops.choose_scale.cases import Problem as ScaleProblem
 from holdfast.ops.choose_scale.cases import input_values, result
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
 
-_INT4, _UINT4, _INT2, _UINT2 = (CODES[name].torch for name in ("int4", "uint4", "int2", "uint2"))
+_INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ def problems() -> list[Problem]:
         replace(affine, name="uint8", codes=torch.uint8, real=torch.bfloat16),
         replace(token, name="codes in float32", codes=torch.float32, limits=(-99, 65536), real=torch.float64),
         replace(affine, name="codes in bfloat16", codes=torch.bfloat16, limits=(-100, 155)),
+        *(
+            replace(token, name=f"{name} to float8_e4m3fn", codes=torch.float8_e4m3fn, real=record.torch)
+            for name, record in FLOATS.items()
+        ),
+        Problem("groups of 32 to float8_e4m3fn", PerGroup(32), (15, 96), codes=torch.float8_e4m3fn),
+        replace(channels, name="channels last to float8_e4m3fn", codes=torch.float8_e4m3fn,
+                layout="channels last", written="channels last"),
         Problem("groups of 32", PerGroup(32), (15, 96), torch.bfloat16, values="mixed"),
         Problem("groups of 32, packed", PerGroup(32), (15, 96), codes=_INT4, packed=True, values="mixed"),
         Problem("groups of the first axis", PerGroup(3, axis=0), (12, 41), symmetric=False, values="mixed"),

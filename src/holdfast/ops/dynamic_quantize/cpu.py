@@ -1,7 +1,7 @@
 """Dynamic quantization on the CPU.
 
-Where rows are whole segments it goes row by row, and reads each from memory once. Other segments take two
-passes: that of choose_scale, and that of quantize.
+Where rows are whole segments it goes row by row, and reads each from memory once. Other segments, and float
+formats, take two passes: that of choose_scale, and that of quantize.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -114,7 +114,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         desc = self.desc
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
-        if not _rows_are_segments(desc, space):
+        if desc.codes.is_float or not _rows_are_segments(desc, space):
             return self._in_two_passes(args)
         self.compile()
         compute = desc.real.compute

@@ -189,6 +189,8 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         return segments_by_memory(self.desc.view, [x, codes], results, packed=per_byte > 1)
 
     def _tile(self, walk: Segments) -> Tile | None:
+        if self.desc.codes.is_float:
+            return None
         return whole_tile(walk, self.per_thread, self.desc.per_byte)
 
     def compile(self) -> None:

@@ -34,7 +34,7 @@ class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
-        self.validate_ends(*self.code_range)
+        self.validate_ends(*self.code_range, self.codes)
 
 
 @arguments

@@ -10,7 +10,7 @@ from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
 from holdfast.ops.choose_scale.reference import observe_range, scale_of_range, zero_point_of_range
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
-from holdfast.ops.quantize.reference import quantize
+from holdfast.ops.quantize.reference import quantize, quantize_to_float
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
@@ -29,7 +29,10 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
                 store(args.zero_point, zero_point_of_range(low, scale, *ends))
             s = scale_array(args.scale, desc.granularity, desc.shape, compute)
             z = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            codes = np.asarray(quantize(x, s, z, *desc.code_range, compute))
+            if desc.codes.is_float:
+                codes = quantize_to_float(x, s, desc.codes)
+            else:
+                codes = np.asarray(quantize(x, s, z, *desc.code_range, compute))
             if codes.size:  # without elements there may be a scale all the same
                 store(args.q, pack(codes, desc.codes.bits) if desc.per_byte > 1 else codes)
 

@@ -12,7 +12,7 @@ from holdfast.core.plan import Plan
 from holdfast.ops.choose_scale.space import draw_rule, rule
 from holdfast.ops.dynamic_quantize import cases
 from holdfast.ops.dynamic_quantize.cases import Problem
-from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic
+from holdfast.ops.dynamic_quantize.torch_op import dynamic_quantize
 
 FREE = ("values",)
 
@@ -28,5 +28,5 @@ def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
 def public(
     plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
 ) -> dict[str, torch.Tensor] | None:
-    found = quantize_dynamic(args.x, packed=desc.packed, **rule(desc))
+    found = dynamic_quantize(args.x, packed=desc.packed, **rule(desc))
     return dict(zip(("q", "scale", "zero_point"), found, strict=False))

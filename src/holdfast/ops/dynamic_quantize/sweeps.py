@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerToken
 from holdfast.core.sweep import Sweep
 from holdfast.ops.affine.cases import stored_name
@@ -29,8 +30,9 @@ def sweeps() -> Iterator[Sweep]:
         yield _dynamic_quantize(real, torch.int8)
         yield _dynamic_quantize(real, torch.int8, narrow=False)
         yield _dynamic_quantize(real, torch.uint8, symmetric=False)
-        yield _dynamic_quantize(real, CODES["int4"].torch, packed=True)
+        yield _dynamic_quantize(real, INT4.torch, packed=True)
         yield _dynamic_quantize(real, torch.int16)
+        yield _dynamic_quantize(real, torch.float8_e4m3fn)
 
 
 def _values(real: torch.dtype) -> torch.Tensor:

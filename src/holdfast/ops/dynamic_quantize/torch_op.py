@@ -18,7 +18,7 @@ from holdfast.ops.affine.torch_op import empty_codes
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
 
-__all__ = ["quantize_dynamic"]
+__all__ = ["dynamic_quantize", "quantize_dynamic"]
 
 _EACH_TOKEN = PerToken()
 
@@ -77,20 +77,20 @@ register_vmap("quantize_dynamic_affine", by_sample(_affine))
 
 
 @overload
-def quantize_dynamic(
+def dynamic_quantize(
     x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
     granularity: Granularity = ..., symmetric: Literal[True] = ..., narrow: bool | None = ...,
     packed: bool = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 @overload
-def quantize_dynamic(
+def dynamic_quantize(
     x: torch.Tensor, *, dtype: torch.dtype = ..., q_min: int | None = ..., q_max: int | None = ...,
     granularity: Granularity = ..., symmetric: Literal[False], narrow: bool | None = ...,
     packed: bool = ...,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...  # fmt: skip
 
 
-def quantize_dynamic(
+def dynamic_quantize(
     x: torch.Tensor,
     *,
     dtype: torch.dtype = torch.int8,
@@ -108,7 +108,7 @@ def quantize_dynamic(
     through it.
 
     >>> import torch, holdfast as hf
-    >>> q, scale = hf.quantize_dynamic(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
+    >>> q, scale = hf.dynamic_quantize(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
     >>> q, scale
     (tensor([[  64, -127],
             [   0,    0]], dtype=torch.int8), tensor([1.5748e-02, 1.0000e-12]))
@@ -120,3 +120,7 @@ def quantize_dynamic(
     call = _symmetric if symmetric else _affine
     found = call(constant(x), granularity.name, *scale_rule(dtype, q_min, q_max, narrow), packed)
     return found  # type: ignore[no-any-return]
+
+
+#: The same function under the name that torch's users know.
+quantize_dynamic = dynamic_quantize

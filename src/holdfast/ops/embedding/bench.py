@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,10 +44,21 @@ class EmbeddingCase(Case):
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
         return self.largest // 16 if quick else self.largest
 
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> EmbeddingProblem:
+    @property
+    def label(self) -> str:
+        return f"V={self.rows} D={self.columns} N={self.count}, {self.spread}"
+
+    def at(self, elements: int) -> EmbeddingCase:
+        if elements >= self.largest:
+            return self
         rows, count = (max(1, size * elements // self.largest) for size in (self.rows, self.count))
+        return replace(self, rows=rows, count=count)
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> EmbeddingProblem:
+        sized = self.at(elements)
         fields: dict[str, Any] = {
-            "shape": (count,), "num_embeddings": rows, "embedding_dim": self.columns, "dtype": self.real,
+            "shape": (sized.count,), "num_embeddings": sized.rows, "embedding_dim": self.columns,
+            "dtype": self.real,
         }  # fmt: skip
         preference = PlanPreference(backend=backend, precompile=False)
         plan: Plan[Any, Any]
@@ -136,9 +147,8 @@ _SHAPES = (
 def _case(
     rows: int, columns: int, count: int, spread: str, real: torch.dtype, *, backward: bool, **more: Any
 ) -> EmbeddingCase:
-    variant = f"V={rows} D={columns} N={count}, {spread}"
     op = "embedding backward" if backward else "embedding"
-    return EmbeddingCase(op, variant, real, rows, columns, count, spread, backward, **more)
+    return EmbeddingCase(op, spread, real, rows, columns, count, spread, backward, **more)
 
 
 def full_cases() -> list[EmbeddingCase]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,12 +47,23 @@ class BagCase(Case):
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
         return self.largest // 16 if quick else self.largest
 
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> BagProblem:
+    @property
+    def label(self) -> str:
+        given = "offsets" if self.offsets else "rows"
+        return f"{self.mode}, V={self.rows} D={self.columns}, {self.bags} bags of {self.length} by {given}"
+
+    def at(self, elements: int) -> BagCase:
+        if elements >= self.largest:
+            return self
         rows, bags = (max(1, size * elements // self.largest) for size in (self.rows, self.bags))
+        return replace(self, rows=rows, bags=bags)
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> BagProblem:
+        sized = self.at(elements)
         fields: dict[str, Any] = {
-            "shape": (bags * self.length,) if self.offsets else (bags, self.length),
-            "offsets": bags if self.offsets else None,
-            "num_embeddings": rows,
+            "shape": (sized.bags * self.length,) if self.offsets else (sized.bags, self.length),
+            "offsets": sized.bags if self.offsets else None,
+            "num_embeddings": sized.rows,
             "embedding_dim": self.columns,
             "dtype": self.real,
             "mode": self.mode,
@@ -139,9 +150,7 @@ class BagProblem(Problem):
 
 def _case(mode: str, offsets: bool, bags: int, *, backward: bool, **more: Any) -> BagCase:
     op = "embedding_bag backward" if backward else "embedding_bag"
-    given = "offsets" if offsets else "rows"
-    variant = f"{mode}, V=1000000 D=128, {bags} bags of 32 by {given}"
-    return BagCase(op, variant, torch.float32, 10**6, 128, bags, 32, mode, offsets, backward, **more)
+    return BagCase(op, mode, torch.float32, 10**6, 128, bags, 32, mode, offsets, backward, **more)
 
 
 def full_cases() -> list[BagCase]:

@@ -14,10 +14,19 @@ from typing import Any
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, FLOATS, dtype_name
+from holdfast.core.dtypes import FLOATS, dtype_name
+from holdfast.core.formats import FLOAT_FORMATS, INT2, INT4, INTEGERS, UINT2, UINT4, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_scale, make_zero_point, real_values, shapes_of
+from holdfast.ops.affine.cases import (
+    EVERY_SIZE,
+    Problem,
+    floating,
+    make_scale,
+    make_zero_point,
+    real_values,
+    shapes_of,
+)
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -28,8 +37,8 @@ from holdfast.ops.fake_quantize.plan import (
 
 _GRANULARITIES: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
 _REALS = [record.torch for record in FLOATS.values()]
-_CODES = [record.torch for record in CODES.values()]
-_INT4 = CODES["int4"].torch
+_CODES = [record.torch for record in INTEGERS.values()]
+_INT4 = INT4.torch
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
@@ -94,6 +103,7 @@ def _forward_problems() -> Iterator[Problem]:
     yield plain(PerToken, name="sliced to padded rows", layouts=("sliced", "padded rows"), real=torch.float16)
     yield plain(PerGroup, name="broadcast, unaligned", layouts=("broadcast", "unaligned"), scale="strided",
                 zero_point="strided")  # fmt: skip
+    yield from _of_float_formats()
     yield odd(PerTensor, "rank 0")
     yield odd(PerTensor, "empty")
     yield odd(PerChannel, "last axis, wide", real=torch.bfloat16)
@@ -105,8 +115,24 @@ def _forward_problems() -> Iterator[Problem]:
     yield many(PerChannel, real=torch.bfloat16)
 
 
+def _of_float_formats() -> Iterator[Problem]:
+    for codes in FLOAT_FORMATS.values():
+        for i, kind in enumerate(_GRANULARITIES):
+            for j, real in enumerate(_REALS):
+                values = ("special", "ties", "bounds", "spread")[(i + j) % 4]
+                problem = plain(kind, real=real, values=values, scale="dyadic", **floating(codes))
+                name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {codes.name}"
+                yield replace(problem, name=name)
+        unusual = plain(PerChannel, values="special", scale="unusual mixed", **floating(codes))
+        yield replace(unusual, name=f"unusual scales, {codes.name}")
+        sized = plain(PerChannel, codes=codes.torch, **EVERY_SIZE)
+        yield replace(sized, name=f"scales of every size, {codes.name}")
+        yield replace(image(PerChannel, **floating(codes)), name=f"channels last, {codes.name}",
+                      layouts=("channels last", "transposed"))  # fmt: skip
+
+
 def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
-    narrow = [CODES[name].torch for name in ("int4", "uint4", "int2", "uint2")]  # much of x is in their range
+    narrow = [codes.torch for codes in (INT4, UINT4, INT2, UINT2)]  # much of x is in their range
     for i, ste in enumerate(SteKind):
         for j, kind in enumerate(_GRANULARITIES):
             real, values = _REALS[(i + j) % 4], ("special", "bounds", "ties", "spread")[(i + 2 * j) % 4]
@@ -136,6 +162,15 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
         name = f"scales of every size, even, {granularity.name}, {dtype_name(real)}"
         vectors = Problem(name, granularity, shape, real=real, codes=_INT4, **EVERY_SIZE)
         yield _named(vectors, SteKind.TANH, name), SteKind.TANH
+    for problem in _of_float_formats():
+        yield _named(problem, SteKind.IN_RANGE, problem.name), SteKind.IN_RANGE
+    for floats in FLOAT_FORMATS.values():
+        for ste, kind in zip(SteKind, _GRANULARITIES * 2, strict=False):
+            if ste is not SteKind.IN_RANGE:
+                problem = plain(kind, values="bounds", scale="dyadic", **floating(floats))
+                yield _named(problem, ste, f"{problem.granularity.name}, bounds, {floats.name}"), ste
+        more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **floating(floats))
+        yield _named(more, SteKind.IN_RANGE, f"accumulate, {floats.name}"), SteKind.IN_RANGE
     for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
         yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste
     for problem, ste in (
@@ -171,7 +206,7 @@ def _fields(problem: Problem) -> dict[str, Any]:
         "shape": problem.shape,
         "input_dtype": problem.real,
         "granularity": problem.granularity,
-        "dtype": None if problem.codes.is_floating_point else problem.codes,
+        "dtype": None if format_of(problem.codes, "codes").carried else problem.codes,
         "q_min": q_min,
         "q_max": q_max,
     }

@@ -7,6 +7,7 @@ Each estimator is a function of one element, and one walk over the tiles is comp
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,17 @@ from numba.extending import overload
 from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.numerics.cpu import rint, tanh_slope, zero
+from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slope, zero
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import flush, in_range_of, load, store, streamed_item
+from holdfast.ops.affine.cpu import (
+    flush,
+    given_bounds,
+    in_range_of,
+    load,
+    store,
+    straight_through,
+    streamed_item,
+)
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
@@ -38,26 +47,56 @@ def rounded_to_code(x, s, z, q_min, q_max):
     return x if np.isnan(x) else y
 
 
+@jit
+def rounded_to_e4m3fn(x, s, z, q_min, q_max):
+    """x / s as the nearest value of float8_e4m3fn, times s; NaN stays NaN, and a zero keeps its sign."""
+    return saturated_e4m3fn(x / s) * s
+
+
+#: By the kind of codes, what one element becomes.
+ROUNDINGS = {"integer": rounded_to_code, "float8_e4m3fn": rounded_to_e4m3fn}
+
+
+def _walk(kind, first, last, walk, shared, q_min, q_max):
+    """Fake quantization to codes of ``kind``, a literal, over some tiles."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(_walk, prefer_literal=True)
+def _walk_of(kind, first, last, walk, shared, q_min, q_max):
+    rounded = ROUNDINGS[kind.literal_value]
+
+    def walk_over(kind, first, last, walk, shared, q_min, q_max):
+        item = streamed_item(walk)
+        for tile in range(first, last):
+            count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
+            x, scale, zero_point = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
+            s, z = scale[0], zero_point[0]
+            for begin in range(0, count, BLOCK):
+                end = min(begin + BLOCK, count)
+                y = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+                if item == 0:
+                    prefetch(x, begin)
+                if shared:
+                    for i in range(begin, end):
+                        y[i] = rounded(x[i], s, z, q_min, q_max)
+                else:
+                    for i in range(begin, end):
+                        y[i] = rounded(x[i], scale[i], zero_point[i], q_min, q_max)
+                flush(walk, runs, (runs[1],), begin, end)
+            store(walk, tile, q_min)
+
+    return walk_over
+
+
 @kernel
 def _fake_quantize(first, last, walk, shared, q_min, q_max):
-    item = streamed_item(walk)
-    for tile in range(first, last):
-        count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
-        x, scale, zero_point = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
-        s, z = scale[0], zero_point[0]
-        for begin in range(0, count, BLOCK):
-            end = min(begin + BLOCK, count)
-            y = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-            if item == 0:
-                prefetch(x, begin)
-            if shared:
-                for i in range(begin, end):
-                    y[i] = rounded_to_code(x[i], s, z, q_min, q_max)
-            else:
-                for i in range(begin, end):
-                    y[i] = rounded_to_code(x[i], scale[i], zero_point[i], q_min, q_max)
-            flush(walk, runs, (runs[1],), begin, end)
-        store(walk, tile, q_min)
+    _walk("integer", first, last, walk, shared, q_min, q_max)
+
+
+@kernel
+def _fake_quantize_e4m3fn(first, last, walk, shared, q_min, q_max):
+    _walk("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
 
 
 @jit
@@ -74,15 +113,15 @@ def in_range(dy, x, s, z, q_min, q_max):
 
 
 @jit
-def between(dy, x, s, z, least, greatest):
-    """dy where least <= x <= greatest."""
-    return dy if (x >= least) & (x <= greatest) else zero(dy)
+def in_range_e4m3fn(dy, x, s, z, q_min, q_max):
+    """dy where x / s, rounded to float8_e4m3fn, is in its range."""
+    return dy if fits_e4m3fn(x / s) else zero(dy)
 
 
 @jit
-def codes(s, z, q_min, q_max):
-    """The bounds of the codes, as they are."""
-    return q_min, q_max
+def between(dy, x, s, z, least, greatest):
+    """dy where least <= x <= greatest."""
+    return dy if (x >= least) & (x <= greatest) else zero(dy)
 
 
 @jit
@@ -111,53 +150,15 @@ def hard_tanh(dy, x, s, z, q_min, q_max):
 #: The estimators by the names that ``SteKind`` gives them; and for elements that share a scale what is to be
 #: known of it, and the estimator that is told.
 ESTIMATORS = {
-    "clipped_identity": (clipped_identity, codes, clipped_identity),
-    "tanh": (tanh, codes, tanh),
-    "hard_tanh": (hard_tanh, codes, hard_tanh),
+    "clipped_identity": (clipped_identity, given_bounds, clipped_identity),
+    "tanh": (tanh, given_bounds, tanh),
+    "hard_tanh": (hard_tanh, given_bounds, hard_tanh),
     "in_range": (in_range, in_range_of, between),
+    "in_range_e4m3fn": (in_range_e4m3fn, given_bounds, in_range_e4m3fn),
 }
 
 
-def _walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
-    """The gradient by the estimator ``ste``, a literal, over some tiles."""
-    raise NotImplementedError("called from kernels only")
-
-
-@overload(_walk_back, prefer_literal=True)
-def _walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
-    estimated, bounds_of, told = ESTIMATORS[ste.literal_value]
-
-    def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
-        item = streamed_item(walk)
-        for tile in range(first, last):
-            count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
-            dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
-            scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
-            s, z = scale[0], zero_point[0]
-            least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
-            for begin in range(0, count, BLOCK):
-                end = min(begin + BLOCK, count)
-                dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-                if item == 0:
-                    prefetch(x, begin)
-                    prefetch(dy, begin)
-                if accumulate:
-                    if shared:
-                        for i in range(begin, end):
-                            dx[i] += told(dy[i], x[i], s, z, least, greatest)
-                    else:
-                        for i in range(begin, end):
-                            dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                elif shared:
-                    for i in range(begin, end):
-                        dx[i] = told(dy[i], x[i], s, z, least, greatest)
-                else:
-                    for i in range(begin, end):
-                        dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                flush(walk, runs, (runs[1], runs[2]), begin, end)
-            store(walk, tile, q_min)
-
-    return walk_back
+_walk_back = straight_through(ESTIMATORS)
 
 
 @kernel
@@ -198,6 +199,11 @@ def _hard_tanh(first, last, walk, shared, q_min, q_max, accumulate):
 
 
 @kernel
+def _in_range_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+@kernel
 def _in_range(first, last, walk, shared, q_min, q_max, accumulate):
     _walk_back("in_range", first, last, walk, shared, q_min, q_max, accumulate)
 
@@ -211,23 +217,32 @@ _BACKWARD = {
 }
 
 
+def _backward(desc: FakeQuantizeBackwardDescriptor) -> Any:
+    """The kernel of an estimator. Only one of them depends on how codes are rounded."""
+    return _in_range_e4m3fn if desc.codes.is_float and desc.ste is SteKind.IN_RANGE else _BACKWARD[desc.ste]
+
+
 class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
-    """``_fake_quantize`` as a kernel."""
+    """The walk for the kind of codes of the descriptor, as a kernel."""
+
+    @property
+    def entry(self) -> Any:
+        return _fake_quantize_e4m3fn if self.desc.codes.is_float else _fake_quantize
 
     def compile(self) -> None:
-        affine.compile_for(_fake_quantize, self.desc.real.compute)
+        affine.compile_for(self.entry, self.desc.real.compute)
 
     def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.y, args.x), (args.scale, args.zero_point))
-        bounds = affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: FakeQuantizeArgs, addresses: Sequence[int]
         ) -> None:
             affine.launch(
-                _fake_quantize,
+                entry,
                 (args.y, args.x, *affine.shared_tensors(args, compute)),
                 *bounds,
                 space=space,
@@ -243,12 +258,12 @@ class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
     """The walk around the estimator of the descriptor, as a kernel."""
 
     def compile(self) -> None:
-        affine.compile_for(_BACKWARD[self.desc.ste], self.desc.real.compute, False)
+        affine.compile_for(_backward(self.desc), self.desc.real.compute, False)
 
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, bounds = _BACKWARD[desc.ste], affine.numbers(compute, *desc.code_range)
+        entry, bounds = _backward(desc), affine.numbers(compute, *desc.code_range)
         if desc.ste is SteKind.IDENTITY:
             space = affine_space(desc, (args.dx, args.dy), ())
         else:

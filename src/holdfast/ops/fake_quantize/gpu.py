@@ -13,9 +13,11 @@ from holdfast.backends.gpu_tiles import columns_inside, tile_offsets, tile_rows,
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     code_quotient,
+    float_in_range,
     in_range,
     narrow,
     rounded_to_code,
+    rounded_to_float,
     tanh_argument,
     tanh_slope,
     widen,
@@ -42,7 +44,10 @@ TANH_REGISTERS = {16: 80, 32: 128}
 
 
 @triton.jit
-def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr, QUICK: tl.constexpr):
+def estimated(
+    dy, x, s, q_min, q_max, z,
+    STE: tl.constexpr, QUICK: tl.constexpr, EXPONENT: tl.constexpr = 0, MANTISSA: tl.constexpr = 0,
+):  # fmt: skip
     """What the estimator STE, named as in ``SteKind``, lets through of ``dy``; else +0.
 
     The quotients need to be right only where they count: a quotient below 2^-126 leaves the whole gradient.
@@ -50,7 +55,10 @@ def estimated(dy, x, s, q_min, q_max, z, STE: tl.constexpr, QUICK: tl.constexpr)
     """
     lo_x = (q_min - z).to(x.dtype) * s
     hi_x = (q_max - z).to(x.dtype) * s
-    if STE == "in_range":
+    if STE == "in_range" and EXPONENT > 0:
+        t = code_quotient(x, s, QUICK)
+        return tl.where(float_in_range(t, q_max, EXPONENT, MANTISSA), dy, 0.0)
+    elif STE == "in_range":
         return tl.where(in_range(x, s, q_min, q_max, z, QUICK), dy, 0.0)
     elif STE == "clipped_identity":
         return tl.where((lo_x <= x) & (x <= hi_x), dy, 0.0)
@@ -69,10 +77,14 @@ def fake_quantize(
     scale_bits, zero_value, q_min, q_max,
     rows, columns, sizes, y_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """y = clamp(rint(x / scale), q_min - z, q_max - z) * scale, over one tile."""
+    """y = clamp(rint(x / scale), q_min - z, q_max - z) * scale, over one tile.
+
+    With an EXPONENT, x / scale is rounded to a float format and saturated instead.
+    """
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
     inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
@@ -85,7 +97,11 @@ def fake_quantize(
     )
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
-    result = rounded_to_code(widen(values, COMPUTE), s, q_min, q_max, z)
+    if EXPONENT > 0:
+        t = code_quotient(widen(values, COMPUTE), s, True)
+        result = rounded_to_float(t, q_max, EXPONENT, MANTISSA).to(COMPUTE) * s
+    else:
+        result = rounded_to_code(widen(values, COMPUTE), s, q_min, q_max, z)
     out = y + tile_offsets(row, start, sizes, y_strides, COLUMNS)
     tl.store(out, narrow(result, y.dtype.element_ty), mask=inside)
 
@@ -96,6 +112,7 @@ def fake_quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, STE: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
     ACCUMULATE: tl.constexpr, ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
     BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +135,9 @@ def fake_quantize_backward(
         )
         to_x = to_dy if ALIKE else tile_offsets(row, start, sizes, x_strides, COLUMNS)
         values = tl.load(x + to_x, mask=inside, eviction_policy=IN_CACHE)
-        gradient = estimated(gradient, widen(values, COMPUTE), s, q_min, q_max, z, STE, BY_COLUMN)
+        gradient = estimated(
+            gradient, widen(values, COMPUTE), s, q_min, q_max, z, STE, BY_COLUMN, EXPONENT, MANTISSA
+        )
     out = dx + (to_dy if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
@@ -135,6 +154,8 @@ class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
             **limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if self.desc.real.bits == 16 else self.tuning.tile // 4,
             "scaled_tile": self.tuning.tile // 2,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
         }
 
 
@@ -152,6 +173,8 @@ class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
             "tile": self.tuning.tile // (1 if registers else 2),  # it computes long enough to hide more loads
             "registers": registers,
             "STE": self.desc.ste.value,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
             "ALIKE": alike_by_column(space, self.tensors),
         }

@@ -9,24 +9,26 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("FakeQuantizePlan",))
 _backward = partial(KernelMutant, plans=("FakeQuantizeBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.fake_quantize.cpu", "holdfast.ops.fake_quantize.gpu"
+_WALK_CPU = "holdfast.ops.affine.cpu"
+_NUMERICS_CPU, _NUMERICS_GPU = "holdfast.numerics.cpu", "holdfast.numerics.gpu"
 
 MUTANTS = (
     _forward(
         "the last element of a block lost",
         _CPU,
-        "for i in range(begin, end):\n                    y[i] = rounded_to_code(x[i], s, z,",
-        "for i in range(begin, end - 1):\n                    y[i] = rounded_to_code(x[i], s, z,",
+        "for i in range(begin, end):\n                        y[i] = rounded(x[i], s, z,",
+        "for i in range(begin, end - 1):\n                        y[i] = rounded(x[i], s, z,",
     ),
     _backward(
         "accumulate lost",
-        _CPU,
+        _WALK_CPU,
         "dx[i] += told(",
         "dx[i] = told(",
         likely="in_range: accumulate",
     ),
     _backward(
         "one scale for a run of several",
-        _CPU,
+        _WALK_CPU,
         "dx[i] = estimated(dy[i], x[i], scale[i],",
         "dx[i] = estimated(dy[i], x[i], scale[0],",
         likely="clipped_identity: per_channel",
@@ -35,7 +37,7 @@ MUTANTS = (
         "codes for bounds of x",
         _CPU,
         "(in_range, in_range_of, between)",
-        "(in_range, codes, between)",
+        "(in_range, given_bounds, between)",
         likely="in_range",
     ),
     _backward(
@@ -44,6 +46,48 @@ MUTANTS = (
         "mid = ((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)\n    t =",
         "mid = np.float32((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)\n    t =",
         likely="tanh: per_channel:1, float64",
+    ),
+    _forward(
+        "float: no saturation",
+        _NUMERICS_CPU,
+        "near = np.uint32(min(magnitude_of(bits), highest) | np.uint32(bits & 0x80000000))",
+        "near = np.uint32(magnitude_of(bits) | np.uint32(bits & 0x80000000))",
+        likely="special, float8_e4m3fn",
+    ),
+    _forward(
+        "float: subnormal numbers rounded as normal ones",
+        _NUMERICS_CPU,
+        "        if magnitude < least_normal:\n            near = ",
+        "        if magnitude < np.uint32(0):\n            near = ",
+        likely="ties, float8_e4m3fn",
+    ),
+    _backward(
+        "float: the range before rounding",
+        _CPU,
+        "return dy if fits_e4m3fn(x / s) else zero(dy)",
+        "return dy if abs(x / s) <= q_max else zero(dy)",
+        likely="ties, float8_e4m3fn",
+    ),
+    _forward(
+        "float: the sign of zero lost",
+        _NUMERICS_GPU,
+        "near = (magnitude | (bits ^ (bits & 0x7FFFFFFF))).to(tl.float32, bitcast=True)",
+        "near = (magnitude | (bits ^ (bits & 0x7FFFFFFF))).to(tl.float32, bitcast=True) + 0.0",
+        likely="special, float8_e4m3fn",
+    ),
+    _forward(
+        "float: a float64 quotient rounded to float32 first",
+        _NUMERICS_GPU,
+        "        return tl.where(back != t, bits | 1, bits).to(tl.float32, bitcast=True)",
+        "        return near",
+        likely="float64, ties, float8_e4m3fn",
+    ),
+    _backward(
+        "float: the range before rounding",
+        _GPU,
+        "return tl.where(float_in_range(t, q_max, EXPONENT, MANTISSA), dy, 0.0)",
+        "return tl.where(tl.abs(t) <= q_max, dy, 0.0)",
+        likely="ties, float8_e4m3fn",
     ),
     _forward(
         "a mask one row too long",

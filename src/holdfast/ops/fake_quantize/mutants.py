@@ -14,7 +14,14 @@ from holdfast.ops.dequantize.mutants import without_zero_point
 from holdfast.ops.dequantize.reference import dequantize
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize.reference import fake_quantize_backward
-from holdfast.ops.quantize.mutants import exclusive_codes, reciprocal_codes, ties_away, zero_point_first
+from holdfast.ops.quantize.mutants import (
+    FLOAT_MISTAKES,
+    FLOAT_RANGE_MISTAKES,
+    exclusive_codes,
+    reciprocal_codes,
+    ties_away,
+    zero_point_first,
+)
 from holdfast.ops.quantize.reference import quantize
 
 
@@ -175,5 +182,7 @@ MUTANTS = (
     Mutant("hard_tanh taken for tanh", _instead(_HARD, _taken_for(_TANH)), (_B,)),
     Mutant("hard_tanh without max", _instead(_HARD, _hard_tanh(_over_half, -np.inf)), (_B,)),
     Mutant("hard_tanh multiplied by zero", _instead(_HARD, _hard_tanh(_over_half)), (_B,)),
+    *(Mutant(name, instead_of("quantize_to_float", of), (_F,)) for name, of in FLOAT_MISTAKES.items()),
+    *(Mutant(name, instead_of("rounded_to_float", of), (_B,)) for name, of in FLOAT_RANGE_MISTAKES.items()),
     Mutant("hard_tanh around zero", _instead(_HARD, _hard_tanh(lambda x, s, lo, hi: x / (hi * s))), (_B,)),
 )

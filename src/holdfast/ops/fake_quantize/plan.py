@@ -14,8 +14,9 @@ import torch
 
 from holdfast.core.checks import shown
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.dtypes import LARGEST_CODE, Code, Float, code_dtype
+from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import CARRIED, Format, format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
@@ -24,6 +25,7 @@ from holdfast.ops.affine.plan import (
     ScaledDescriptor,
     StraightThroughArgs,
     ZeroPoint,
+    range_of,
     rounded_once,
     validate_range,
 )
@@ -44,7 +46,7 @@ class SteKind(StrEnum):
     TANH = "tanh"
     #: dx = dy * max(0, 1 - |x - mid| / half)
     HARD_TANH = "hard_tanh"
-    #: dx = dy where lo <= rint(x / scale) <= hi, else 0
+    #: dx = dy where lo <= rint(x / scale) <= hi, else 0; a float format rounds x / scale in place of rint
     IN_RANGE = "in_range"
 
 
@@ -64,21 +66,20 @@ class FakeCodesDescriptor(ScaledDescriptor):
     @property
     def code_range(self) -> tuple[int, int]:
         """q_min and q_max, where not given those of ``dtype``."""
-        least, most = self._limits
-        return least if self.q_min is None else self.q_min, most if self.q_max is None else self.q_max
+        return range_of(self.codes, self.q_min, self.q_max)
 
     @property
-    def _limits(self) -> tuple[int, int]:
-        return (-LARGEST_CODE, LARGEST_CODE) if self.dtype is None else self._codes(self.dtype).code_range
-
-    def _codes(self, dtype: torch.dtype) -> Code:
-        record = code_dtype(dtype, "dtype")
-        if not isinstance(record, Code):
+    def codes(self) -> Format:
+        """The format of the codes; without a dtype, all integers of 16 bits."""
+        if self.dtype is None:
+            return CARRIED["float32"]
+        codes = format_of(self.dtype, "dtype")
+        if codes.carried:
             raise InvalidDescriptor(
-                f"dtype is {dtype}; it names the integer codes that are faked, such as torch.int8. For other "
+                f"dtype is {self.dtype}; it names the codes that are faked, such as torch.int8. For other "
                 "ranges leave it out and give q_min and q_max; the result has the dtype of the input."
             )
-        return record
+        return codes
 
     def validate(self) -> None:
         validate_granularity(self.granularity)
@@ -86,7 +87,7 @@ class FakeCodesDescriptor(ScaledDescriptor):
         if self.dtype is None and (self.q_min is None or self.q_max is None):
             raise InvalidDescriptor("there is no range of codes; give dtype, or both q_min and q_max.")
         holder = "codes of 16 bits may be" if self.dtype is None else f"{self.dtype} holds"
-        validate_range(*self.code_range, self._limits, holder)
+        validate_range(self.codes, self.q_min, self.q_max, holder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,14 @@ def estimator(ste: str) -> SteKind:
         ) from None
 
 
+def refused_learning(codes: Format) -> str:
+    """Why no scale is learned for a float format."""
+    return (
+        f"scale is to be learned for {codes.torch}, and there is no gradient of the scale of a float format; "
+        "detach the scale, and find it by choose_scale."
+    )
+
+
 @arguments
 class FakeQuantizeArgs(Args):
     """``x`` is read, ``y`` is written. A floating ``zero_point`` is rounded where it is used."""
@@ -138,12 +147,16 @@ A = TypeVar("A", bound=Args)
 class FakeCodesPlan(AffinePlan[D, A]):
     """What the plans here have in common: a zero point may be learned, and is then a float."""
 
+    def mode(self) -> str:
+        codes = self.descriptor.codes
+        return f"{super().mode()}, {codes.name}" if codes.is_float else super().mode()
+
     def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
         return tuple(dict.fromkeys((torch.int32, torch.float32, self.descriptor.input_dtype)))
 
 
 class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
-    """y = dequantize(quantize(x)) in every bit; NaN stays NaN."""
+    """y = dequantize(quantize(x)) in every bit; NaN stays NaN, for integer codes too."""
 
     def ulp(self) -> dict[str, float]:
         # Counted from the code that quantize gives, times the scale.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.core.dtypes import Float
+from holdfast.core.formats import Format
 from holdfast.core.plan import Launch
 from holdfast.numerics.reference import (
     Array,
     accumulated,
     bounds,
     compute_type,
+    decode,
     rounded_quotient,
     store,
     tanh_slope,
@@ -26,13 +28,18 @@ from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeDescriptor,
     SteKind,
 )
-from holdfast.ops.quantize.reference import quantize
+from holdfast.ops.quantize.reference import quantize, quantize_to_float, rounded_to_float
 
 
 def fake_quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
     """What the codes of ``x`` stand for; but NaN stays NaN."""
     codes = quantize(x, scale, zero_point, q_min, q_max, compute)
     return np.where(np.isnan(x), x, dequantize(codes, scale, zero_point))
+
+
+def fake_quantize_to_float(x: Array, scale: Array, codes: Format, compute: Float) -> Array:
+    """What the codes of ``x`` in a float format stand for, NaN included."""
+    return dequantize(decode(quantize_to_float(x, scale, codes), codes, compute), scale, np.asarray(0))
 
 
 def fake_quantize_backward(
@@ -67,6 +74,17 @@ def fake_quantize_backward(
         return np.where(t < one, dy * (one - t), none)
 
 
+def fake_quantize_to_float_backward(
+    dy: Array, x: Array, scale: Array, codes: Format, ste: SteKind, compute: Float
+) -> Array:
+    """The gradient for a float format. Only IN_RANGE asks how x was rounded."""
+    if ste is SteKind.IN_RANGE:
+        with np.errstate(all="ignore"):
+            kept = np.abs(rounded_to_float(x, scale, codes)) <= codes.code_range[1]
+        return np.where(kept, dy, dy.dtype.type(0))
+    return fake_quantize_backward(dy, x, scale, np.asarray(0), *codes.code_range, ste, compute)
+
+
 class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
     """``fake_quantize`` as a kernel."""
 
@@ -76,7 +94,12 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         def launch(stream: object, workspace: object, args: FakeQuantizeArgs, addresses: object) -> None:
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            store(args.y, fake_quantize(widen(args.x, compute), scale, zero_point, *desc.code_range, compute))
+            x = widen(args.x, compute)
+            if desc.codes.is_float:
+                y = fake_quantize_to_float(x, scale, desc.codes, compute)
+            else:
+                y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
+            store(args.y, y)
 
         return launch
 
@@ -93,7 +116,10 @@ class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
             dy, x = widen(args.dy, compute), widen(args.x, compute)
-            dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
+            if desc.codes.is_float:
+                dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
+            else:
+                dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
             store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
 
         return launch

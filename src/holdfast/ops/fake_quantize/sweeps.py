@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import FLOAT_FORMATS, INT2, INT4, INT8, Format
 from holdfast.core.granularity import PerChannel
 from holdfast.core.sweep import (
     CHUNK,
@@ -30,36 +31,39 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
 )
 
-_RANGES = tuple(CODES[name].torch for name in ("int2", "int4", "int8"))
+_FORMATS = (INT2, INT4, INT8, *FLOAT_FORMATS.values())
 
 
 def sweeps() -> Iterator[Sweep]:
-    """All 16-bit inputs, in ranges of 2, 4 and 8 bits."""
+    """All 16-bit inputs, as integers of 2, 4 and 8 bits and in every float format."""
     for real in (torch.float16, torch.bfloat16):
-        for codes in _RANGES:
+        for codes in _FORMATS:
             yield _forward(real, codes)
             for ste in SteKind:
                 yield _backward(real, codes, ste)
 
 
-def _forward(real: torch.dtype, codes: torch.dtype) -> Sweep:
+def _forward(real: torch.dtype, codes: Format) -> Sweep:
     shape = (len(PAIRS), 2**16)
-    desc = FakeQuantizeDescriptor(shape=shape, granularity=PerChannel(0), input_dtype=real, dtype=codes)
+    desc = FakeQuantizeDescriptor(shape=shape, granularity=PerChannel(0), input_dtype=real, dtype=codes.torch)
 
     def make() -> FakeQuantizeArgs:
         return FakeQuantizeArgs(
-            x=every_16_bit(real), scale=scales(), zero_point=zero_points(), y=poisoned_output(shape, real)
+            x=every_16_bit(real),
+            scale=scales(),
+            zero_point=zero_points() if codes.zero_point else None,
+            y=poisoned_output(shape, real),
         )
 
-    name = f"every {dtype_name(real)} as {dtype_name(codes)}"
+    name = f"every {dtype_name(real)} as {codes.name}"
     return Sweep(FakeQuantizePlan, name, shape[0] * shape[1], desc, make)
 
 
-def _backward(real: torch.dtype, codes: torch.dtype, ste: SteKind) -> Sweep:
+def _backward(real: torch.dtype, codes: Format, ste: SteKind) -> Sweep:
     """Every input twice over: as x, with gradients around 1, and as dy, where x is near zero."""
     shape = (2, len(PAIRS), 2**16)
     desc = FakeQuantizeBackwardDescriptor(
-        shape=shape, granularity=PerChannel(1), input_dtype=real, dtype=codes, ste=ste
+        shape=shape, granularity=PerChannel(1), input_dtype=real, dtype=codes.torch, ste=ste
     )
 
     def make() -> FakeQuantizeBackwardArgs:
@@ -69,17 +73,17 @@ def _backward(real: torch.dtype, codes: torch.dtype, ste: SteKind) -> Sweep:
             x=torch.stack([every, near_zero]),
             dy=torch.stack([gradients_16_bit(real), every]),
             scale=scales(),
-            zero_point=zero_points(),
+            zero_point=zero_points() if codes.zero_point else None,
             dx=poisoned_output(shape, real),
         )
 
-    name = f"every {dtype_name(real)} through {dtype_name(codes)}, {ste}"
+    name = f"every {dtype_name(real)} through {codes.name}, {ste}"
     values = shape[0] * shape[1] * shape[2]
     return Sweep(FakeQuantizeBackwardPlan, name, values, desc, make)
 
 
 def _faked(
-    scale: float, zero_point: int, x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor
+    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor
 ) -> FakeQuantizeArgs:
     return FakeQuantizeArgs(x=x, scale=scale, zero_point=zero_point, y=y)
 
@@ -100,6 +104,16 @@ def _forward_trial(scale: float, zero_point: int) -> Float32Sweep:
     )
 
 
+def _float_trial(scale: float, codes: Format) -> Float32Sweep:
+    return Float32Sweep(
+        FakeQuantizePlan,
+        f"scale {scale!r}, {codes.name}",
+        FakeQuantizeDescriptor(shape=(CHUNK,), dtype=codes.torch),
+        partial(_faked, scale, None),
+        torch.float32,
+    )
+
+
 def _backward_trial(ste: SteKind, scale: float, zero_point: int) -> Float32Sweep:
     return Float32Sweep(
         FakeQuantizeBackwardPlan,
@@ -115,4 +129,5 @@ FLOAT32 = (
     *(_forward_trial(*pair) for pair in (*PAIRS[:2], PAIRS[3], (7e-39, -77))),
     *(_backward_trial(ste, *PAIRS[1]) for ste in SteKind if ste is not SteKind.IDENTITY),
     _backward_trial(SteKind.TANH, *PAIRS[0]),
+    *(_float_trial(0.1, codes) for codes in FLOAT_FORMATS.values()),
 )

@@ -174,12 +174,15 @@ def fake_quantize(
     ste: SteKind | str = SteKind.IN_RANGE,
     grad_factor: float | Literal["lsq"] = 1.0,
 ) -> torch.Tensor:
-    """``dequantize(quantize(x))`` in every bit, but that NaN stays NaN; differentiable by an estimator.
+    """``dequantize(quantize(x))`` in every bit, except that NaN stays NaN. Differentiable.
 
-    ``dtype`` names the codes, or ``q_min`` and ``q_max`` give their range; the result has the dtype of ``x``.
-    The gradient with respect to ``x`` is that of ``ste``. ``scale`` and a floating ``zero_point``, which is
-    rounded where it is used, can be learned: their gradients are multiplied by ``grad_factor``, where "lsq"
-    is 1 / sqrt(n * q_max) with n elements that share a scale. Nothing is kept for backward but the inputs.
+    ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
+    is given, the codes are int8. The result has the dtype of ``x``.
+
+    ``ste`` is the estimator of the gradient with respect to ``x``. ``scale`` and a floating ``zero_point``
+    can be learned; a floating zero point is rounded where it is used. Their gradients are multiplied by
+    ``grad_factor``. The default here is 1, the plain derivative. "lsq" is 1 / sqrt(n * q_max), where n
+    elements share a scale; it is the default of ``hf.nn.FakeQuantize``. Autograd keeps only the inputs.
 
     >>> import torch, holdfast as hf
     >>> x = torch.tensor([0.26, -0.3, 99.0], requires_grad=True)
@@ -187,10 +190,14 @@ def fake_quantize(
     >>> y.sum().backward()
     >>> y.detach(), x.grad
     (tensor([ 0.5000, -0.5000,  3.5000]), tensor([1., 1., 0.]))
+    >>> hf.fake_quantize(torch.tensor([0.3, 17.0, 1e4]), 1.0, dtype=torch.float8_e4m3fn)
+    tensor([3.1250e-01, 1.6000e+01, 4.4800e+02])
     """
     require_tensor("x", x)
     validate_granularity(granularity)
     require_choice("ste", ste, _ESTIMATORS)
+    if dtype is None and q_min is None and q_max is None:
+        dtype = torch.int8
     codes = None if dtype is None else named_dtype("dtype", dtype), *code_range(q_min, q_max)
     shared = shared_arguments(scale, zero_point)
     learns_as_lsq = isinstance(grad_factor, str) and grad_factor == "lsq"

@@ -13,18 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES, dtype_name, float_dtype
+from holdfast.core.dtypes import dtype_name, float_dtype
+from holdfast.core.formats import INT2, INT4, UINT4
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import (
-    Problem,
-    make_scale,
-    make_zero_point,
-    real_values,
-    rounded,
-    special_values,
-    spread,
-)
+from holdfast.core.values import rounded, special_values, spread
+from holdfast.ops.affine.cases import Problem, make_scale, make_zero_point, real_values
 from holdfast.ops.fake_quantize.cases import image, odd, plain
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -32,7 +26,7 @@ from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardDescriptor,
 )
 
-_INT4, _UINT4, _INT2 = (CODES[name].torch for name in ("int4", "uint4", "int2"))
+_INT4, _UINT4, _INT2 = (f.torch for f in (INT4, UINT4, INT2))
 _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 #: Every so many elements of dy are special where x is: sums that are not NaN are left.
 _SPECIAL_STEP = 61

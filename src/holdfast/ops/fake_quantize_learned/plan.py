@@ -32,6 +32,7 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
     estimator,
     estimator_ulp,
+    refused_learning,
 )
 from holdfast.ops.tree_sum.blocks import rounding_errors
 
@@ -68,6 +69,8 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
 
     def validate(self) -> None:
         super().validate()
+        if self.codes.is_float:
+            raise InvalidDescriptor(refused_learning(self.codes))
         accepted = dict.fromkeys((torch.float32, self.input_dtype))
         for name, dtype in (("scale_dtype", self.scale_dtype), ("zero_point_dtype", self.zero_point_dtype)):
             if dtype not in accepted and not (dtype is None and name == "zero_point_dtype"):

@@ -34,7 +34,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         "factor": draw.one_of([1.0, 0.3, -2.0, 0.0, 1e-3]),
     }
     more["accumulate"] = draw.chance(4)
-    return draw_problem(draw, kind_of_problem=Problem, floating_zero_points=True, **more)
+    return draw_problem(draw, kind_of_problem=Problem, floating=False, floating_zero_points=True, **more)
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:

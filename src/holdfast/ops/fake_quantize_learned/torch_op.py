@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from holdfast.core.autograd import register_autograd
-from holdfast.core.dtypes import float_dtype
+from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import Unsupported
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import granularity_named
 from holdfast.core.pages import fresh
 from holdfast.core.stream import Workspace
 from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA
-from holdfast.ops.fake_quantize.plan import SteKind
+from holdfast.ops.fake_quantize.plan import SteKind, refused_learning
 from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
@@ -101,6 +102,9 @@ _call = define(
 def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, scale, scale_value, zero_point, zero_value, *rest = inputs
     ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
+    codes = rest[1] and format_of(parse_dtype(rest[1]), "dtype")
+    if ctx.learned and codes and codes.is_float:
+        raise Unsupported(refused_learning(codes))
     ctx.values = scale_value, zero_value, rest
     if ctx.learned or rest[-2] != SteKind.IDENTITY:
         ctx.save_for_backward(x, scale, zero_point)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,12 @@ class GridSampleCase(Case):
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
         return self.largest // 16 if quick else self.largest
 
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> GridSampleProblem:
+    @property
+    def label(self) -> str:
+        images, channels, height, width = self.shape
+        return f"N{images} C{channels} {height}x{width} to {self.size[0]}x{self.size[1]}, {self.kind}"
+
+    def at(self, elements: int) -> GridSampleCase:
         images, channels, *sizes = (*self.shape, *self.size)
         largest = self.largest
         while largest > elements and (images > 1 or min(sizes) > 8):
@@ -55,8 +60,12 @@ class GridSampleCase(Case):
                 images, largest = images // 2, largest // 2
             else:
                 sizes, largest = [size // 2 for size in sizes], largest // 4
+        return replace(self, shape=(images, channels, sizes[0], sizes[1]), size=(sizes[2], sizes[3]))
+
+    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> GridSampleProblem:
+        sized = self.at(elements)
         fields: dict[str, Any] = {
-            "shape": (images, channels, *sizes[:2]), "output_size": sizes[2:], "input_dtype": self.real,
+            "shape": sized.shape, "output_size": sized.size, "input_dtype": self.real,
         }  # fmt: skip
         preference = PlanPreference(backend=backend, precompile=False)
         plan: Plan[Any, Any]
@@ -165,10 +174,8 @@ def _case(
     shape: tuple[int, int, int, int], size: tuple[int, int], kind: str, real: torch.dtype, *, backward: bool,
     **more: Any,
 ) -> GridSampleCase:  # fmt: skip
-    images, channels, height, width = shape
-    variant = f"N{images} C{channels} {height}x{width} to {size[0]}x{size[1]}, {kind}"
     op = "grid_sample backward" if backward else "grid_sample"
-    return GridSampleCase(op, variant, real, shape, size, kind, backward, **more)
+    return GridSampleCase(op, kind, real, shape, size, kind, backward, **more)
 
 
 def full_cases() -> list[GridSampleCase]:

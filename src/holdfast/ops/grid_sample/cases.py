@@ -20,7 +20,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import dtype_name, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import of_any_bits, of_every_exponent, rounded, special_values, spread
+from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,

@@ -85,7 +85,7 @@ def _locate(grid, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, r
         find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like)
         for corner in range(corners):
             at = corner * samples + begin
-            pixel_of(rows_at, corner, axes, taps, sizes, count, pixel_at + at * 4)
+            pixel_of(rows_at, corner, axes, taps, sizes[0], sizes[1], count, pixel_at + at * 4)
             product_of(rows_at, corner, axes, taps, -1, count, weight_at + at * size_of(like), like)
 
 

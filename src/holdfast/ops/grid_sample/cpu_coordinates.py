@@ -4,13 +4,14 @@ For each axis there are rows of scratch, an element for each sample: the coordin
 the grid moves by 1, and for each tap its pixel, its weight and the weight's slope. Every loop here runs
 over samples, so that it vectorises.
 """
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
 
 from __future__ import annotations
 
 import numpy as np
 
-from holdfast.backends.cpu import emit, jit, outlined, pointer
+from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
+from holdfast.backends.on_demand import Real
 from holdfast.core.pieces import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
 from holdfast.numerics.cpu_walk import RUN, load_span
@@ -62,30 +63,35 @@ def _coordinates(g_at, rows, count, aligned, numbers, like):
 
 
 @jit
-def _held_near(rows, count, at_border, numbers, like):
-    """Coordinates that have taps in the image; others go where none has, or where all are at the border."""
+def _held_near(rows, count, numbers, like):
+    """Coordinates that have taps in the image; others go where none has."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     beyond, scale = numbers[2], numbers[3]
     before, nought = -(_BESIDE + zero(like)), zero(like)
-    if at_border:
-        for i in range(count):
-            here = x[i]
-            far = beyond if here > nought else before if here < nought else nought
-            near = here >= before and here <= beyond
-            x[i] = here if near else far
-            s[i] = scale if near else nought
-    else:
-        for i in range(count):
-            here = x[i]
-            near = here >= before and here <= beyond
-            x[i] = here if near else before
-            s[i] = scale if near else nought
+    for i in range(count):
+        here = x[i]
+        near = here >= before and here <= beyond
+        x[i] = here if near else before
+        s[i] = scale if near else nought
 
 
-@jit
-def _held_countable(rows, count, numbers, like):
+@on_demand
+def _held_at_border(rows, count, beyond: Real, scale: Real, like):
+    """Coordinates that have taps in the image; others go where all taps are at the border."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    scale, nought = numbers[3], zero(like)
+    before, nought = -(_BESIDE + zero(like)), zero(like)
+    for i in range(count):
+        here = x[i]
+        far = beyond if here > nought else before if here < nought else nought
+        near = here >= before and here <= beyond
+        x[i] = here if near else far
+        s[i] = scale if near else nought
+
+
+@on_demand
+def _held_countable(rows, count, scale: Real, like):
+    x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
+    nought = zero(like)
     for i in range(count):
         here = x[i]
         countable = abs(here) <= _COUNTABLE
@@ -93,11 +99,11 @@ def _held_countable(rows, count, numbers, like):
         s[i] = scale if countable else nought
 
 
-@jit
-def _reflected(rows, count, numbers, like):
+@on_demand
+def _reflected(rows, count, scale: Real, low: Real, period: Real, like):
     """Mirrored coordinates, not yet clipped; the sign of their scale is the way they move."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    scale, low, period, nought = numbers[3], numbers[4], numbers[5], zero(like)
+    nought = zero(like)
     if period == nought:
         for i in range(count):
             x[i] = nought
@@ -113,10 +119,10 @@ def _reflected(rows, count, numbers, like):
             s[i] = -scale if turned != (from_low < nought) else scale
 
 
-@jit
-def _clipped(rows, count, fresh, numbers, like):
+@on_demand
+def _clipped(rows, count, fresh, last: Real, scale: Real, like):
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    last, scale, nought = numbers[1], numbers[3], zero(like)
+    nought = zero(like)
     if fresh:
         for i in range(count):
             s[i] = scale
@@ -150,17 +156,26 @@ def _far_slope(u):
 @jit
 def _pixels_of(rows, taps, count, size, padding, aligned, like):
     """Give each tap its pixel. The first has it already, before padding; -1 is beside the image."""
-    first = pointer(rows + INDEX * ROW, np.int32)
+    if padding != _ZEROS and taps == 4:
+        _padded_pixels(rows, count, size, padding, aligned)
+        return
+    first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
+    for tap in range(taps - 1, -1, -1):
+        index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
+        for i in range(count):
+            here = np.int32(first[i] + offset)
+            index[i] = here if here >= 0 and here < end else np.int32(-1)
+
+
+@on_demand
+def _padded_pixels(rows, count, size, padding, aligned):
+    """``_pixels_of`` for the four taps of bicubic, which are padded one by one."""
+    first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
     period = max(2 * (size - 1) if aligned else 2 * size, 1)
     turn = period if aligned else period - 1
-    for tap in range(taps - 1, -1, -1):
-        index = pointer(rows + (INDEX + tap) * ROW, np.int32)
-        offset, end = np.int32(tap), np.int32(size)
-        if padding == _ZEROS or taps < 4:
-            for i in range(count):
-                here = np.int32(first[i] + offset)
-                index[i] = here if here >= 0 and here < end else np.int32(-1)
-        elif padding == _BORDER:
+    for tap in range(3, -1, -1):
+        index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
+        if padding == _BORDER:
             for i in range(count):
                 index[i] = min(max(np.int32(first[i] + offset), np.int32(0)), np.int32(end - 1))
         else:
@@ -170,28 +185,35 @@ def _pixels_of(rows, taps, count, size, padding, aligned, like):
 
 
 @jit
-def _weights(rows, mode, count, like):
-    """The first tap's pixel before padding, and every tap's weight and slope."""
+def _bilinear_weights(rows, count, like):
     x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
-    if mode == _NEAREST:
-        weight, scale = pointer(rows + WEIGHT * ROW, like), pointer(rows + _SCALE * ROW, like)
-        for i in range(count):
-            index[i] = np.int32(rint(x[i]))
-            weight[i] = _ONE + zero(like)
-            scale[i] = zero(like)
-        return
     w0, w1 = pointer(rows + WEIGHT * ROW, like), pointer(rows + (WEIGHT + 1) * ROW, like)
     s0, s1 = pointer(rows + SLOPE * ROW, like), pointer(rows + (SLOPE + 1) * ROW, like)
-    if mode == _BILINEAR:
-        for i in range(count):
-            first = floor(x[i])
-            t = x[i] - first
-            index[i] = np.int32(first)
-            w0[i] = _ONE - t
-            w1[i] = t
-            s0[i] = -(_ONE + zero(like))
-            s1[i] = _ONE + zero(like)
-        return
+    for i in range(count):
+        first = floor(x[i])
+        t = x[i] - first
+        index[i] = np.int32(first)
+        w0[i] = _ONE - t
+        w1[i] = t
+        s0[i] = -(_ONE + zero(like))
+        s1[i] = _ONE + zero(like)
+
+
+@on_demand
+def _nearest_weights(rows, count, like):
+    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
+    weight, scale = pointer(rows + WEIGHT * ROW, like), pointer(rows + _SCALE * ROW, like)
+    for i in range(count):
+        index[i] = np.int32(rint(x[i]))
+        weight[i] = _ONE + zero(like)
+        scale[i] = zero(like)
+
+
+@on_demand
+def _bicubic_weights(rows, count, like):
+    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
+    w0, w1 = pointer(rows + WEIGHT * ROW, like), pointer(rows + (WEIGHT + 1) * ROW, like)
+    s0, s1 = pointer(rows + SLOPE * ROW, like), pointer(rows + (SLOPE + 1) * ROW, like)
     w2, w3 = pointer(rows + (WEIGHT + 2) * ROW, like), pointer(rows + (WEIGHT + 3) * ROW, like)
     s2, s3 = pointer(rows + (SLOPE + 2) * ROW, like), pointer(rows + (SLOPE + 3) * ROW, like)
     for i in range(count):
@@ -202,6 +224,17 @@ def _weights(rows, mode, count, like):
         w0[i], w1[i], w2[i], w3[i] = _far(t + _ONE), _near(t), _near(rest), _far(rest + _ONE)
         s0[i], s1[i] = _far_slope(t + _ONE), _near_slope(t)
         s2[i], s3[i] = -_near_slope(rest), -_far_slope(rest + _ONE)
+
+
+@jit
+def _weights(rows, mode, count, like):
+    """The first tap's pixel before padding, and every tap's weight and slope."""
+    if mode == _BILINEAR:
+        _bilinear_weights(rows, count, like)
+    elif mode == _NEAREST:
+        _nearest_weights(rows, count, like)
+    else:
+        _bicubic_weights(rows, count, like)
 
 
 @jit
@@ -222,16 +255,16 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
         load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, g_at, like)
         _coordinates(g_at, rows, count, aligned, own, like)
         if padding == _ZEROS:
-            _held_near(rows, count, False, own, like)
+            _held_near(rows, count, own, like)
         elif mode == _BICUBIC:
             if padding == _BORDER:
-                _held_near(rows, count, True, own, like)
+                _held_at_border(rows, count, own[2], own[3], like)
             else:
-                _held_countable(rows, count, own, like)
+                _held_countable(rows, count, own[3], like)
         else:
             if padding == _REFLECTION:
-                _reflected(rows, count, own, like)
-            _clipped(rows, count, padding == _BORDER, own, like)
+                _reflected(rows, count, own[3], own[4], own[5], like)
+            _clipped(rows, count, padding == _BORDER, own[1], own[3], like)
         _weights(rows, mode, count, like)
         _pixels_of(rows, taps, count, sizes[a], padding, aligned, like)
 
@@ -243,7 +276,7 @@ def taps_of_corner(corner, axes, taps):
     return x, rest % taps, rest // taps if axes == 3 else 0
 
 
-@jit
+@on_demand
 def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
     """The product of a corner's weights, x times y times z; along ``slope_of`` the slope, -1 for none."""
     chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
@@ -258,11 +291,11 @@ def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
                 result[i] = result[i] * own[i]
 
 
-@jit
-def pixel_of(rows_at, corner, axes, taps, sizes, count, target):
+@on_demand
+def pixel_of(rows_at, corner, axes, taps, width, height, count, target):
     """The pixel of a corner, counted through the whole image; -1 if any of its taps is beside it."""
     chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int32)
-    width, height = np.int32(sizes[0]), np.int32(sizes[1])
+    width, height = np.int32(width), np.int32(height)
     x = pointer(rows_at + (INDEX + chosen[0]) * ROW, np.int32)
     y = pointer(rows_at + (AXIS_ROWS + INDEX + chosen[1]) * ROW, np.int32)
     if axes == 2:

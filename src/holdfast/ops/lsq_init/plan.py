@@ -14,8 +14,8 @@ import torch
 
 from holdfast.core.contract import error_in_ulp
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.dtypes import LARGEST_CODE
 from holdfast.core.errors import InvalidDescriptor
+from holdfast.core.formats import LARGEST_CODE
 from holdfast.core.plan import Args
 from holdfast.core.segments import segment_length
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR, FromDataPlan, PerScaleDescriptor

@@ -10,6 +10,7 @@ import torch
 from holdfast.core.autograd import constant, register_constant
 from holdfast.core.checks import require_tensor
 from holdfast.core.dtypes import parse_dtype
+from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.torch_op import (
     by_sample,
@@ -22,7 +23,7 @@ from holdfast.core.torch_op import (
 )
 from holdfast.ops.affine.torch_op import code_range
 from holdfast.ops.choose_scale.torch_op import empty_scale
-from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
+from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, refused_learning
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitPlan
 
 __all__ = ["lsq_init"]
@@ -32,6 +33,8 @@ __all__ = ["lsq_init"]
 def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
     codes = FakeQuantizeDescriptor(shape=(), dtype=dtype and parse_dtype(dtype), q_min=q_min, q_max=q_max)
     codes.validate()
+    if codes.codes.is_float:
+        raise InvalidDescriptor(refused_learning(codes.codes))
     return select_plan(
         LsqInitPlan, device, shape=shape, input_dtype=input_dtype,
         granularity=granularity_named(granularity), q_max=codes.code_range[1],

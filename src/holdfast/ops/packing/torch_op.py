@@ -10,8 +10,8 @@ import torch
 from torch.compiler import is_compiling
 
 from holdfast.core.checks import INT64, require_dtype, require_memory, require_tensor, whole_number
-from holdfast.core.dtypes import CODES, Code, code_dtype
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import INTEGERS, Format, format_of
 
 __all__ = ["pack", "unpack"]
 
@@ -41,7 +41,9 @@ def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) -> torch.Tensor:
-    """The codes in ``packed``, one a byte; ``length`` of them along the last axis, by default all.
+    """The first ``length`` codes along the last axis of ``packed``, one a byte.
+
+    The bytes do not tell whether the last one is full, so ``length`` is required.
 
     >>> import torch, holdfast as hf
     >>> hf.unpack(torch.tensor([225, 7], dtype=torch.uint8), torch.int4, length=3)
@@ -55,10 +57,7 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
         raise InvalidArgs(f"packed codes have dtype {packed.dtype}; they come in torch.uint8.")
     if packed.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
-    if length is None:
-        length = packed.shape[-1] * code.per_byte
-    else:
-        length = packed_length(length, packed.shape[-1], code)
+    length = packed_length(length, packed.shape[-1], code)
     places = [(packed >> (place * code.bits)) & (2**code.bits - 1) for place in range(code.per_byte)]
     codes = torch.stack(places, dim=-1).flatten(-2)[..., :length]
     if not code.signed:
@@ -67,9 +66,16 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     return (codes << spare).view(torch.int8) >> spare
 
 
-def packed_length(length: int, size: int, code: Code) -> int:
-    """How many codes of ``size`` bytes along the last axis are used, if the caller says ``length``."""
+def packed_length(length: int | None, size: int, code: Format) -> int:
+    """Check ``length``, the number of codes in ``size`` bytes along the last axis. None is refused."""
     most = size * code.per_byte
+    if length is None and not size:
+        return 0
+    if length is None:
+        raise InvalidArgs(
+            f"length is not given, and {size} bytes of {code.torch} may hold {most - code.per_byte + 1} to "
+            f"{most} codes; pass length=, the size of the last axis before packing."
+        )
     length = whole_number("length", length, *INT64)
     if not most - code.per_byte < length <= most:
         raise InvalidArgs(
@@ -79,10 +85,10 @@ def packed_length(length: int, size: int, code: Code) -> int:
     return length
 
 
-def _sub_byte(dtype: torch.dtype) -> Code:
+def _sub_byte(dtype: torch.dtype) -> Format:
     require_dtype("dtype", dtype)
-    code = code_dtype(dtype, "dtype")
-    if not isinstance(code, Code) or code.per_byte == 1:
-        accepted = ", ".join(f"torch.{name}" for name, known in CODES.items() if known.per_byte > 1)
+    code = format_of(dtype, "dtype")
+    if code.per_byte == 1:
+        accepted = ", ".join(f"torch.{name}" for name, known in INTEGERS.items() if known.per_byte > 1)
         raise InvalidArgs(f"dtype is {dtype}; only codes of less than a byte are packed: {accepted}.")
     return code

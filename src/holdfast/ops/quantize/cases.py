@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.dtypes import CODES
+from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import (
@@ -34,7 +34,7 @@ _PAIRS_IN_LOOPS = Problem(
     PerChannel(-1),
     (2, 3, 4, 6),
     real=torch.bfloat16,
-    codes=CODES["int4"].torch,
+    codes=INT4.torch,
     packed=True,
     layouts=("leading transposed", "contiguous"),
 )

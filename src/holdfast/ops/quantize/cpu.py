@@ -1,18 +1,30 @@
-"""quantize on the CPU: codes are computed as floats, which hold them exactly, and stored as what they are."""
+"""quantize on the CPU: codes are computed as floats, which hold them exactly, and stored as what they are.
+
+For a float format the quotient is computed, and rounded where it is stored.
+"""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.numerics.cpu import rint, zero
+from holdfast.numerics.cpu import fits_e4m3fn, rint, zero
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import flush, in_range_of, load, store, stores_bytes, streamed_item
+from holdfast.ops.affine.cpu import (
+    given_bounds,
+    in_range_of,
+    load,
+    store,
+    stores_bytes,
+    stores_floating_codes,
+    straight_through,
+)
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -38,6 +50,26 @@ def gradient(dy, x, s, z, q_min, q_max):
     return dy / s if (r >= q_min - z) & (r <= q_max - z) else zero(dy)
 
 
+@jit
+def gradient_between(dy, x, s, z, least, greatest):
+    """dy / s where least <= x <= greatest, +0 elsewhere."""
+    return dy / s if (x >= least) & (x <= greatest) else zero(dy)
+
+
+@jit
+def gradient_e4m3fn(dy, x, s, z, q_min, q_max):
+    """dy / s where x / s, rounded to float8_e4m3fn, is in its range, +0 elsewhere."""
+    return dy / s if fits_e4m3fn(x / s) else zero(dy)
+
+
+#: By the kind of codes: the estimator, the bounds of a shared scale, and the estimator with those.
+ESTIMATORS = {
+    "integer": (gradient, in_range_of, gradient_between),
+    "float8_e4m3fn": (gradient_e4m3fn, given_bounds, gradient_e4m3fn),
+}
+_walk_back = straight_through(ESTIMATORS)
+
+
 @kernel
 def _quantize(first, last, walk, shared, q_min, q_max):
     for tile in range(first, last):
@@ -55,6 +87,13 @@ def _quantize(first, last, walk, shared, q_min, q_max):
                 else:
                     for i in range(begin, end):
                         codes[i] = np.int32(code(x[i], scale[i], zero_point[i], q_min, q_max))
+            elif stores_floating_codes(walk):
+                if shared:
+                    for i in range(begin, end):
+                        q[i] = x[i] / s
+                else:
+                    for i in range(begin, end):
+                        q[i] = x[i] / scale[i]
             elif shared:
                 for i in range(begin, end):
                     q[i] = code(x[i], s, z, q_min, q_max)
@@ -66,34 +105,12 @@ def _quantize(first, last, walk, shared, q_min, q_max):
 
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
-    item = streamed_item(walk)
-    for tile in range(first, last):
-        count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
-        dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
-        scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
-        s, z = scale[0], zero_point[0]
-        least, greatest = in_range_of(s, z, q_min, q_max) if shared else (zero(s), zero(s))
-        for begin in range(0, count, BLOCK):
-            end = min(begin + BLOCK, count)
-            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-            if item == 0:
-                prefetch(x, begin)
-                prefetch(dy, begin)
-            if accumulate:
-                if shared:
-                    for i in range(begin, end):
-                        dx[i] += dy[i] / s if (x[i] >= least) & (x[i] <= greatest) else zero(s)
-                else:
-                    for i in range(begin, end):
-                        dx[i] += gradient(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-            elif shared:
-                for i in range(begin, end):
-                    dx[i] = dy[i] / s if (x[i] >= least) & (x[i] <= greatest) else zero(s)
-            else:
-                for i in range(begin, end):
-                    dx[i] = gradient(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-            flush(walk, runs, (runs[1], runs[2]), begin, end)
-        store(walk, tile, q_min)
+    _walk_back("integer", first, last, walk, shared, q_min, q_max, accumulate)
+
+
+@kernel
+def _quantize_backward_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
+    _walk_back("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 class Quantize(AffineKernel[QuantizeDescriptor]):
@@ -127,22 +144,26 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
 
 
 class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
-    """``_quantize_backward`` as a kernel."""
+    """The walk back for the kind of codes of the descriptor, as a kernel."""
+
+    @property
+    def entry(self) -> Any:
+        return _quantize_backward_e4m3fn if self.desc.codes.is_float else _quantize_backward
 
     def compile(self) -> None:
-        affine.compile_for(_quantize_backward, self.desc.real.compute, False)
+        affine.compile_for(self.entry, self.desc.real.compute, False)
 
     def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
-        bounds = affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeBackwardArgs, addresses: Sequence[int]
         ) -> None:
             affine.launch(
-                _quantize_backward,
+                entry,
                 (args.dx, args.dy, args.x, *affine.shared_tensors(args, compute)),
                 *bounds,
                 args.accumulate,

@@ -17,7 +17,10 @@ from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
     INTERPRETED,
     code,
+    code_quotient,
     exact_quotient,
+    float_code,
+    float_in_range,
     in_range,
     narrow,
     open_range,
@@ -67,10 +70,14 @@ def quantize(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, q_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, NAN: tl.constexpr,
     RAGGED: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile."""
+    """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile.
+
+    With an EXPONENT the codes are those of a float format, to which x / scale is rounded and saturated.
+    """
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
@@ -86,7 +93,11 @@ def quantize(
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
     values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
-    codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
+    if EXPONENT > 0:
+        t = code_quotient(widen(values, COMPUTE), s, True)
+        codes = float_code(t, q_max, EXPONENT, MANTISSA, NAN)
+    else:
+        codes = code(widen(values, COMPUTE), s, q_min, q_max, z)
     if PER_BYTE > 1:
         if RAGGED:
             codes = tl.where(inside, codes, 0)
@@ -163,7 +174,8 @@ def quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
-    ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, ALIKE: tl.constexpr,
+    PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
     """dx = dy / scale where the code was in range, else 0, over one tile.
@@ -186,7 +198,9 @@ def quantize_backward(
     to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
     values = widen(tl.load(x + to_x, mask=inside, eviction_policy=KEPT), COMPUTE)
     upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT), COMPUTE)
-    if BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
+    if EXPONENT > 0:
+        kept = float_in_range(code_quotient(values, s, BY_COLUMN), q_max, EXPONENT, MANTISSA)
+    elif BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
         below, above = open_range(s, q_min, q_max, z)
         kept = (below < values) & (values < above)
     else:
@@ -213,6 +227,9 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
         return {
             **limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
+            "NAN": self.desc.codes.nan or 0,
             "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
         }
 
@@ -251,6 +268,8 @@ class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
         return {
             **limits(self.desc.code_range),
             "tile": self.tuning.tile // 2,
+            "EXPONENT": self.desc.codes.exponent_bits,
+            "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
             "ALIKE": alike_by_column(space, self.tensors),
         }

@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("QuantizePerTensorPlan", "QuantizePerChannelPlan"))
 _backward = partial(KernelMutant, plans=("QuantizePerTensorBackwardPlan", "QuantizePerChannelBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.quantize.cpu", "holdfast.ops.quantize.gpu"
+_NUMERICS_CPU, _NUMERICS_GPU = "holdfast.numerics.cpu", "holdfast.numerics.gpu"
 _WALK_CPU, _TILES_GPU = "holdfast.ops.affine.cpu", "holdfast.backends.gpu_tiles"
 
 MUTANTS = (
@@ -53,16 +54,79 @@ MUTANTS = (
     ),
     _backward(
         "accumulate lost",
-        _CPU,
-        "dx[i] += gradient(",
-        "dx[i] = gradient(",
+        _WALK_CPU,
+        "dx[i] += estimated(",
+        "dx[i] = estimated(",
         likely="accumulate",
     ),
     _backward(
         "a range without the zero point",
+        _WALK_CPU,
+        "bounds_of(s, z, q_min, q_max) if shared",
+        "bounds_of(s, zero(z), q_min, q_max) if shared",
+    ),
+    _forward(
+        "float: ties away from zero",
+        _NUMERICS_CPU,
+        "near = np.uint32(np.uint32(magnitude + odd + below_half) & kept)",
+        "near = np.uint32(np.uint32(magnitude + 1 + below_half) & kept)",
+        likely="e4m3fn, ties",
+    ),
+    _forward(
+        "float: no saturation",
+        _NUMERICS_CPU,
+        "        magnitude = min(magnitude_of(bits), highest)\n",
+        "        magnitude = magnitude_of(bits)\n",
+        likely="e4m3fn, special",
+    ),
+    _forward(
+        "float: NaN to a number",
+        _NUMERICS_CPU,
+        "return np.uint8(nan) if np.isnan(single) else np.uint8(code)",
+        "return np.uint8(code)",
+        likely="e4m3fn, special",
+    ),
+    _backward(
+        "float: the range before rounding",
         _CPU,
-        "in_range_of(s, z, q_min, q_max) if shared",
-        "in_range_of(s, zero(z), q_min, q_max) if shared",
+        "return dy / s if fits_e4m3fn(x / s) else zero(dy)",
+        "return dy / s if abs(x / s) <= q_max else zero(dy)",
+        likely="e4m3fn, ties",
+    ),
+    _forward(
+        "float: ties away from zero",
+        _NUMERICS_GPU,
+        "+ (2 ** (DROPPED - 1) - 1) + odd) & -(2**DROPPED)",
+        "+ 2 ** (DROPPED - 1)) & -(2**DROPPED)",
+        likely="e4m3fn, ties",
+    ),
+    _forward(
+        "float: the step of normal numbers below the least of them",
+        _NUMERICS_GPU,
+        "    lifted = (magnitude.to(tl.float32, bitcast=True) + LIFT) - LIFT",
+        "    lifted = near.to(tl.float32, bitcast=True) + 0.0",
+        likely="e4m3fn, ties",
+    ),
+    _forward(
+        "float: no saturation",
+        _NUMERICS_GPU,
+        "    magnitude = tl.minimum(magnitude, q_max.to(tl.float32).to(tl.int32, bitcast=True))\n",
+        "    magnitude = tl.minimum(magnitude, 0x7F000000)\n",
+        likely="e4m3fn, special",
+    ),
+    _forward(
+        "float: NaN to a number",
+        _NUMERICS_GPU,
+        "return tl.where(near == near, code, NAN)",
+        "return tl.where(near == near, code, NAN - 1)",
+        likely="e4m3fn, special",
+    ),
+    _backward(
+        "float: the range of integers",
+        _GPU,
+        "kept = float_in_range(code_quotient(values, s, BY_COLUMN), q_max, EXPONENT, MANTISSA)",
+        "kept = in_range(values, s, q_min, q_max, z, BY_COLUMN)",
+        likely="e4m3fn, ties",
     ),
     _forward(
         "a mask one row too long",

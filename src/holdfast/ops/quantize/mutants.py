@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.core.formats import Format
 from holdfast.core.mutant import Mutant, instead_of
-from holdfast.numerics.reference import Array, bounds, rounded_quotient
+from holdfast.numerics.reference import Array, bounds, encode, nearest, rounded_quotient
 
 # Mistakes of the arithmetic. Each is the function of the reference, with one thing changed.
 
@@ -89,6 +90,75 @@ def _not_outside(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
     return found
 
 
+# Mistakes of float formats: what takes the place of rounding and saturating a quotient.
+
+
+def _rounded(round_to: Callable[[Array, Format], Array]) -> Callable[..., Array]:
+    """quantize_to_float with another rounding; what it leaves out of range saturates."""
+
+    def codes_of(x: Array, s: Array, codes: Format) -> Array:
+        with np.errstate(all="ignore"):
+            return encode(np.clip(round_to(x / s, codes), *codes.code_range), codes)
+
+    return codes_of
+
+
+def _float_ties_away(t: Array, codes: Format) -> Array:
+    step = np.ldexp(1.0, np.maximum(np.frexp(t)[1] - 1, 1 - codes.exponent_bias) - codes.mantissa_bits)
+    return np.asarray(np.trunc(t / step + np.copysign(0.5, t)) * step)
+
+
+def _flushed(t: Array, codes: Format) -> Array:
+    r = nearest(t, codes)
+    return np.where(np.abs(r) < 2.0 ** (1 - codes.exponent_bias), np.copysign(0, r), r)
+
+
+def _steps_without_end(t: Array, codes: Format) -> Array:
+    step = np.ldexp(1.0, np.frexp(t)[1] - 1 - codes.mantissa_bits)
+    return np.asarray(np.rint(t / step) * step)
+
+
+def _overflowing(t: Array, codes: Format) -> Array:
+    r = nearest(t, codes)
+    return np.where(np.abs(r) > codes.code_range[1], np.nan, r)
+
+
+def _float_reciprocal(x: Array, s: Array, codes: Format) -> Array:
+    with np.errstate(all="ignore"):
+        return encode(np.clip(nearest(x * (x.dtype.type(1) / s), codes), *codes.code_range), codes)
+
+
+#: By name, what takes the place of ``quantize_to_float``.
+FLOAT_MISTAKES: dict[str, Callable[..., Array]] = {
+    "float: ties away from zero": _rounded(_float_ties_away),
+    "float: subnormal numbers flushed": _rounded(_flushed),
+    "float: no subnormal step": _rounded(_steps_without_end),
+    "float: NaN above the range": _rounded(_overflowing),
+    "float: infinity to NaN": _rounded(lambda t, codes: np.where(np.isinf(t), np.nan, nearest(t, codes))),
+    "float: NaN to zero": _rounded(lambda t, codes: np.where(np.isnan(t), 0.0, nearest(t, codes))),
+    "float: the sign of zero lost": _rounded(lambda t, codes: nearest(t, codes) + 0.0),
+    "float: reciprocal instead of division": _float_reciprocal,
+}
+
+
+def not_rounded(x: Array, s: Array, codes: Format) -> Array:
+    """The quotient itself where a rounded one is asked for."""
+    with np.errstate(all="ignore"):
+        return np.asarray(x / s)
+
+
+def _one_step_further(x: Array, s: Array, codes: Format) -> Array:
+    with np.errstate(all="ignore"):
+        r = nearest(x / s, codes)
+        return np.asarray(np.nextafter(r, np.copysign(np.inf, r)))
+
+
+#: By name, what takes the place of ``rounded_to_float`` in a gradient.
+FLOAT_RANGE_MISTAKES: dict[str, Callable[..., Array]] = {
+    "float: range before rounding": not_rounded,
+    "float: exclusive bound": _one_step_further,
+}
+
 _Q, _QB = "quantize forward", "quantize backward"
 
 MUTANTS = (
@@ -112,4 +182,6 @@ MUTANTS = (
         (_QB,),
     ),
     Mutant("NaN in range", instead_of("quantize_backward", _gradient(_not_outside, _divided)), (_QB,)),
+    *(Mutant(name, instead_of("quantize_to_float", of), (_Q,)) for name, of in FLOAT_MISTAKES.items()),
+    *(Mutant(name, instead_of("rounded_to_float", of), (_QB,)) for name, of in FLOAT_RANGE_MISTAKES.items()),
 )

@@ -5,8 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.core.dtypes import Float
+from holdfast.core.formats import Format
 from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, bounds, rounded_quotient, store, widen
+from holdfast.numerics.reference import (
+    Array,
+    accumulated,
+    bounds,
+    encode,
+    nearest,
+    rounded_quotient,
+    store,
+    widen,
+)
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
 from holdfast.ops.quantize.plan import (
@@ -35,6 +45,24 @@ def quantize_backward(
         return np.where((lo <= r) & (r <= hi), dy / scale, dy.dtype.type(0))
 
 
+def rounded_to_float(x: Array, scale: Array, codes: Format) -> Array:
+    """x / scale rounded to the mantissa of a float format; what is out of its range is not saturated yet."""
+    with np.errstate(all="ignore"):
+        return nearest(x / scale, codes)
+
+
+def quantize_to_float(x: Array, scale: Array, codes: Format) -> Array:
+    """The codes of ``x`` in a float format. Infinities saturate, NaN stays NaN, zeros keep their sign."""
+    return encode(np.clip(rounded_to_float(x, scale, codes), *codes.code_range), codes)
+
+
+def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format) -> Array:
+    """The straight-through gradient of a float format: dy / scale where nothing saturated, else 0."""
+    with np.errstate(all="ignore"):
+        kept = np.abs(rounded_to_float(x, scale, codes)) <= codes.code_range[1]
+        return np.where(kept, dy / scale, dy.dtype.type(0))
+
+
 class Quantize(AffineKernel[QuantizeDescriptor]):
     """``quantize`` as a kernel."""
 
@@ -44,7 +72,11 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         def launch(stream: object, workspace: object, args: QuantizeArgs, addresses: object) -> None:
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            codes = quantize(widen(args.x, compute), scale, zero_point, *desc.code_range, compute)
+            x = widen(args.x, compute)
+            if desc.codes.is_float:
+                codes = quantize_to_float(x, scale, desc.codes)
+            else:
+                codes = quantize(x, scale, zero_point, *desc.code_range, compute)
             if desc.per_byte > 1:
                 codes = pack(codes, desc.codes.bits)
             store(args.q, codes)
@@ -62,7 +94,10 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
             scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
             zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
             dy, x = widen(args.dy, compute), widen(args.x, compute)
-            dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
+            if desc.codes.is_float:
+                dx = quantize_to_float_backward(dy, x, scale, desc.codes)
+            else:
+                dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
             store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
 
         return launch

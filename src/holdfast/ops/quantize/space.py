@@ -33,7 +33,7 @@ def public(
     }
     if plan.direction == "forward":
         return {"q": quantize(args.x, args.scale, args.zero_point, packed=desc.packed, **how)}
-    if args.accumulate or not desc.output_dtype.is_floating_point:  # integers have no gradient
+    if args.accumulate or not desc.codes.carried:  # codes have no gradient unless floats carry them
         return None
     x = args.x.detach().requires_grad_()
     quantize(x, args.scale, args.zero_point, **how).backward(args.dy)

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 
 from holdfast.core.case import poisoned_output
-from holdfast.core.dtypes import CODES, dtype_name
+from holdfast.core.dtypes import dtype_name
+from holdfast.core.formats import FLOAT_FORMATS, INT4, Format, format_of
 from holdfast.core.sweep import (
     CHUNK,
     PAIRS,
@@ -46,6 +47,9 @@ def sweeps() -> Iterator[Sweep]:
                 yield _quantize(real, codes, packed, symmetric=True)
             else:
                 yield _quantize_backward(real, codes)
+        for float_codes in FLOAT_FORMATS.values():
+            yield _quantize(real, float_codes.torch, False, symmetric=True)
+            yield _quantize_backward(real, float_codes.torch)
 
 
 def _quantize(real: torch.dtype, codes: torch.dtype, packed: bool, symmetric: bool = False) -> Sweep:
@@ -78,7 +82,7 @@ def _quantize_backward(real: torch.dtype, codes: torch.dtype) -> Sweep:
             x=torch.stack([every, in_range]),
             dy=torch.stack([gradients_16_bit(real), every]),
             scale=scales(),
-            zero_point=zero_points(),
+            zero_point=zero_points() if format_of(codes, "codes").zero_point else None,
             dx=poisoned_output(shape, real),
         )
 
@@ -118,11 +122,32 @@ def _trials(scale: float, zero_point: int) -> Iterator[Float32Sweep]:
     yield Float32Sweep(
         QuantizePerTensorPlan,
         f"scale {scale!r}, packed",
-        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=CODES["int4"].torch, packed=True),
+        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=INT4.torch, packed=True),
         partial(_codes, scale, None),
         torch.uint8,
         CHUNK // 2,
     )
 
 
-FLOAT32 = tuple(trial for pair in FLOAT32_PAIRS for trial in _trials(*pair))
+def _float_trials(scale: float, codes: Format) -> Iterator[Float32Sweep]:
+    name = f"scale {scale!r}, {codes.name}"
+    yield Float32Sweep(
+        QuantizePerTensorPlan,
+        name,
+        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=codes.torch),
+        partial(_codes, scale, None),
+        codes.storage,
+    )
+    yield Float32Sweep(
+        QuantizePerTensorBackwardPlan,
+        name,
+        QuantizePerTensorBackwardDescriptor(shape=(CHUNK,), output_dtype=codes.torch),
+        partial(_gradient, scale, None),
+        torch.float32,
+    )
+
+
+FLOAT32 = (
+    *(trial for pair in FLOAT32_PAIRS for trial in _trials(*pair)),
+    *(trial for codes in FLOAT_FORMATS.values() for s in (1.0, 0.1) for trial in _float_trials(s, codes)),
+)

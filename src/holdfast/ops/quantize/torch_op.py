@@ -12,6 +12,7 @@ from holdfast.core.autograd import register_autograd, register_constant
 from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
     ONE_SCALE,
     Granularity,
@@ -196,7 +197,7 @@ def quantize(
     require_bool("packed", packed)
     codes = named_dtype("dtype", dtype), *code_range(q_min, q_max)
     shared = shared_arguments(scale, zero_point)
-    if not dtype.is_floating_point:
+    if not format_of(dtype, "dtype").carried:
         return _to_integers(x, *shared, granularity.name, *codes, packed)  # type: ignore[no-any-return]
     if packed:
         raise InvalidArgs(

@@ -14,7 +14,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import FLOATS, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import of_any_bits, of_every_exponent, rounded, special_values, spread
+from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
 #: Segments of these lengths, side by side: chunks of two long ones begin within 32 places of each other.

@@ -25,6 +25,7 @@ from holdfast.backends.cpu import (
     emit,
     jit,
     kernel,
+    on_demand,
     outlined,
     pointer,
     prefetch_line,
@@ -107,14 +108,12 @@ def order(address, item, table, count, rows, padding, starts_at, places_at):
     return most
 
 
-@jit
-def _scaled(run, factor, number, row, column, count, result, like):
-    """A term times its weight, or kept only where it was chosen."""
-    outlined()
-    how, address, columns = factor
+@on_demand
+def _scaled(run, how, address, number, place, count, result, like):
+    """A term times its weight, or kept only where it was chosen: ``place`` counts the chosen from 0."""
     values, scaled = pointer(run, like), pointer(result, like)
     if how == CHOSEN:
-        chosen = pointer(address + (row * columns + column) * 4, np.int32)
+        chosen = pointer(address + place * 4, np.int32)
         for i in range(count):
             scaled[i] = values[i] if chosen[i] == number else zero(like)
     else:
@@ -137,15 +136,15 @@ def _load_term(number, slot, source, factor, column, count, scratch, like):
     wide = scratch + slot * _RUN
     run = load_run(begin, kind, step, count, scratch + _RAW * _RUN, wide, like)
     if factor[0] != PLAIN:
-        _scaled(run, factor, number, row, column, count, wide, like)
+        how, weights, columns = factor
+        _scaled(run, how, weights, number, row * columns + column, count, wide, like)
         run = wide
     return run
 
 
-@jit
+@on_demand
 def _add(total, term, count, fresh, like):
     """Add a term to a sum; to +0 if it is ``fresh``."""
-    outlined()
     sums, a = pointer(total, like), pointer(term, like)
     if fresh:
         for i in range(count):
@@ -201,11 +200,11 @@ def _adding(vectors: int) -> Any:
 _add_to_vectors, _add_to_vector = _adding(_VECTORS), _adding(1)
 
 
-@jit
+@on_demand
 def _add_terms(total, terms, later, how_many, count, fresh, like):
     """Add terms to a sum one after another; to +0 if it is ``fresh``."""
-    outlined()
-    sums, done = pointer(total, like), 0
+    sums, done, fresh = pointer(total, like), 0, fresh != 0
+    terms, later = pointer(terms, np.int64), pointer(later, np.int64)
     while done + _VECTORS * _LANES <= count:
         _add_to_vectors(sums, terms, later, how_many, done, fresh)
         done += _VECTORS * _LANES
@@ -219,9 +218,8 @@ def _add_terms(total, terms, later, how_many, count, fresh, like):
         sums[i] = value
 
 
-@jit
+@on_demand
 def _clear(total, count, like):
-    outlined()
     sums = pointer(total, like)
     for i in range(count):
         sums[i] = zero(like)
@@ -260,7 +258,7 @@ def _sum_chunk(first, last, end, places_at, source, factor, column, count, total
         _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like)
         return
     held = pointer(scratch + _HELD * _RUN, np.int64)
-    waiting, fresh = 0, True
+    waiting, fresh = np.int64(0), True
     for at in range(first, last):
         number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
         run = _load_term(number, waiting, source, factor, column, count, scratch, like)
@@ -269,7 +267,7 @@ def _sum_chunk(first, last, end, places_at, source, factor, column, count, total
             waiting += 1
         if waiting == 4:
             _add_terms(total, held, held, waiting, count, fresh, like)
-            waiting, fresh = 0, False
+            waiting, fresh = np.int64(0), False
     if fresh or waiting > 0:
         _add_terms(total, held, held, waiting, count, fresh, like)
 

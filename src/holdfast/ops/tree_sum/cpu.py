@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, on_demand, outlined, pointer
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
@@ -201,10 +201,9 @@ def loop_offset(loops, operand, index):
     return offset + index * loops[operand + 1, 0]
 
 
-@jit
+@on_demand
 def _move(far, near, item, step, count, gather):
     """Carry elements that are ``step`` apart to or from a run."""
-    outlined()
     for i in range(count):
         target, source = near + i * item, far + i * step * item
         if not gather:

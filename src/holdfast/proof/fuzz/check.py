@@ -19,6 +19,7 @@ import torch
 
 from holdfast.backends.scratch import guarded
 from holdfast.backends.threads import shared_finely
+from holdfast.core.bits import canonical, mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.deferred import check_errors
@@ -27,7 +28,6 @@ from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.proof.bits import canonical, mismatch
 from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, gpu_way, moved
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere

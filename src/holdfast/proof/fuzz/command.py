@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.files import require_writable
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import plan_named
 from holdfast.proof.fuzz.check import Finding, check_problem
@@ -43,15 +44,12 @@ def fuzz(
 ) -> None:
     """Draw problems from the whole space of every plan; every way to run one must give the same bits."""
     console = Console()
-    try:
-        names = [plan_named(name).__name__ for name in plan or []]
-        if problem is not None:
-            report = _repeat(names, problem, interpret)
-        else:
-            report = _search(console, names, seed, seconds, jobs or os.cpu_count() or 1, interpret)
-    except HoldfastError as error:
-        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from None
+    require_writable(json_file)
+    names = [plan_named(name).__name__ for name in plan or []]
+    if problem is not None:
+        report = _repeat(names, problem, interpret)
+    else:
+        report = _search(console, names, seed, seconds, jobs or os.cpu_count() or 1, interpret)
     _show(console, report)
     if json_file is not None:
         Path(json_file).write_text(json.dumps(report.as_json(), indent=1) + "\n")
@@ -61,7 +59,7 @@ def fuzz(
 
 def _repeat(names: list[str], problem: str, interpret: bool) -> Report:
     if len(names) != 1:
-        raise HoldfastError("--problem repeats a problem of one plan; give that plan with --plan.")
+        raise InvalidArgs("--problem repeats a problem of one plan; give that plan with --plan.")
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"
     kind, began = plans()[names[0]], time.monotonic()

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import Args, Plan
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.bits import mismatch
 from holdfast.proof.conformance import moved
 
 

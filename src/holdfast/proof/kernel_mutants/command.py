@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.core.contract import NUMERICS_VERSION
+from holdfast.core.files import require_writable
 from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants.listed import every_mutant
 from holdfast.proof.kernel_mutants.run import trials
@@ -40,6 +41,7 @@ def mutants(
     """Put mistakes into the kernels' sources, one at a time, and prove that each changes a bit."""
     if by not in SEARCHES:
         raise typer.BadParameter(f"{by!r} is no search; there are: {', '.join(SEARCHES)}.")
+    require_writable(json_file if json_file != "-" else None)
     chosen = _mutants_of(plan or [])
     console = Console(stderr=json_file == "-")
     began, done = time.perf_counter(), list[Trial]()

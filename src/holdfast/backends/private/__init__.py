@@ -1,20 +1,20 @@
 """Private interfaces of Triton, CUDA, Numba and OpenMP, all in one place.
 
-Each function looks for its interface when it is first needed, since no compiler is imported before that. If
-the interface is missing or does not work, its fallback gives the same results, and takes more time.
+Each function looks for its interface when it is first needed. If the interface is missing or does not work,
+its fallback gives the same results, and takes more time. Those of Numba are in ``private.numba``, which only
+the CPU backend imports.
 ``core.private`` has the private interfaces of torch that every layer uses, since core imports no backend.
 """
 
 from __future__ import annotations
 
 import ctypes
-import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -126,89 +126,31 @@ def _find_team() -> Team | None:
     return team if len(calls) == threads else None
 
 
-@cache
-def part_options() -> dict[str, Any]:
-    """Numba's options for what kernels call: it is optimised with the kernel, and never run alone."""
-    return found_by(_find_part_options) or {}
+class FunctionCell:
+    """Eight bytes with the address of a function without a result that compiled code calls.
 
-
-FALLBACKS["part_options"] = dict
-
-
-def _find_part_options() -> dict[str, Any]:
-    from numba.core.codegen import JITCodeLibrary
-    from numba.core.compiler import Compiler
-
-    class PartLibrary(JITCodeLibrary):
-        """The code of what kernels call: optimised where it is linked, with the kernel."""
-
-        def _optimize_final_module(self) -> None:
-            """A kernel's optimisation covers its parts; here it would be repeated at each level of calls."""
-
-        def _finalize_final_module(self) -> None:
-            self._finalized = True  # as code to link; no machine code is made of it
-
-    class PartCompiler(Compiler):
-        """Compiles what kernels call, as far as linking it takes."""
-
-        def __init__(
-            self, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any
-        ):
-            flags.no_compile = True
-            library = PartLibrary(target.codegen(), "part")
-            super().__init__(typing, target, library, args, result, flags, *rest)
-
-        def compile_extra(self, func: Any) -> Any:
-            part = super().compile_extra(func)
-            # Callers find a function by its entry point. This one is never called: it need only be its own.
-            entry_point: Any = [].append
-            part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
-            return part._replace(entry_point=entry_point)
-
-    overridden = ("_optimize_final_module", "_finalize_final_module")
-    if not all(hasattr(JITCodeLibrary, name) for name in overridden):
-        raise NotImplementedError
-    return {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": PartCompiler}
-
-
-def keep_on_disk(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
-    """Let Numba keep a compiled function in ``files(folder, base)``; without this it compiles it each time.
-
-    ``files`` has ``load(key)``, ``save(key, compiled)`` and ``flush()``. A disk that fails costs time only.
+    At first that is a Python function. ``kinds`` are the types of its arguments: "int64", "float32" or
+    "float64".
     """
-    found_by(lambda: _attach_cache(compiled, function, files))
 
+    _KINDS: ClassVar[dict[str, Any]] = {
+        "int64": ctypes.c_int64,
+        "float32": ctypes.c_float,
+        "float64": ctypes.c_double,
+    }
 
-FALLBACKS["keep_on_disk"] = lambda compiled, function, files: None
+    def __init__(self, function: Callable[..., None], kinds: Sequence[str]) -> None:
+        self._prototype: Any = ctypes.CFUNCTYPE(None, *(self._KINDS[kind] for kind in kinds))
+        self._first = self._prototype(function)  # kept: its address stays in use
+        self._cell = ctypes.c_void_p(ctypes.cast(self._first, ctypes.c_void_p).value)
 
+    @property
+    def address(self) -> int:
+        """Where the eight bytes are."""
+        return ctypes.addressof(self._cell)
 
-def _attach_cache(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
-    from numba.core.caching import FunctionCache
-
-    class KernelCache(FunctionCache):
-        """Numba's cache of a function, with other files."""
-
-        def __init__(self) -> None:
-            super().__init__(function)  # raises if there is no folder to write to
-            self._cache_file = files(Path(self._cache_path), self._impl.filename_base)
-
-        def load_overload(self, sig: Any, target_context: Any) -> Any:
-            with suppress(OSError):
-                return super().load_overload(sig, target_context)
-            return None
-
-        def save_overload(self, sig: Any, data: Any) -> None:
-            with suppress(OSError):  # the disk is full, or gone, or not ours to write
-                super().save_overload(sig, data)
-
-    compiled._cache = KernelCache()
-
-
-def serialized(compiled: Any) -> bytes:
-    """A compiled function as bytes that ``pickle.loads`` reads."""
-    from numba.core.serialize import dumps
-
-    return bytes(dumps(compiled))
-
-
-FALLBACKS["serialized"] = pickle.dumps
+    def point_to(self, function: int) -> Callable[..., None]:
+        """Put the address of another function there; return what calls that."""
+        self._cell.value = function
+        called: Callable[..., None] = self._prototype(function)
+        return called

@@ -1,6 +1,7 @@
 """Tensors as bits: compared with no tolerance, and summed up in a digest.
 
-NaN is one pattern, since its payload is not promised; zeros keep their sign.
+NaN is one pattern, since its payload is not promised; zeros keep their sign. The elements of a floating dtype
+of one byte are codes: all of their bits are promised, also those of NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def canonical(tensor: torch.Tensor) -> torch.Tensor:
     """The bits of each element as an integer."""
-    if tensor.dtype.is_floating_point:
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
         tensor = tensor.masked_fill(tensor != tensor, float("nan"))
     return tensor.contiguous().view(_WHOLE[tensor.dtype.itemsize])
 

@@ -1,18 +1,15 @@
-"""Draws docs/estimators.svg: what each estimator makes of a gradient of 1, at 2, 4 and 8 bits.
+"""Draws what each estimator makes of a gradient of 1, at 2, 4 and 8 bits.
 
-The curves are gradients of hf.fake_quantize itself. Run it after a change of an estimator:
-python docs/plot_estimators.py
+The curves are gradients of hf.fake_quantize itself.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 import holdfast as hf
-
-PICTURE = Path(__file__).resolve().parent / "estimators.svg"
+from drawings import svg
+from drawings.svg import Point
 
 #: The largest code of each symmetric range.
 LARGEST = {2: 1, 4: 7, 8: 127}
@@ -22,9 +19,6 @@ ORDER = ("identity", "clipped_identity", "in_range", "hard_tanh", "tanh")
 WIDTH, HEIGHT = 210, 64
 LEFT, TOP, GAP_X, GAP_Y = 160, 34, 26, 30
 POINTS = 840
-INK, LINE, GUIDE = "#444", "#0b62c4", "#bbb"
-
-Point = tuple[float, float]
 
 
 def gradients(bits: int, ste: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,39 +30,35 @@ def gradients(bits: int, ste: str) -> tuple[torch.Tensor, torch.Tensor]:
     return x.detach(), x.grad
 
 
-def drawing() -> str:
-    """The whole picture."""
+def drawings() -> dict[str, str]:
+    """The picture, by the name of its file."""
     width = LEFT + len(LARGEST) * (WIDTH + GAP_X)
     height = TOP + len(ORDER) * (HEIGHT + GAP_Y)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12" fill="{INK}">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
+    parts = []
     for column, bits in enumerate(LARGEST):
         x = LEFT + column * (WIDTH + GAP_X)
-        parts.append(_text(x + WIDTH / 2, 18, f"{bits} bits", "middle"))
+        parts.append(svg.text(x + WIDTH / 2, 18, f"{bits} bits", anchor="middle"))
         for row, ste in enumerate(ORDER):
             y = TOP + row * (HEIGHT + GAP_Y)
             if column == 0:
-                parts.append(_text(12, y + HEIGHT / 2 + 4, ste.upper(), "start"))
+                parts.append(svg.text(12, y + HEIGHT / 2 + 4, ste.upper()))
             parts += _panel(x, y, bits, ste)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    title = "The gradient of each estimator at 2, 4 and 8 bits"
+    return {"estimators.svg": svg.drawing(width, height, title, parts)}
 
 
 def _panel(left: float, top: float, bits: int, ste: str) -> list[str]:
     """One estimator at one width: the axes, the bounds of the range, the curve."""
     most, bottom = LARGEST[bits], top + HEIGHT
     places = {-most: left + WIDTH / 4, 0: left + WIDTH / 2, most: left + 3 * WIDTH / 4}
-    parts = [_line((place, top), (place, bottom), GUIDE, "2 3") for place in places.values()]
-    parts.append(_line((left, bottom), (left + WIDTH, bottom), INK))
-    parts += [_text(place, bottom + 14, str(code), "middle") for code, place in places.items()]
-    parts += [_text(left - 4, y + 4, label, "end") for label, y in (("0", bottom), ("1", top + 4))]
+    parts = [svg.line((place, top), (place, bottom), dashes="2 3") for place in places.values()]
+    parts.append(svg.line((left, bottom), (left + WIDTH, bottom), "hf-axis"))
+    parts += [svg.text(place, bottom + 14, str(code), anchor="middle") for code, place in places.items()]
+    parts += [svg.text(left - 4, y + 4, label, anchor="end") for label, y in (("0", bottom), ("1", top + 4))]
     x, dx = gradients(bits, ste)
     across = ((x.double() / most + 2) / 4 * WIDTH + left).tolist()
     down = (bottom - dx.double() * (HEIGHT - 4)).tolist()
-    path = " ".join(f"{a:.1f},{b:.1f}" for a, b in _simplified(list(zip(across, down, strict=True))))
-    parts.append(f'<polyline points="{path}" fill="none" stroke="{LINE}" stroke-width="1.6"/>')
+    parts.append(svg.path(_simplified(list(zip(across, down, strict=True))), "hf-line-a"))
     return parts
 
 
@@ -80,16 +70,3 @@ def _simplified(points: list[Point], tolerance: float = 0.05) -> list[Point]:
     if off[worst] <= tolerance:
         return [points[0], points[-1]]
     return _simplified(points[: worst + 1])[:-1] + _simplified(points[worst:])
-
-
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{text}</text>'
-
-
-def _line(start: Point, end: Point, colour: str, dashes: str = "none") -> str:
-    ends = f'x1="{start[0]:g}" y1="{start[1]:g}" x2="{end[0]:g}" y2="{end[1]:g}"'
-    return f'<line {ends} stroke="{colour}" stroke-dasharray="{dashes}"/>'
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(drawing())

@@ -1,0 +1,51 @@
+"""``holdfast plans``: every plan, what it takes and what it guarantees."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.core.contract import printed_bound
+from holdfast.proof.catalogue import Entry, catalogue
+
+
+def plans(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List every plan: the dtypes it takes, its backends, and what it guarantees."""
+    entries = catalogue()
+    if as_json:
+        print(json.dumps([entry.as_json() for entry in entries], indent=1))
+        return
+    table = Table(title=f"{len(entries)} plans", show_lines=True)
+    table.add_column("plan", no_wrap=True)
+    table.add_column("dtypes")
+    table.add_column("guarantee")
+    for entry in entries:
+        name = f"[bold]{entry.plan}[/]\n{entry.op} {entry.direction}\non {', '.join(entry.backends)}"
+        table.add_row(name, _dtypes(entry), _guarantee(entry))
+    Console().print(table)
+
+
+def _dtypes(entry: Entry) -> str:
+    """The dtypes of each field. Dtypes that differ only in width share a word: float16/32/64."""
+    lines = []
+    for field, names in entry.dtypes.items():
+        widths: dict[str, list[str]] = {}
+        for name in names:
+            kind = name.rstrip("0123456789")
+            widths.setdefault(kind, []).append(name.removeprefix(kind))
+        lines.append(f"{field}: {', '.join(kind + '/'.join(all_) for kind, all_ in widths.items())}")
+    return "\n".join(lines)
+
+
+def _guarantee(entry: Entry) -> str:
+    if not entry.cases:
+        return "unknown: the plan has no cases, so nothing is verified"
+    errors = ", ".join(f"{name} within {printed_bound(ulp)} ULP" for name, ulp in entry.ulp.items())
+    stable = f"{'deterministic, ' if entry.deterministic else ''}same bits {entry.bit_stable}"
+    return f"{stable}\n{errors}\nnumerics {entry.numerics_version}, in {' or '.join(entry.compute_dtypes)}"
