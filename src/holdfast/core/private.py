@@ -14,6 +14,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -297,6 +298,18 @@ def backward_pass() -> int:
     return -1
 
 
+def timeout_of(group: Any, device: torch.device) -> timedelta:
+    """The timeout of a process group; the usual one where its backend does not tell."""
+    try:
+        told: timedelta = group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        return timedelta(minutes=10)
+    return told
+
+
+FALLBACKS["timeout_of"] = lambda group, device: timedelta(minutes=10)
+
+
 def _probe_advise_large_pages() -> Any:
     if sys.platform != "linux":
         return None
@@ -306,5 +319,6 @@ def _probe_advise_large_pages() -> Any:
 
 
 @instead_of(_probe_advise_large_pages, FALLBACKS)
-def advise_large_pages(address: int, size: int) -> None:
-    """Ask the system for large pages in a range of whole pages. Not asked: pages are small."""
+def advise_large_pages(address: int, size: int) -> int:
+    """Ask the system for large pages in a range of whole pages; 0 if it agrees. Not asked: pages are small."""
+    return -1
