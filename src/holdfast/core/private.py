@@ -320,5 +320,5 @@ def _probe_advise_large_pages() -> Any:
 
 @instead_of(_probe_advise_large_pages, FALLBACKS)
 def advise_large_pages(address: int, size: int) -> int:
-    """Ask the system for large pages in a range of whole pages; 0 if it agrees. Not asked: pages are small."""
+    """Ask the system for large pages in a range of pages; 0 if it agrees. Not asked: pages stay small."""
     return -1
