@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from holdfast.proof.bits import canonical
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 
 ROWS = hf.PerChannel(1)
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

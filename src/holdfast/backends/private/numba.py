@@ -26,33 +26,32 @@ from holdfast.core.private import found_by
 FALLBACKS: dict[str, Callable[..., Any]] = {}
 
 
+#: Passes of Numba's pipeline that change nothing in a kernel, by the names of their classes.
+NEEDLESS = frozenset(
+    {
+        "WithLifting",
+        "InlineClosureLikes",
+        "MakeFunctionToJitFunction",
+        "InlineInlinables",
+        "FindLiterallyCalls",
+        "LiteralUnroll",
+        "LiteralPropagationSubPipelinePass",
+        "RewriteDynamicRaises",
+        "InlineOverloads",
+        "NopythonRewrites",
+        "DumpParforDiagnostics",
+        "NoPythonSupportedFeatureValidation",
+    }
+)
+
+
 @cache
 def _compilers() -> tuple[Any, Any, Any]:
     """The compiler of kernels, that of what kernels call, and what makes Numba remember types."""
-    from numba.core import typed_passes as typed
-    from numba.core import untyped_passes as untyped
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.compiler_machinery import PassManager
     from numba.core.types.functions import BaseFunction
-
-    #: Passes of Numba's pipeline that change nothing in a kernel.
-    NEEDLESS = frozenset(
-        {
-            untyped.WithLifting,
-            untyped.InlineClosureLikes,
-            untyped.MakeFunctionToJitFunction,
-            untyped.InlineInlinables,
-            untyped.FindLiterallyCalls,
-            untyped.LiteralUnroll,
-            untyped.LiteralPropagationSubPipelinePass,
-            untyped.RewriteDynamicRaises,
-            typed.InlineOverloads,
-            typed.NopythonRewrites,
-            typed.DumpParforDiagnostics,
-            typed.NoPythonSupportedFeatureValidation,
-        }
-    )
 
     class KernelCompiler(Compiler):
         """Numba's compiler without the passes that kernels do not need."""
@@ -60,7 +59,7 @@ def _compilers() -> tuple[Any, Any, Any]:
         def define_pipelines(self):
             (whole,) = super().define_pipelines()
             lean = PassManager(whole.pipeline_name)
-            lean.passes = [(kind, why) for kind, why in whole.passes if kind not in NEEDLESS]
+            lean.passes = [(kind, why) for kind, why in whole.passes if kind.__name__ not in NEEDLESS]
             lean.finalize()
             return [lean]
 
