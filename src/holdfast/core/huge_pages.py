@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 #: Fewer bytes than this are not worth a call of the system.
-LEAST = 4 * 2**20
+MIN_BYTES = 4 * 2**20
 _PAGE = 4096
 _MADV_HUGEPAGE = 14
 
@@ -30,9 +30,9 @@ def _find_madvise() -> Callable[[int, int, int], int] | None:
 _madvise = _find_madvise()
 
 
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
+def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, whose memory nobody has written to yet. Where there are no large pages, nothing happens."""
-    if _madvise is not None and tensor.is_cpu and tensor.nbytes >= LEAST:
+    if _madvise is not None and tensor.is_cpu and tensor.nbytes >= MIN_BYTES:
         first = -(-tensor.data_ptr() // _PAGE) * _PAGE
         _madvise(first, tensor.data_ptr() + tensor.nbytes - first, _MADV_HUGEPAGE)
     return tensor
