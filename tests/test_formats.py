@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
@@ -25,7 +26,6 @@ from holdfast.core.formats import (
     format_of,
 )
 from holdfast.numerics.reference import decode, encode, nearest
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 E4 = torch.float8_e4m3fn

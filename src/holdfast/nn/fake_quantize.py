@@ -10,19 +10,19 @@ import torch
 from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.nn.checked import (
+from holdfast.nn.argument_checks import (
     checked_device,
     checked_group,
+    checked_momentum,
     checked_name,
     checked_shape,
     checked_switches,
-    checked_weight,
 )
-from holdfast.nn.joined_range import Group
+from holdfast.nn.collectives import Group
 from holdfast.nn.scale_mode import ScaleMode
-from holdfast.nn.scale_state import lasting
+from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
-from holdfast.nn.sharded import whole
+from holdfast.nn.sharded import full_tensor
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 
@@ -101,7 +101,7 @@ class FakeQuantize(ScaleUpdates):
         self.dtype, self.q_min, self.q_max = dtype, q_min, q_max
         self.granularity, self.ste = granularity, estimator(ste)
         self.symmetric, self.narrow = symmetric, narrow
-        self.mode, self.momentum = checked_name("mode", mode, ScaleMode), checked_weight(momentum)
+        self.mode, self.momentum = checked_name("mode", mode, ScaleMode), checked_momentum(momentum)
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
@@ -109,8 +109,8 @@ class FakeQuantize(ScaleUpdates):
             raise InvalidArgs(refused_learning(codes.codes))
         self._code_range = codes.code_range
         self._ends = self._validated_ends(codes.codes)
-        self._identify()
-        with lasting():
+        self._new_identity()
+        with outside_inference_mode():
             shape = checked_shape(scale_shape, granularity)
             self._make_state(scale, zero_point, shape, checked_device(device))
 
@@ -119,7 +119,7 @@ class FakeQuantize(ScaleUpdates):
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
-        scale, zero_point = self._found_once(x)
+        scale, zero_point = self._scale_for(x)
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x
         return fake_quantize(
@@ -183,7 +183,7 @@ class FakeQuantize(ScaleUpdates):
         """
         found: dict[str, Any] = {"mode": str(self.mode), "is_set": self._has_scale(), "frozen": self.frozen}
         if self.mode is not ScaleMode.PER_BATCH and self.scale.numel():
-            scale = whole(self.scale.detach())
+            scale = full_tensor(self.scale.detach())
             found |= {"least_scale": float(scale.min()), "largest_scale": float(scale.max())}
         if "rejected_batches" in self._buffers:
             found["rejected_batches"] = int(self.rejected_batches)

@@ -53,14 +53,14 @@ class Pass:
     identity of that run; None if there is none.
     """
 
-    def __init__(self, first: list[Any], again: tuple[Any, Hashable] | None) -> None:
-        self.first, self.again = first, again
+    def __init__(self, first: list[Any], rerun: tuple[Any, Hashable] | None) -> None:
+        self.first, self.rerun = first, rerun
 
     def recall(self, module: int) -> Used | None:
         """What this call of ``module`` used in the first run; None if that is not known."""
-        if self.again is None:
+        if self.rerun is None:
             return None
-        checkpointed, run = self.again
+        checkpointed, run = self.rerun
         calls = _CALLS.get(checkpointed)
         if calls is None:
             return None

@@ -2,7 +2,7 @@
 
 The magnitudes of a range are compared as the integers that their bits are, where NaN is above all: so a
 maximum over integers, which every communication library gets right, joins ranges in every bit. A process
-whose part of the batch is empty adds nothing; ``told`` says whether any process had more than that.
+whose part of the batch is empty adds nothing; ``any_data`` says whether any process had more than that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.core.errors import CollectiveFailed
 Group = Any
 
 
-class Meeting(NamedTuple):
+class Collective(NamedTuple):
     """A collective operation of ``group`` for ``module``; ``first``: the first one since ``train()``."""
 
     group: Group
@@ -28,38 +28,38 @@ class Meeting(NamedTuple):
     first: bool
 
 
-def processes(group: Group) -> int:
+def world_size(group: Group) -> int:
     """How many processes share a batch."""
     if not distributed.is_available() or not distributed.is_initialized():
         return 1
     return distributed.get_world_size(group)
 
 
-def joined_range(
-    low: torch.Tensor, high: torch.Tensor, tells: bool, meeting: Meeting
+def all_reduce_range(
+    low: torch.Tensor, high: torch.Tensor, has_data: bool, collective: Collective
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The range over all processes, from each one's own; NaN where one of them is. And ``told``."""
+    """The range over all processes, from each one's own; NaN where one of them is. And ``any_data``."""
     magnitudes = _bits(torch.stack([low, high]))
     magnitudes = magnitudes & torch.iinfo(magnitudes.dtype).max
-    if not tells:
+    if not has_data:
         magnitudes = torch.full_like(magnitudes, -1)  # below every magnitude
-    _all_reduce(magnitudes, distributed.ReduceOp.MAX, meeting)
+    _all_reduce(magnitudes, distributed.ReduceOp.MAX, collective)
     below, above = magnitudes.clamp_min(0).view(low.dtype).unbind()
     return 0.0 - below, above, (magnitudes >= 0).all()
 
 
-def first_of(
-    tensors: Sequence[torch.Tensor], tells: bool, meeting: Meeting
+def broadcast_from_first(
+    tensors: Sequence[torch.Tensor], has_data: bool, collective: Collective
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """What the first process of the group that has a batch has, everywhere. And ``told``."""
-    rank, size = distributed.get_rank(meeting.group), distributed.get_world_size(meeting.group)
-    first = torch.full((), rank if tells else size, dtype=torch.int64, device=tensors[0].device)
-    _all_reduce(first, distributed.ReduceOp.MIN, meeting)
+    """What the first process of the group that has a batch has, everywhere. And ``any_data``."""
+    rank, size = distributed.get_rank(collective.group), distributed.get_world_size(collective.group)
+    first = torch.full((), rank if has_data else size, dtype=torch.int64, device=tensors[0].device)
+    _all_reduce(first, distributed.ReduceOp.MIN, collective)
     everywhere = []
     for tensor in tensors:
         # A sum with zeros is exact where the terms are integers.
         bits = torch.where(first == rank, _bits(tensor), 0)
-        _all_reduce(bits, distributed.ReduceOp.SUM, meeting)
+        _all_reduce(bits, distributed.ReduceOp.SUM, collective)
         everywhere.append(bits.view(tensor.dtype))
     return everywhere, first < size
 
@@ -69,28 +69,28 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.int64 if tensor.element_size() == 8 else torch.int32)
 
 
-def _all_reduce(tensor: torch.Tensor, op: Any, meeting: Meeting) -> None:
+def _all_reduce(tensor: torch.Tensor, op: Any, collective: Collective) -> None:
     """``all_reduce`` in place, which raises ``CollectiveFailed`` where another process does not take part.
 
     gloo waits on the host and raises when the group times out. NCCL waits on the device: when the group times
-    out, its watchdog ends the process, and Python cannot say why. So the host waits for the first meeting
+    out, its watchdog ends the process, and Python cannot say why. So the host waits for the first collective
     after ``train()``, in which a process that is alone in training mode shows; later ones do not wait.
     """
     if torch.compiler.is_compiling():
-        distributed.all_reduce(tensor, op, meeting.group)
+        distributed.all_reduce(tensor, op, collective.group)
         return
     try:
-        if meeting.first and _waits_on_device(tensor):
-            work = distributed.all_reduce(tensor, op, meeting.group, async_op=True)
+        if collective.first and _waits_on_device(tensor):
+            work = distributed.all_reduce(tensor, op, collective.group, async_op=True)
             if work is not None:
-                work.wait(_patience(meeting.group, tensor.device))
+                work.wait(_host_timeout(collective.group, tensor.device))
         else:
-            distributed.all_reduce(tensor, op, meeting.group)
+            distributed.all_reduce(tensor, op, collective.group)
     except RuntimeError as error:
-        rank, size = distributed.get_rank(meeting.group), distributed.get_world_size(meeting.group)
+        rank, size = distributed.get_rank(collective.group), distributed.get_world_size(collective.group)
         reason = str(error).strip().splitlines()[-1].rpartition("] ")[2].rstrip(".!")
         raise CollectiveFailed(
-            f"{meeting.module} is in training mode on process {rank} of {size} and joins the range of its "
+            f"{collective.module} is in training mode on process {rank} of {size} and joins the range of its "
             f"batch with the other processes, which did not all take part: {reason}. Every process of the "
             "group must call the module in training mode, and equally often. Call train() and eval() on all "
             "of them together, or pass process_group= with those that train."
@@ -102,7 +102,7 @@ def _waits_on_device(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
-def _patience(group: Group, device: torch.device) -> timedelta:
+def _host_timeout(group: Group, device: torch.device) -> timedelta:
     """Somewhat less than the timeout of the group, so that the host raises before the watchdog ends it."""
     group = distributed.group.WORLD if group is None else group
     try:

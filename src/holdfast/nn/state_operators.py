@@ -27,7 +27,7 @@ class Stateful(Protocol):
     def note_blended(self, scale: torch.Tensor) -> None:
         """``scale`` is the state from now on."""
 
-    def accepts(self, start: list[torch.Tensor], told: torch.Tensor | None) -> bool | None:
+    def accepts(self, start: list[torch.Tensor], any_data: torch.Tensor | None) -> bool | None:
         """Whether ``start`` is one to learn from; None if no process had a batch."""
 
     def note_started(self, start: list[torch.Tensor]) -> None:
@@ -56,7 +56,7 @@ def _used(state):
 
 def _settle(handle, state, blended):
     key, here = int(handle), current_pass()
-    if here.again is not None:
+    if here.rerun is not None:
         found = here.recall(key)
         used = _used(state) if found is None else [part for part in found if part is not None]
         return _clones(state) + _clones(used)
@@ -74,11 +74,11 @@ def _settle_fake(handle, state, blended):
     return [torch.empty_like(tensor) for tensor in (*state, *_used(state))]
 
 
-def _start(handle, state, start, told):
+def _start(handle, state, start, any_data):
     module = _MODULES.get(int(handle))
-    if module is None or current_pass().again is not None:
+    if module is None or current_pass().rerun is not None:
         return _clones(state)
-    accepted = module.accepts(start, told[0] if told else None)
+    accepted = module.accepts(start, any_data[0] if any_data else None)
     if accepted is None:
         return _clones(state)
     if not accepted:
@@ -87,7 +87,7 @@ def _start(handle, state, start, told):
     return _clones([*start, state[-1]])
 
 
-def _start_fake(handle, state, start, told):
+def _start_fake(handle, state, start, any_data):
     return [torch.empty_like(tensor) for tensor in state]
 
 
@@ -96,13 +96,13 @@ _settle_call = define(
 )
 _start_call = define(
     "start_learning",
-    "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] told) -> Tensor[]",
+    "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] any_data) -> Tensor[]",
     _start,
     _start_fake,
 )
 
 
-def settle(
+def settle_scale(
     handle: torch.Tensor, state: list[torch.Tensor], blended: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The next state, and the scale and zero point of this batch.
@@ -115,8 +115,8 @@ def settle(
 
 
 def start_learning(
-    handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], told: torch.Tensor | None
+    handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], any_data: torch.Tensor | None
 ) -> list[torch.Tensor]:
     """The next state: the parameters, and the count of rejected batches."""
-    call = _start_call(handle, state, start, [] if told is None else [told])
+    call = _start_call(handle, state, start, [] if any_data is None else [any_data])
     return cast(list[torch.Tensor], call)

@@ -27,7 +27,7 @@ def checked_name(argument: str, given: Any, kind: type[Name]) -> Name:
         raise InvalidArgs(f"{argument} is {given!r}; accepted are {accepted}.") from None
 
 
-def checked_weight(momentum: Any) -> float:
+def checked_momentum(momentum: Any) -> float:
     if not isinstance(momentum, (int, float)) or isinstance(momentum, bool) or not 0 < momentum <= 1:
         raise InvalidArgs(
             f"momentum is {momentum!r}; it is the weight of a new batch, above 0 and at most 1, such as 0.1."
@@ -97,7 +97,7 @@ def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None
     return made.detach().to(device=device, dtype=dtype, copy=True)
 
 
-def check_given(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -> None:
+def check_scale_arguments(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -> None:
     """Raise where ``scale`` or ``zero_point`` is given to a mode that does not use it, or is missing."""
     given = scale is not None
     if given and mode in (ScaleMode.PER_BATCH, ScaleMode.EMA):
@@ -141,7 +141,7 @@ def checked_switches(state: Any, key: str = "_extra_state") -> tuple[bool, bool,
     return frozen, observes, quantizes
 
 
-def check_loaded(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_be_unset: bool) -> None:
+def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_be_unset: bool) -> None:
     """Raise where a state_dict holds what no FakeQuantize has saved; what is on the host is looked at."""
 
     def refuse(name: str, shown: Any, accepted: str) -> None:
