@@ -1,8 +1,8 @@
-"""What the processes that share a batch make of it together.
+"""Collective operations of the processes that share a batch.
 
-The magnitudes of a range are compared as the integers that their bits are, where NaN is above all: so a
-maximum over integers, which every communication library gets right, joins ranges in every bit. A process
-whose part of the batch is empty adds nothing; ``any_data`` says whether any process had more than that.
+Ranges are reduced exactly: magnitudes are compared as integers, by their bit patterns, where NaN is the
+largest. Every communication library computes a maximum of integers exactly. A process with an empty batch
+contributes nothing. ``any_data`` tells whether any process had a batch that is not empty.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import distributed
 
 from holdfast.core.errors import CollectiveFailed
 
-#: A ``torch.distributed.ProcessGroup``, which not every build of torch has; None is the default group.
+#: A ``torch.distributed.ProcessGroup``, or None for the default group. Not every torch has this class.
 Group = Any
 
 
 class Collective(NamedTuple):
-    """A collective operation of ``group`` for ``module``; ``first``: the first one since ``train()``."""
+    """A collective operation of ``group`` for ``module``. ``first``: the first one since ``train()``."""
 
     group: Group
     module: torch.nn.Module
@@ -29,7 +29,7 @@ class Collective(NamedTuple):
 
 
 def world_size(group: Group) -> int:
-    """How many processes share a batch."""
+    """The number of processes that share a batch."""
     if not distributed.is_available() or not distributed.is_initialized():
         return 1
     return distributed.get_world_size(group)
@@ -38,7 +38,7 @@ def world_size(group: Group) -> int:
 def all_reduce_range(
     low: torch.Tensor, high: torch.Tensor, has_data: bool, collective: Collective
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The range over all processes, from each one's own; NaN where one of them is. And ``any_data``."""
+    """The range over all processes, NaN where any process has NaN; and ``any_data``."""
     magnitudes = _bits(torch.stack([low, high]))
     magnitudes = magnitudes & torch.iinfo(magnitudes.dtype).max
     if not has_data:
@@ -51,30 +51,30 @@ def all_reduce_range(
 def broadcast_from_first(
     tensors: Sequence[torch.Tensor], has_data: bool, collective: Collective
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """What the first process of the group that has a batch has, everywhere. And ``any_data``."""
+    """The tensors of the first process of the group that has data; and ``any_data``."""
     rank, size = distributed.get_rank(collective.group), distributed.get_world_size(collective.group)
     first = torch.full((), rank if has_data else size, dtype=torch.int64, device=tensors[0].device)
     _all_reduce(first, distributed.ReduceOp.MIN, collective)
-    everywhere = []
+    received = []
     for tensor in tensors:
-        # A sum with zeros is exact where the terms are integers.
+        # A sum of integers with zeros is exact.
         bits = torch.where(first == rank, _bits(tensor), 0)
         _all_reduce(bits, distributed.ReduceOp.SUM, collective)
-        everywhere.append(bits.view(tensor.dtype))
-    return everywhere, first < size
+        received.append(bits.view(tensor.dtype))
+    return received, first < size
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A float32, float64 or int32 tensor as integers of the same width."""
+    """View a float32, float64 or int32 tensor as integers of the same width."""
     return tensor.contiguous().view(torch.int64 if tensor.element_size() == 8 else torch.int32)
 
 
 def _all_reduce(tensor: torch.Tensor, op: Any, collective: Collective) -> None:
-    """``all_reduce`` in place, which raises ``CollectiveFailed`` where another process does not take part.
+    """In-place ``all_reduce``. Raises ``CollectiveFailed`` if another process does not take part.
 
-    gloo waits on the host and raises when the group times out. NCCL waits on the device: when the group times
-    out, its watchdog ends the process, and Python cannot say why. So the host waits for the first collective
-    after ``train()``, in which a process that is alone in training mode shows; later ones do not wait.
+    gloo waits on the host and raises when the group times out. NCCL waits on the device, and its watchdog
+    kills the process on a timeout, before Python can raise. Therefore the host waits for the first collective
+    after ``train()``, which detects a process that is alone in training mode. Later ones do not wait.
     """
     if torch.compiler.is_compiling():
         distributed.all_reduce(tensor, op, collective.group)
@@ -98,15 +98,15 @@ def _all_reduce(tensor: torch.Tensor, op: Any, collective: Collective) -> None:
 
 
 def _waits_on_device(tensor: torch.Tensor) -> bool:
-    """Whether ``all_reduce`` of this tensor returns before it is done."""
+    """Whether ``all_reduce`` of this tensor is asynchronous to the host."""
     return tensor.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 def _host_timeout(group: Group, device: torch.device) -> timedelta:
-    """Somewhat less than the timeout of the group, so that the host raises before the watchdog ends it."""
+    """90 % of the timeout of the group, so that the host raises before the watchdog kills the process."""
     group = distributed.group.WORLD if group is None else group
     try:
         timeout: timedelta = group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):  # private, and not in every backend
+    except (AttributeError, RuntimeError):  # a private interface that not every backend has
         timeout = timedelta(minutes=10)
     return 0.9 * timeout

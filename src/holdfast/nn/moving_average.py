@@ -27,7 +27,7 @@ def _finite(observed):
 
 
 def _verdict(observed, any_data, rejected):
-    """Whether the batch is accepted, and the next count of rejected ones."""
+    """Whether the batch is accepted, and the next count of rejected batches."""
     accepted = _finite(observed)
     if any_data is None:
         return accepted, rejected + ~accepted
@@ -46,12 +46,12 @@ def _blend_scale_fake(scale, rejected, observed, any_data, momentum):
 
 def _blend_affine(scale, low, rejected, observed, observed_low, any_data, momentum, lowest, highest):
     observed, observed_low = observed.to(scale.dtype), observed_low.to(low.dtype)
-    # A finite scale is that of a finite range.
+    # A finite scale implies a finite range.
     accepted, rejected = _verdict(observed, any_data, rejected)
     scale, low = _next(scale, observed, accepted, momentum), _next(low, observed_low, accepted, momentum)
     r = torch.round(low / scale)
     zero_point = (lowest - torch.where(r == r, r, 0)).clamp(lowest, highest)
-    # Without a scale it is 0, as at the beginning.
+    # The zero point is 0 while the scale is unset.
     return scale, low, torch.where(scale.isnan(), 0, zero_point).to(torch.int32), rejected
 
 

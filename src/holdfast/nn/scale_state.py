@@ -1,4 +1,4 @@
-"""The state of a FakeQuantize: how it is made, reset, moved, saved and loaded."""
+"""The state of a FakeQuantize: create, reset, move, save and load it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from holdfast.nn.recomputation import Used
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.sharded import fill, full_tensor, is_sharded
 
-#: The shape of state that waits for the first batch.
+#: The shape of the state before the first batch determines it.
 _UNKNOWN_SHAPE = (0,)
 
 
 class ScaleState(torch.nn.Module):
-    """The buffers or parameters that hold a scale, and whether there is one.
+    """The buffers or parameters of a FakeQuantize.
 
-    In mode "learned" ``scale`` and ``zero_point`` are parameters, otherwise buffers. A scale that is not set
-    is NaN. Mode "per_batch" has no state.
+    In mode "learned" ``scale`` and ``zero_point`` are parameters, otherwise buffers. An unset scale is NaN.
+    Mode "per_batch" has no state.
     """
 
     scale: torch.Tensor
@@ -40,19 +40,19 @@ class ScaleState(torch.nn.Module):
     mode: ScaleMode
     granularity: Granularity
     symmetric: bool
-    #: Whether there is a scale; None where only the device knows.
+    #: Whether the scale is set; None if the host does not know.
     _is_set: bool | None
-    #: Whether the processes have met in a collective since the last change between training and evaluation.
+    #: Whether a collective has run since the last switch between training and evaluation.
     _has_reduced: bool
-    #: The shards of parameters that FSDP has replaced by whole ones.
+    #: The shards of parameters that FSDP has replaced by full tensors.
     _shards: dict[str, Any]
 
     def _make_state(self, scale: Any, zero_point: Any, shape: Any, device: Any) -> None:
-        """Register the parameters or buffers of this mode with the values that they begin with."""
+        """Register the parameters or buffers of this mode with their initial values."""
         mode, given = self.mode, scale is not None
         check_scale_arguments(mode, self.symmetric, scale, zero_point)
         self._is_set = given or mode is ScaleMode.PER_BATCH
-        #: The arguments of the constructor, for ``reset_parameters``.
+        #: Constructor arguments, for ``reset_parameters``.
         self._given = {"scale": _copied(scale), "zero_point": _copied(zero_point)}
         if mode is ScaleMode.PER_BATCH:
             return
@@ -85,7 +85,7 @@ class ScaleState(torch.nn.Module):
 
     @torch.no_grad()
     def _reset(self) -> None:
-        """Set the state as the constructor does."""
+        """Reset the state to that of a new module."""
         if self.mode is ScaleMode.PER_BATCH:
             return
         for name, given in self._given.items():
@@ -108,7 +108,7 @@ class ScaleState(torch.nn.Module):
         self._is_set = self._given["scale"] is not None
 
     def _expanded(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
-        """A given value, expanded to the shape of the scales."""
+        """``given``, expanded to the shape of the scales."""
         if shape is None and not given.dim() and not isinstance(self.granularity, PerTensor):
             raise InvalidArgs(
                 f"scale is one number, and {self.granularity} takes one for each of its scales; pass a "
@@ -133,9 +133,9 @@ class ScaleState(torch.nn.Module):
         return _UNKNOWN_SHAPE
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training, or to evaluation.
+        """Switch to training mode, or to evaluation mode.
 
-        For evaluation the host must know whether there is a scale, so this waits for the device, once.
+        Evaluation mode synchronizes with the device once, to learn whether the scale is set.
         """
         self._has_reduced = self._has_reduced and mode == self.training
         super().train(mode)
@@ -144,19 +144,19 @@ class ScaleState(torch.nn.Module):
         return self
 
     def _has_scale(self) -> bool:
-        """Whether there is a scale. If only the device knows, this waits for it, once."""
+        """Whether the scale is set. Synchronizes with the device if the host does not know."""
         if self._is_set is None and can_synchronize(self.scale):
             self._is_set = bool(self.scale.numel()) and not bool(self.scale.isnan().any())
         return self._is_set is not False
 
     def _current_scale(self, x: torch.Tensor) -> Used:
-        """The scale and zero point of the state. They are copied if a backward pass may follow an update."""
+        """The scale and zero point of the state; copies if a backward pass may run after the next update."""
         if self.mode is not ScaleMode.EMA or not (torch.is_grad_enabled() and x.requires_grad):
             return self.scale, self.zero_point
         return self.scale.clone(), None if self.zero_point is None else self.zero_point.clone()
 
     def _fit_shape(self, shape: torch.Size) -> None:
-        """Give the state the shape of the scales of the first batch. Another shape later is refused."""
+        """Set the shape of the state from the first batch. Raises if a later batch has another shape."""
         if self.scale.shape == shape or isinstance(self.granularity, PerTensor):
             if self.mode is ScaleMode.EMA:
                 self._replace_inference_buffers()
@@ -170,7 +170,7 @@ class ScaleState(torch.nn.Module):
         self._resize(tuple(shape))
 
     def _resize(self, shape: tuple[int, ...]) -> None:
-        """Replace the buffers of a moving average by unset ones of another shape."""
+        """Replace the buffers of a moving average with unset buffers of another shape."""
         with outside_inference_mode():
             self.scale = self.scale.new_full(shape, float("nan"))
             if self.zero_point is not None:
@@ -178,7 +178,7 @@ class ScaleState(torch.nn.Module):
                 self.low = self.low.new_full(shape, float("nan"))
 
     def _replace_inference_buffers(self) -> None:
-        """Replace buffers made in torch.inference_mode, as by ``to``: they are read-only outside of it."""
+        """Replace buffers made in torch.inference_mode, as by ``to``, which are read-only outside of it."""
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return
         for name, buffer in self._buffers.items():
@@ -186,7 +186,7 @@ class ScaleState(torch.nn.Module):
                 self._buffers[name] = buffer.clone()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep the shard of a parameter while FSDP puts the whole parameter in its place."""
+        """Keep the shard of a parameter while FSDP replaces it with the full parameter."""
         if isinstance(value, torch.nn.Parameter):
             before = self._parameters.get(name)
             if is_sharded(before) and not is_sharded(value):
@@ -208,13 +208,13 @@ class ScaleState(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             unset = full_tensor(self.scale.detach()).isnan()
-            # Every scale of a moving average must be set. A learned scale may be NaN after a bad step.
+            # A moving average needs all scales set. A learned scale may be NaN after a bad step.
             self._is_set = unset.is_meta or (
                 unset.numel() > 0 and not bool(unset.all() if learned else unset.any())
             )
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
-        """A state_dict whose one scale has the shape of this module's, () or (1,)."""
+        """A state_dict with the single scale in the shape of this module, () or (1,)."""
         found = dict(state_dict)
         for name in ("scale", "low", "zero_point"):
             kept, own = found.get(f"{prefix}{name}"), getattr(self, name, None)
@@ -223,7 +223,7 @@ class ScaleState(torch.nn.Module):
         return found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move and cast. State is not cast below float32, where small scales vanish."""
+        """Move and cast the state, but never below float32, where small scales underflow."""
         state = {**self._parameters, **self._buffers}
         before = {name: tensor.detach() for name, tensor in state.items() if tensor is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -244,19 +244,19 @@ class ScaleState(torch.nn.Module):
 
 
 def _copied(given: Any) -> Any:
-    """A copy of a tensor; any other value as it is."""
+    """A copy of a tensor; other values unchanged."""
     return given.detach().clone() if isinstance(given, torch.Tensor) else given
 
 
 def outside_inference_mode() -> AbstractContextManager[Any]:
-    """A context in which new tensors are ordinary ones, also within torch.inference_mode."""
+    """A context in which new tensors are not inference tensors."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()
     return torch.inference_mode(False)
 
 
 def can_synchronize(x: torch.Tensor) -> bool:
-    """Whether the host may wait for the device to read ``x``."""
+    """Whether the host may synchronize with the device to read ``x``."""
     if torch.compiler.is_compiling():
         return False
     return not x.is_meta and not (x.is_cuda and torch.cuda.is_current_stream_capturing())

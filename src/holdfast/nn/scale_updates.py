@@ -1,4 +1,4 @@
-"""How a batch changes the state of a FakeQuantize, and which scale it is quantized with."""
+"""Updates of the state of a FakeQuantize by a batch, and the scale to quantize the batch with."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from holdfast.ops.lsq_init.torch_op import lsq_init
 
 
 class Observed(NamedTuple):
-    """The scale and range that a batch suggests."""
+    """The scale and range of a batch."""
 
     scale: torch.Tensor
-    #: The lower end of the range that the scale is for, where it is known.
+    #: The lower end of the range, if known.
     low: torch.Tensor | None = None
     zero_point: torch.Tensor | None = None
-    #: Whether any process had a batch; None in one process.
+    #: Whether any process had data; None without other processes.
     any_data: torch.Tensor | None = None
 
 
 class ScaleUpdates(ScaleState):
-    """The scale of a batch in each mode, and the updates of the state in training."""
+    """The scale of a batch in each mode, and the state updates in training."""
 
     dtype: torch.dtype | None
     q_min: int | None
@@ -49,7 +49,7 @@ class ScaleUpdates(ScaleState):
     _ends: tuple[int, int]
 
     def _new_identity(self) -> None:
-        """Take a new identity for compiled graphs and checkpoints, and forget what belongs to another one."""
+        """Give this module (or copy) its own identity for compiled graphs and checkpoints."""
         self._handle = new_handle(self)
         self._key = int(self._handle)
         self._has_reduced = False
@@ -57,18 +57,18 @@ class ScaleUpdates(ScaleState):
         self._changed: list[Any] = []
 
     def _validated_ends(self, codes: Format) -> tuple[int, int]:
-        """The least and largest code for scales from the data. Codes that allow no such scale are refused."""
+        """The smallest and largest code for scales from the data. Raises if the codes allow no such scale."""
         rule = ScaleOfData(symmetric=self.symmetric, narrow=self.narrow)
         if self.mode in (ScaleMode.PER_BATCH, ScaleMode.EMA) or not self.symmetric:
             rule.validate_ends(*self._code_range, codes)
         return rule.ends(*self._code_range)
 
     def _scale_for(self, x: torch.Tensor) -> Used:
-        """The scale and zero point for ``x``. The second run of a checkpoint gets those of the first run."""
+        """The scale and zero point for ``x``. In the second run of a checkpoint: those of the first."""
         if self.mode is ScaleMode.FIXED or (self.mode is ScaleMode.LEARNED and self._is_set):
             return self.scale, self.zero_point
         if torch.compiler.is_compiling() or (self.mode is ScaleMode.PER_BATCH and not self._reduces_range()):
-            return self._updated_scale(x)  # a compiled graph asks for the run when it is executed
+            return self._updated_scale(x)  # a compiled graph detects second runs itself, see state_operators
         here = current_pass()
         if here.rerun is not None or in_backward():
             used = here.recall(self._key)
@@ -84,10 +84,10 @@ class ScaleUpdates(ScaleState):
         return scale, zero_point
 
     def _updated_scale(self, x: torch.Tensor) -> Used:
-        """Update the state if this batch is to change it; then the scale and zero point for ``x``."""
-        # An empty batch has no range, but the other processes wait for this one.
-        has_data = x.numel() > 0 or world_size(self.process_group) > 1
-        learns = self.training and self.observes and not self.frozen and has_data
+        """Update the state from this batch if the module is training; return the scale and zero point."""
+        # An empty batch has no range, but must take part in collectives.
+        takes_part = x.numel() > 0 or world_size(self.process_group) > 1
+        learns = self.training and self.observes and not self.frozen and takes_part
         if self.mode is ScaleMode.PER_BATCH:
             observed = self._observe(x)
             return observed.scale, observed.zero_point
@@ -103,24 +103,24 @@ class ScaleUpdates(ScaleState):
         return self._current_scale(x)
 
     def _scale_arguments(self) -> dict[str, Any]:
-        """The arguments of choose_scale and scale_of_range. A range without a dtype is of float codes."""
+        """Arguments of choose_scale and scale_of_range. Without ``dtype``, codes are float32."""
         codes = self.dtype or torch.float32
         return {"dtype": codes, "q_min": self.q_min, "q_max": self.q_max, "narrow": self.narrow}
 
     def _reduces_range(self) -> bool:
-        """Whether the range of a batch is joined over all processes."""
+        """Whether the range of a batch is reduced over all processes."""
         shared = self.mode is ScaleMode.EMA or isinstance(self.granularity, (PerTensor, PerChannel))
         return self.training and shared and world_size(self.process_group) > 1
 
     def _collective(self) -> Collective:
-        """The collective of this call. The first one since ``train()`` is marked."""
+        """The collective of this call, with ``first`` set if it is the first one since ``train()``."""
         if torch.compiler.is_compiling():
             return Collective(self.process_group, self, first=False)
         first, self._has_reduced = not self._has_reduced, True
         return Collective(self.process_group, self, first)
 
     def _observe(self, x: torch.Tensor) -> Observed:
-        """The scale of this batch; in training, of the batches of all processes."""
+        """The scale of this batch; in training, over all processes."""
         rule, joins, any_data = self._scale_arguments(), self._reduces_range(), None
         if not joins and self.symmetric:
             return Observed(choose_scale(x, granularity=self.granularity, **rule))
@@ -136,7 +136,7 @@ class ScaleUpdates(ScaleState):
         return Observed(scale, low, zero_point, any_data)
 
     def _blend(self, x: torch.Tensor) -> Used:
-        """Blend the scale of this batch into the state; a copy of the new scale and zero point."""
+        """Blend the scale of this batch into the state. Returns a copy of the new scale and zero point."""
         observed = self._observe(x)
         self._fit_shape(observed.scale.shape)
         shape = self.scale.shape
@@ -154,8 +154,8 @@ class ScaleUpdates(ScaleState):
                 )
             ]  # fmt: skip
         if torch.compiler.is_compiling():
-            # A change that torch sees. It keeps torch from making one graph of a checkpoint around this call,
-            # where the second run would begin with the state that the first one left.
+            # A side effect, which keeps torch from compiling a checkpoint around this call into one
+            # graph. The second run of that graph would start from the state after the first run.
             self._changed.clear()
             blended, used = settle_scale(self._handle, state, blended)
         else:
@@ -168,16 +168,16 @@ class ScaleUpdates(ScaleState):
         return used[0], None if self.symmetric else used[1]
 
     def note_blended(self, scale: torch.Tensor) -> None:
-        """Note that ``scale`` is the new state. On the CPU, see whether it is set."""
+        """Update ``_is_set`` after a change of the state. On the CPU, this reads ``scale``."""
         if not self._is_set:
             self._is_set = None if scale.device.type != "cpu" else not bool(scale.isnan().any())
 
     @torch.no_grad()
     def _initialize(self, x: torch.Tensor) -> None:
-        """Set the parameters to what the first batch suggests.
+        """Initialize the parameters from the first batch.
 
-        The host waits for the device, once, to see whether the suggestion is finite, unless a graph is being
-        captured. A batch whose suggestion is not finite is rejected, and the next batch is tried.
+        Synchronizes with the device once, to check that the values are finite, unless a CUDA graph is being
+        captured. If they are not finite, the batch is rejected and the next batch is used.
         """
         if not self.scale.is_leaf:
             raise InvalidArgs(
@@ -207,14 +207,14 @@ class ScaleUpdates(ScaleState):
             self._warn_rejected(1)
 
     def _initial_values(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """The scale, and the zero point if it is learned, that ``x`` suggests to begin with."""
+        """The initial scale, and the initial zero point if it is learned, from batch ``x``."""
         if self.symmetric:
             codes = {"dtype": self.dtype, "q_min": self.q_min, "q_max": self.q_max}
             return [lsq_init(x, granularity=self.granularity, **codes)]  # type: ignore[arg-type]
         return [*choose_scale(x, granularity=self.granularity, symmetric=False, **self._scale_arguments())]
 
     def accepts(self, start: list[torch.Tensor], any_data: torch.Tensor | None) -> bool | None:
-        """Whether learning may begin with ``start``; None if no process had a batch."""
+        """Whether learning may start from ``start``; None if no process had data."""
         if not can_synchronize(start[0]):
             return True
         if any_data is not None and not bool(any_data):
@@ -222,7 +222,7 @@ class ScaleUpdates(ScaleState):
         return bool(start[0].isfinite().all())
 
     def note_started(self, start: list[torch.Tensor]) -> None:
-        """Note that learning begins with ``start``, and write it to the shards of FSDP."""
+        """Note that learning starts from ``start``, and write ``start`` to the shards of FSDP."""
         with torch.no_grad():
             for name, value in zip(("scale", "zero_point"), start, strict=False):
                 if name in self._shards:
@@ -239,7 +239,7 @@ class ScaleUpdates(ScaleState):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied or pickled. A process group cannot be: the copy has the default group."""
+        """State for copy and pickle. A process group cannot be pickled: the copy gets the default group."""
         own = ("_handle", "_key", "_shards", "_changed", "_has_reduced")
         kept = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**kept, "process_group": None}

@@ -1,11 +1,11 @@
-"""How a compiled graph changes the state of its module.
+"""Operators with which a compiled graph updates the state of its module.
 
-A graph is made once and run for many batches. Whether a batch is rejected, or is one that activation
-checkpointing runs again, is known only when it runs, so it is decided in operators that torch does not look
-into. They return the next state and what this batch uses, and tell the module what the host must know of it.
+Whether a batch is rejected, or belongs to a recomputation by activation checkpointing, is only known when the
+graph runs. Opaque operators decide it. They return the next state and the scale of this batch, and notify the
+module.
 
-A graph cannot hold a module. It holds the module's handle, a number in a tensor: a plain number would be part
-of the graph, and each of many equal modules would be compiled again.
+A graph cannot refer to a module. It takes the module's handle, an integer in a tensor. A Python int would be
+a constant of the graph, and torch.compile would compile each of several equal modules again.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -22,23 +22,23 @@ from holdfast.nn.recomputation import current_pass
 
 
 class Stateful(Protocol):
-    """What the operators tell a module."""
+    """The methods of a module that the operators call."""
 
     def note_blended(self, scale: torch.Tensor) -> None:
-        """``scale`` is the state from now on."""
+        """``scale`` is the new state."""
 
     def accepts(self, start: list[torch.Tensor], any_data: torch.Tensor | None) -> bool | None:
-        """Whether ``start`` is one to learn from; None if no process had a batch."""
+        """Whether learning may start from ``start``; None if no process had data."""
 
     def note_started(self, start: list[torch.Tensor]) -> None:
-        """Learning begins with ``start``."""
+        """Learning starts from ``start``."""
 
 
 _MODULES: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def new_handle(module: Stateful) -> torch.Tensor:
-    """A number by which a graph finds ``module``. It is random, since graphs are saved and loaded."""
+    """A handle of ``module`` for graphs. It is random because graphs can be saved and loaded."""
     key = secrets.randbits(62)
     _MODULES[key] = module
     with torch.inference_mode(False):
@@ -50,7 +50,7 @@ def _clones(tensors):
 
 
 def _used(state):
-    """The scale, and the zero point if there is one."""
+    """The scale, and the zero point if the state has one."""
     return [state[0], state[2]] if len(state) == 4 else [state[0]]
 
 
@@ -107,8 +107,8 @@ def settle_scale(
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The next state, and the scale and zero point of this batch.
 
-    ``state`` and ``blended`` are a scale and the count of rejected batches; or a scale, the lower end of the
-    range, a zero point and that count.
+    ``state`` and ``blended`` are lists: scale and count of rejected batches; or scale, lower end of the
+    range, zero point and count.
     """
     found = cast(list[torch.Tensor], _settle_call(handle, state, blended))
     return found[: len(state)], found[len(state) :]
@@ -117,6 +117,6 @@ def settle_scale(
 def start_learning(
     handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], any_data: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """The next state: the parameters, and the count of rejected batches."""
+    """The next state: the parameters and the count of rejected batches."""
     call = _start_call(handle, state, start, [] if any_data is None else [any_data])
     return cast(list[torch.Tensor], call)
