@@ -103,4 +103,7 @@ def flat(desc: Any, tensor: torch.Tensor | None) -> torch.Tensor:
         return torch.zeros(0)
     if getattr(desc, "per_byte", 1) > 1 and tensor.dtype == torch.uint8:
         tensor = hf.unpack(tensor.contiguous(), desc.codes.torch, desc.shape[-1])
+    if tensor.dtype == torch.float8_e4m3fn:  # codes count from 0, the negative ones downwards
+        bits = tensor.view(torch.uint8).to(torch.int16)
+        tensor = torch.where(bits > 127, 128 - bits, bits)
     return tensor.reshape(-1)

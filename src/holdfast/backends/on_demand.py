@@ -16,9 +16,12 @@ import ctypes
 import inspect
 import os
 import sys
+import threading
+import time
 from _thread import interrupt_main
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -58,6 +61,7 @@ class Slot:
 
     def _compile_and_call(self, *args: Any) -> None:
         """What the slot holds at first. Nothing can be raised from here: a kernel is the caller."""
+        call = SimpleNamespace(returned=False)
         try:
             self._compile(self.compiled, self._module)
         except BaseException as error:
@@ -65,9 +69,20 @@ class Slot:
                 sys.stderr.write(f"holdfast: a kernel could not be compiled: {error!r}\n")
                 sys.stderr.flush()
                 os.abort()  # to go on would be to return memory that nobody wrote
-            interrupt_main()  # it waited for the compiler; now it goes to the main thread
+            threading.Thread(target=_interrupt_after, args=(call,)).start()
         self._cell.value = self.compiled.address
         self._prototype(self.compiled.address)(*args)
+        call.returned = True  # last: Python looks for signals at calls and loops, and here it must not
+
+
+def _interrupt_after(call: SimpleNamespace) -> None:
+    """Hand an interrupt, which has waited for the compiler, to the main thread once ``call`` has returned.
+
+    An exception would be lost before that.
+    """
+    while not call.returned:
+        time.sleep(0.001)
+    interrupt_main()
 
 
 def _reals(function: Callable[..., Any]) -> list[bool]:

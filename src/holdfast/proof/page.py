@@ -35,7 +35,7 @@ def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"count": count, "duration": duration, "times": times, "bound": printed_bound}
+    environment.filters |= FILTERS
     template = environment.from_string((files("holdfast.proof") / "page.html").read_text("utf-8"))
     here = {report.machine.cpu, report.machine.gpu}
     return template.render(
@@ -154,3 +154,7 @@ def times(ratio: float | None) -> str:
     if ratio is None:
         return "\N{EN DASH}"
     return f"{ratio:.{2 if ratio < 10 else 1}f}\N{MULTIPLICATION SIGN}"
+
+
+#: What the template calls to write numbers.
+FILTERS = {"count": count, "duration": duration, "times": times, "bound": printed_bound}

@@ -122,5 +122,5 @@ def dynamic_quantize(
     return found  # type: ignore[no-any-return]
 
 
-#: The same function under the name that torch's users know.
 quantize_dynamic = dynamic_quantize
+"""The same function as ``dynamic_quantize``."""

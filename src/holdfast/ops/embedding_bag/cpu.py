@@ -137,7 +137,7 @@ def find_bags(
     if last == bags:
         end = _begin_of(bags, offsets, length, indices[2])
         starts[bags] = end
-        _, name = _find_rows(end, indices[2], -1, indices, table, rows, padding, kept_at, bags_at)
+        _, name = _find_rows(end, indices[2], np.int64(-1), indices, table, rows, padding, kept_at, bags_at)
         all_name &= name
     return all_name
 
