@@ -90,8 +90,8 @@ def assert_reproducible(
     """
     configs = _configs(repeats, threads, devices)
     trial = _Trial(step, inputs, model)
-    cuts = trial.cuts(batch_split)
-    if repeats * len(configs) + len(cuts) < 2:
+    slices = trial.slices(batch_split)
+    if repeats * len(configs) + len(slices) < 2:
         raise InvalidArgs("One run has nothing to be compared with; give repeats=2 or more.")
     with trial.restored():
         first = trial.run(configs[0])
@@ -101,13 +101,13 @@ def assert_reproducible(
                 again = trial.run(config, note=f"Only the second raised this: {between}.")
                 _compare(first, again, between, _advice(configs[0], config))
         compared = [f"{repeats} on {config}" if str(config) else f"{repeats} alike" for config in configs]
-        if cuts:
-            whole, parts = _per_sample(first, [trial.run(configs[0], cut) for cut in cuts], cuts)
-            sizes = ", ".join(str(cut.stop - cut.start) for cut in cuts)
+        if slices:
+            whole, parts = _per_sample(first, [trial.run(configs[0], rows) for rows in slices], slices)
+            sizes = ", ".join(str(rows.stop - rows.start) for rows in slices)
             _compare(whole, parts, f"the whole batch vs parts of {sizes}", _BATCH)
-            compared.append(f"{len(cuts)} on parts of {sizes} samples")
+            compared.append(f"{len(slices)} on parts of {sizes} samples")
     elements = sum(value.numel() if isinstance(value, torch.Tensor) else 1 for value in first.values())
-    return Reproducible(repeats * len(configs) + len(cuts), len(first), elements, tuple(compared))
+    return Reproducible(repeats * len(configs) + len(slices), len(first), elements, tuple(compared))
 
 
 class _Trial:
@@ -142,13 +142,13 @@ class _Trial:
             state.restore(device)
         self.random()
 
-    def run(self, config: _Config, cut: BatchSlice | None = None, note: str = "") -> Outputs:
+    def run(self, config: _Config, rows: BatchSlice | None = None, note: str = "") -> Outputs:
         """Run the step once. Returns everything to compare."""
         self._restore(config.device)
         torch.set_num_threads(config.threads or self.threads)
-        copy = Copier(config.device, cut, dict(self.owned))
+        copy = Copier(config.device, rows, dict(self.owned))
         given = copy(self.inputs, "inputs")
-        before = self.before if cut is None else self._tensors(given)
+        before = self.before if rows is None else self._tensors(given)
         try:
             result = self.step(*given)
         except Exception as error:
@@ -171,7 +171,7 @@ class _Trial:
         """The tensors of the inputs that are not in ``model``, or their gradients."""
         return dict(tensors_of(inputs, "inputs", but=self.owned, grads=grads))
 
-    def cuts(self, split: int | Sequence[int] | None) -> list[BatchSlice]:
+    def slices(self, split: int | Sequence[int] | None) -> list[BatchSlice]:
         """The parts of the batch, from the argument ``batch_split``."""
         if split is None:
             return []
@@ -235,9 +235,9 @@ def _advice(first: _Config, config: _Config) -> str:
     return _SAME if config == first else _DEVICES if config.device != first.device else _THREADS
 
 
-def _per_sample(first: Outputs, parts: list[Outputs], cuts: list[BatchSlice]) -> tuple[Outputs, Outputs]:
+def _per_sample(first: Outputs, parts: list[Outputs], slices: list[BatchSlice]) -> tuple[Outputs, Outputs]:
     """The outputs with one row per sample: from the whole batch, and concatenated from the parts."""
-    size, whole, joined = cuts[0].size, {}, {}
+    size, whole, joined = slices[0].size, {}, {}
     for path, value in first.items():
         if not (path.startswith("output") and isinstance(value, torch.Tensor) and value.ndim):
             continue
@@ -247,8 +247,8 @@ def _per_sample(first: Outputs, parts: list[Outputs], cuts: list[BatchSlice]) ->
             continue  # not one row per sample
         whole[path] = value
         fitting = len(tensors) == len(pieces) and all(
-            piece.shape == (cut.stop - cut.start, *value.shape[1:]) and piece.dtype == value.dtype
-            for piece, cut in zip(tensors, cuts, strict=True)
+            piece.shape == (rows.stop - rows.start, *value.shape[1:]) and piece.dtype == value.dtype
+            for piece, rows in zip(tensors, slices, strict=True)
         )
         joined[path] = torch.cat(tensors) if fitting else tensors[0] if tensors else None
     if not whole:

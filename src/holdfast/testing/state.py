@@ -195,7 +195,7 @@ class Copier:
     """Copies inputs to a device. An object that occurs twice is copied once."""
 
     device: torch.device | None = None
-    cut: BatchSlice | None = None
+    rows: BatchSlice | None = None
     made: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, value: Any, path: str) -> Any:
@@ -207,7 +207,7 @@ class Copier:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, np.ndarray):
-            return (self.cut.of(value) if self.cut else value).copy(order="K")
+            return (self.rows.of(value) if self.rows else value).copy(order="K")
         if isinstance(value, STATEFUL):
             return value
         if isinstance(value, torch.device):
@@ -235,12 +235,12 @@ class Copier:
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         device = self.device or value.device
-        made = (self.cut.of(value) if self.cut else value).detach().clone().to(device)
+        made = (self.rows.of(value) if self.rows else value).detach().clone().to(device)
         if isinstance(value, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
         made.requires_grad_(value.requires_grad)
         if value.is_leaf and value.grad is not None:
-            made.grad = (self.cut.of(value.grad) if self.cut else value.grad).detach().clone().to(device)
+            made.grad = (self.rows.of(value.grad) if self.rows else value.grad).detach().clone().to(device)
         return made
 
 
