@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core import pages, private
+from holdfast.core import huge_pages, private
 
 PROGRAM = """
 import pathlib, re, torch, holdfast as hf
@@ -57,7 +57,7 @@ def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> N
     """For whole pages that are theirs, and for small results nobody is asked."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(private, "advise_large_pages", lambda *given: asked.append(given))
-    x = torch.ones(pages.LEAST // 4)
+    x = torch.ones(huge_pages.MIN_BYTES // 4)
     for result, calls in (
         (hf.fake_quantize(x, 0.1, dtype=torch.int8), 1),
         (hf.fake_quantize(x[1:], 0.1, dtype=torch.int8), 0),
@@ -76,6 +76,6 @@ def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this call")
 def test_the_system_takes_the_question() -> None:
-    room = torch.empty(pages.LEAST, dtype=torch.uint8)
+    room = torch.empty(huge_pages.MIN_BYTES, dtype=torch.uint8)
     first = -(-room.data_ptr() // 4096) * 4096
     assert private.advise_large_pages(first, 4096) == 0

@@ -22,7 +22,7 @@ from holdfast.backends.threads import (
     threads_for,
 )
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 WAYS = ["torch's threads", "a pool"]
 
@@ -155,6 +155,6 @@ def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(threads, "_on_pool", on_pool)
     for case in cases_of(plan):
         if max(shared) <= 2 and elements_of(case) >= 2**12:
-            args, reference = expected(plan, case)
-            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, selected("cpu"))
+            args, reference = run_reference(plan, case)
+            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, select_on("cpu"))
     assert max(shared) > 2

@@ -46,7 +46,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        if _concerns_only_us(arguments):
+        if _bypasses_torch(arguments):
             return kernel(*arguments)
         return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
 
@@ -96,7 +96,7 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 
-def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
+def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
     if is_compiling() or private.is_watched():
         return False
     positions = _plain_tensors(tuple(map(type, arguments)))

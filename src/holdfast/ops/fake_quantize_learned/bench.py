@@ -50,9 +50,9 @@ class LearnedProblem(ScaledProblem):
     case: LearnedCase
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         """A NaN would be all that is left of a sum over the whole tensor."""
-        return () if isinstance(self.case.granularity, PerTensor) else super().seasoned
+        return () if isinstance(self.case.granularity, PerTensor) else super().special_inputs
 
     def draw(self) -> Tensors:
         tensors = super().draw()

@@ -232,8 +232,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
         learned = 1 if desc.zero_point_dtype is None else 2
-        self.sums, cut = trees.sums_of(count, length, desc.real.compute, learned)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.sums_of(count, length, desc.real.compute, learned)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.ste, self.desc.real.compute)

@@ -98,8 +98,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
-        self.sums, cut = trees.sums_of(count, length, desc.real.compute, 1)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.sums_of(count, length, desc.real.compute, 1)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)

@@ -34,10 +34,10 @@ from holdfast.backends.cpu import (
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
@@ -432,10 +432,10 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.starts = pieces.take(desc.rows + 2, torch.int32)
-        self.places = pieces.take(desc.count, torch.int32)
-        self.cut_workspace(pieces)
+        layout = WorkspaceLayout()
+        self.starts = layout.take(desc.rows + 2, torch.int32)
+        self.places = layout.take(desc.count, torch.int32)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         compile_for(self.desc.compute)

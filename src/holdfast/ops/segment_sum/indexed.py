@@ -15,8 +15,8 @@ import torch
 
 from holdfast.core.contract import error_in_ulp
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.deferred import reported
 from holdfast.core.descriptor import Descriptor
+from holdfast.core.device_errors import reported
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, DescribedKernel

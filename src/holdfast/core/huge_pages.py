@@ -11,13 +11,13 @@ import torch
 from holdfast.core import private
 
 #: Fewer bytes than this are not worth a call of the system.
-LEAST = 4 * 2**20
+MIN_BYTES = 4 * 2**20
 _PAGE = 4096
 
 
-def fresh(tensor: torch.Tensor) -> torch.Tensor:
+def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, whose memory nobody has written to yet. Where there are no large pages, nothing happens."""
-    if tensor.is_cpu and tensor.nbytes >= LEAST:
+    if tensor.is_cpu and tensor.nbytes >= MIN_BYTES:
         first = -(-tensor.data_ptr() // _PAGE) * _PAGE
         private.advise_large_pages(first, tensor.data_ptr() + tensor.nbytes - first)
     return tensor

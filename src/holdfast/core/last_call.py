@@ -25,12 +25,12 @@ _size = torch.UntypedStorage.nbytes
 Places = tuple[Sequence[int], Sequence[int]]
 
 
-def rooms_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
     """The bytes of each tensor's storage, which may have been freed or shrunk since the last look."""
     return list(map(_size, map(_storage, tensors)))
 
 
-class Latest(Generic[T]):
+class LastCall(Generic[T]):
     """What was prepared for some operands and options, and a quick way to tell whether others are alike."""
 
     __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "prepared")
@@ -42,7 +42,7 @@ class Latest(Generic[T]):
         self._check = check
         self._options = options
         tensors = [i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
-        self._tensors_of = picked(tensors)
+        self._tensors_of = getter_of(tensors)
         self._hosts = [
             (i, type(operand), host_key(operand)) for i, operand in enumerate(operands) if i not in tensors
         ]
@@ -76,10 +76,10 @@ class Latest(Generic[T]):
         found = list(map(_address, tensors))
         for i, _, _ in self._hosts:
             found.insert(i, 0)
-        return found, rooms_of(tensors)
+        return found, storage_sizes(tensors)
 
 
-def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def getter_of(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes the operands at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
