@@ -1,9 +1,8 @@
-"""Gradients for a torch operator that the transforms of ``torch.func`` take as well.
+"""Gradients of torch operators, also under the transforms of ``torch.func``.
 
-``torch.library.register_autograd`` is for plain tensors: under ``torch.func.grad`` its operators are refused.
-A transform runs the operator's autograd kernel once for each of its levels, on tensors of that level, and
-goes on below; all that a kernel must do for it is to record that one level, and to leave recording on for
-the levels below.
+Operators of ``torch.library.register_autograd`` do not work under ``torch.func.grad``. A transform calls the
+operator's autograd kernel once per level, with tensors of that level, and then dispatches to the level below.
+The kernel must record its own level only and keep gradient recording enabled for the levels below.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """For a backward that needs nothing."""
+    """``setup_context`` of a backward that needs no saved values."""
 
 
 def register_autograd(
@@ -32,17 +31,17 @@ def register_autograd(
     by: Collection[str],
     setup_context: Callable[..., None] = _save_nothing,
 ) -> None:
-    """Let ``backward(ctx, *gradients)`` differentiate ``holdfast::name`` once it has been set up by
-    ``setup_context(ctx, inputs, output)``.
+    """Register ``backward(ctx, *gradients)`` for ``holdfast::name``; ``setup_context(ctx, inputs, output)``
+    saves.
 
-    ``by`` names the arguments that there is a derivative with respect to. If one is asked for with respect to
-    any other argument, the call is refused: it would be zero without a word.
+    ``by`` names the differentiable arguments. If any other tensor requires a gradient, the call raises:
+    otherwise that gradient would silently be zero.
     """
     below = _below(name)
     others = _tensors_but(name, by)
 
     class Recorded(torch.autograd.Function):
-        """The operator's arguments, then the keys that are left to dispatch on."""
+        """Takes the operator's arguments, then the dispatch keys that remain."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
@@ -58,8 +57,9 @@ def register_autograd(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            # Gradients in batches (is_grads_batched), and what was saved under a transform that is over, look
-            # like any tensor, but only torch can take them apart; where a mode is on, calls go through torch.
+            # Batched gradients (is_grads_batched) and tensors saved under a finished transform look like
+            # plain tensors, but only torch can unwrap them. While a mode is active, every call goes through
+            # torch.
             if ctx.transformed or any(map(is_batch, gradients)):
                 with BaseTorchFunctionMode():
                     return (*backward(ctx, *gradients), None)
@@ -86,10 +86,11 @@ def register_autograd(
 
 
 def register_constant(name: str, *, integers: bool = False) -> None:
-    """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
+    """Make the results of ``holdfast::name`` constants for autograd, as documented for the function.
 
-    In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
-    integers have no derivative in any mode: ``integers`` if the result may be one.
+    In forward mode the call raises, because the tangent of a constant is a zero tensor that looks like a
+    derivative. Integer results have no derivative in any mode; ``integers`` says that results may be
+    integers.
     """
     below = _below(name)
 
@@ -105,17 +106,17 @@ def register_constant(name: str, *, integers: bool = False) -> None:
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` without a gradient. In forward mode it stays what it is, for the operator to refuse it."""
+    """``tensor`` detached. In forward mode it is returned unchanged, and the operator raises."""
     return tensor if forward_ad._current_level >= 0 else tensor.detach()
 
 
 def refuse_derivatives(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-    """The backward of an operator that has a derivative with respect to nothing."""
+    """The backward of an operator without differentiable arguments. It is never called."""
     raise AssertionError("an argument was recorded that has no derivative")
 
 
 def _below(name: str) -> Callable[[Any, Sequence[Any]], Any]:
-    """What goes on below autograd with ``holdfast::name``."""
+    """A function that redispatches ``holdfast::name`` below autograd."""
     operator = getattr(torch.ops.holdfast, name).default
 
     def below(keyset: Any, arguments: Sequence[Any]) -> Any:
@@ -144,7 +145,7 @@ def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
 
 
 def is_batch(gradient: Any) -> bool:
-    """Whether this is one of the gradients that ``is_grads_batched`` hands to a backward."""
+    """Whether this is a batched gradient of ``is_grads_batched``."""
     return isinstance(gradient, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
