@@ -223,7 +223,7 @@ def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -
 def test_calls_take_turns_on_the_cpu() -> None:
     order: list[str] = []
     calls = {name: partial(order.append, name) for name in ("ours", "theirs")}
-    taken = timing.side_by_side(calls, torch.device("cpu"), 1)
+    taken = timing.median_seconds(calls, torch.device("cpu"), 1)
     assert taken.keys() == calls.keys() and all(seconds > 0 for seconds in taken.values())
     changes = [after for before, after in pairwise(order) if after != before]
     # The warm-up is a turn of its own.
@@ -238,7 +238,7 @@ def test_what_takes_long_is_still_timed_in_every_turn() -> None:
         time.sleep(0.01)
 
     calls = {"slow": slowly, "fast": partial(order.append, "fast")}
-    assert timing.side_by_side(calls, torch.device("cpu"), 1)["slow"] >= 0.01
+    assert timing.median_seconds(calls, torch.device("cpu"), 1)["slow"] >= 0.01
     assert sum(before != after == "slow" for before, after in pairwise(order)) == timing.CPU_TURNS
 
 

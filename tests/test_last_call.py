@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core import last_call
+from holdfast.core import private
 
 SHAPE = (6, 4)
 
@@ -44,7 +44,7 @@ def test_the_third_run_is_recognised() -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["recognised", "without the internal interface"])
 def test_other_tensors_of_the_same_kind(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not known:
-        monkeypatch.setattr(last_call, "TensorGuards", None)
+        monkeypatch.setattr(private, "guard_of", private.FALLBACKS["guard_of"])
     plan, stream, args = settled()
     assert (plan._last_call is not None) == known
     other = hf.plans.QuantizePerTensorArgs(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Args
 from holdfast.core.stream import Stream
 from holdfast.core.workspace_layout import WorkspaceLayout
@@ -108,18 +108,15 @@ class Recorded:
         return Loaded()
 
 
-@dataclass(eq=False)
+@arguments
 class ScaledArgs(Args):
-    x: torch.Tensor
-    out: torch.Tensor
-    factor: float = 2.0
+    out: Output
     bias: torch.Tensor | None = None
+    x: torch.Tensor
+    factor: float = 2.0
 
-    def operands(self) -> tuple[Any, ...]:
-        return self.out, self.bias, self.x, self.factor
 
-
-ARGS = ScaledArgs(torch.zeros(6), torch.zeros(6))
+ARGS = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6))
 STREAM = Stream.current("cpu")
 
 
@@ -144,7 +141,7 @@ def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
     ).launch  # fmt: skip
     workspace = hf.Workspace.allocate(layout.size, "cpu")
     for factor in (3.0, 4.0):
-        args = ScaledArgs(torch.zeros(6), torch.zeros(6), factor)
+        args = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6), factor=factor)
         launch(STREAM, workspace, args, addresses(args))
         # An absent operand has the pointer of the first that is there.
         out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, region.tensor(workspace).data_ptr()

@@ -19,7 +19,7 @@ from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address, workspace_overruns
 from holdfast.ops.tree_sum import cpu as trees
-from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
 
@@ -70,12 +70,13 @@ UNKIND = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_P
 PROGRAM = """
 import sys
 import holdfast as hf
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 for name in sys.argv[1:]:
     plan = hf.plans.all()[name]
     for case in cases_of(plan):
-        for difference in check(plan, case, Way("cpu", threads=2), *expected(plan, case), selected("cpu")):
+        args = run_reference(plan, case)
+        for difference in check(plan, case, Way("cpu", threads=2), *args, select_on("cpu")):
             sys.exit(str(difference))
 """
 
@@ -94,9 +95,9 @@ def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]
     """What the guards saw of a case on the CPU, and what differs from the reference."""
     plan = hf.plans.all()[plan_name]
     (case,) = (case for case in cases_of(plan) if case.name == case_name)
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     stream = hf.Stream.current("cpu")
-    made = selected("cpu")(plan, case, stream)
+    made = select_on("cpu")(plan, case, stream)
     with guarded() as guards:
         made.run(stream, hf.Workspace.allocate(made.workspace_size(), "cpu"), args)
     different = [
@@ -191,11 +192,11 @@ def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: p
     """Half of each region is said to be all of it: the result is right, and the run is found out."""
     plan = hf.plans.all()["SegmentSumPlan"]
     case = cases_of(plan)[0]
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, times=1)
     assert way is not None
-    assert check(plan, case, way, args, reference, selected(backend)) == []
+    assert check(plan, case, way, args, reference, select_on(backend)) == []
     halved = property(lambda layout: [(begin, (begin + end) // 2) for begin, end in layout._ranges])
     monkeypatch.setattr(WorkspaceLayout, "ranges", halved)
-    (difference,) = check(plan, case, way, args, reference, selected(backend))
+    (difference,) = check(plan, case, way, args, reference, select_on(backend))
     assert "was overrun" in difference.detail

@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.core import torch_op
 from holdfast.core.device_errors import Reports
 from holdfast.core.plan import AnyPlan
-from holdfast.proof.conformance import Difference, Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Difference, Way, cases_of, check, run_reference, select_on
 
 SHAPE = (4, 6, 8)
 GRANULARITIES = [hf.PerTensor(), hf.PerChannel(1), hf.PerToken(), hf.PerGroup(4), hf.PerGroup(3, axis=1)]
@@ -338,11 +338,13 @@ def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None
 )
 def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) -> None:
     """In a new thread, which has no memory yet that others have made."""
-    known = [(case, *expected(plan, case)) for case in cases_of(plan)[:12]]
+    known = [(case, *run_reference(plan, case)) for case in cases_of(plan)[:12]]
 
     def run() -> list[Difference]:
         with torch.device("meta"):
-            return [d for case, *args in known for d in check(plan, case, Way("cpu"), *args, selected("cpu"))]
+            return [
+                d for case, *args in known for d in check(plan, case, Way("cpu"), *args, select_on("cpu"))
+            ]
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(run).result() == []

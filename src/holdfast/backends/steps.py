@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -37,10 +37,7 @@ StepOperand = str | Part | Region | torch.Tensor | None
 
 def operand_names(kind: type[Args]) -> tuple[str, ...]:
     """The field names of the operands of these args, in the order of ``operands()``."""
-    named: Any = object.__new__(kind)
-    for field in fields(cast(Any, kind)):
-        object.__setattr__(named, field.name, field.name)
-    return tuple(named.operands())
+    return (*kind.outputs, *kind.inputs)
 
 
 class _Side(threading.local):

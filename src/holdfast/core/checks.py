@@ -12,8 +12,8 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
+from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor
 from holdfast.core.strided import span
 
@@ -21,8 +21,6 @@ from holdfast.core.strided import span
 INT64 = -(2**63), 2**63 - 1
 #: Longest text of a value in an error message, characters.
 _LONGEST = 80
-
-_PYTHON_KEY = torch._C.DispatchKey.Python
 
 
 def shown(value: Any) -> str:
@@ -47,9 +45,9 @@ def refused_kind(name: str, tensor: torch.Tensor) -> str:
 
 def refused_memory(name: str, tensor: torch.Tensor) -> str:
     """Why the memory of a dense tensor does not hold all its elements, or ""."""
-    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+    if private.has_dispatch(tensor):
         return f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass a plain tensor."
-    if tensor._is_zerotensor():
+    if private.is_zerotensor(tensor):
         return f"{name} is a zero tensor of torch, which has no memory; pass {name}.clone()."
     needed = span(tensor.shape, tensor.stride()) * tensor.element_size()
     if needed and (tensor.data_ptr() == 0 or not _holds(tensor, needed)):
@@ -86,11 +84,10 @@ def require_memory(name: str, tensor: torch.Tensor) -> None:
     For tensors that torch's own operations read before a kernel does: torch would read past the storage.
     Under a transform the innermost tensor is checked. Traced tensors have no memory and are accepted.
     """
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    if tensor._is_zerotensor() or tensor.is_meta or not torch._C._has_storage(tensor):
+    tensor = private.unwrapped(tensor)
+    if private.is_zerotensor(tensor) or tensor.is_meta or not private.has_storage(tensor):
         return
-    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+    if private.has_dispatch(tensor):
         return
     reason = refused_memory(name, tensor)
     if reason:

@@ -10,7 +10,6 @@ the lower half. Kernels store the minimum, so the bad value with the lowest posi
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Protocol
 
@@ -30,7 +29,7 @@ class ErrorKind(Protocol):
     """Turns a report into an error. Hashable: equal kinds share a word."""
 
     def error(self, position: int, value: int) -> HoldfastError:
-        """The error to raise. It uses ``reported`` for the value, so that all backends give the same message."""
+        """The error to raise. It shows the value by ``reported``, so messages are equal on all backends."""
         ...
 
 
@@ -44,7 +43,8 @@ class Reports:
         )
         self.words[0] = 0
         self.kinds: dict[ErrorKind, int] = {}
-        self._raised = ctypes.c_int64.from_address(self.words.data_ptr())
+        #: The same memory as a buffer, for fast reads of word 0.
+        self._memory = self.words.numpy().data
 
     def word(self, kind: ErrorKind) -> int:
         """The index of the word for reports of this kind."""
@@ -53,13 +53,13 @@ class Reports:
 
     def raise_reported(self) -> None:
         """Raise the first reported error, if any, and clear its word."""
-        if not self._raised.value:
+        if not self._memory[0]:
             return
         for kind, index in self.kinds.items():
             report = int(self.words[index])
             if report != NO_REPORT:
                 self.words[index] = NO_REPORT
-                self._raised.value = int((self.words[1:] != NO_REPORT).any())
+                self.words[0] = (self.words[1:] != NO_REPORT).any()
                 raise kind.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 

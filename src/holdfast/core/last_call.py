@@ -1,8 +1,8 @@
 """The cache of a plan's last call, and the check whether new args match it.
 
 Reading dtype, shape, strides and device of every tensor in Python takes more time than the rest of ``run``.
-``TensorGuards``, which torch.compile uses for its guards, compares them with stored ones in one call. That
-interface is internal to torch: without it every run uses the dict of known signatures, with the same result.
+``TensorGuards``, which torch.compile uses for its guards, compares them with stored ones in one call. If this
+private interface is missing, every run looks up its full signature instead, with the same result.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-TensorGuards: Any
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
+from holdfast.core import private
 
 T = TypeVar("T")
 
@@ -55,19 +51,8 @@ class LastCall(Generic[T]):
     def of(cls, prepared: T, operands: Sequence[Any], options: tuple[Any, ...]) -> Self | None:
         """The cache for this call; None if TensorGuards cannot compare these operands."""
         tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-        if TensorGuards is None or not tensors:
-            return None
-        try:
-            guards = TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-            )
-            if not guards.check(*tensors):
-                return None
-        except Exception:  # the internal interface has changed: do without it
-            return None
-        return cls(prepared, guards.check, operands, options)
+        check = private.guard_of(tensors) if tensors else None
+        return None if check is None else cls(prepared, check, operands, options)
 
     def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
         """The places of the operands; None if they do not match the cached ones."""

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 
+from holdfast.core import private
 from holdfast.core.checks import refused_kind, refused_memory, short_memory
 from holdfast.core.descriptor import Expected
 from holdfast.core.last_call import Places, host_key, storage_sizes
@@ -69,7 +70,7 @@ def misalignment_of(addresses: Sequence[int]) -> tuple[int, ...]:
 def launch_key(operand: Operand) -> Any:
     """The properties of an operand that a launch depends on."""
     if isinstance(operand, torch.Tensor):
-        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
+        kind = type(operand), operand.is_neg(), private.is_zerotensor(operand)
         return operand.dtype, operand.shape, operand.stride(), operand.device, kind
     return type(operand), host_key(operand)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import device_errors, importing, registry
+from holdfast.core import device_errors, importing, private, registry
 from holdfast.core.checks import shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
@@ -37,7 +37,6 @@ from holdfast.core.operands import (
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.workspace_layout import WorkspaceLayout
 
-_increment_version = torch._C._increment_version
 _NO_STREAM = object()
 
 #: The key of a prepared launch, and the address of each operand (0 for a host value).
@@ -353,9 +352,9 @@ class Plan(Generic[D, A]):
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, places[0])
             # Autograd then notices if a tensor that it saved for a gradient was overwritten.
-            _increment_version(admitted.written(operands))
+            private.increment_version(admitted.written(operands))
             if workspace.buffer is not None:
-                _increment_version((workspace.buffer,))
+                private.increment_version((workspace.buffer,))
 
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):

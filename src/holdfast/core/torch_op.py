@@ -11,13 +11,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from holdfast.core.autograd import LIBRARY
+from holdfast.core import private
+from holdfast.core.autograd import ARGUMENTS, LIBRARY
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
@@ -36,6 +33,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     If nothing traces, transforms, profiles or differentiates a call, it bypasses torch's dispatcher, which
     takes as long as the launch.
     """
+    ARGUMENTS[name] = arguments_in(schema)
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
@@ -55,9 +53,16 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     return call
 
 
+def arguments_in(schema: str) -> dict[str, str]:
+    """The name and the type of each argument in a schema, such as "(Tensor x, float scale) -> Tensor"."""
+    given = schema[schema.index("(") + 1 : schema.index(")")].split(",")
+    typed = [argument.partition("=")[0].rsplit(maxsplit=1) for argument in given if argument.strip() != "*"]
+    return {name: kind.strip() for kind, name in typed}
+
+
 def _in_memory(argument: Any) -> Any:
     """Replace a zero tensor of torch by one with memory. torch itself would expand a single element."""
-    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    zero = isinstance(argument, torch.Tensor) and private.is_zerotensor(argument)
     return argument.clone() if zero else argument
 
 
@@ -67,7 +72,7 @@ def register_vmap(name: str, rule: Any) -> None:
     The memory of all tensors is checked first, because a rule may copy them by torch operations, which do not
     check.
     """
-    names = [argument.name for argument in getattr(torch.ops.holdfast, name).default._schema.arguments]
+    names = tuple(ARGUMENTS[name])
 
     def checked(info: Any, in_dims: Any, *arguments: Any) -> Any:
         for argument, given in zip(names, arguments, strict=True):
@@ -92,15 +97,7 @@ _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
     """Whether nothing traces, transforms, profiles or differentiates a call with these arguments."""
-    if (
-        is_compiling()
-        or _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or _profiler_enabled()
-    ):
+    if is_compiling() or private.is_watched():
         return False
     positions = _plain_tensors(tuple(map(type, arguments)))
     if positions is None:
@@ -111,7 +108,7 @@ def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
         if (
             tensor.is_neg()
             or tensor.is_meta
-            or tensor._is_zerotensor()
+            or private.is_zerotensor(tensor)
             or (recorded and tensor.requires_grad)
         ):
             return False
@@ -157,7 +154,7 @@ def current_stream(device: torch.device) -> Stream:
     """torch's current stream on ``device``. Every call needs it, so it avoids torch.cuda's Python layer."""
     if device == CPU_STREAM.device:
         return CPU_STREAM
-    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+    return _stream(device, private.raw_stream(device.index))
 
 
 _stream = lru_cache(maxsize=256)(Stream)

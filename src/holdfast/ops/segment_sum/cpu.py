@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from holdfast.backends.cpu import (
     LINE,
     compile_kernel,
+    counted_loop,
     emit,
     jit,
     kernel,
@@ -29,6 +29,7 @@ from holdfast.backends.cpu import (
     outlined,
     pointer,
     prefetch_line,
+    stack_slot,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
@@ -176,16 +177,16 @@ def _adding(vectors: int) -> Any:
                 begin = builder.bitcast(builder.gep(run, [column]), vector.as_pointer())
                 return [builder.gep(begin, [ir.IntType(32)(number)]) for number in range(vectors)]
 
-            sums = [cgutils.alloca_once(builder, vector) for _ in range(vectors)]
+            sums = [stack_slot(builder, vector) for _ in range(vectors)]
             for kept in sums:
                 builder.store(ir.Constant(vector, [0.0] * _LANES), kept)
             with builder.if_then(builder.not_(fresh)):
                 for kept, place in zip(sums, places(total), strict=True):
                     builder.store(builder.load(place, align=item), kept)
-            with cgutils.for_range(builder, how_many) as loop:
-                for place in places(run(later, loop.index))[:: max(1, LINE // (_LANES * item))]:
+            with counted_loop(builder, how_many) as index:
+                for place in places(run(later, index))[:: max(1, LINE // (_LANES * item))]:
                     prefetch_line(builder, place)
-                for kept, place in zip(sums, places(run(terms, loop.index)), strict=True):
+                for kept, place in zip(sums, places(run(terms, index)), strict=True):
                     builder.store(builder.fadd(builder.load(kept), builder.load(place, align=item)), kept)
             for kept, place in zip(sums, places(total), strict=True):
                 builder.store(builder.load(kept), place, align=item)
