@@ -1,4 +1,4 @@
-"""Wrong kernels are rejected by the cases that the right ones pass."""
+"""Tests of mutants: the cases reject wrong kernels and accept right ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_mistake_is_tried_in(mistake: str, name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_kernel_that_writes_nothing_is_rejected(name: str) -> None:
     def nothing(plan: AnyPlan, desc: Any, run: Any, args: Any) -> None:
-        """Leave the poison where it is."""
+        """A mutant that writes nothing."""
 
     found = rejection(Mutant("nothing", nothing), PLANS[name])
     assert found is not None and ("nan" in found.detail or "0xa5" in found.detail)
