@@ -17,7 +17,7 @@ def differences(case: Case, stream: Stream, backend: str) -> int:
     """The number of elements in which ``backend`` and reference differ, on a small version of the case."""
     timed = case.problem(ELEMENTS, stream, backend)
     tensors = timed.draw()
-    timed.season(tensors)
+    timed.put_special_values(tensors)
     for name in timed.plan.outputs:
         _poison(tensors[name])
     reference = replace(case, function=False).problem(ELEMENTS, Stream.current("cpu"), "reference")

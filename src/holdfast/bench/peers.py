@@ -26,6 +26,6 @@ def peer(kind: str, problem: Problem, tensors: Tensors) -> Call:
         return problem.other_peers(tensors)[kind]()
     formula, inputs = problem.formula(tensors)
     if kind == "compiled":
-        torch._dynamo.reset()
+        torch.compiler.reset()
         formula = torch.compile(formula, dynamic=False)
     return lambda: formula(*inputs)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
+from holdfast.core import private
 from holdfast.core.errors import CollectiveFailed
 
 #: A ``torch.distributed.ProcessGroup``, or None for the default group. Not every torch has this class.
@@ -105,8 +106,4 @@ def _waits_on_device(tensor: torch.Tensor) -> bool:
 def _host_timeout(group: Group, device: torch.device) -> timedelta:
     """90 % of the timeout of the group, so that the host raises before the watchdog kills the process."""
     group = distributed.group.WORLD if group is None else group
-    try:
-        timeout: timedelta = group._get_backend(device).options._timeout
-    except (AttributeError, RuntimeError):  # a private interface that not every backend has
-        timeout = timedelta(minutes=10)
-    return 0.9 * timeout
+    return 0.9 * private.timeout_of(group, device)

@@ -22,10 +22,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import checkpoint
 
+from holdfast.core import private
+
 #: The scale that a call used, and its zero point or None.
 Used = tuple[torch.Tensor, torch.Tensor | None]
 
-_FILE, _bindings = checkpoint.__file__, torch._C
+_FILE = checkpoint.__file__
 
 #: Qualified names of the functions that start the first run: reentrant and non-reentrant.
 _REENTRANT_FIRST, _FIRST = "CheckpointFunction.forward", "checkpoint"
@@ -88,7 +90,7 @@ def current_pass() -> Pass:
             if name == _SECOND and "frame" in local and "gid" in local:
                 return Pass(first, (local["frame"], local["gid"]))
             if name == _REENTRANT_SECOND and "ctx" in local:
-                return Pass(first, (local["ctx"], _backward_pass()))
+                return Pass(first, (local["ctx"], private.backward_pass()))
             if name == _REENTRANT_FIRST and "ctx" in local:
                 first.append(local["ctx"])
             elif name == _FIRST and "gen" in local:
@@ -99,15 +101,6 @@ def current_pass() -> Pass:
     return Pass(first, None)
 
 
-_OUTSIDE = -1
-
-
-def _backward_pass() -> int:
-    """The id of the backward pass that this thread runs."""
-    current = getattr(_bindings, "_current_graph_task_id", None)
-    return _OUTSIDE if current is None else int(current())
-
-
 def in_backward() -> bool:
     """Whether this thread runs a backward pass; False if torch does not report it."""
-    return _backward_pass() != _OUTSIDE
+    return private.backward_pass() >= 0

@@ -19,10 +19,10 @@ from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.checks import shown
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import workspace_overruns
 
 #: The byte that fills a workspace before a run: NaN in every floating dtype.
 WORKSPACE_FILL = 0xFF
@@ -177,7 +177,10 @@ def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str =
     workspace = poisoned_workspace(made.workspace_size(), device)
     with guarded() as guards:
         made.run(stream, workspace, given)
-    overrun = [*guards.violations(), *strays(made.kernel.cuts, workspace, WORKSPACE_FILL)]
+    overrun = [
+        *guards.violations(),
+        *workspace_overruns(made.kernel.workspace_layouts, workspace, WORKSPACE_FILL),
+    ]
     if overrun:
         raise Overrun("; ".join(overrun))
     return given if device == "cpu" else copy_args(given, "cpu")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.core import private
 from holdfast.core.bits import canonical
 from holdfast.core.errors import InvalidArgs
 
@@ -81,8 +82,9 @@ def of_module(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 def _tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, Any]]:
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
-        yield f"{path}.indices", tensor._indices().cpu().clone()
-        yield f"{path}.values", tensor._values().cpu().clone()
+        indices, values = private.sparse_parts(tensor)
+        yield f"{path}.indices", indices.cpu().clone()
+        yield f"{path}.values", values.cpu().clone()
     elif tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
         raise InvalidArgs(
             f"{path} is a nested or quantized tensor, or one of layout {tensor.layout}, which cannot be "

@@ -15,9 +15,9 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address, step_of
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address, step_of
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, load_span, number, size_of, store_run, store_span, table_of
 from holdfast.ops.affine_grid.plan import (
@@ -201,14 +201,14 @@ class _MapKernel(MapKernel[D]):
         make = type(number(desc.compute))
         steps = (size - 1 if desc.align_corners else size for size in self.sizes)
         self.divisors = tuple(make(max(step, 1)) for step in steps)
-        pieces = Pieces()
-        self.along = pieces.take(sum(self.sizes), desc.compute.torch)
+        layout = WorkspaceLayout()
+        self.along = layout.take(sum(self.sizes), desc.compute.torch)
         self.units = self.count_units()
         self.slots = max(min(torch.get_num_threads(), self.units), 1)
         sums = self.count_sums()
-        self.sums = [pieces.take(sums, desc.compute.torch) for _ in range(self.slots)]
-        self.scratch = [pieces.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]
-        self.cut_workspace(pieces)
+        self.sums = [layout.take(sums, desc.compute.torch) for _ in range(self.slots)]
+        self.scratch = [layout.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]
+        self.set_workspace(layout)
 
     def count_units(self) -> int:
         raise NotImplementedError
@@ -218,7 +218,7 @@ class _MapKernel(MapKernel[D]):
         return 0
 
     def measured(self, workspace: Workspace) -> tuple[int, int]:
-        """The address where pieces begin, and that of the coordinates, which are made here."""
+        """The address where regions begin, and that of the coordinates, which are made here."""
         base = first_address(workspace)
         _measure(self.sizes, self.divisors, base + self.along.offset)
         return base, base + self.along.offset

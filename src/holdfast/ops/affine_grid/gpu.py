@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
-from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
@@ -176,12 +176,12 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
 
     def __init__(self, desc: AffineGridBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces, self.elements = Pieces(), desc.batch * desc.axes * (desc.axes + 1)
+        layout, self.elements = WorkspaceLayout(), desc.batch * desc.axes * (desc.axes + 1)
         self.lengths = [blocks_of(desc.places)]
         while self.lengths[-1] > cut.BLOCK:
             self.lengths.append(blocks_of(self.lengths[-1]))
-        self.sums = [pieces.take(self.elements * length, desc.compute.torch) for length in self.lengths]
-        self.cut_workspace(pieces)
+        self.sums = [layout.take(self.elements * length, desc.compute.torch) for length in self.lengths]
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(AffineGridBackwardArgs.described(self.desc))

@@ -19,9 +19,9 @@ from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.plan import (
@@ -312,14 +312,14 @@ class Found(NamedTuple):
 
 
 class Bags:
-    """The pieces of the workspace that ``find_bags`` fills; the bag of each index only if ``by_index``."""
+    """The regions of the workspace that ``find_bags`` fills; the bag of each index only if ``by_index``."""
 
-    def __init__(self, pieces: Pieces, desc: BagDescriptor, *, by_index: bool) -> None:
+    def __init__(self, layout: WorkspaceLayout, desc: BagDescriptor, *, by_index: bool) -> None:
         self.desc = desc
-        self.starts = pieces.take(desc.bags + 1, torch.int32)
-        self.kept = pieces.take(desc.count, torch.int32)
-        self.counts = pieces.take(desc.bags, torch.int32)
-        self.bags = pieces.take(desc.count, torch.int32) if by_index else None
+        self.starts = layout.take(desc.bags + 1, torch.int32)
+        self.kept = layout.take(desc.count, torch.int32)
+        self.counts = layout.take(desc.bags, torch.int32)
+        self.bags = layout.take(desc.count, torch.int32) if by_index else None
 
     def find(
         self,
@@ -329,7 +329,7 @@ class Bags:
         offsets: torch.Tensor | None,
         raises: bool,
     ) -> Found:
-        """Check offsets, with ``raises`` indices too, and find the bags; ``first`` is where pieces begin."""
+        """Check offsets, with ``raises`` indices too, and find the bags; ``first`` is where regions begin."""
         desc, longest = self.desc, self.desc.length
         given = (0, 8, 1, 0)
         if offsets is not None:
@@ -337,7 +337,7 @@ class Bags:
             wrong, longest = check_offsets(given, desc.count)
             if wrong >= 0:
                 raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
-        starts, kept, counts = (first + piece.offset for piece in (self.starts, self.kept, self.counts))
+        starts, kept, counts = (first + region.offset for region in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
         named = (indices.data_ptr(), indices.element_size(), desc.count)
         unnamed: list[int] = []
@@ -356,12 +356,12 @@ class Bags:
 
 
 def _factor(
-    piece: Piece | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
+    region: Region | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
 ) -> tuple[int, int, int]:
     """What terms are multiplied by: weights in the compute type, side by side."""
-    if piece is None or weights is None:
+    if region is None or weights is None:
         return PLAIN, 0, 0
-    wide = piece.tensor(workspace)
+    wide = region.tensor(workspace)
     wide.view(shape).copy_(weights.detach())
     return TIMES, wide.data_ptr(), 0
 
@@ -371,10 +371,10 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.bags = Bags(pieces, desc, by_index=False)
-        self.weights = pieces.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
-        self.cut_workspace(pieces)
+        layout = WorkspaceLayout()
+        self.bags = Bags(layout, desc, by_index=False)
+        self.weights = layout.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile_finding()
@@ -423,17 +423,17 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
     def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.bags = Bags(pieces, desc, by_index=True)
+        layout = WorkspaceLayout()
+        self.bags = Bags(layout, desc, by_index=True)
         wide, elements = desc.compute.torch, desc.bags * desc.columns
         self.starts = self.places = self.weights = self.divided = self.chosen = None
         if desc.sums:
-            self.starts = pieces.take(desc.rows + 2, torch.int32)
-            self.places = pieces.take(desc.count, torch.int32)
-            self.weights = pieces.take(desc.count, wide) if desc.per_sample_weights else None
-            self.divided = pieces.take(elements, wide) if desc.mode == "mean" else None
-            self.chosen = pieces.take(elements, torch.int32) if desc.mode == "max" else None
-        self.cut_workspace(pieces)
+            self.starts = layout.take(desc.rows + 2, torch.int32)
+            self.places = layout.take(desc.count, torch.int32)
+            self.weights = layout.take(desc.count, wide) if desc.per_sample_weights else None
+            self.divided = layout.take(elements, wide) if desc.mode == "mean" else None
+            self.chosen = layout.take(elements, torch.int32) if desc.mode == "max" else None
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         compute = self.desc.compute

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
 from holdfast.backends.on_demand import Real
-from holdfast.core.pieces import step_of
+from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
 from holdfast.numerics.cpu_walk import RUN, load_span
 from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
@@ -67,47 +67,47 @@ def _held_near(rows, count, numbers, like):
     """Coordinates that have taps in the image; others go where none has."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     beyond, scale = numbers[2], numbers[3]
-    before, nought = -(_BESIDE + zero(like)), zero(like)
+    before, zero_value = -(_BESIDE + zero(like)), zero(like)
     for i in range(count):
         here = x[i]
         near = here >= before and here <= beyond
         x[i] = here if near else before
-        s[i] = scale if near else nought
+        s[i] = scale if near else zero_value
 
 
 @on_demand
 def _held_at_border(rows, count, beyond: Real, scale: Real, like):
     """Coordinates that have taps in the image; others go where all taps are at the border."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    before, nought = -(_BESIDE + zero(like)), zero(like)
+    before, zero_value = -(_BESIDE + zero(like)), zero(like)
     for i in range(count):
         here = x[i]
-        far = beyond if here > nought else before if here < nought else nought
+        far = beyond if here > zero_value else before if here < zero_value else zero_value
         near = here >= before and here <= beyond
         x[i] = here if near else far
-        s[i] = scale if near else nought
+        s[i] = scale if near else zero_value
 
 
 @on_demand
 def _held_countable(rows, count, scale: Real, like):
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    nought = zero(like)
+    zero_value = zero(like)
     for i in range(count):
         here = x[i]
         countable = abs(here) <= _COUNTABLE
-        x[i] = here if countable else nought
-        s[i] = scale if countable else nought
+        x[i] = here if countable else zero_value
+        s[i] = scale if countable else zero_value
 
 
 @on_demand
 def _reflected(rows, count, scale: Real, low: Real, period: Real, like):
     """Mirrored coordinates, not yet clipped; the sign of their scale is the way they move."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    nought = zero(like)
-    if period == nought:
+    zero_value = zero(like)
+    if period == zero_value:
         for i in range(count):
-            x[i] = nought
-            s[i] = nought
+            x[i] = zero_value
+            s[i] = zero_value
     else:
         for i in range(count):
             from_low = x[i] - low
@@ -116,21 +116,21 @@ def _reflected(rows, count, scale: Real, low: Real, period: Real, like):
             back = period - within
             turned = within > back
             x[i] = (back if turned else within) + low
-            s[i] = -scale if turned != (from_low < nought) else scale
+            s[i] = -scale if turned != (from_low < zero_value) else scale
 
 
 @on_demand
 def _clipped(rows, count, fresh, last: Real, scale: Real, like):
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    nought = zero(like)
+    zero_value = zero(like)
     if fresh:
         for i in range(count):
             s[i] = scale
     for i in range(count):
         here = x[i]
-        moves = here > nought and here < last
-        x[i] = here if moves else last if here > nought else nought
-        s[i] = s[i] if moves else nought
+        moves = here > zero_value and here < last
+        x[i] = here if moves else last if here > zero_value else zero_value
+        s[i] = s[i] if moves else zero_value
 
 
 @jit

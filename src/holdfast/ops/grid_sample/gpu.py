@@ -24,8 +24,8 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Part, StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
@@ -170,11 +170,11 @@ def grid_sample(
     )  # fmt: skip
     target = out + offset_of(n, x, y, z, out_strides)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    nought = tl.zeros([TILE], COMPUTE)
+    zeros = tl.zeros([TILE], COMPUTE)
     # What is beside the image adds 0: a sum that began with +0.0 stays as it is.
     for at in range(begin, tl.minimum(begin + share, channels), 4 if IMAGE_ROWS else 1):
         if IMAGE_ROWS:
-            a, b, c, d = nought, nought, nought, nought
+            a, b, c, d = zeros, zeros, zeros, zeros
             for corner in tl.static_range(CORNERS):
                 px, py, pz, there = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
                 source = pixel_offset(n, px, py, pz, image_strides).to(OFFSET)
@@ -189,7 +189,7 @@ def grid_sample(
             store_four(target, at, channels, out_step, inside, a, b, c, d, OUT_ROWS)
         else:
             # One at a time: with more, the cache lets go of what corners share.
-            total = nought
+            total = zeros
             channel = tl.full([1], at, OFFSET)
             for corner in tl.static_range(CORNERS):
                 px, py, pz, there = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
@@ -219,21 +219,21 @@ def sum_quad(
     COMPUTE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Over the channels, the ordered sums of dout times the pixel, for four corners."""
-    nought = tl.zeros([TILE], COMPUTE)
+    zeros = tl.zeros([TILE], COMPUTE)
     if DEPTH == 0:
         d = load_four(dout, dout_at, 0, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
         return (
-            add_four(nought, d, image, at_0, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(nought, d, image, at_1, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(nought, d, image, at_2, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(nought, d, image, at_3, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(zeros, d, image, at_0, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(zeros, d, image, at_1, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(zeros, d, image, at_2, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(zeros, d, image, at_3, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
         )
-    whole_0, whole_1, whole_2, whole_3 = nought, nought, nought, nought
-    total_0, total_1, total_2, total_3 = nought, nought, nought, nought
+    whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
+    total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
     for block in range(0, channels, BLOCK):
-        block_0, block_1, block_2, block_3 = nought, nought, nought, nought
+        block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
         for chunk in range(block, tl.minimum(block + BLOCK, channels), CHUNK):
-            sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
+            sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
             for c in range(chunk, tl.minimum(chunk + CHUNK, channels), 4):
                 d = load_four(dout, dout_at, c, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
                 sum_0 = add_four(sum_0, d, image, at_0, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
@@ -250,10 +250,10 @@ def sum_quad(
             total_2 += block_2
             total_3 += block_3
             if (block + BLOCK) % (BLOCK * CHUNK) == 0:
-                whole_0, total_0 = whole_0 + total_0, nought
-                whole_1, total_1 = whole_1 + total_1, nought
-                whole_2, total_2 = whole_2 + total_2, nought
-                whole_3, total_3 = whole_3 + total_3, nought
+                whole_0, total_0 = whole_0 + total_0, zeros
+                whole_1, total_1 = whole_1 + total_1, zeros
+                whole_2, total_2 = whole_2 + total_2, zeros
+                whole_3, total_3 = whole_3 + total_3, zeros
         else:
             whole_0, whole_1, whole_2, whole_3 = block_0, block_1, block_2, block_3
     return whole_0 + total_0, whole_1 + total_1, whole_2 + total_2, whole_3 + total_3
@@ -315,10 +315,10 @@ def grid_gradient(
     n = place // samples
     x, y, z = split(place - n * samples, out_sizes, AXES)
     target = offset_of(n, x, y, z, dgrid_strides)
-    nought = tl.zeros([TILE], COMPUTE)
+    zeros = tl.zeros([TILE], COMPUTE)
     if MODE == NEAREST:
         for a in tl.static_range(AXES):
-            put_change(dgrid, target + a * dgrid_step, nought, nought, inside, ACCUMULATE, COMPUTE)
+            put_change(dgrid, target + a * dgrid_step, zeros, zeros, inside, ACCUMULATE, COMPUTE)
     else:
         first, t, scale = locate(
             grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
@@ -327,7 +327,7 @@ def grid_gradient(
         dout_at = number.to(OFFSET) * channels
         if not IN_ORDER:
             dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
-        changes = (nought, nought, nought)
+        changes = (zeros, zeros, zeros)
         for corner in tl.static_range(0, (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS), 4):
             x0, y0, z0, in_0 = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
             x1, y1, z1, in_1 = corner_pixel(first, corner + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
@@ -406,25 +406,25 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         # What is counted in 31 bits, for each image.
         counted = max(desc.samples * desc.corners, math.prod(size + 1 for size in desc.image_size))
         self.images = max(min(desc.batch, LIMIT // counted), 1)
-        while self.images > 1 and self.pieces_for(self.images).size > self.most_workspace:
+        while self.images > 1 and self.layout_for(self.images).size > self.most_workspace:
             self.images = -(-self.images // 2)
         rest = desc.batch % self.images
-        self.cut_workspace(*(self.pieces_for(images) for images in (rest, self.images) if images))
+        self.set_workspace(*(self.layout_for(images) for images in (rest, self.images) if images))
 
-    def pieces_for(self, images: int) -> Pieces:
-        """The pieces that so many images need."""
-        pieces = Pieces()
+    def layout_for(self, images: int) -> WorkspaceLayout:
+        """The workspace layout for this number of images."""
+        layout = WorkspaceLayout()
         if self.desc.needs_dinput:
-            sums = self.sums_for(pieces, images)
+            sums = self.sums_for(layout, images)
             self.sorted_by = "torch.sort" if sums.order.sorts else ""
             self.variant = "dinput by cell" if isinstance(sums, CellSums) else "dinput by corner"
-        return pieces
+        return layout
 
-    def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
+    def sums_for(self, layout: WorkspaceLayout, images: int) -> CellSums | CornerSums:
         cells = math.prod(size + 1 for size in self.desc.image_size)
         if self.desc.mode == Mode.BILINEAR and self.desc.axes == 2 and cells <= LIMIT:
-            return CellSums(pieces, self.device, self.desc, images)
-        return CornerSums(pieces, self.device, self.desc, images, self.copies)
+            return CellSums(layout, self.device, self.desc, images)
+        return CornerSums(layout, self.device, self.desc, images, self.copies)
 
     def compile(self) -> None:
         self.prepare(GridSampleBackwardArgs.described(self.desc))
@@ -436,7 +436,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             dinput, dgrid, dout, image, grid = (
                 Part(operand, first, images) for operand in ("dinput", "dgrid", "dout", "input", "grid")
             )
-            sums = self.sums_for(Pieces(), images) if desc.needs_dinput else None
+            sums = self.sums_for(WorkspaceLayout(), images) if desc.needs_dinput else None
             # Few channels are read faster as they come, whatever the grid.
             ordered = sums if isinstance(sums, CellSums) and sums.copies else None
             of_grid = (dgrid, dout, image, grid) if args.dgrid is not None and desc.samples else None

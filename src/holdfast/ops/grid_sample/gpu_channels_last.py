@@ -13,7 +13,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece
+from holdfast.core.workspace_layout import Region
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
     kind_of,
@@ -91,9 +91,9 @@ def add_copy(
     desc: GridSampleBackwardDescriptor,
     args: GridSampleBackwardArgs,
     images: int,
-    rows: Piece,
+    rows: Region,
     dout: StepOperand,
-    ranked: tuple[Piece, Piece, StepOperand] | None = None,
+    ranked: tuple[Region, Region, StepOperand] | None = None,
 ) -> None:
     """Copy dout; ``ranked`` are the fractions to be written, the ranks, and the grid."""
     tuning = TUNING.on(device)

@@ -27,8 +27,8 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_channels_last import add_copy, put_fractions
 from holdfast.ops.grid_sample.gpu_coordinates import (
@@ -173,8 +173,8 @@ def add_terms(
     nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
     ne, sw, se = around[5], around[6], around[7]
     step = strides[len(sizes) - 1]
-    nought = tl.zeros([PIXELS, CHANNELS], COMPUTE)
-    sum_0, sum_1, sum_2, sum_3 = nought, nought, nought, nought
+    zeros = tl.zeros([PIXELS, CHANNELS], COMPUTE)
+    sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
     for at in range(0, tl.max(size, 0), UNROLL):
         for u in tl.static_range(UNROLL):
             here = at + u < size
@@ -312,33 +312,33 @@ def sum_chunks(
 
 
 class CellSums:
-    """What it takes to sum the samples of some pictures: pieces of the workspace, and steps.
+    """What it takes to sum the samples of some pictures: regions of the workspace, and steps.
 
     ``rows`` are copied ones of dout; there are none of few channels.
     """
 
     def __init__(
-        self, pieces: Pieces, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
+        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
     ) -> None:
         self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
         self.copies = desc.channels >= FEW
-        self.keys = pieces.take(self.count, torch.int32)
-        self.order = Counting(pieces, device, self.count, images * self.cells, whole=self.copies)
-        self.fractions = pieces.take(2 * self.count, desc.compute.torch)
-        self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
+        self.keys = layout.take(self.count, torch.int32)
+        self.order = Counting(layout, device, self.count, images * self.cells, whole=self.copies)
+        self.fractions = layout.take(2 * self.count, desc.compute.torch)
+        self.rows = layout.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
         # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
         crowded = desc.samples > CHUNK.value
         self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
-        self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
-        self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+        self.owners, self.chunks = (layout.take(self.slots, torch.int32) for _ in range(2))
+        self.partials = layout.take(self.slots * desc.channels, desc.compute.torch)
         # Four threads share a row of channels that was copied, each with up to 16 bytes.
         most = self.tuning.lanes * 16 // desc.input_dtype.itemsize
         share = min(triton.next_power_of_2(max(desc.channels, 1)), most)
         self.share = share if self.copies else 1
         self.tiles = -(-desc.channels // self.share)
-        self.arrivals = pieces.take(self.slots * self.tiles, torch.int32)
+        self.arrivals = layout.take(self.slots * self.tiles, torch.int32)
 
     def either(self, args: GridSampleBackwardArgs) -> bool:
         """Whether it depends on the grid in which order dgrid is best summed."""

@@ -14,8 +14,8 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import widen
 from holdfast.ops.grid_sample.gpu_channels_last import add_copy, worth_copying
 from holdfast.ops.grid_sample.gpu_coordinates import (
@@ -86,11 +86,11 @@ def corner_term(
 
 
 class CornerSums:
-    """What it takes to sum the corners of some images: pieces of the workspace, and steps."""
+    """What it takes to sum the corners of some images: regions of the workspace, and steps."""
 
     def __init__(
         self,
-        pieces: Pieces,
+        layout: WorkspaceLayout,
         device: torch.device,
         desc: GridSampleBackwardDescriptor,
         images: int,
@@ -98,16 +98,16 @@ class CornerSums:
     ) -> None:
         self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
-        self.keys = pieces.take(count, torch.int32)
-        self.weights = pieces.take(count, desc.compute.torch)
-        self.order = Counting(pieces, device, count, rows)
+        self.keys = layout.take(count, torch.int32)
+        self.weights = layout.take(count, desc.compute.torch)
+        self.order = Counting(layout, device, count, rows)
         self.summing = Summing(
-            pieces, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
+            layout, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
         copied = images * desc.samples * desc.channels if copies and worth_copying(desc) else 0
-        self.rows = pieces.take(copied, desc.input_dtype)
+        self.rows = layout.take(copied, desc.input_dtype)
 
-    def copied(self, args: GridSampleBackwardArgs) -> Piece | None:
+    def copied(self, args: GridSampleBackwardArgs) -> Region | None:
         """The rows of dout that are copied, one after another; None if they stay where they are."""
         return self.rows if self.rows.count and args.dout.stride(1) != 1 else None
 

@@ -23,8 +23,8 @@ from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.segments import Segments, segment_length, segments_in_order
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.tree_sum import blocks as cut
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -239,16 +239,18 @@ def further_levels(length: int, pieces: int) -> list[tuple[int, int]]:
 
 def sums_of(
     count: int, further: Sequence[tuple[int, int]], compute: Float, trees: int
-) -> tuple[list[list[Piece]], Pieces]:
-    """Where the sums that each further level adds are, for each tree; and all of these pieces."""
-    cut = Pieces()
+) -> tuple[list[list[Region]], WorkspaceLayout]:
+    """Where the sums that each further level adds are, for each tree; and the workspace layout."""
+    layout = WorkspaceLayout()
     sums = [
-        [cut.take(count * left * pieces, compute.torch) for _ in range(trees)] for left, pieces in further
+        [layout.take(count * left * pieces, compute.torch) for _ in range(trees)] for left, pieces in further
     ]
-    return sums, cut
+    return sums, layout
 
 
-def most_sums(view: ScaleView, pieces: int, compute: Float, trees: int) -> tuple[list[list[Piece]], Pieces]:
+def most_sums(
+    view: ScaleView, pieces: int, compute: Float, trees: int
+) -> tuple[list[list[Region]], WorkspaceLayout]:
     """``sums_of`` for ``trees`` trees over the elements of each scale, in so many pieces at most.
 
     Sums in fewer pieces take the beginning of each.
@@ -260,7 +262,7 @@ def add_further(
     steps: Steps,
     segments: Segments,
     further: Sequence[tuple[int, int]],
-    sums: Sequence[Sequence[Piece]],
+    sums: Sequence[Sequence[Region]],
     outputs: Sequence[str],
     strides: Sequence[tuple[int, ...]],
     *,

@@ -19,12 +19,12 @@ from holdfast.backends.scratch import guarded
 from holdfast.core.bits import canonical, mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.contract import PlanPreference
-from holdfast.core.deferred import check_errors
+from holdfast.core.device_errors import check_errors
 from holdfast.core.draw import Space, space_of
 from holdfast.core.errors import HoldfastError, Unsupported
-from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
+from holdfast.core.workspace_layout import workspace_overruns
 from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, copy_args, cpu_threads, gpu_way
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere
@@ -157,7 +157,7 @@ def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Ou
         if touched:
             raise Differs(made.backend, f"{touched} bytes {name} the workspace were written")
     used = Workspace(workspace) if size else NO_WORKSPACE
-    overrun = [*guards.violations(), *strays(made.kernel.cuts, used, WORKSPACE_FILL)]
+    overrun = [*guards.violations(), *workspace_overruns(made.kernel.workspace_layouts, used, WORKSPACE_FILL)]
     if overrun:
         raise Differs(made.backend, "; ".join(overrun))
     return _Outcome(given if device == "cpu" else copy_args(given, "cpu"), error)

@@ -71,7 +71,8 @@ def _on_no_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sparse(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.to_sparse() if tensor.dim() and tensor.dtype.is_floating_point else None
+    real = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1  # torch has no sparse codes
+    return tensor.to_sparse() if tensor.dim() and real else None
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor | None:
