@@ -137,7 +137,7 @@ def test_a_mutant_whose_target_is_never_used_is_an_error() -> None:
 def test_verify_does_not_count_a_mutant_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Mutant("gone", instead_of("quantise", lambda *given: None))
     monkeypatch.setattr(verification, "MUTANTS", (gone,))
-    report = verification.PlanReport("QuantizePerTensorPlan")
+    report = verification.PlanReport("QuantizePerTensorPlan", cases=1)
     verification._mutants(hf.plans.QuantizePerTensorPlan, report, lambda *told: None)
     assert (report.mutants, report.mutants_caught) == (1, 0)
     assert "has no 'quantise' to replace" in report.differences[0].detail

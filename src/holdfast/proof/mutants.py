@@ -32,10 +32,8 @@ class _MutantKernel:
     def __init__(self, mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> None:
         self.mutant, self.plan, self.desc = mutant, plan, desc
         self.kernel = plan._kernel("reference", desc, device)
-        self.workspace_size, self.workspace_layouts = (
-            self.kernel.workspace_size,
-            self.kernel.workspace_layouts,
-        )
+        self.workspace_size = self.kernel.workspace_size
+        self.workspace_layouts = self.kernel.workspace_layouts
 
     def compile(self) -> None:
         """Nothing to compile: the reference is NumPy."""
