@@ -120,7 +120,7 @@ def copy_args(args: Args, device: str, wider: int = 0) -> Args:
 
 @contextmanager
 def cpu_threads(count: int | None, **sharing: int) -> Iterator[None]:
-    """Run on ``count`` CPU threads, which also share small problems. None changes nothing."""
+    """Run on ``count`` CPU threads and divide even small problems among them. None: change nothing."""
     if count is None:
         yield
         return

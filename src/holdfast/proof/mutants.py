@@ -108,7 +108,7 @@ def _last_dropped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
             out.copy_(kept)
 
 
-#: Dtypes of indices and offsets. With wrong strides their values would be refused, which is no difference.
+#: Dtypes of indices and offsets. With wrong strides they would be refused, which is no difference.
 _INDICES = (torch.int32, torch.int64)
 
 
