@@ -14,7 +14,7 @@ import torch
 from holdfast import ops
 from holdfast.core.case import operands_of
 from holdfast.core.mutant import Mutant, MutantError, Run, changed, targets, used_targets
-from holdfast.core.plan import AnyPlan, Args, Kernel, Launch
+from holdfast.core.plan import AnyPlan, Args, Launch
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import (
     REFERENCE,
@@ -48,11 +48,6 @@ class _MutantKernel:
         return launch
 
 
-def kernel(mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> Kernel[Any]:
-    """The mutant as a kernel of ``plan``."""
-    return _MutantKernel(mutant, plan, desc, device)
-
-
 @lru_cache(maxsize=128)
 def _expected(name: str, number: int) -> tuple[Args, Args]:
     """The args and the reference result of a case, cached for all mutants of the plan."""
@@ -64,7 +59,7 @@ def rejection(mutant: Mutant, plan: AnyPlan) -> Difference | None:
     """The first case of ``plan`` whose bits differ between mutant and reference, or None."""
     targets.clear()
     used_targets.clear()
-    select = select_kernel(partial(kernel, mutant))
+    select = select_kernel(partial(_MutantKernel, mutant))
     for number, case in enumerate(cases_of(plan)):
         args, reference = _expected(plan.__name__, number)
         try:

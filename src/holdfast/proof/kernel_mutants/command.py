@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import torch
@@ -52,7 +53,7 @@ def mutants(
             "numerics_version": NUMERICS_VERSION,
             "torch": torch.__version__,
             "seconds": seconds,
-            "trials": [trial.as_json() for trial in done],
+            "trials": [asdict(trial) for trial in done],
         }
         write_json(json_file, found)
     if not passed:
