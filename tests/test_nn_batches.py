@@ -17,7 +17,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -222,7 +222,7 @@ def spread(rank: int | None) -> dict[str, Any]:
 
 def test_a_process_with_an_empty_batch_adds_nothing(tmp_path: Path) -> None:
     alone = spread(None)
-    for found in found_by_both(__file__, tmp_path, SECONDS):
+    for found in run_two_processes(__file__, tmp_path, SECONDS):
         for name, states in alone.items():
             for step, (ours, theirs) in enumerate(zip(states, found[name], strict=True)):
                 assert all(same(ours[key], theirs[key]) for key in ours), (name, step)

@@ -18,7 +18,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -496,7 +496,7 @@ def trained(half: slice) -> dict[str, Any]:
 
 
 def test_two_processes_have_the_state_of_one(tmp_path: Path) -> None:
-    first, second = found_by_both(__file__, tmp_path, SECONDS)
+    first, second = run_two_processes(__file__, tmp_path, SECONDS)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         alone = trained(slice(None))
     for name in SHARED:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 SECONDS, STEPS = 240, 4
 
@@ -114,7 +114,7 @@ WAYS = ("one group", "each layer", "kept whole", "compiled", "from the meta devi
 
 
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:
-    found = found_by_both(__file__, tmp_path, SECONDS)
+    found = run_two_processes(__file__, tmp_path, SECONDS)
     for name in MODES:
         alone = trained(name, None)
         for how in WAYS:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 
-def found_by_both(file: str, folder: Path, seconds: float) -> list[Any]:
+def run_two_processes(file: str, folder: Path, seconds: float) -> list[Any]:
     """Run ``python file RANK FOLDER`` for ranks 0 and 1 in parallel. Returns the saved ``RANK.pt`` files."""
     ranks = [
         subprocess.Popen([sys.executable, file, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)

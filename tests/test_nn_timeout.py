@@ -16,7 +16,7 @@ import torch
 
 import holdfast as hf
 from holdfast.nn import collectives
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 SECONDS = 240
 TIMEOUT = timedelta(seconds=2)
@@ -27,7 +27,7 @@ WAYS = [(mode, on_device) for mode in MODES for on_device in (False, True)]
 
 
 def test_one_process_alone_in_training_mode_times_out_with_a_sentence(tmp_path: Path) -> None:
-    alone, beside = found_by_both(__file__, tmp_path, SECONDS)
+    alone, beside = run_two_processes(__file__, tmp_path, SECONDS)
     assert beside == {}
     for mode, on_device in WAYS:
         message, seconds = alone[mode, on_device]
