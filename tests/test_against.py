@@ -1,4 +1,4 @@
-"""``holdfast verify --against`` and ``--from``: two machines' findings, and unusable files."""
+"""Tests of ``holdfast verify --against`` and ``--from``, and of unusable files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLANS = ("QuantizePerTokenPlan", "EmbeddingPlan")
 
 
 def report(cpu: str = "here") -> Report:
-    """Findings about two plans that hold."""
+    """A report of two plans that pass."""
     known = {name: dict(digests.pinned()[name]) for name in PLANS}
     plans = [
         PlanReport(name, cases=len(k), runs=5, pinned=len(k), digests=k, promise=entry(hf.plans.all()[name]))

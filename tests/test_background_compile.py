@@ -1,4 +1,4 @@
-"""Kernels that other processes compile while plans are checked."""
+"""Tests of compilation in background processes during verification."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nobody_else_works_if_it_is_not_worth_it(
 
 
 def test_what_others_run_compiles_the_plans_that_they_are_told(tmp_path: Path) -> None:
-    """To the end, and into the cache that all share."""
+    """The program runs to its end and writes the kernels to the shared cache."""
     command = [sys.executable, "-c", background_compile._PROGRAM, "LsqInitPlan"]
     shared = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=shared)

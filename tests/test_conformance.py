@@ -1,4 +1,4 @@
-"""Every plan of the registry, every case, every backend: the same bits, and those that were pinned."""
+"""Every case of every plan on every backend: equal bits and pinned digests."""
 
 from __future__ import annotations
 

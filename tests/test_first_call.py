@@ -1,4 +1,4 @@
-"""The first call of an op: what is compiled, what is said meanwhile, and that it is the same kernel."""
+"""Tests of the first call of an op: what it compiles, and the messages that it prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_new_process(program: str, cache: Path) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
 
 
-#: Says which functions a plain call compiled, and which one with another dtype and strides did.
+#: Prints the functions that a plain call compiles, and those of a call with another dtype and strides.
 PLAIN = """
 import torch, holdfast as hf
 from holdfast.numerics import cpu as numerics
@@ -55,7 +55,7 @@ def test_a_plain_call_compiles_no_conversion(tmp_path: Path) -> None:
 
 @on_demand
 def _scaled_sum(values, count, factor: Real, result, like):
-    """The sum of some values times a factor."""
+    """A compiled function: the sum of some values times a factor."""
     total = factor - factor
     for i in range(count):
         total += pointer(values, like)[i] * factor
@@ -109,7 +109,7 @@ def test_an_interrupt_waits_for_the_compiler_and_then_arrives(tmp_path: Path) ->
 
 
 def test_a_function_that_cannot_be_compiled_ends_the_process(tmp_path: Path) -> None:
-    """Nothing can be raised through a kernel, and memory that nobody wrote must not be returned."""
+    """An exception cannot pass through a kernel, and unwritten memory must not be returned."""
     program = """
 import torch, holdfast as hf
 from numba.core.ccallback import CFunc
@@ -159,7 +159,7 @@ def test_a_long_compilation_is_told_once_for_each_op(caplog: pytest.LogCaptureFi
         with notice.compiling(module, cached=True):
             time.sleep(0.2)
     with notice.compiling("holdfast.ops.quantize.cpu", cached=True):
-        pass  # done at once
+        pass  # finishes immediately
     time.sleep(0.1)
     assert caplog.messages == [
         f"holdfast: compiling {op} for this machine, once (cached afterwards) …"

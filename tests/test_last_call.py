@@ -1,4 +1,4 @@
-"""A plan remembers what its last run was prepared for; whatever changes since then, it must notice."""
+"""A plan caches the launch of its last run. It must detect every change of the args since then."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
 
 
 def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
-    """After two runs with like args, the third is recognised."""
+    """Run twice with similar args, so that the third run uses the cached launch."""
     plan, stream, args = make()
     for _ in range(3):
         plan.run(stream, None, args)

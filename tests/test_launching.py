@@ -1,4 +1,4 @@
-"""How Triton's kernels are prepared and launched, seen without a GPU."""
+"""Tests of preparing and launching Triton kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from holdfast.core.workspace_layout import WorkspaceLayout
 
 
 class Handle:
-    """A compiled kernel whose launcher takes a while to load, and counts who loads one at the same time."""
+    """A compiled kernel whose launcher loads slowly, and counts concurrent loads."""
 
     loading = most = 0
     counting = threading.Lock()
@@ -43,7 +43,7 @@ def nothing() -> None:
 
 
 class Kernel:
-    """A kernel that compiles as long as all others do."""
+    """A kernel that finishes compiling only when all kernels compile at the same time."""
 
     fn = staticmethod(nothing)
 
@@ -88,7 +88,7 @@ def sloppy(n: Any, out: Any) -> None:
 
 
 class Recorded:
-    """A kernel that is not compiled; its launcher notes what it is given."""
+    """A kernel that is not compiled. Its launcher records its arguments."""
 
     def __init__(self, function: Any) -> None:
         self.fn = function
@@ -143,7 +143,7 @@ def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
     for factor in (3.0, 4.0):
         args = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6), factor=factor)
         launch(STREAM, workspace, args, addresses(args))
-        # An absent operand has the pointer of the first that is there.
+        # An absent operand gets the pointer of the first operand that is present.
         out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, region.tensor(workspace).data_ptr()
         assert kernel.launched.pop() == (3, 2, 1, STREAM.handle, out, x, partial, int(factor), 6, (4, 5), 64)
     assert kernel.warmed is not None

@@ -1,4 +1,4 @@
-"""A run on the CPU takes no memory but what it was given."""
+"""A run on the CPU allocates no memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ forward = plans.QuantizePerTensorPlan.select(stream, plans.QuantizePerTensorDesc
 descriptor = plans.QuantizePerTensorBackwardDescriptor(shape=(n,))
 backward = plans.QuantizePerTensorBackwardPlan.select(stream, descriptor)
 small = torch.ones(1 << 16)
-hf.dequantize(hf.quantize(small, 0.1), 0.1)  # imports and starts the threads
+hf.dequantize(hf.quantize(small, 0.1), 0.1)  # import everything and start the threads
 
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = resident("VmRSS")
 forward.run(stream, None, hf.plans.QuantizePerTensorArgs(x=x, scale=0.1, q=q))
 backward.run(stream, None, hf.plans.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.1, dx=dx))
@@ -39,7 +39,7 @@ print(resident("VmHWM") - before)
 
 
 def growth(extra: str = "") -> int:
-    """How many KiB the process grew by, at its largest, while it ran both directions."""
+    """The growth of the peak memory of the process in KiB, while it runs both directions."""
     program = PROGRAM.replace("{extra}", extra)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return int(done.stdout)
@@ -54,7 +54,7 @@ def test_the_check_sees_an_allocation() -> None:
 
 
 def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole pages that are theirs, and for small results nobody is asked."""
+    """Large pages are requested for the whole pages of a large result, and not for small results."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(private, "advise_large_pages", lambda *given: asked.append(given))
     x = torch.ones(huge_pages.MIN_BYTES // 4)

@@ -1,4 +1,4 @@
-"""The page of ``holdfast verify --report``: what it says, and how it looks in a browser."""
+"""Tests of the page of ``holdfast verify --report``: its text, and its layout in a browser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 @pytest.fixture(scope="module")
 def found() -> Report:
-    """Findings about every plan, with the digests that are pinned."""
+    """A report of every plan with the pinned digests."""
     plans = []
     for entry in catalogue():
         known = digests.pinned()[entry.plan]
@@ -52,7 +52,7 @@ def html(found: Report) -> str:
 
 
 class Text(HTMLParser):
-    """The text of a page, its attributes, and whether every element is closed."""
+    """Parses a page: its text, its attributes, and whether every element is closed."""
 
     VOID = {"meta", "br"}
 
@@ -191,7 +191,7 @@ def test_numbers_are_readable() -> None:
     assert printed_bound(0.50001) == "0.5001", "a bound is rounded up"
 
 
-#: Runs in the page: what a reader would see go wrong.
+#: JavaScript that runs in the page and finds layout problems.
 LOOK = """
 <script>
 function light(text) {
@@ -231,7 +231,7 @@ def browser() -> str:
 
 
 def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -> dict[str, Any]:
-    """What the page looks like in a window of ``width`` pixels."""
+    """Problems of the layout in a window of ``width`` pixels."""
     unlocked = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
     probed = unlocked.replace("</body>", f"{LOOK}</body>")
     (tmp_path / "proof.html").write_text(probed)
@@ -257,7 +257,7 @@ def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1000, 1400])
 def test_it_looks_right_in_a_browser(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -> None:
-    # Another machine's benchmark is folded; here all of them are open.
+    # Benchmarks of other machines are folded. Open all of them.
     seen = looked_at(browser, html.replace("<details>", "<details open>"), tmp_path, width, dark)
     assert seen["width"] <= max(width, 520), "some browsers have no narrower window"
     assert seen["loaded"] == 0

@@ -1,4 +1,4 @@
-"""Work is shared out among torch's own threads, or among a pool: every range once, and no failure lost."""
+"""Work is divided among torch's threads or a thread pool: every range runs once, and errors are raised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAYS = ["torch's threads", "a pool"]
 
 @pytest.fixture(params=WAYS)
 def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two threads, whatever the machine has, by either way."""
+    """Two threads on any machine, from torch or from the pool."""
     if request.param == "a pool":
         monkeypatch.setattr(private, "team_of_torch", lambda: None)
     before = torch.get_num_threads()
@@ -39,7 +39,7 @@ def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_library_of_torch_is_found() -> None:
-    """If this fails on Linux, every run after an operator of torch is on one thread in effect."""
+    """If this fails on Linux, runs after a torch operator effectively use one thread."""
     in_use = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
     assert (private.team_of_torch() is not None) == in_use
 
@@ -54,7 +54,7 @@ def test_every_range_is_taken_once(count: int) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_two_threads_work_at_the_same_time() -> None:
-    """Each of two parts waits for the other; one thread alone would wait in vain."""
+    """Each of two parts waits for the other, so a single thread would time out."""
     met = threading.Barrier(2)
     parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * WORTH_A_THREAD)
 
@@ -86,7 +86,7 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
 
         def part(first: int, last: int) -> None:
             found[threading.get_ident()] = Scratch("test", Runs(1, 1000)).of_thread()
-            time.sleep(0.001)  # so that the other thread finds something to do
+            time.sleep(0.001)  # leaves work for the other thread
 
         while len(found) < 2:
             parallel(part, 16, 100 * WORTH_A_THREAD)
@@ -120,7 +120,7 @@ def test_threads_are_as_many_as_work_is_worth() -> None:
 def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OpenMP would end the threads that a smaller team leaves out; torch would have to start them anew."""
+    """A smaller OpenMP team would end the other threads, and torch would have to start them again."""
 
     def refuse() -> None:
         raise AssertionError("torch's threads were asked for")
@@ -137,14 +137,14 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
 
 
 def elements_of(case: Case) -> int:
-    """Those of its largest tensor."""
+    """The number of elements of the largest tensor."""
     operands = operands_of(case.make()).values()
     return max(operand.numel() for operand in operands if isinstance(operand, torch.Tensor))
 
 
 @pytest.mark.parametrize("plan", hf.plans.all().values(), ids=hf.plans.all().keys())
 def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none were, that eight threads change no bit would be shown of nothing."""
+    """Otherwise the runs on eight threads would prove nothing."""
     shared = {0}
 
     def on_pool(work: Callable[[], None], count: int) -> None:

@@ -1,4 +1,4 @@
-"""Private interfaces: each is in its own module, is found, and has a fallback with the same results."""
+"""Tests of private interfaces of libraries: each is in ``private``, exists, and has a fallback."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PACKAGE = Path(hf.__file__).parent
 BACKENDS = PACKAGE / "backends" / "private"
 MODULES = {PACKAGE / "core" / "private.py", BACKENDS / "__init__.py", BACKENDS / "numba.py"}
 LIBRARIES = {"torch", "triton", "numba", "llvmlite"}
-#: Names that begin with an underscore and are public.
+#: Public names that start with an underscore.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_getframe", "_exit"}
-#: What a subclass of torch.nn.Module may use of itself.
+#: Private attributes that a subclass of torch.nn.Module may use.
 OF_MODULES = {"self._parameters", "self._buffers"}
 
 
 def own_names(trees: dict[Path, ast.Module]) -> set[str]:
-    """Every name that the package itself defines or assigns, as an attribute or not."""
+    """Every name that the package defines or assigns, including attributes."""
     found = set[str]()
     for tree in trees.values():
         for node in ast.walk(tree):
@@ -41,7 +41,7 @@ def own_names(trees: dict[Path, ast.Module]) -> set[str]:
 
 
 def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
-    """What a module uses of a library that is private: modules, names of modules, and attributes."""
+    """The private modules, names and attributes of libraries that a module uses."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -86,7 +86,7 @@ def test_the_search_sees_private_interfaces(source: str) -> None:
 
 
 def test_every_interface_is_found_here() -> None:
-    """On the versions that the tests run on. If this fails, an update of a library made something slower."""
+    """If this fails, the installed version of a library makes holdfast use a slower fallback."""
     missing = {name for name, fallback in private.FALLBACKS.items() if getattr(private, name) is fallback}
     assert missing <= {"raw_stream"} if not torch.backends.cuda.is_built() else not missing
     assert {"pipeline_class"} <= numba.kernel_options().keys() & numba.part_options().keys()
@@ -115,7 +115,7 @@ def forced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, name, module.FALLBACKS[name])
 
 
-#: Uses operators, plans, gradients, modes and threads, and prints a digest of what comes out.
+#: Uses operators, plans, gradients, modes and threads, and prints a digest of the results.
 PROGRAM = """
 import hashlib, torch, holdfast as hf
 torch.set_num_threads(2)
@@ -144,7 +144,7 @@ for tensor in found:
 print(digest.hexdigest())
 """
 
-#: Forces fallbacks before anything is registered: ``import holdfast`` finds the modules already there.
+#: Forces fallbacks before anything is registered, by importing the modules before ``import holdfast``.
 FORCE = """
 import importlib.util, sys
 def load(name, path):
@@ -156,7 +156,7 @@ def load(name, path):
 """
 
 
-#: The same of two kernels that are soon compiled, on enough elements for two threads.
+#: The same for two kernels that compile quickly, with enough elements for two threads.
 SHORT_PROGRAM = """
 import hashlib, torch, holdfast as hf
 torch.set_num_threads(2)
@@ -167,7 +167,7 @@ print(hashlib.sha256(y.numpy().tobytes()).hexdigest())
 
 
 def run(program: str, module: str = "") -> str:
-    """What a program prints in a process of its own, with the fallbacks of a module if one is named."""
+    """The output of a program in a new process, with the fallbacks of a module if one is named."""
     path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
     forced = f"load('holdfast.{module}', {str(path)!r})\n" if module else ""
     program = FORCE + forced + program
@@ -180,7 +180,7 @@ def test_without_any_private_interface_of_torch_the_results_are_the_same() -> No
     assert run(PROGRAM, "core.private") == run(PROGRAM)
 
 
-#: Operators are registered through it when they are imported: only the test above can be without it.
+#: Importing an operator registers it through this interface, so only the test above can replace it.
 REGISTERED = {"redispatch_below_autograd"}
 
 
@@ -204,7 +204,7 @@ def test_without_one_private_interface_of_torch_the_results_are_the_same(
 
 
 def test_public_ways_tell_what_private_ones_do() -> None:
-    """The fallbacks that answer a question answer it right, where the public interface can tell."""
+    """Fallbacks that return information return the right one, where the public interface has it."""
 
     class Wrapped(torch.Tensor):
         @classmethod
@@ -231,7 +231,7 @@ def test_public_ways_tell_what_private_ones_do() -> None:
 
 
 class Handle:
-    """A compiled kernel of Triton that notes how it is launched."""
+    """A compiled Triton kernel that records its launches."""
 
     def __init__(self, **there: Any) -> None:
         self.launched: list[Any] = []
@@ -242,7 +242,7 @@ class Handle:
 
 
 class Run:
-    """Triton's entry, with the C function behind it."""
+    """Triton's launch entry and the C function that it calls."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid = False
@@ -289,7 +289,7 @@ def test_a_kernel_is_launched_in_the_best_way_there_is(
 
 
 def test_without_private_interfaces_of_numba_the_results_are_the_same() -> None:
-    """Kernels are then compiled in full, in each process."""
+    """Each process then compiles all kernels."""
     assert run(SHORT_PROGRAM, "backends.private.numba") == run(SHORT_PROGRAM)
 
 

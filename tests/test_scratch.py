@@ -1,4 +1,4 @@
-"""The scratch of CPU kernels: it belongs to the thread, and no run of it is overrun."""
+"""Tests of the scratch memory of CPU kernels: it belongs to a thread, and no buffer is overrun."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_refere
 
 PACKAGE = Path(hf.__file__).parent
 
-#: What makes an array, and so memory that Numba releases after the last use of its name.
+#: Functions that allocate an array, which Numba frees after the last use of its name.
 ALLOCATING = {"empty", "zeros", "ones", "full", "arange", "array", "empty_like", "zeros_like", "ones_like"}
-#: What makes a function part of compiled code.
+#: Decorators of compiled functions.
 COMPILING = {"jit", "kernel", "njit", "overload"}
 
 
@@ -38,7 +38,7 @@ def compiled_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 
 def memory_taken(source: str) -> list[str]:
-    """Every address of an array, and every array that compiled code allocates."""
+    """Every place where compiled code takes the address of an array or allocates an array."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "ctypes":
@@ -64,7 +64,7 @@ def test_the_check_sees_memory_that_is_taken() -> None:
     assert memory_taken(inner) == ["line 4: f allocates"]
 
 
-#: Freed memory is overwritten, given back to the system if it is large, and shared between threads.
+#: Settings of malloc: overwrite freed memory, return large blocks to the system, one arena for all threads.
 UNKIND = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_PERTURB_": "165"}
 
 PROGRAM = """
@@ -92,7 +92,7 @@ def test_results_hold_where_freed_memory_does_not() -> None:
 
 
 def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]:
-    """What the guards saw of a case on the CPU, and what differs from the reference."""
+    """The guard violations of a case on the CPU, and the operands that differ from the reference."""
     plan = hf.plans.all()[plan_name]
     (case,) = (case for case in cases_of(plan) if case.name == case_name)
     args, reference = run_reference(plan, case)
@@ -114,7 +114,7 @@ def test_no_run_of_scratch_is_overrun() -> None:
 
 
 def test_lanes_that_outgrow_their_run_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many segments to a job as their elements allow, though their lanes are more."""
+    """With lanes_of patched to 1, a job has more segments than its lanes have room for."""
     monkeypatch.setattr(trees, "lanes_of", lambda length: 1)
     trees.jobs_of.cache_clear()
     try:
@@ -126,7 +126,7 @@ def test_lanes_that_outgrow_their_run_are_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_overrun_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are declared half as large, and lie as far apart as ever: nothing is overwritten."""
+    """The buffers are declared with half of their size but lie as far apart as before: results are right."""
     halves = [replace(runs, spill=-runs.size // 2) for runs in trees.scratch_for(2).runs]
     monkeypatch.setattr(trees, "scratch_for", lambda operands: Scratch("halved", *halves))
     seen, different = violations_of("LsqInitPlan", "per_token of 130x33, float64")
@@ -189,7 +189,7 @@ def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of each region is said to be all of it: the result is right, and the run is found out."""
+    """Regions are declared with half of their size. The result is right, but the overrun is found."""
     plan = hf.plans.all()["SegmentSumPlan"]
     case = cases_of(plan)[0]
     args, reference = run_reference(plan, case)

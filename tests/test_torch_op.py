@@ -1,4 +1,4 @@
-"""The torch operators are ordinary ones: checked by opcheck, compiled whole, differentiable."""
+"""The torch operators pass opcheck, compile without graph breaks, and are differentiable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def zero_points(granularity: hf.Granularity) -> torch.Tensor:
 
 
 def formula(x: torch.Tensor, granularity: hf.Granularity) -> torch.Tensor:
-    """int8 codes by plain torch operations, for ordinary values."""
+    """int8 codes computed by plain torch operations, for ordinary values."""
     view = granularity.view(SHAPE)
     spread = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
     scale = scales(granularity).reshape(spread).expand(view.shape).reshape(SHAPE)
@@ -337,7 +337,7 @@ def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None
     ],
 )
 def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) -> None:
-    """In a new thread, which has no memory yet that others have made."""
+    """In a new thread, whose scratch memory is not allocated yet."""
     known = [(case, *run_reference(plan, case)) for case in cases_of(plan)[:12]]
 
     def run() -> list[Difference]:

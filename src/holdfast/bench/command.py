@@ -107,7 +107,7 @@ def measure(
     report.copy_rate = copy_rate(device, copied, threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("host cost", total=len(cases))
-        if on_gpu:  # before torch.compile runs, which may slow down calls
+        if on_gpu:  # before anything else is compiled
             report.host_microseconds = _host_costs(stream)
         for case in cases:
             progress.update(task, description=case.name)

@@ -48,7 +48,7 @@ class FakeQuantize(ScaleUpdates):
     State changes in training mode only, and not while the module is frozen. The observer and the quantization
     can be switched off separately, for example to calibrate. If ``torch.distributed`` is initialized, the
     ranges of all processes are reduced during training, so that every process has the scale of the whole
-    batch. Scales per token or per group of a batch are not reduced. A learned scale starts with the value of
+    batch. In mode "per_batch", scales per token or group are not reduced. A learned scale starts with that of
     the first process that has data. These collectives require that all processes call the module in training
     mode equally often. A process that waits in vain raises ``CollectiveFailed`` when its group times out.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -35,9 +35,6 @@ class Entry:
     bit_stable: str
     numerics_version: int = NUMERICS_VERSION
     cases: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def catalogue() -> list[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -45,24 +46,15 @@ def _plan_differences(here: PlanReport, there: PlanReport, name: str) -> Iterato
 
 def compare(here: Report, there: Report, name: str, plans: Collection[str], console: Console) -> bool:
     """Print both machines and the first difference. Returns whether the reports are equal."""
+    show = partial(console.print, soft_wrap=True, highlight=False)
     for which, report in (("here", here), (name, there)):
-        console.print(
-            f"[bold]{escape(which)}[/] ({report.date[:10]}): {escape(str(report.machine))}, "
-            f"numerics {report.numerics_version}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        machine = f"{escape(str(report.machine))}, numerics {report.numerics_version}"
+        show(f"[bold]{escape(which)}[/] ({report.date[:10]}): {machine}")
     found = list(report_differences(here, there, name, plans))
     if found:
         more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-        console.print(
-            f"[red]differs[/] first difference: {escape(found[0])}{more}", soft_wrap=True, highlight=False
-        )
+        show(f"[red]differs[/] first difference: {escape(found[0])}{more}")
         return False
     cases = sum(len(plan.digests) for plan in here.plans)
-    console.print(
-        f"[green]equal[/] {len(here.plans)} plans, {cases} cases: the digests are those in {escape(name)}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    show(f"[green]equal[/] {len(here.plans)} plans, {cases} cases: the digests are those in {escape(name)}")
     return True

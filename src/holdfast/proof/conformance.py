@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -120,7 +120,7 @@ def copy_args(args: Args, device: str, wider: int = 0) -> Args:
 
 @contextmanager
 def cpu_threads(count: int | None, **sharing: int) -> Iterator[None]:
-    """Run on ``count`` CPU threads, which also share small problems. None changes nothing."""
+    """Run on ``count`` CPU threads and divide even small problems among them. None: change nothing."""
     if count is None:
         yield
         return
@@ -212,15 +212,16 @@ def difference(plan: AnyPlan, case: Case, way: Way, args: Args, reference: Args,
     """Run ``case`` once. Returns where its memory differs from the reference. The kernel may raise."""
     with cpu_threads(way.threads):
         try:
-            return _compared(reference, execute(plan, case, args, select, way.device))
+            return first_mismatch(reference, execute(plan, case, args, select, way.device))
         except Overrun as overrun:
             return str(overrun)
 
 
-def _compared(reference: Args, result: Args) -> str:
-    results = operands_of(result)
-    for name, value in operands_of(reference).items():
-        if isinstance(value, torch.Tensor):
+def first_mismatch(expected: Args, found: Args, skip: Collection[str] = ()) -> str:
+    """Where the memory of the operands of ``found`` differs first, or an empty string."""
+    results = operands_of(found)
+    for name, value in operands_of(expected).items():
+        if isinstance(value, torch.Tensor) and name not in skip:
             differing = mismatch(name, value, results[name])
             if differing:
                 return str(differing)

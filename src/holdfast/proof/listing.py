@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ def plans(
     """List every plan: its dtypes, backends and guarantees."""
     entries = catalogue()
     if as_json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=1))
+        print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     table = Table(title=f"{len(entries)} plans", show_lines=True)
     table.add_column("plan", no_wrap=True)

@@ -14,7 +14,7 @@ import torch
 from holdfast import ops
 from holdfast.core.case import operands_of
 from holdfast.core.mutant import Mutant, MutantError, Run, changed, targets, used_targets
-from holdfast.core.plan import AnyPlan, Args, Kernel, Launch
+from holdfast.core.plan import AnyPlan, Args, Launch
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import (
     REFERENCE,
@@ -32,10 +32,8 @@ class _MutantKernel:
     def __init__(self, mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> None:
         self.mutant, self.plan, self.desc = mutant, plan, desc
         self.kernel = plan._kernel("reference", desc, device)
-        self.workspace_size, self.workspace_layouts = (
-            self.kernel.workspace_size,
-            self.kernel.workspace_layouts,
-        )
+        self.workspace_size = self.kernel.workspace_size
+        self.workspace_layouts = self.kernel.workspace_layouts
 
     def compile(self) -> None:
         """Nothing to compile: the reference is NumPy."""
@@ -50,11 +48,6 @@ class _MutantKernel:
         return launch
 
 
-def kernel(mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> Kernel[Any]:
-    """The mutant as a kernel of ``plan``."""
-    return _MutantKernel(mutant, plan, desc, device)
-
-
 @lru_cache(maxsize=128)
 def _expected(name: str, number: int) -> tuple[Args, Args]:
     """The args and the reference result of a case, cached for all mutants of the plan."""
@@ -66,7 +59,7 @@ def rejection(mutant: Mutant, plan: AnyPlan) -> Difference | None:
     """The first case of ``plan`` whose bits differ between mutant and reference, or None."""
     targets.clear()
     used_targets.clear()
-    select = select_kernel(partial(kernel, mutant))
+    select = select_kernel(partial(_MutantKernel, mutant))
     for number, case in enumerate(cases_of(plan)):
         args, reference = _expected(plan.__name__, number)
         try:
@@ -110,7 +103,7 @@ def _last_dropped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
             out.copy_(kept)
 
 
-#: Dtypes of indices and offsets. With wrong strides their values would be refused, which is no difference.
+#: Dtypes of indices and offsets. With wrong strides they would be refused, which is no difference.
 _INDICES = (torch.int32, torch.int64)
 
 

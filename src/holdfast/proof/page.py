@@ -156,5 +156,5 @@ def times(ratio: float | None) -> str:
     return f"{ratio:.{2 if ratio < 10 else 1}f}\N{MULTIPLICATION SIGN}"
 
 
-#: What the template calls to write numbers.
+#: Filters of the template that format numbers.
 FILTERS = {"count": count, "duration": duration, "times": times, "bound": printed_bound}

@@ -97,8 +97,5 @@ def _report(made: Mapping[str, Any]) -> Report:
 def _fields(kind: Any, made: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of dataclass ``kind``. Unknown fields, from a newer holdfast, are skipped."""
     known: tuple[Field[Any], ...] = fields(kind)
-    return {f.name: made[f.name] for f in known if f.name in made or _required(f)}
-
-
-def _required(f: Field[Any]) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
+    required = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+    return {f.name: made[f.name] for f in known if f.name in made or f.name in required}

@@ -123,7 +123,7 @@ def _equal(right: torch.Tensor, found: torch.Tensor) -> bool:
     """Whether all bits are equal. NaNs are equal to each other."""
     if not right.is_floating_point():
         return torch.equal(right, found)
-    if right.dtype.itemsize == 1:  # float8 codes, which have a single NaN pattern
+    if right.dtype.itemsize == 1:  # float8 codes: the bits of NaN are compared, too
         return torch.equal(right.view(torch.uint8), found.view(torch.uint8))
     return torch.equal(right.view(torch.int32), found.view(torch.int32)) or bool(
         ((right.view(torch.int32) == found.view(torch.int32)) | (right.isnan() & found.isnan())).all()

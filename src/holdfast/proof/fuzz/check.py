@@ -17,7 +17,6 @@ import torch
 
 from holdfast.backends.scratch import guarded
 from holdfast.core.bits import canonical, mismatch
-from holdfast.core.case import operands_of
 from holdfast.core.contract import PlanPreference
 from holdfast.core.device_errors import check_errors
 from holdfast.core.draw import Space, space_of
@@ -25,7 +24,14 @@ from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
 from holdfast.core.workspace_layout import workspace_overruns
-from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, copy_args, cpu_threads, gpu_way
+from holdfast.proof.conformance import (
+    THREADS,
+    WORKSPACE_FILL,
+    copy_args,
+    cpu_threads,
+    first_mismatch,
+    gpu_way,
+)
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere
 
@@ -168,12 +174,9 @@ def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> No
         raise Differs(way, f"{expected.error or 'no error'!r} expected, {found.error or 'no error'!r} found")
     # The GPU reports an error after the kernel has finished, so its outputs may be written.
     deferred = bool(found.error) and way.startswith("gpu")
-    results = operands_of(found.args)
-    for name, value in operands_of(expected.args).items():
-        if isinstance(value, torch.Tensor) and not (deferred and name in plan.outputs):
-            differing = mismatch(name, value, results[name])
-            if differing:
-                raise Differs(way, str(differing))
+    differing = first_mismatch(expected.args, found.args, skip=plan.outputs if deferred else ())
+    if differing:
+        raise Differs(way, differing)
 
 
 def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:
@@ -209,9 +212,6 @@ def _check_public(
             raise Differs(way, f"{name} is {public}; the plan's is {planned}")
         if not torch.equal(canonical(wanted), canonical(got)):
             raise Differs(way, str(mismatch(name, wanted.clone(), got.clone())))
-    after = operands_of(given if device == "cpu" else copy_args(given, "cpu"))
-    for name, value in operands_of(args).items():
-        if isinstance(value, torch.Tensor) and name not in plan.outputs:
-            differing = mismatch(name, value, after[name])
-            if differing:
-                raise Differs(way, f"an input was changed: {differing}")
+    differing = first_mismatch(args, given if device == "cpu" else copy_args(given, "cpu"), skip=plan.outputs)
+    if differing:
+        raise Differs(way, f"an input was changed: {differing}")

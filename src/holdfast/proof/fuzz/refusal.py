@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import Args, Plan
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.conformance import copy_args
+from holdfast.proof.conformance import copy_args, first_mismatch
 
 
 def refused_everywhere(plans: Sequence[Plan[Any, Any]], args: Args, number: int) -> str:
@@ -45,13 +44,7 @@ def _sentence(made: Plan[Any, Any], args: Args, name: str, broken: Any) -> tuple
         sentence = str(refused)
     if sentence != reason:
         return f"run says {sentence!r}, can_implement says {reason!r}", ""
-    after = operands_of(given)
-    for other, value in operands_of(args).items():
-        if other != name and isinstance(value, torch.Tensor):
-            differing = mismatch(other, value, after[other])
-            if differing:
-                return sentence, str(differing)
-    return sentence, ""
+    return sentence, first_mismatch(args, given, skip=(name,))
 
 
 def _of_another_dtype(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import asdict
 from typing import Annotated
 
 import torch
@@ -52,7 +53,7 @@ def mutants(
             "numerics_version": NUMERICS_VERSION,
             "torch": torch.__version__,
             "seconds": seconds,
-            "trials": [trial.as_json() for trial in done],
+            "trials": [asdict(trial) for trial in done],
         }
         write_json(json_file, found)
     if not passed:
@@ -76,9 +77,9 @@ def show(done: list[Trial], seconds: float, console: Console) -> None:
     table = Table("mutant", "caught by", "s")
     for trial in sorted(done, key=lambda trial: trial.mutant):
         found = trial.difference
-        told = f"{found.plan}: {found.case}, {found.way}" if found else ""
+        caught_by = f"{found.plan}: {found.case}, {found.way}" if found else ""
         missed = f"[red]error[/] {escape(trial.error)}" if trial.error else "[red]survived[/]"
-        table.add_row(escape(trial.mutant), escape(told) if found else missed, f"{trial.seconds:.1f}")
+        table.add_row(escape(trial.mutant), escape(caught_by) if found else missed, f"{trial.seconds:.1f}")
     console.print(table)
     caught = sum(trial.caught for trial in done)
     verdict = "[green]every mutant caught[/]" if caught == len(done) else "[red]not every mutant caught[/]"

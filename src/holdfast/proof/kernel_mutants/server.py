@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _fork(label: str, number: int, request: Request) -> tuple[int, _Child]:
     if pid == 0:
         try:
             trial = attempt(label, request.mutants[label], request.by, folder)
-            (folder / "trial.json").write_text(json.dumps(trial.as_json()))
+            (folder / "trial.json").write_text(json.dumps(asdict(trial)))
         finally:
             os._exit(0)  # skip the exit handlers of the parent
     return pid, _Child(label, folder, time.monotonic())
@@ -97,7 +97,7 @@ def main() -> None:
     os.dup2(2, 1)  # keep output of kernels out of the JSON
 
     def tell(trial: Trial) -> None:
-        print(json.dumps(trial.as_json()), file=out, flush=True)
+        print(json.dumps(asdict(trial)), file=out, flush=True)
 
     serve(request, tell)
 

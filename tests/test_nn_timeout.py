@@ -1,6 +1,6 @@
-"""A process that is alone in training mode stops waiting when its group times out, and says what is wrong.
+"""A process that is alone in training mode raises CollectiveFailed when its group times out.
 
-Run as a script, this is one of the two processes.
+Run as a script, this file is one of the two processes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 import holdfast as hf
 from holdfast.nn import collectives
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 SECONDS = 240
 TIMEOUT = timedelta(seconds=2)
 
-#: Each mode, and once more as on a device, where the host waits for the first meeting alone.
+#: Each mode on the host, and as on a device, where the host waits for the first collective only.
 MODES = ["ema", "per_batch", "learned"]
 WAYS = [(mode, on_device) for mode in MODES for on_device in (False, True)]
 
 
 def test_one_process_alone_in_training_mode_times_out_with_a_sentence(tmp_path: Path) -> None:
-    alone, beside = found_by_both(__file__, tmp_path, SECONDS)
+    alone, beside = run_two_processes(__file__, tmp_path, SECONDS)
     assert beside == {}
     for mode, on_device in WAYS:
         message, seconds = alone[mode, on_device]
@@ -81,7 +81,7 @@ def main(rank: int, folder: Path) -> None:
         "gloo", init_method=(folder.resolve() / "rendezvous").as_uri(), rank=rank, world_size=2
     )
     groups = {way: torch.distributed.new_group([0, 1], timeout=TIMEOUT) for way in WAYS}
-    for mode, on_device in WAYS:  # together, nothing fails
+    for mode, on_device in WAYS:  # both processes take part
         collectives._waits_on_device = lambda tensor, on_device=on_device: on_device
         module = hf.nn.FakeQuantize(mode=mode)
         for batch in (torch.tensor([1.0 + rank]), torch.tensor([3.0 - rank])):
@@ -91,7 +91,7 @@ def main(rank: int, folder: Path) -> None:
     if rank == 0:
         found = {way: trained_alone(*way, groups[way]) for way in WAYS}
     else:
-        for group in groups.values():  # evaluation waits for nobody
+        for group in groups.values():  # evaluation has no collective
             hf.nn.FakeQuantize(mode="fixed", scale=0.5, process_group=group).eval()(torch.ones(3))
         while not (folder / "0.pt").exists():
             time.sleep(0.1)
