@@ -41,11 +41,11 @@ from holdfast.ops.segment_sum.cpu import (
     RUN_BYTES,
     TIMES,
     Ordering,
-    add_up,
     compile_for,
+    launch_sums,
     load_index,
-    ordered,
     raise_outside,
+    sort_by_row,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
@@ -406,7 +406,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 parallel(part, desc.bags, desc.count * desc.columns)
             else:
-                add_up(
+                launch_sums(
                     args.out,
                     Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
                     (weight[0], weight[1], weight[3], weight_table, found.kept),
@@ -462,9 +462,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 assert args.dweight is not None and self.starts is not None and self.places is not None
                 source, factor = self.terms(args, workspace, first, found)
                 starts, places = first + self.starts.offset, first + self.places.offset
-                add_up(
+                launch_sums(
                     args.dweight,
-                    ordered(args.indices, walk, desc.rows, starts, places, desc.padding),
+                    sort_by_row(args.indices, walk, desc.rows, starts, places, desc.padding),
                     source,
                     desc.compute,
                     factor=factor,

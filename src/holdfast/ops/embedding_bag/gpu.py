@@ -44,7 +44,7 @@ from holdfast.ops.segment_sum.gpu import (
     EVEN,
     STARTS,
     Bounds,
-    Summing,
+    SegmentSumSteps,
     Target,
     Terms,
     Walk,
@@ -54,7 +54,7 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
 )
 from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
-from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, power_below
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 
@@ -606,7 +606,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         )
         self.summing = None
         if sums:
-            self.summing = Summing(
+            self.summing = SegmentSumSteps(
                 pieces, device, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest,
                 desc.mode == "mean", short,
             )  # fmt: skip
@@ -647,7 +647,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self,
         steps: Steps,
         args: EmbeddingBagArgs,
-        summing: Summing,
+        summing: SegmentSumSteps,
         out: Target,
         walk: Walk,
         factors: str,
@@ -716,8 +716,8 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.chosen = pieces.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
         self.order = self.summing = None
         if desc.sums:
-            self.order = Order(pieces, device, desc.count, desc.rows)
-            self.summing = Summing(
+            self.order = MergeSort(pieces, device, desc.count, desc.rows)
+            self.summing = SegmentSumSteps(
                 pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )
         self.cut_workspace(pieces)

@@ -43,13 +43,13 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
 from holdfast.ops.grid_sample.gpu_locality import count_scattered
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu import sum_upwards
-from holdfast.ops.segment_sum.gpu_counting_sort import SPARE, Counting, count_row
+from holdfast.ops.segment_sum.gpu import reduce_chunks
+from holdfast.ops.segment_sum.gpu_counting_sort import CALLER, CountingSort, count_row
 from holdfast.ops.segment_sum.indexed import loops
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Which of the order's tallies counts the slots that are taken.
-SLOTS = tl.constexpr(SPARE.value)
+SLOTS = tl.constexpr(CALLER.value)
 #: So many channels are not few.
 FEW = 5
 #: What a sum needs of numbers of so many bytes; more would be taken to list crowds.
@@ -99,7 +99,7 @@ TUNING = Tuned(
 def locate_cells(
     keys, counts, arrivals, tallies, fractions, grid,
     count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
-    COUNT: tl.constexpr, REST: tl.constexpr, FRACTIONS: tl.constexpr, EITHER: tl.constexpr,
+    COUNT: tl.constexpr, WITH_SKIPPED: tl.constexpr, FRACTIONS: tl.constexpr, EITHER: tl.constexpr,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -121,7 +121,7 @@ def locate_cells(
     cell = tl.where(there, n * cells + row * (sizes[0] + 1) + column, rows)
     tl.store(keys + number, cell, mask=inside)
     if COUNT:
-        count_row(counts, arrivals, tallies, number, cell, inside, rows, REST)
+        count_row(counts, arrivals, tallies, number, cell, inside, rows, WITH_SKIPPED)
     if FRACTIONS:
         put_fractions(fractions, number, t, inside)
     if EITHER:
@@ -303,7 +303,7 @@ def sum_chunks(
             dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, 1, UNROLL,
         )  # fmt: skip
         channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :].to(tl.int64)
-        sum_upwards(
+        reduce_chunks(
             dinput, partials, arrivals, arrivals + tile * slots, pixel, slot - chunk, around[0], chunk,
             exists, sums[0], tl.zeros([PIXELS], tl.int32), channel, channel < channels,
             0, channels, dinput_sizes, dinput_strides,
@@ -325,7 +325,7 @@ class CellSums:
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
         self.copies = desc.channels >= FEW
         self.keys = pieces.take(self.count, torch.int32)
-        self.order = Counting(pieces, device, self.count, images * self.cells, whole=self.copies)
+        self.order = CountingSort(pieces, device, self.count, images * self.cells, whole=self.copies)
         self.fractions = pieces.take(2 * self.count, desc.compute.torch)
         self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
         # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
@@ -368,7 +368,7 @@ class CellSums:
                 grid_strides=grid_strides_of(args.grid),
                 grid_step=args.grid.stride(-1),
                 COUNT=counts,
-                REST=order.whole,
+                WITH_SKIPPED=order.whole,
                 FRACTIONS=not self.copies,
                 EITHER=self.either(args),
                 **kind_of(desc),

@@ -29,8 +29,8 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     split,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
-from holdfast.ops.segment_sum.gpu import Bounds, Summing, Target, Terms, Walk
-from holdfast.ops.segment_sum.gpu_counting_sort import Counting
+from holdfast.ops.segment_sum.gpu import Bounds, SegmentSumSteps, Target, Terms, Walk
+from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort
 from holdfast.ops.segment_sum.indexed import loops
 
 
@@ -100,8 +100,8 @@ class CornerSums:
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
         self.keys = pieces.take(count, torch.int32)
         self.weights = pieces.take(count, desc.compute.torch)
-        self.order = Counting(pieces, device, count, rows)
-        self.summing = Summing(
+        self.order = CountingSort(pieces, device, count, rows)
+        self.summing = SegmentSumSteps(
             pieces, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
         copied = images * desc.samples * desc.channels if copies and worth_copying(desc) else 0

@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from holdfast.ops.segment_sum.gpu_counting_sort import SPARE
+from holdfast.ops.segment_sum.gpu_counting_sort import CALLER
 
 #: Which of the order's tallies counts the scattered groups.
-SCATTERED = tl.constexpr(SPARE.value + 1)
+SCATTERED = tl.constexpr(CALLER.value + 1)
 #: The samples of a group, the most lines if it is not scattered, and the pixels of a line: twice as many as
 #: there are, for a group seldom begins where a line does.
 GROUP, LINES, LINE = tl.constexpr(32), tl.constexpr(8), tl.constexpr(64)
