@@ -26,7 +26,7 @@ from holdfast.ops.affine_grid.plan import (
     MapDescriptor,
     MapKernel,
 )
-from holdfast.ops.grid_sample.gpu_coordinates import offset_of, split
+from holdfast.ops.grid_sample.gpu_coordinates import offset_of, unravel
 from holdfast.ops.tree_sum import blocks as cut
 from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import filled_rows, sum_lanes
@@ -55,7 +55,7 @@ def affine_grid(
     n = (program // tiles).to(tl.int64)
     place = (program % tiles).to(INDEX) * TILE + tl.arange(0, TILE)
     inside = place < places
-    x, y, z = split(place, sizes, AXES)
+    x, y, z = unravel(place, sizes, AXES)
     out = grid + offset_of(n, x, y, z, strides)
     along_x = coordinate(x, sizes[0], ALIGNED, COMPUTE)
     along_y = coordinate(y, sizes[1], ALIGNED, COMPUTE)
@@ -85,7 +85,7 @@ def sum_places(
     of_z, of_one = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
     for row in range(filled_rows(block.to(INDEX) + tl.arange(0, 1), places, ROWS)):
         place = block.to(INDEX) * BLOCK + row * LANES + tl.arange(0, LANES)
-        x, y, z = split(place, sizes, AXES)
+        x, y, z = unravel(place, sizes, AXES)
         change = tl.load(source + offset_of(n, x, y, z, strides), mask=place < places, other=0.0)
         change = widen(change, COMPUTE)
         of_x += change * coordinate(x, sizes[0], ALIGNED, COMPUTE)

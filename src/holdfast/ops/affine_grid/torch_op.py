@@ -90,10 +90,7 @@ def _differentiate_again(ctx: Any, ddtheta: torch.Tensor) -> tuple[Any, ...]:
 
 register_autograd("affine_grid", _differentiate, by=["theta"], setup_context=_save_for_backward)
 register_autograd(
-    "affine_grid_backward",
-    _differentiate_again,
-    by=["dgrid"],
-    setup_context=_save_for_second_backward,
+    "affine_grid_backward", _differentiate_again, by=["dgrid"], setup_context=_save_for_second_backward
 )
 
 

@@ -187,10 +187,7 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_autograd(
-    "embedding_backward",
-    _differentiate_again,
-    by=["dout"],
-    setup_context=_save_for_double_backward,
+    "embedding_backward", _differentiate_again, by=["dout"], setup_context=_save_for_double_backward
 )
 
 

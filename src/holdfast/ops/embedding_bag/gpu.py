@@ -103,17 +103,9 @@ def load_kept(indices, place, here, rows, padding, sizes, strides):
 
 @triton.jit(
     do_not_specialize=[
-        "count",
-        "rows",
-        "padding",
-        "bags",
-        "entries",
-        "length",
-        "step",
-        "bad_index",
-        "bad_offset",
+        "count", "rows", "padding", "bags", "entries", "length", "step", "bad_index", "bad_offset",
     ]
-)
+)  # fmt: skip
 def find_bags(
     starts, maxima, keys, bags_of, skipped, indices, offsets, box,
     count, rows, padding, bags, entries, length, step, bad_index, bad_offset,
@@ -271,17 +263,9 @@ def add_bags(
 
 @triton.jit(
     do_not_specialize=[
-        "count",
-        "bags",
-        "entries",
-        "length",
-        "step",
-        "bad_index",
-        "bad_offset",
-        "find_programs",
-        "cleared",
+        "count", "bags", "entries", "length", "step", "bad_index", "bad_offset", "find_programs", "cleared",
     ]
-)
+)  # fmt: skip
 def sum_short_bags(
     out, weight, indices, factors, offsets, starts, maxima, keys, arrivals, box,
     count, bags, entries, length, step, bad_index, bad_offset, find_programs, cleared,
@@ -487,13 +471,7 @@ class Bags:
         self.bags = pieces.take(desc.count if bags else 0, torch.int32)
         self.skipped = pieces.take(desc.bags if counted else 0, torch.int32)
 
-    def add_steps(
-        self,
-        steps: Steps,
-        walks: Walks,
-        offsets: torch.Tensor | None,
-        raises: bool,
-    ) -> None:
+    def add_steps(self, steps: Steps, walks: Walks, offsets: torch.Tensor | None, raises: bool) -> None:
         desc, lanes = self.desc, self.tuning.lanes
         listed = self.bags.count > 0
         counted = listed and self.skipped.count > 0
@@ -647,15 +625,9 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return steps.launch
 
     def sum_short(
-        self,
-        steps: Steps,
-        args: EmbeddingBagArgs,
-        summing: SegmentSumSteps,
-        out: Target,
-        walk: Walk,
-        factors: str,
-        term: Any,
-    ) -> None:
+        self, steps: Steps, args: EmbeddingBagArgs, summing: SegmentSumSteps, out: Target, walk: Walk,
+        factors: str, term: Any,
+    ) -> None:  # fmt: skip
         desc, bags, cleared, tuning = self.desc, self.bags, summing.arrivals.count, self.tuning
         raises, entries, even = desc.bad_index == "raise", desc.offsets or 0, bags.even
         find_programs = -(-max(bags.work(raises), cleared) // tuning.beside_lanes)

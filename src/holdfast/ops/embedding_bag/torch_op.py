@@ -222,20 +222,13 @@ def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 
 register_autograd(
-    "embedding_bag",
-    _differentiate,
-    by=["weight", "per_sample_weights"],
-    setup_context=_save_for_backward,
+    "embedding_bag", _differentiate, by=["weight", "per_sample_weights"], setup_context=_save_for_backward
 )
 register_autograd(
-    "embedding_bag_backward",
-    _refuse_to_differentiate,
-    by=["dout", "weight", "per_sample_weights"],
+    "embedding_bag_backward", _refuse_to_differentiate, by=["dout", "weight", "per_sample_weights"]
 )
 register_autograd(
-    "embedding_bag_touched_rows_backward",
-    refuse_second_gradient,
-    by=["dout", "per_sample_weights"],
+    "embedding_bag_touched_rows_backward", refuse_second_gradient, by=["dout", "per_sample_weights"]
 )
 
 register_vmap("embedding_bag", by_sample(_forward))

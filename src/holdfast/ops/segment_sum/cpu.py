@@ -417,19 +417,9 @@ def compile_for(compute: Float) -> None:
     compile_kernel(counting_sort, 0, 8, table, 0, -2, -1, 0, 0)
     source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, 1, 1)
     compile_kernel(
-        sum_segments,
-        0,
-        0,
-        (0, 0, 0, 1),
-        (1, 1, 0, 0),
-        source,
-        (PLAIN, 0, 0),
-        output,
-        False,
-        0,
-        _SCRATCH.of_thread(),
-        like,
-    )
+        sum_segments, 0, 0, (0, 0, 0, 1), (1, 1, 0, 0), source, (PLAIN, 0, 0), output, False, 0,
+        _SCRATCH.of_thread(), like,
+    )  # fmt: skip
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):

@@ -325,17 +325,10 @@ def fill_rows(
 
 @triton.jit(
     do_not_specialize=[
-        "rows",
-        "count",
-        "length",
-        "windows",
-        "slot_blocks",
-        "long_programs",
-        "short_programs",
-        "fill_programs",
-        "blocks",
+        "rows", "count", "length", "windows", "slot_blocks",
+        "long_programs", "short_programs", "fill_programs", "blocks",
     ]
-)
+)  # fmt: skip
 def sum_segments(
     out, terms, places, rows_of, factors, keys, bounds, maxima, partials, counts, arrivals,
     rows, count, length, windows, slot_blocks, long_programs, short_programs, fill_programs, blocks,

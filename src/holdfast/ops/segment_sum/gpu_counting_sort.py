@@ -29,13 +29,7 @@ from holdfast.backends.tuning import Tuned
 from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import (
-    find_starts,
-    load_row,
-    load_rows,
-    power_below,
-    sort,
-)
+from holdfast.ops.segment_sum.gpu_merge_sort import find_starts, load_row, load_rows, power_below, sort
 
 CHUNK = tl.constexpr(indexed.CHUNK)
 #: Positions in ``tallies``: long rows, skipped indices, and two counters for the caller; then their number.
@@ -92,18 +86,9 @@ def count_row(counts, arrivals, tallies, place, row, inside, rows, WITH_SKIPPED:
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
 def count_rows(
-    counts,
-    arrivals,
-    tallies,
-    indices,
-    count,
-    rows,
-    padding,
-    sizes,
-    strides,
-    WITH_SKIPPED: tl.constexpr,
+    counts, arrivals, tallies, indices, count, rows, padding, sizes, strides, WITH_SKIPPED: tl.constexpr,
     TILE: tl.constexpr,
-):
+):  # fmt: skip
     """``count_row`` for TILE indices."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)

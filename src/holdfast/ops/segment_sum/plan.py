@@ -14,11 +14,7 @@ import torch
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Plan
-from holdfast.ops.segment_sum.indexed import (
-    IndexedDescriptor,
-    SummingArgs,
-    summing_ulp,
-)
+from holdfast.ops.segment_sum.indexed import IndexedDescriptor, SummingArgs, summing_ulp
 
 
 @dataclass(frozen=True, kw_only=True)
