@@ -28,7 +28,7 @@ def exported(module: str, names: list[str]) -> str:
 def home(value: Any, name: str) -> str:
     """The module of holdfast that defines ``name``."""
     if isinstance(value, ModuleType):
-        return "holdfast"
+        return value.__name__.rpartition(".")[0]
     return str(getattr(value, "__module__", "") or "")
 
 

@@ -26,7 +26,7 @@ from holdfast.core.contract import printed_bound
 from holdfast.core.dtypes import FLOATS
 from holdfast.ops.segment_sum.indexed import ordered_additions
 from holdfast.ops.tree_sum.blocks import rounding_errors
-from holdfast.proof.conformance import cases_of, execute, selected
+from holdfast.proof.conformance import cases_of, execute, select_on
 
 PLANS = hf.plans.all()
 DTYPES = {name: record.torch for name, record in FLOATS.items()}
@@ -94,9 +94,9 @@ def test_a_result_beside_the_bound_is_rejected(name: str) -> None:
     for draw in range(20):
         problem = DRAWN[plan.op](plan, rng_of(name, draw))
         case = Case("drawn", problem.desc, lambda args=problem.args: args)
-        selection = selected("reference")(plan, case, hf.Stream.current("cpu"))
+        selection = select_on("reference")(plan, case, hf.Stream.current("cpu"))
         bounds, args = selection.precision_guarantee().ulp, problem.args
-        result = execute(plan, case, args, selected("reference"))
+        result = execute(plan, case, args, select_on("reference"))
         for element in EXACTLY[name](problem.desc, result):
             written = flat(problem.desc, getattr(result, element.output))
             if element.codes or element.overflows(written.dtype):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import warnings
 from functools import partial
@@ -222,7 +223,7 @@ def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -
 def test_calls_take_turns_on_the_cpu() -> None:
     order: list[str] = []
     calls = {name: partial(order.append, name) for name in ("ours", "theirs")}
-    taken = timing.side_by_side(calls, torch.device("cpu"), 1)
+    taken = timing.median_seconds(calls, torch.device("cpu"), 1)
     assert taken.keys() == calls.keys() and all(seconds > 0 for seconds in taken.values())
     changes = [after for before, after in pairwise(order) if after != before]
     # The warm-up is a turn of its own.
@@ -237,5 +238,42 @@ def test_what_takes_long_is_still_timed_in_every_turn() -> None:
         time.sleep(0.01)
 
     calls = {"slow": slowly, "fast": partial(order.append, "fast")}
-    assert timing.side_by_side(calls, torch.device("cpu"), 1)["slow"] >= 0.01
+    assert timing.median_seconds(calls, torch.device("cpu"), 1)["slow"] >= 0.01
     assert sum(before != after == "slow" for before, after in pairwise(order)) == timing.CPU_TURNS
+
+
+#: Those whose names say sizes.
+SIZED = [case for case in full_cases() if re.search(r"[NVD]=?\d|bags", case.label)]
+
+
+@pytest.mark.parametrize("case", SIZED, ids=lambda c: c.name)
+@pytest.mark.parametrize("elements", [2**12, 2**16, 2**40])
+def test_a_label_says_the_sizes_that_run(case: Case, elements: int) -> None:
+    """Every number of a label is a size of the problem that runs under it."""
+    sized = case.at(elements)
+    assert sized.at(elements) == sized
+    if elements == 2**40:
+        assert sized == case, "nothing is made larger"
+        return
+    problem = sized.problem(elements, CPU_STREAM, "reference")
+    encoded = json.loads(problem.plan.descriptor.to_json())
+    sizes = {n for value in encoded.values() for n in (value if isinstance(value, list) else [value])}
+    length = getattr(sized, "length", 1)
+    sizes |= {n // length for n in sizes if isinstance(n, int)} | {length}
+    said = {int(number) for number in re.findall(r"\d+", sized.label)}
+    assert said <= sizes
+
+
+def test_a_percentage_above_100_is_explained() -> None:
+    result = run("--quick", "--only", "^quantize per tensor")
+    assert "It may be above 100 %" in " ".join(result.output.split())
+
+
+def test_memory_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes")
+
+    monkeypatch.setattr(command, "_row", none_left)
+    result = run("--quick", "--only", "^quantize per tensor")
+    assert result.exit_code == 1
+    assert "There is no memory for 4096 elements" in " ".join(result.output.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,14 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.core.contract import printed_bound
 from holdfast.core.declaration import Implementation
 from holdfast.core.plan import Launch
 from holdfast.ops.quantize.reference import Quantize
-from holdfast.proof import digests
+from holdfast.proof import catalogue, digests
+from holdfast.proof import verify as verification
 from holdfast.proof.mutants import MUTANTS
+from holdfast.proof.page import FILTERS
 
 ONE_PLAN = ["verify", "--plan", "QuantizePerTokenPlan"]
 
@@ -33,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_no_command_shows_help(run: Any) -> None:
     shown = run("--help")
     assert shown.exit_code == 0
-    for command in ("plans", "explain", "verify", "fuzz", "mutants", "bench", "demo"):
+    for command in ("plans", "explain", "warmup", "verify", "fuzz", "mutants", "bench", "demo"):
         assert command in shown.output
 
 
@@ -178,10 +182,14 @@ class WrongQuantize(Quantize):
         return launch
 
 
-def test_verify_exits_1_on_a_difference(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def put_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Implementation("cpu", f"{__name__}:WrongQuantize")
     others = [way for way in hf.plans.QuantizePerTokenPlan.kernels if way.backend != "cpu"]
     monkeypatch.setattr(hf.plans.QuantizePerTokenPlan, "kernels", [wrong, *others])
+
+
+def test_verify_exits_1_on_a_difference(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_wrong_kernel(monkeypatch)
     shown = run(*ONE_PLAN, "--json", "-")
     assert shown.exit_code == 1
     found = json.loads(shown.stdout)
@@ -240,3 +248,172 @@ def test_torch_is_as_it_was_after_verifying(run: Any) -> None:
     before = torch.get_num_threads()
     run(*ONE_PLAN)
     assert torch.get_num_threads() == before
+
+
+def test_the_version_is_shown(run: Any) -> None:
+    shown = run("--version")
+    assert shown.exit_code == 0
+    assert shown.output == f"holdfast {hf.__version__}, numerics version {hf.NUMERICS_VERSION}\n"
+
+
+def test_explain_reads_the_json_that_it_prints(run: Any) -> None:
+    first = run("explain", "GridSamplePlan", "shape=1,3,8,8", "output_size=16,16", "mode=bicubic")
+    assert first.exit_code == 0, first.output
+    printed = first.output.splitlines()[0].removeprefix("GridSamplePlan ")
+    assert json.loads(printed)["output_size"] == [16, 16]
+    again = run("explain", "GridSamplePlan", printed)
+    assert again.exit_code == 0, again.output
+    assert again.output == first.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["QuantizePerChannelPlan", '{"shape": [3'], "the descriptor is not JSON"),
+        (["QuantizePerChannelPlan", "shape=3,4"], "QuantizePerChannelDescriptor needs axis (a whole number)"),
+        (["QuantizePerTensorPlan", "shape=3", "shape=4"], "shape is given twice"),
+        (["QuantizePerTensorPlan"], "needs shape (a list of whole numbers)"),
+        (["QuantizePerTensorPlan", "shape"], "'shape' is no FIELD=VALUE"),
+    ],
+)
+def test_an_error_of_explain_is_one_sentence(run: Any, words: list[str], said: str) -> None:
+    shown = run("explain", *words)
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert "__init__" not in shown.stderr
+    assert shown.stderr.count("error ") == 1 and "error 2" not in shown.stderr
+
+
+def test_only_plans_that_are_near_are_called_near(run: Any) -> None:
+    far = run("verify", "--plan", "Foo")
+    assert far.exit_code == 2
+    assert "there is no plan called 'Foo'. `holdfast plans` lists them all." in far.stderr
+    near = run("verify", "--plan", "gridsample")
+    assert "near it: GridSamplePlan" in near.stderr and "Embedding" not in near.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bench", "--only", "["], "'[' is no regular expression"),
+        (["bench", "--only", "nothing"], "'nothing' matches none of the"),
+        (["bench", "--device", "toaster"], "accepted are cpu and cuda devices"),
+        (["bench", "--elements", "1000"], "it must be a power of two"),
+        (["bench", "--json", "/nowhere/file"], "there is no folder /nowhere"),
+        (["fuzz", "--json", "/nowhere/file"], "there is no folder /nowhere"),
+        (["mutants", "--json", "/nowhere/file"], "there is no folder /nowhere"),
+        (["verify", "--report", "/tmp"], "it is a folder"),
+        (["warmup", "--plan", "Foo"], "there is no plan called 'Foo'"),
+        (["warmup", "--device", "toaster"], "accepted are cpu and cuda devices"),
+    ],
+)
+def test_a_bad_option_gets_a_sentence(run: Any, words: list[str], said: str) -> None:
+    shown = run(*words)
+    assert shown.exit_code == 2 and said in shown.stderr, shown.output
+    assert isinstance(shown.exception, SystemExit)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("command", ["bench", "warmup"])
+def test_a_gpu_that_is_not_there_gets_a_sentence(run: Any, command: str) -> None:
+    shown = run(command, "--device", "cuda")
+    assert shown.exit_code == 2 and "sees no CUDA device" in shown.stderr, shown.output
+
+
+def test_a_file_that_cannot_be_written_at_the_end_gets_a_sentence(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device", "out.json")
+
+    stored = tmp_path / "found.json"
+    assert run(*ONE_PLAN, "--json", str(stored)).exit_code == 0
+    monkeypatch.setattr(Path, "write_text", full)
+    shown = run("verify", "--from", str(stored), "--json", str(tmp_path / "out.json"))
+    assert shown.exit_code == 2
+    assert "out.json cannot be used: No space left on device." in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("ulp", "shown"),
+    [
+        (0.5, "0.5"),
+        (1.0, "1"),
+        (0.50000001, "0.5001"),
+        (16777.21612, "16777.2162"),
+        (2.0**53 + 2, "9007199254740994"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_bound_is_rounded_up(ulp: float, shown: str) -> None:
+    assert printed_bound(ulp) == shown
+    assert float(shown) >= ulp
+    assert FILTERS["bound"] is printed_bound, "on the page as well"
+
+
+def test_digests_of_a_wrong_kernel_are_not_written_and_that_is_said(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(digests, "write", written.append)
+    assert "digests of 1 plans" in run(*ONE_PLAN, "--write-digests").output and len(written) == 1
+    put_wrong_kernel(monkeypatch)
+    shown = run(*ONE_PLAN, "--write-digests")
+    assert shown.exit_code == 1 and len(written) == 1
+    assert "no digests were written: a kernel differs from the reference" in shown.output
+
+
+def test_a_plan_without_cases_is_listed_and_fails_verification(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (catalogue, verification):
+        monkeypatch.setattr(module, "cases_of", lambda plan: [])
+    shown = run("plans")
+    assert shown.exit_code == 0, shown.output
+    assert "the plan has no cases" in " ".join(shown.output.split())
+    assert not json.loads(run("plans", "--json").output)[0]["deterministic"]
+    checked = run(*ONE_PLAN)
+    assert checked.exit_code == 1 and "the plan has no cases to check" in checked.output
+
+
+def test_a_piped_verification_says_what_it_is_at() -> None:
+    """A line for each plan, when it begins: the reader of a pipe need not wait for the end."""
+    program = "from holdfast.cli import main; main()"
+    words = ["verify", "--plan", "LsqInit", "--plan", "Embedding"]
+    command = [sys.executable, "-c", program, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert process.poll() is None, "it is still at work"
+        process.kill()
+    assert first.startswith("checking ")
+
+
+def test_a_plan_says_what_it_is() -> None:
+    desc = hf.plans.QuantizePerChannelDescriptor(shape=(64, 3), axis=0, input_dtype=torch.bfloat16)
+    plan = hf.plans.QuantizePerChannelPlan.select(hf.Stream.current("cpu"), desc)
+    assert repr(plan) == (
+        "<QuantizePerChannelPlan shape=[64, 3], input_dtype=bfloat16, axis=0 on cpu, cpu backend>"
+    )
+
+
+def test_a_kernel_that_is_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", "from holdfast.cli import main; main()"]
+    words = ["warmup", "--plan", "AffineGrid", "--jobs", "2", "--device", "cpu"]
+    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "AffineGridPlan (1 of 1)" in done.stdout and "1 plans are compiled for cpu" in done.stdout
+    call = """
+import torch, holdfast as hf
+hf.affine_grid(torch.eye(2, 3)[None], [1, 1, 4, 4])
+from holdfast.ops.affine_grid import cpu
+from numba.core.dispatcher import Dispatcher
+kernels = [k for k in vars(cpu).values() if isinstance(k, Dispatcher) and k.stats.cache_path]
+print(sum(sum(k.stats.cache_hits.values()) for k in kernels), end=" ")
+print(sum(sum(k.stats.cache_misses.values()) for k in kernels))
+"""
+    done = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True)
+    hits, misses = done.stdout.split()
+    assert int(hits) > 0 and int(misses) == 0, done.stderr

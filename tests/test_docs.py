@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import sys
@@ -70,6 +71,21 @@ def test_all_code_is_in_blocks_that_run(path: Path) -> None:
     for language, block in fences(text):
         assert language in LANGUAGES, f"{path.name} has a block of {language}; accepted are {LANGUAGES}"
         assert language == "python" or not re.search(r"\bhf\.|^import |^from ", block, re.MULTILINE), block
+
+
+def test_every_command_of_the_documents_exists() -> None:
+    from holdfast.cli import app
+
+    known = {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    texts = [path.read_text() for path in DOCUMENTS]
+    commands = [block for text in texts for language, block in fences(text) if language != "python"]
+    commands += [f"\n{quoted}" for text in texts for quoted in re.findall(r"`([^`\n]+)`", text)]
+    named = set(re.findall(r"^holdfast (\w+)", "\n".join(commands), re.MULTILINE))
+    assert {"verify", "bench", "plans"} <= named <= known
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"test"} <= set(re.findall(r"^make (\w+)", "\n".join(commands), re.MULTILINE)) <= targets
 
 
 def test_a_wrong_example_is_noticed() -> None:
@@ -234,8 +250,24 @@ def test_every_public_name_has_a_docstring() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     reference = (DOCS / "api.md").read_text() + (DOCS / "api_nn.md").read_text()
-    elsewhere = {"NUMERICS_VERSION", "Granularity", "__version__", "nn", "plans", "testing"}
+    elsewhere = {"NUMERICS_VERSION", "Granularity", "__version__", "formats", "nn", "plans", "testing"}
+    elsewhere.add("quantize_dynamic")  # another name of dynamic_quantize
     errors = {"HoldfastError", *(kind.__name__ for kind in hf.HoldfastError.__subclasses__())}
     listed = set(re.findall(r"^::: holdfast\.(\w+)$", reference, re.MULTILINE))
     assert listed == set(hf.__all__) - elsewhere - errors
     assert {f"nn.{name}" for name in hf.nn.__all__} == set(re.findall(r"::: holdfast\.(nn\.\w+)", reference))
+
+
+@pytest.mark.parametrize("name", ["fuzz_cpu", "fuzz_h200", "h200"])
+def test_the_machines_that_were_run_are_named(name: str) -> None:
+    machine = json.loads((ROOT / "benchmarks" / "verify" / f"{name}.json").read_text())["machine"]
+    torch_version = machine["versions"]["torch"].partition("+")[0]
+    cpu = "AMD EPYC" if "AMD" in machine["cpu"] else "Intel Xeon"
+    for document in ("README.md", "docs/index.md"):
+        text = " ".join((ROOT / document).read_text().split())
+        assert f"{cpu} with torch {torch_version}" in text
+        if machine["gpu"]:
+            gpu = f"{machine['gpu']} with torch {torch_version} and Triton {machine['versions']['triton']}"
+            assert gpu in text
+        else:
+            assert f"Triton {machine['versions']['triton']}" in text

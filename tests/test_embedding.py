@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
@@ -344,6 +344,6 @@ def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: py
     monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
     plan, found = hf.plans.all()["EmbeddingPlan"], []
     for case in cases_of(plan):
-        args, wanted = expected(plan, case)
-        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
+        args, wanted = run_reference(plan, case)
+        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []

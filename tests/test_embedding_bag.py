@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 from holdfast.backends import interpreted
-from holdfast.core import deferred
+from holdfast.core import device_errors
 from holdfast.core.bits import digest
 from holdfast.core.case import poisoned_output
 from holdfast.ops.segment_sum.cases import index_values, row_values
@@ -66,9 +66,9 @@ def run_plan(
 def _no_reports() -> Iterator[None]:
     """Leave no report behind for another test to find."""
     yield
-    for box in deferred._boxes:
-        box.words.fill_(deferred.NOTHING)
-        box.words[0] = 0
+    for reports in device_errors._all_reports:
+        reports.words.fill_(device_errors.NO_REPORT)
+        reports.words[0] = 0
 
 
 def test_the_arguments_are_those_of_torch() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.checks import shown
-from holdfast.core.descriptor import _hints
+from holdfast.core.descriptor import field_types
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.proof.conformance import cases_of
 from public_calls import CALLS, TENSORS, Call, flat
@@ -20,7 +20,8 @@ every_tensor = pytest.mark.parametrize(("name", "argument"), TENSORS)
 
 
 def test_every_public_function_is_tried() -> None:
-    functions = {name for name in hf.__all__ if callable(getattr(hf, name)) and name[0].islower()}
+    found = [getattr(hf, name) for name in hf.__all__ if name[0].islower()]
+    functions = {function.__name__ for function in found if callable(function)}
     tried = {call.function.__name__ for call in CALLS.values()}
     assert functions - tried == {"check_errors"}
     for name in tried:
@@ -239,8 +240,8 @@ def test_descriptors_check_the_type_of_every_field() -> None:
     wrong = ["no", 1.5, None, 10**400, [1], float("nan"), np.float32(1), object()]
     for plan in hf.plans.all().values():
         descriptor = cases_of(plan)[0].descriptor
-        good = {key: getattr(descriptor, key) for key in _hints(type(descriptor))}
-        for key, hint in _hints(type(descriptor)).items():
+        good = {key: getattr(descriptor, key) for key in field_types(type(descriptor))}
+        for key, hint in field_types(type(descriptor)).items():
             options = typing.get_args(hint) or (hint,)
             for value in [*wrong, True, 1, 0, 1.0]:
                 if (

@@ -40,7 +40,7 @@ def variants() -> list[tuple[str, dict[str, Any]]]:
             ("fake_quantize", whole),
             ("choose_scale", whole | signed),
             ("scale_of_range", whole | signed),
-            ("quantize_dynamic", whole | signed),
+            ("dynamic_quantize", whole | signed),
             ("lsq_init", whole),
             ("dequantize", {"code_dtype": code.torch, "q": torch.ones(4, 6, dtype=code.storage)}),
         ]

@@ -24,7 +24,7 @@ from holdfast.core.values import special_values
 from holdfast.numerics import reference
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
-from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 GPU = gpu_way()
 BACKENDS = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU else {})}
@@ -383,8 +383,8 @@ def test_outputs_that_are_streamed_have_the_same_bits(
     monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
     plan, found = hf.plans.all()[name], []
     for case in cases_of(plan):
-        args, wanted = expected(plan, case)
-        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
+        args, wanted = run_reference(plan, case)
+        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.core.bits import canonical
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
@@ -25,7 +26,6 @@ from holdfast.core.formats import (
     format_of,
 )
 from holdfast.numerics.reference import decode, encode, nearest
-from holdfast.proof.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
 E4 = torch.float8_e4m3fn
@@ -245,7 +245,7 @@ def test_a_scale_from_the_data() -> None:
     x = torch.tensor([[1.0, -896.0], [0.0, 0.0]])
     scale = hf.choose_scale(x, dtype=E4, granularity=hf.PerToken())
     assert torch.equal(scale, torch.tensor([2.0, 1e-12]))
-    q, found = hf.quantize_dynamic(x, dtype=E4)
+    q, found = hf.dynamic_quantize(x, dtype=E4)
     assert torch.equal(found, scale) and q.float().tolist() == [[0.5, -448.0], [0.0, 0.0]]
 
 
@@ -298,7 +298,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: hf.choose_scale(X, dtype=E4, symmetric=False),
         "torch.float8_e4m3fn has none",
     ),
-    "dynamic, asymmetric": (lambda: hf.quantize_dynamic(X, dtype=E4, symmetric=False), "leave symmetric out"),
+    "dynamic, asymmetric": (lambda: hf.dynamic_quantize(X, dtype=E4, symmetric=False), "leave symmetric out"),
     "a learned scale": (
         lambda: hf.fake_quantize(X, torch.ones((), requires_grad=True), dtype=E4),
         "there is no gradient of the scale of a float format; detach the scale",

@@ -25,7 +25,7 @@ from holdfast.proof.catalogue import entry
 from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan, refusal
 from holdfast.proof.fuzz.problem import draw_problem
 from holdfast.proof.fuzz.search import BUDGET, search
-from holdfast.proof.stored import fuzz_run
+from holdfast.proof.result_files import load_fuzz_report
 
 PLANS = sorted(hf.plans.all())
 #: Problems of each plan: on the CPU, and with the GPU's kernels in the interpreter.
@@ -200,7 +200,7 @@ def test_a_search_in_processes_counts_and_ends(tmp_path: Path) -> None:
     assert report.count == len(told) > 0
     written = tmp_path / "fuzz.json"
     written.write_text(json.dumps(report.as_json()))
-    assert fuzz_run(written)["problems"] == report.count
+    assert load_fuzz_report(written)["problems"] == report.count
 
 
 def test_a_problem_that_kills_its_process_is_reported() -> None:

@@ -22,7 +22,7 @@ from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.grid_sample import cases as grid_cases
 from holdfast.ops.segment_sum import cases as sum_cases
-from holdfast.proof.conformance import cases_of, check, expected, gpu_way, moved, selected
+from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +71,7 @@ def launches() -> Iterator[set[str]]:
 def prepared(plan: AnyPlan, case: Case) -> set[str]:
     """The kernels that a case launches with the tuning of a GPU."""
     preference = hf.PlanPreference(backend="gpu", precompile=False)
-    args = moved(case.make(), DEVICE)
+    args = copy_args(case.make(), DEVICE)
     with tuned_as_on_gpu(), launches() as found:
         plan.select(hf.Stream.current(DEVICE), case.descriptor, preference).kernel.prepare(args)
     return found
@@ -97,7 +97,7 @@ def test_the_tiles_of_a_gpu_change_no_bit(plan: AnyPlan) -> None:
     cases, kernels = chosen(plan)
     with tuned_as_on_gpu(), launches() as launched:
         for case in cases:
-            assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+            assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert launched == kernels
 
 

@@ -37,7 +37,7 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
 from holdfast.ops.grid_sample.torch_op import grid_sample
-from holdfast.proof.conformance import Way, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, check, gpu_way, run_reference, select_on
 
 KINDS = [
     (axes, mode, padding, aligned)
@@ -70,10 +70,10 @@ def differences(
 ) -> list[Any]:
     """How the kernel of a backend differs from the reference."""
     case = case_of(plan, problem)
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, threads=threads, times=1)
     assert way is not None
-    return check(plan, case, way, args, reference, selected(backend))
+    return check(plan, case, way, args, reference, select_on(backend))
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -15,7 +15,7 @@ from holdfast.cli import app
 from holdfast.core.mutant import KernelMutant, MutantError
 from holdfast.proof.conformance import Difference
 from holdfast.proof.kernel_mutants import command
-from holdfast.proof.kernel_mutants.listed import every_mutant, families, label_of
+from holdfast.proof.kernel_mutants.registry import every_mutant, families, label_of
 from holdfast.proof.kernel_mutants.run import trials
 from holdfast.proof.kernel_mutants.trial import Trial
 

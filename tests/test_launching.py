@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,9 +15,10 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
-from holdfast.core.pieces import Pieces
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Args
 from holdfast.core.stream import Stream
+from holdfast.core.workspace_layout import WorkspaceLayout
 
 
 class Handle:
@@ -108,18 +108,15 @@ class Recorded:
         return Loaded()
 
 
-@dataclass(eq=False)
+@arguments
 class ScaledArgs(Args):
-    x: torch.Tensor
-    out: torch.Tensor
-    factor: float = 2.0
+    out: Output
     bias: torch.Tensor | None = None
+    x: torch.Tensor
+    factor: float = 2.0
 
-    def operands(self) -> tuple[Any, ...]:
-        return self.out, self.bias, self.x, self.factor
 
-
-ARGS = ScaledArgs(torch.zeros(6), torch.zeros(6))
+ARGS = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6))
 STREAM = Stream.current("cpu")
 
 
@@ -135,19 +132,19 @@ def added(kernel: Any, **parameters: Any) -> steps.Steps:
 
 @pytest.mark.usefixtures("compiled")
 def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
-    kernel, pieces = Recorded(scaled), Pieces()
-    pieces.take(5, torch.int8)
-    piece = pieces.take(3, torch.float32)
+    kernel, layout = Recorded(scaled), WorkspaceLayout()
+    layout.take(5, torch.int8)
+    region = layout.take(3, torch.float32)
     launch = added(
-        kernel, TILE=64, sizes=(4, 5), n=6, partial=piece, x=steps.Part("x", 2, 3), out="bias",
+        kernel, TILE=64, sizes=(4, 5), n=6, partial=region, x=steps.Part("x", 2, 3), out="bias",
         bits=gpu.EachRun(lambda args: int(args.factor)),
     ).launch  # fmt: skip
-    workspace = hf.Workspace.allocate(pieces.size, "cpu")
+    workspace = hf.Workspace.allocate(layout.size, "cpu")
     for factor in (3.0, 4.0):
-        args = ScaledArgs(torch.zeros(6), torch.zeros(6), factor)
+        args = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6), factor=factor)
         launch(STREAM, workspace, args, addresses(args))
         # An absent operand has the pointer of the first that is there.
-        out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, piece.tensor(workspace).data_ptr()
+        out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, region.tensor(workspace).data_ptr()
         assert kernel.launched.pop() == (3, 2, 1, STREAM.handle, out, x, partial, int(factor), 6, (4, 5), 64)
     assert kernel.warmed is not None
     (_, _, _, bits, n, sizes), options = kernel.warmed

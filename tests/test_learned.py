@@ -18,9 +18,9 @@ import holdfast as hf
 from holdfast.core.bits import digest
 from holdfast.core.case import random_bits
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.pieces import Pieces
 from holdfast.core.stream import Workspace
 from holdfast.core.values import rounded, spread
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.tree_sum.reference import by_segment, tree_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -325,11 +325,11 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     found = segments_in_order(PerChannel(0).view(shape), (tensor,), (totals,))
     further = gpu.further_levels(found.length, 1)
     assert [left for left, _ in further] == [4097, 2]
-    sums, pieces = gpu.workspace_sums(found.count, further, compute, 1)
+    sums, layout = gpu.workspace_sums(found.count, further, compute, 1)
     args = hf.plans.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
     gpu.add_further_levels(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
-    workspace = Workspace.allocate(pieces.size, DEVICE)
+    workspace = Workspace.allocate(layout.size, DEVICE)
     values = spread("further", 2 * 4097, 24, -9, 9).astype(np.float32).reshape(2, 4097)
     sums[0][0].tensor(workspace).copy_(torch.from_numpy(values.flatten()))
     steps.launch(hf.Stream.current(DEVICE), workspace, args, args.signature()[1])
@@ -680,10 +680,10 @@ def test_lsq_init_tells_what_it_takes() -> None:
 
 def test_pieces_are_what_the_workspace_is_cut_into() -> None:
     """One launch where a segment is a block at most; else the sums of blocks, of each tree, and no more."""
-    cut = Pieces()
+    layout = WorkspaceLayout()
     for _ in range(2):
-        cut.take(4 * 2, torch.float32)
-    for zero_point_dtype, expected in ((None, 256 + 256), (torch.float32, cut.size)):
+        layout.take(4 * 2, torch.float32)
+    for zero_point_dtype, expected in ((None, 256 + 256), (torch.float32, layout.size)):
         descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
             shape=(4, 8192), dtype=torch.int8, granularity=PerChannel(0), zero_point_dtype=zero_point_dtype
         )

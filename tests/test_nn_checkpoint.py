@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 import holdfast as hf
+from holdfast.core import private
 from holdfast.core.bits import canonical
 from holdfast.nn import recomputation
 
@@ -276,10 +277,7 @@ def test_without_torch_s_names_one_call_before_each_backward_is_right(
 
 
 def test_where_torch_does_not_tell_of_backward_the_names_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        """torch._C without what is asked for."""
-
-    monkeypatch.setattr(recomputation, "_bindings", Other())
+    monkeypatch.setattr(private, "backward_pass", private.FALLBACKS["backward_pass"])
     assert not recomputation.in_backward()
 
     def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.bits import canonical
+from holdfast.core.bits import canonical
 
 ROWS = hf.PerChannel(1)
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))

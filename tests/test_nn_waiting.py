@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.nn import joined_range
+from holdfast.nn import collectives
 from two_processes import found_by_both
 
 SECONDS = 240
@@ -49,25 +49,25 @@ def test_a_group_without_a_timeout_has_the_usual_patience() -> None:
         def _get_backend(self, device: torch.device) -> None:
             raise RuntimeError("no backend")
 
-    assert joined_range._patience(Unknown(), torch.device("cpu")) == timedelta(minutes=9)
+    assert collectives._host_timeout(Unknown(), torch.device("cpu")) == timedelta(minutes=9)
 
 
 @pytest.mark.parametrize("mode", ["ema", "learned"])
 def test_train_alone_makes_the_next_meeting_the_first(mode: str) -> None:
     module = hf.nn.FakeQuantize(mode=mode)
-    assert module._meeting().first and not module._meeting().first
+    assert module._collective().first and not module._collective().first
     module.train()
-    assert not module._meeting().first
+    assert not module._collective().first
     module.eval()
     module.train()
-    assert module._meeting().first
+    assert module._collective().first
 
 
 def trained_alone(mode: str, on_device: bool, group: Any) -> tuple[str, float]:
     module = hf.nn.FakeQuantize(mode=mode, process_group=group)
-    joined_range._waits_on_device = lambda tensor: on_device
+    collectives._waits_on_device = lambda tensor: on_device
     if on_device:
-        assert joined_range._patience(group, torch.device("cpu")) == 0.9 * TIMEOUT
+        assert collectives._host_timeout(group, torch.device("cpu")) == 0.9 * TIMEOUT
     start = time.monotonic()
     try:
         module(torch.ones(3))
@@ -82,7 +82,7 @@ def main(rank: int, folder: Path) -> None:
     )
     groups = {way: torch.distributed.new_group([0, 1], timeout=TIMEOUT) for way in WAYS}
     for mode, on_device in WAYS:  # together, nothing fails
-        joined_range._waits_on_device = lambda tensor, on_device=on_device: on_device
+        collectives._waits_on_device = lambda tensor, on_device=on_device: on_device
         module = hf.nn.FakeQuantize(mode=mode)
         for batch in (torch.tensor([1.0 + rank]), torch.tensor([3.0 - rank])):
             module(batch)

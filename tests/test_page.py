@@ -17,11 +17,12 @@ import pytest
 
 import holdfast
 from holdfast.core import machine
+from holdfast.core.contract import printed_bound
 from holdfast.core.machine import Machine
 from holdfast.proof import digests
 from holdfast.proof.catalogue import catalogue
 from holdfast.proof.conformance import Difference
-from holdfast.proof.page import benchmarks, bound, combined, count, duration, page, times
+from holdfast.proof.page import benchmarks, combined, count, duration, page, times
 from holdfast.proof.verify import PlanReport, Report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,7 +103,7 @@ def test_it_names_every_plan_with_its_guarantee(found: Report, html: str) -> Non
             f"same bits {promise.bit_stable}",
             *promise.compute_dtypes,
             promise.rounding,
-            *(f"{name} {bound(ulp)}" for name, ulp in promise.ulp.items()),
+            *(f"{name} {printed_bound(ulp)}" for name, ulp in promise.ulp.items()),
             "7 of 7",
             combined(plan),
             f"{plan.cases} of {plan.cases} as pinned",
@@ -187,7 +188,7 @@ def test_numbers_are_readable() -> None:
     assert count(90_254_123_008) == "90.3 billion"
     assert [duration(s) for s in (2e-6, 5.04e-3, 9.4, 1800)] == ["2 µs", "5.04 ms", "9.4 s", "30 min 0 s"]
     assert [times(r)[:-1] for r in (None, 0.94, 35.61)] == ["", "0.94", "35.6"]
-    assert bound(0.50001) == "0.5001", "a bound is rounded up"
+    assert printed_bound(0.50001) == "0.5001", "a bound is rounded up"
 
 
 #: Runs in the page: what a reader would see go wrong.

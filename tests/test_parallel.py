@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.backends import threads
+from holdfast.backends import private, threads
 from holdfast.backends.scratch import Runs, Scratch
 from holdfast.backends.threads import (
     WORTH_A_THREAD,
@@ -22,7 +22,7 @@ from holdfast.backends.threads import (
     threads_for,
 )
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 WAYS = ["torch's threads", "a pool"]
 
@@ -31,7 +31,7 @@ WAYS = ["torch's threads", "a pool"]
 def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two threads, whatever the machine has, by either way."""
     if request.param == "a pool":
-        monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
+        monkeypatch.setattr(private, "team_of_torch", lambda: None)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -41,7 +41,7 @@ def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_the_library_of_torch_is_found() -> None:
     """If this fails on Linux, every run after an operator of torch is on one thread in effect."""
     in_use = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
-    assert (threads._team_of_torch() is not None) == in_use
+    assert (private.team_of_torch() is not None) == in_use
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -129,7 +129,7 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
     torch.set_num_threads(4)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(threads, "_team_of_torch", refuse)
+            patch.setattr(private, "team_of_torch", refuse)
             test_every_range_is_taken_once(3)
             parallel(lambda first, last: None, 1000, 3 * WORTH_A_THREAD)
     finally:
@@ -151,10 +151,10 @@ def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.Mon
         shared.add(count)
         work()
 
-    monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
+    monkeypatch.setattr(private, "team_of_torch", lambda: None)
     monkeypatch.setattr(threads, "_on_pool", on_pool)
     for case in cases_of(plan):
         if max(shared) <= 2 and elements_of(case) >= 2**12:
-            args, reference = expected(plan, case)
-            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, selected("cpu"))
+            args, reference = run_reference(plan, case)
+            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, select_on("cpu"))
     assert max(shared) > 2

@@ -17,7 +17,7 @@ from torch._subclasses import FakeTensorMode
 import holdfast as hf
 from holdfast.core.bits import canonical
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import cases_of, moved
+from holdfast.proof.conformance import cases_of, copy_args
 
 PLANS = hf.plans.all()
 
@@ -225,7 +225,7 @@ def test_what_a_plan_writes_has_a_new_version(plan: str) -> None:
         made, stream, args = settled(plan)
         if inference:
             with torch.inference_mode():
-                made.run(stream, None, moved(args, "cpu"))
+                made.run(stream, None, copy_args(args, "cpu"))
             continue
         versions = {
             name: tensor._version for name, tensor in operands_of(args).items() if torch.is_tensor(tensor)

@@ -17,9 +17,9 @@ import holdfast as hf
 from holdfast.backends.scratch import GAP, Runs, Scratch, guarded, overruns
 from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
-from holdfast.core.pieces import Pieces, first_address, strays
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address, workspace_overruns
 from holdfast.ops.tree_sum import cpu as trees
-from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
 
@@ -70,12 +70,13 @@ UNKIND = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_P
 PROGRAM = """
 import sys
 import holdfast as hf
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 for name in sys.argv[1:]:
     plan = hf.plans.all()[name]
     for case in cases_of(plan):
-        for difference in check(plan, case, Way("cpu", threads=2), *expected(plan, case), selected("cpu")):
+        args = run_reference(plan, case)
+        for difference in check(plan, case, Way("cpu", threads=2), *args, select_on("cpu")):
             sys.exit(str(difference))
 """
 
@@ -94,9 +95,9 @@ def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]
     """What the guards saw of a case on the CPU, and what differs from the reference."""
     plan = hf.plans.all()[plan_name]
     (case,) = (case for case in cases_of(plan) if case.name == case_name)
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     stream = hf.Stream.current("cpu")
-    made = selected("cpu")(plan, case, stream)
+    made = select_on("cpu")(plan, case, stream)
     with guarded() as guards:
         made.run(stream, hf.Workspace.allocate(made.workspace_size(), "cpu"), args)
     different = [
@@ -150,18 +151,18 @@ def test_the_end_of_scratch_is_guarded() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 255])
 def test_writes_beside_the_pieces_of_a_workspace_are_seen(shift: int) -> None:
-    cut = Pieces()
-    pieces = [cut.take(64, torch.float32), cut.take(0, torch.float32), cut.take(3, torch.int32)]
-    assert cut.ranges == [(0, 256), (512, 512), (768, 780)]
-    workspace = hf.Workspace(torch.full((cut.size + shift + 300,), 0xA5, dtype=torch.uint8)[shift:])
-    for piece in pieces:
-        piece.tensor(workspace).zero_()
-    assert strays([cut], workspace, 0xA5) == []
+    layout = WorkspaceLayout()
+    regions = [layout.take(64, torch.float32), layout.take(0, torch.float32), layout.take(3, torch.int32)]
+    assert layout.ranges == [(0, 256), (512, 512), (768, 780)]
+    workspace = hf.Workspace(torch.full((layout.size + shift + 300,), 0xA5, dtype=torch.uint8)[shift:])
+    for region in regions:
+        region.tensor(workspace).zero_()
+    assert workspace_overruns([layout], workspace, 0xA5) == []
     assert workspace.buffer is not None
     first = first_address(workspace) - workspace.buffer.data_ptr()
     for place in (256, 257, 512, 780, 1030):
         workspace.buffer[first + place] = 0
-    assert strays([cut], workspace, 0xA5) == [
+    assert workspace_overruns([layout], workspace, 0xA5) == [
         f"piece {piece} of the workspace was overrun: {written} bytes were written, the last {past} past its "
         "end"
         for piece, written, past in (("0 to 256", 2, 2), ("512 to 512", 1, 1), ("768 to 780", 2, 251))
@@ -169,11 +170,11 @@ def test_writes_beside_the_pieces_of_a_workspace_are_seen(shift: int) -> None:
 
 
 def test_pieces_that_are_taken_again_have_gaps_too() -> None:
-    cut = Pieces()
-    cut.take_rows(2, 300)
-    cut.take_again(1)
-    assert cut.ranges == [(0, 300), (768, 1068), (1536, 1836), (2304, 2604)]
-    assert cut.size == 3072
+    layout = WorkspaceLayout()
+    layout.take_rows(2, 300)
+    layout.take_again(1)
+    assert layout.ranges == [(0, 300), (768, 1068), (1536, 1836), (2304, 2604)]
+    assert layout.size == 3072
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -181,19 +182,21 @@ def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
     for plan in hf.plans.all().values():
         for case in cases_of(plan):
             kernel = plan._kernel(backend, case.descriptor, torch.device("cpu"))
-            assert kernel.workspace_size == max((cut.size for cut in kernel.cuts), default=0)
+            assert kernel.workspace_size == max(
+                (layout.size for layout in kernel.workspace_layouts), default=0
+            )
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of each piece is said to be all of it: the result is right, and the run is found out."""
+    """Half of each region is said to be all of it: the result is right, and the run is found out."""
     plan = hf.plans.all()["SegmentSumPlan"]
     case = cases_of(plan)[0]
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, times=1)
     assert way is not None
-    assert check(plan, case, way, args, reference, selected(backend)) == []
-    halved = property(lambda cut: [(begin, (begin + end) // 2) for begin, end in cut._ranges])
-    monkeypatch.setattr(Pieces, "ranges", halved)
-    (difference,) = check(plan, case, way, args, reference, selected(backend))
+    assert check(plan, case, way, args, reference, select_on(backend)) == []
+    halved = property(lambda layout: [(begin, (begin + end) // 2) for begin, end in layout._ranges])
+    monkeypatch.setattr(WorkspaceLayout, "ranges", halved)
+    (difference,) = check(plan, case, way, args, reference, select_on(backend))
     assert "was overrun" in difference.detail

@@ -12,7 +12,7 @@ import torch
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.core.case import poisoned_output, random_bits
-from holdfast.core.pieces import Pieces
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
 
@@ -113,7 +113,7 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
     small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
     with order.TUNING.replaced(**({"max_merged": 100} if way == "torch.sort" else small)):
         if way == "many passes":
-            assert len(order.MergeSort(order.Pieces(), torch.device(GPU), 3000, 90)._ways()) == 3
+            assert len(order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
         assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
@@ -128,7 +128,9 @@ def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> N
     # Two passes and the spans: all of the 500 rows, 300 of them, or 100, which are too few to be worth it.
     wanted = summed("reference", terms, destinations, 500)
     with order.TUNING.replaced(**tiles, pass_bytes=part * 4, span_bytes=part * 4):
-        assert order.MergeSort(order.Pieces(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
+        assert (
+            order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
+        )
         assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
 
 
@@ -175,16 +177,16 @@ def test_counting_finds_the_order(way: str, kind: str) -> None:
 
     count, size = 1500, 90
     indices = index_values(kind, "counting", (count,), size, torch.int64)
-    pieces = Pieces()
+    layout = WorkspaceLayout()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with counting.TUNING.replaced(**WAYS[way]):
-        order = counting.CountingSort(pieces, device, count, size, whole=True)
+        order = counting.CountingSort(layout, device, count, size, whole=True)
     assert order.sorts == (way == "torch.sort")
     on_device = indices.to(device)
     args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
     steps = Steps(device, args)
     order.add_steps(steps, "out", Space((count,), ((1,),)))
-    workspace = hf.Workspace.allocate(pieces.size, device)
+    workspace = hf.Workspace.allocate(layout.size, device)
     steps.launch(hf.Stream.current(device), workspace, args, [on_device.data_ptr()] * 3)
     rows = torch.where((indices >= 0) & (indices < size), indices, size)
     kept = int((rows < size).sum())

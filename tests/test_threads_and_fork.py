@@ -21,7 +21,7 @@ import torch
 import holdfast as hf
 from holdfast.backends.threads import shared_finely
 from holdfast.core.bits import memory
-from holdfast.proof.conformance import cases_of, expected
+from holdfast.proof.conformance import cases_of, run_reference
 
 PYTHON_THREADS = 8
 CHILDREN = 3
@@ -45,7 +45,7 @@ def jobs() -> list[Job]:
     for plan in PLANS:
         for case in cases_of(plan):
             if case.name in ("many elements", "transposed input", "float32 to int8"):
-                args, reference = expected(plan, case)
+                args, reference = run_reference(plan, case)
                 right = [_bytes(getattr(reference, name)) for name in plan.outputs]
                 found.append((plan, case.descriptor, args, right))
     return found

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.conformance import cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import cases_of, check, gpu_way, run_reference, select_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -76,7 +76,7 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
     (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
     assert way is not None
     with gpu.TUNING.replaced(grid_limit=1, programs=1, steps=2):
-        assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+        assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert set(ways) == {"tiles"}
 
 

@@ -104,7 +104,9 @@ def _draw(graph: Graph, title: str) -> str:
     for node, others in sorted(edges.items()):
         for other in sorted(others):
             (x0, y0), (x1, y1) = places[node], places[other]
-            parts.append(svg.arrow((x0 + _WIDTH / 2, y0 + _HEIGHT), (x1 + _WIDTH / 2, y1 - 2)))
+            aside = max(-0.42, min(0.42, (x0 - x1) / 400)) * _WIDTH  # arrows to one box end side by side
+            start, end = x0 + _WIDTH / 2 - aside / 2, x1 + _WIDTH / 2 + aside
+            parts.append(svg.arrow((start, y0 + _HEIGHT), (end, y1 - 2)))
     for node, (x, y) in places.items():
         parts.append(svg.box(x, y, _WIDTH, _HEIGHT, radius=5))
         parts.append(svg.text(x + _WIDTH / 2, y + _HEIGHT / 2 + 4, node, anchor="middle", size=11))

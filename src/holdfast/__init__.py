@@ -9,6 +9,7 @@ from __future__ import annotations
 from holdfast import backends as _backends  # noqa: F401  (registers the backends)
 from holdfast import ops as _ops
 from holdfast import plans
+from holdfast.core import formats
 from holdfast.core.contract import (
     NUMERICS_VERSION,
     KernelSku,
@@ -16,7 +17,7 @@ from holdfast.core.contract import (
     PrecisionGuarantee,
     Verdict,
 )
-from holdfast.core.deferred import check_errors
+from holdfast.core.device_errors import check_errors
 from holdfast.core.errors import (
     CollectiveFailed,
     HoldfastError,
@@ -27,6 +28,7 @@ from holdfast.core.errors import (
     Unsupported,
     WorkspaceTooSmall,
 )
+from holdfast.core.formats import Format
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.stream import Stream, Workspace
 
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "NUMERICS_VERSION",
     "CollectiveFailed",
+    "Format",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",
@@ -64,6 +67,7 @@ __all__ = [
     "WorkspaceTooSmall",
     "__version__",
     "check_errors",
+    "formats",
     "nn",
     "plans",
     "testing",

@@ -6,13 +6,14 @@ from holdfast import (
     plans as plans,
     testing as testing,
 )
+from holdfast.core import formats as formats
 from holdfast.core.contract import (
     KernelSku as KernelSku,
     PlanPreference as PlanPreference,
     PrecisionGuarantee as PrecisionGuarantee,
     Verdict as Verdict,
 )
-from holdfast.core.deferred import check_errors as check_errors
+from holdfast.core.device_errors import check_errors as check_errors
 from holdfast.core.errors import (
     CollectiveFailed as CollectiveFailed,
     HoldfastError as HoldfastError,
@@ -23,6 +24,7 @@ from holdfast.core.errors import (
     Unsupported as Unsupported,
     WorkspaceTooSmall as WorkspaceTooSmall,
 )
+from holdfast.core.formats import Format as Format
 from holdfast.core.granularity import (
     Granularity as Granularity,
     PerChannel as PerChannel,
@@ -63,6 +65,7 @@ __version__: str
 
 __all__ = [
     "CollectiveFailed",
+    "Format",
     "Granularity",
     "HoldfastError",
     "InvalidArgs",
@@ -92,6 +95,7 @@ __all__ = [
     "embedding",
     "embedding_bag",
     "fake_quantize",
+    "formats",
     "grid_sample",
     "lsq_init",
     "nn",

@@ -11,7 +11,7 @@ import torch
 from exact.long_sums import Problem, made
 from exact.values import KINDS, Rng, terms
 from holdfast.core.dtypes import FLOATS
-from holdfast.core.formats import INTEGERS
+from holdfast.core.formats import FLOAT_FORMATS, INTEGERS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.grid_sample.plan import Mode, Padding
@@ -164,17 +164,19 @@ def quantize(plan: Any, rng: Rng) -> Problem:
         divisors = [d for d in range(1, shape[axis] + 1) if shape[axis] % d == 0]
         fields |= {"axis": axis, "group_size": one_of(rng, divisors)}
     dtype = one_of(rng, REALS)
-    codes = one_of(rng, [*(record.torch for record in INTEGERS.values()), torch.float32, dtype])
+    stored = [*INTEGERS.values(), *FLOAT_FORMATS.values()]
+    codes = one_of(rng, [*(record.torch for record in stored), torch.float32, dtype])
+    drawn = format_of(codes, "codes")
     if plan.op == "quantize":
         fields |= {"input_dtype": dtype, "output_dtype": codes}
-        if codes.is_floating_point:
+        if drawn.carried:
             fields |= {"q_min": -int(rng.integers(0, 200)), "q_max": int(rng.integers(0, 200))}
     else:
         fields |= {"input_dtype": codes, "output_dtype": dtype}
     desc = plan.Descriptor(**fields)
     operands: dict[str, Any] = {"scale": scale_for(rng, desc, one_of(rng, [torch.float32, dtype]))}
     names = plan.Args.__dataclass_fields__
-    if "zero_point" in names:
+    if "zero_point" in names and drawn.zero_point:
         zero_points = rng.integers(-9, 9, desc.view.scale_shape)
         operands["zero_point"] = torch.from_numpy(np.asarray(zero_points)).to(torch.int32)
     for name in ("x", "dy"):
@@ -184,6 +186,8 @@ def quantize(plan: Any, rng: Rng) -> Problem:
         code_shape, storage = desc.expected("q")
         if plan.op == "quantize":
             operands["q"] = torch.zeros(code_shape, dtype=storage)
+        elif drawn.is_float:
+            operands["q"] = torch.from_numpy(rng.integers(0, 127, code_shape, dtype=np.uint8)).view(storage)
         elif storage.is_floating_point:
             operands["q"] = torch.from_numpy(rng.normal(0, 30, code_shape)).to(storage)
         else:
@@ -196,7 +200,10 @@ def fake_quantize(plan: Any, rng: Rng) -> Problem:
     shape, granularity = shaped(rng)
     dtype = one_of(rng, REALS)
     fields: dict[str, Any] = {"shape": shape, "granularity": granularity, "input_dtype": dtype}
-    fields["dtype"] = one_of(rng, [record.torch for record in INTEGERS.values()])
+    stored = [*INTEGERS.values(), *FLOAT_FORMATS.values()]
+    learned = plan.op == "fake_quantize_learned"
+    drawn = one_of(rng, [record for record in stored if not (learned and record.is_float)])
+    fields["dtype"] = drawn.torch
     if plan.direction == "backward":
         fields["ste"] = one_of(rng, SteKind)
     scale_dtype = one_of(rng, [torch.float32, dtype])
@@ -207,7 +214,7 @@ def fake_quantize(plan: Any, rng: Rng) -> Problem:
     desc = plan.Descriptor(**fields)
     operands: dict[str, Any] = {"scale": scale_for(rng, desc, scale_dtype)}
     zero_points = torch.from_numpy(np.asarray(rng.normal(0, 3, desc.view.scale_shape)))
-    operands["zero_point"] = zero_points.to(zero_point_dtype)
+    operands["zero_point"] = zero_points.to(zero_point_dtype) if drawn.zero_point else None
     if plan.op == "fake_quantize_learned" and desc.zero_point_dtype is None:
         operands |= {"zero_point": None, "dzero_point": None}
     operands["x"] = real(rng, shape, dtype, factors=2)
@@ -227,6 +234,7 @@ def of_data(plan: Any, rng: Rng) -> Problem:
     elif plan.op != "observe_range":
         symmetric = one_of(rng, [False, True])
         codes = [record for record in INTEGERS.values() if record.signed or not symmetric]
+        codes += [record for record in FLOAT_FORMATS.values() if symmetric]
         fields |= {"symmetric": symmetric, "output_dtype": one_of(rng, codes).torch}
     desc = plan.Descriptor(**fields)
     if getattr(desc, "symmetric", False):

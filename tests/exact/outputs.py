@@ -13,7 +13,7 @@ from exact import indexed, sampling, scaled
 from exact.element import Element
 from exact.numbers import ulp
 from holdfast.core.case import Case
-from holdfast.proof.conformance import execute, selected
+from holdfast.proof.conformance import execute, select_on
 
 Exactly = Callable[[Any, Any], Iterator[Element]]
 
@@ -51,7 +51,7 @@ EXACTLY: dict[str, Exactly] = {
 def checked(plan: Any, desc: Any, args: Any, backend: str) -> dict[str, tuple[int, float]]:
     """Run a problem and compare it with the exact results, as ``compared`` does."""
     case = Case("exact", desc, lambda: args)
-    made = selected(backend)(plan, case, hf.Stream.current("cpu"))
+    made = select_on(backend)(plan, case, hf.Stream.current("cpu"))
     result = execute(plan, case, args, lambda *_: made)
     return compared(plan, desc, args, result, made.precision_guarantee().ulp)
 
@@ -103,4 +103,7 @@ def flat(desc: Any, tensor: torch.Tensor | None) -> torch.Tensor:
         return torch.zeros(0)
     if getattr(desc, "per_byte", 1) > 1 and tensor.dtype == torch.uint8:
         tensor = hf.unpack(tensor.contiguous(), desc.codes.torch, desc.shape[-1])
+    if tensor.dtype == torch.float8_e4m3fn:  # codes count from 0, the negative ones downwards
+        bits = tensor.view(torch.uint8).to(torch.int16)
+        tensor = torch.where(bits > 127, 128 - bits, bits)
     return tensor.reshape(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -15,6 +16,7 @@ import holdfast as hf
 from exact.element import Element, as_given, sampled, summed
 from exact.indexed import numbers
 from exact.numbers import Array, Exact, lost_below
+from holdfast.core.formats import Format
 from holdfast.numerics.reference import compute_type
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 from holdfast.ops.tree_sum.reference import by_segment
@@ -57,9 +59,38 @@ def _element(output: str, place: int, right: Fraction) -> Element:
     return Element(output, place, right, abs(right))
 
 
+def float_code(codes: Format, t: Fraction) -> int:
+    """The code of the value of a float format that is nearest to t, ties to even, counted from 0; negative
+    for a negative t.
+    """
+    values = [Fraction(codes.value(code)) for code in range(codes.highest_code + 1)]
+    above = bisect_left(values, abs(t))
+    if above == len(values):
+        code = above - 1
+    elif above == 0:
+        code = 0
+    else:
+        below = above - 1
+        up, down = values[above] - abs(t), abs(t) - values[below]
+        code = below if down < up or (down == up and below % 2 == 0) else above
+    return -code if t < 0 else code
+
+
+def _in_range(desc: Any, t: Any, lo: Any, hi: Any) -> bool:
+    """Whether a quotient of the compute type is in range once it is rounded."""
+    if not desc.codes.is_float:
+        return bool(lo <= np.rint(t) <= hi)
+    # 448 is even and 480 would be odd: a tie between them stays in range.
+    return bool(np.isfinite(t)) and abs(Fraction(float(t))) <= (448 + 480) / 2
+
+
 def quantize(desc: Any, args: Any) -> Iterator[Element]:
     q_min, q_max = desc.code_range
     for place, s, z, (x,) in _elements(desc, args, "x"):
+        if desc.codes.is_float:
+            right = float_code(desc.codes, Fraction(x) / Fraction(s))
+            yield Element("q", place, Fraction(right), Fraction(0), codes=True)
+            continue
         right = min(max(round(Fraction(x) / Fraction(s)) + z, q_min), q_max)
         yield Element("q", place, Fraction(right), Fraction(0), codes=True)
 
@@ -68,10 +99,8 @@ def quantize_backward(desc: Any, args: Any) -> Iterator[Element]:
     number, (q_min, q_max) = compute_type(desc.real.compute), desc.code_range
     for place, s, z, (dy, x) in _elements(desc, args, "dy", "x"):
         with np.errstate(all="ignore"):  # the mask is that of the forward, whose quotient is rounded
-            r = np.rint(number(x) / number(s))
-        yield _element(
-            "dx", place, Fraction(dy) / Fraction(s) if q_min - z <= r <= q_max - z else Fraction(0)
-        )
+            kept = _in_range(desc, number(x) / number(s), q_min - z, q_max - z)
+        yield _element("dx", place, Fraction(dy) / Fraction(s) if kept else Fraction(0))
 
 
 def dequantize(desc: Any, args: Any) -> Iterator[Element]:
@@ -89,9 +118,14 @@ def fake_quantize(desc: Any, args: Any) -> Iterator[Element]:
     number = compute_type(desc.real.compute)
     for place, s, z, (x,) in _elements(desc, args, "x"):
         with np.errstate(all="ignore"):
-            r = np.rint(number(x) / number(s))
+            t = number(x) / number(s)
         lo, hi = (end - z for end in desc.code_range)
-        yield _element("y", place, Fraction(int(min(max(r, lo), hi))) * Fraction(s))
+        if desc.codes.is_float:
+            code = float_code(desc.codes, Fraction(float(np.clip(t, lo, hi))))
+            value = Fraction(desc.codes.value(abs(code))) * (-1 if code < 0 else 1)
+        else:
+            value = Fraction(int(min(max(np.rint(t), lo), hi)))
+        yield _element("y", place, value * Fraction(s))
 
 
 def fake_quantize_backward(desc: Any, args: Any) -> Iterator[Element]:
@@ -105,11 +139,15 @@ def estimator(desc: Any, x: float, s: float, z: int) -> Fraction:
     given, scale = number(x), number(s)
     lo, hi = (number(end - z) for end in desc.code_range)
     with np.errstate(all="ignore"):
-        lo_x, hi_x, r = lo * scale, hi * scale, np.rint(given / scale)
+        lo_x, hi_x, quotient = lo * scale, hi * scale, given / scale
         mid, half = (lo_x + hi_x) / number(2), (hi_x - lo_x) / number(2)
         t = (given - mid) / scale if desc.ste == "tanh" else np.abs((given - mid) / half)
     if desc.ste in ("identity", "in_range", "clipped_identity"):
-        passes = {"identity": True, "in_range": lo <= r <= hi, "clipped_identity": lo_x <= given <= hi_x}
+        passes = {
+            "identity": True,
+            "in_range": _in_range(desc, quotient, lo, hi),
+            "clipped_identity": lo_x <= given <= hi_x,
+        }
         return Fraction(int(passes[desc.ste]))
     if np.isnan(t):
         return Fraction(0)

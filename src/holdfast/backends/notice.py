@@ -19,9 +19,12 @@ _told: set[str] = set()
 
 
 def op_of(module: str) -> str:
-    """The op that a kernel's module belongs to: ``grid_sample`` for ``holdfast.ops.grid_sample.cpu``."""
-    _, _, inside = module.partition(".ops.")
-    return inside.partition(".")[0] or module.rpartition(".")[2]
+    """The op that a kernel's module belongs to: ``grid_sample`` for ``holdfast.ops.grid_sample.cpu``.
+
+    For what ops share it is the package: ``numerics`` for ``holdfast.numerics.cpu``.
+    """
+    *_, package, _ = ("", *module.replace("holdfast.ops.", "holdfast.").split("."))
+    return package or module
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""No speed without the right bits: the kernel that is timed is compared with the reference first."""
+"""Compares a kernel with the reference before it is timed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from holdfast.core.benchmark import Case, Tensors
 from holdfast.core.stream import Stream
 
-#: Small enough for the reference, large enough for every kernel to use all of its loops.
+#: Number of elements: few enough for the reference, enough to reach every loop of a kernel.
 ELEMENTS = 2**16
 
 
 def differences(case: Case, stream: Stream, backend: str) -> int:
-    """In how many elements ``backend`` and the reference differ, on a small version of the case."""
+    """The number of elements in which ``backend`` and reference differ, on a small version of the case."""
     timed = case.problem(ELEMENTS, stream, backend)
     tensors = timed.draw()
-    timed.season(tensors)
+    timed.put_special_values(tensors)
     for name in timed.plan.outputs:
         _poison(tensors[name])
     reference = replace(case, function=False).problem(ELEMENTS, Stream.current("cpu"), "reference")
@@ -30,7 +30,7 @@ def differences(case: Case, stream: Stream, backend: str) -> int:
 
 
 def _poison(output: torch.Tensor | None) -> None:
-    """Make what was not written show."""
+    """Fill an output, so that elements that are not written differ from the reference."""
     if output is not None:
         output.fill_(float("nan") if output.is_floating_point() else 85)
 

@@ -93,14 +93,14 @@ class Problem(ABC):
         """Whatever else there is to compare with: for each a name, and what makes its call."""
         return {}
 
-    def season(self, tensors: Tensors) -> None:
+    def put_special_values(self, tensors: Tensors) -> None:
         """Put the hard values into the inputs, for a check; here, into those of a real dtype."""
-        for name in self.seasoned:
+        for name in self.special_inputs:
             flat = tensors[name].view(-1)
             flat[: len(_SPECIAL)] = torch.tensor(_SPECIAL, device=flat.device).to(flat.dtype)
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         """The inputs that may hold any value."""
         return ()
 

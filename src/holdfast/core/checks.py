@@ -11,8 +11,8 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
+from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor
 from holdfast.core.strided import span
 
@@ -20,8 +20,6 @@ from holdfast.core.strided import span
 INT64 = -(2**63), 2**63 - 1
 #: The longest text of a value that a sentence shows.
 _LONGEST = 80
-
-_PYTHON_KEY = torch._C.DispatchKey.Python
 
 
 def shown(value: Any) -> str:
@@ -46,9 +44,9 @@ def refused_kind(name: str, tensor: torch.Tensor) -> str:
 
 def refused_memory(name: str, tensor: torch.Tensor) -> str:
     """Why the memory of a dense tensor does not hold its elements, or nothing."""
-    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+    if private.has_dispatch(tensor):
         return f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass a plain tensor."
-    if tensor._is_zerotensor():
+    if private.is_zerotensor(tensor):
         return f"{name} is a zero tensor of torch, which has no memory; pass {name}.clone()."
     needed = span(tensor.shape, tensor.stride()) * tensor.element_size()
     if needed and (tensor.data_ptr() == 0 or not _holds(tensor, needed)):
@@ -85,11 +83,10 @@ def require_memory(name: str, tensor: torch.Tensor) -> None:
     For tensors that torch's own operations read before a kernel does. Under a transform it is the tensor
     inside that has the memory; in a trace there is none.
     """
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    if tensor._is_zerotensor() or tensor.is_meta or not torch._C._has_storage(tensor):
+    tensor = private.unwrapped(tensor)
+    if private.is_zerotensor(tensor) or tensor.is_meta or not private.has_storage(tensor):
         return
-    if torch._C._dispatch_keys(tensor).has(_PYTHON_KEY):
+    if private.has_dispatch(tensor):
         return
     reason = refused_memory(name, tensor)
     if reason:

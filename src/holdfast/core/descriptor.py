@@ -137,7 +137,7 @@ class Descriptor:
         missing = [f.name for f in fields(kind) if f.name not in data and _required(f)]
         if missing:
             needed = " and ".join(f"{field} ({_described(hints[field])})" for field in missing)
-            raise InvalidDescriptor(f"{name} also needs {needed}; its fields are {', '.join(hints)}.")
+            raise InvalidDescriptor(f"{name} needs {needed}; its fields are {', '.join(hints)}.")
         values = {key: _decode(value, hints[key], f"{name}.{key}") for key, value in data.items()}
         made = kind(**values)
         made.validate()

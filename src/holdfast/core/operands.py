@@ -13,16 +13,17 @@ from typing import Any, Self
 
 import torch
 
+from holdfast.core import private
 from holdfast.core.checks import refused_kind, refused_memory, short_memory
 from holdfast.core.descriptor import Expected
-from holdfast.core.latest import Places, host_key, rooms_of
+from holdfast.core.last_call import Places, host_key, storage_sizes
 from holdfast.core.strided import overlaps_itself, span
 
 #: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
 Operand = torch.Tensor | float | int | None
 
 #: Places that no operands are at.
-NOWHERE: Places = ((), ())
+NO_PLACES: Places = ((), ())
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -58,7 +59,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 def places_of(operands: Sequence[Operand]) -> Places:
     """The address of each operand, and the bytes of each tensor's storage."""
-    rooms = rooms_of(operand for operand in operands if isinstance(operand, torch.Tensor))
+    rooms = storage_sizes(operand for operand in operands if isinstance(operand, torch.Tensor))
     return addresses_of(operands), rooms
 
 
@@ -72,7 +73,7 @@ def misalignment_of(addresses: Sequence[int]) -> tuple[int, ...]:
 def launch_key(operand: Operand) -> Any:
     """What a launch depends on in an operand."""
     if isinstance(operand, torch.Tensor):
-        kind = type(operand), operand.is_neg(), operand._is_zerotensor()
+        kind = type(operand), operand.is_neg(), private.is_zerotensor(operand)
         return operand.dtype, operand.shape, operand.stride(), operand.device, kind
     return type(operand), host_key(operand)
 
@@ -126,7 +127,7 @@ def refused_places(
     places: Places,
     reached: Extents,
     workspace: tuple[int, int],
-    known: Places = NOWHERE,
+    known: Places = NO_PLACES,
 ) -> str:
     """Why memory is missing or shared, or nothing.
 

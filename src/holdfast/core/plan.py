@@ -1,6 +1,6 @@
 """The plan protocol: select, ask, run.
 
-A plan is one problem (a descriptor) on one device with one kernel picked for it. ``run`` accepts tensors of
+A plan is one problem (a descriptor) on one device with one kernel selected for it. ``run`` accepts tensors of
 any strides. What it works out about them (are they right? which loops? which compiled variant?) it remembers
 by their dtypes, shapes and strides, so that a repeated call costs a look-up and a launch.
 """
@@ -14,16 +14,16 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 
-from holdfast.core import deferred, importing, registry
+from holdfast.core import device_errors, importing, private, registry
 from holdfast.core.checks import shown
 from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
 from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor, Unsupported
-from holdfast.core.latest import Latest, Places, picked
+from holdfast.core.last_call import LastCall, Places, getter_of
 from holdfast.core.operands import (
-    NOWHERE,
+    NO_PLACES,
     Extents,
     Operand,
     addresses_of,
@@ -35,10 +35,9 @@ from holdfast.core.operands import (
     refused_places,
     refused_tensor,
 )
-from holdfast.core.pieces import Pieces
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
+from holdfast.core.workspace_layout import WorkspaceLayout
 
-_increment_version = torch._C._increment_version
 _NO_STREAM = object()
 
 #: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
@@ -94,8 +93,8 @@ class Kernel(Protocol[A_contra]):
     """One backend's implementation of a plan, made from a descriptor and a device."""
 
     workspace_size: int
-    #: How runs cut the workspace: one way, or several after another. No run writes beside the pieces.
-    cuts: tuple[Pieces, ...]
+    #: The layouts that runs use, one after another. No run writes outside their regions.
+    workspace_layouts: tuple[WorkspaceLayout, ...]
 
     def compile(self) -> None:
         """Compile the variant that contiguous tensors take."""
@@ -108,20 +107,20 @@ class DescribedKernel(Generic[D]):
     """What kernels have on any backend: a descriptor, a device, and no workspace unless they say so."""
 
     workspace_size = 0
-    cuts: tuple[Pieces, ...] = ()
+    workspace_layouts: tuple[WorkspaceLayout, ...] = ()
     #: The framework's operator that sorts for this kernel, with scratch memory of its own; "" for none.
     sorted_by = ""
-    #: Which of its ways the kernel takes for this problem, where it has several; ``explain`` prints it.
+    #: The variant that the kernel uses for this problem, if it has several; ``explain`` prints it.
     variant = ""
 
     def __init__(self, desc: D, device: torch.device) -> None:
         self.desc = desc
         self.device = device
 
-    def cut_workspace(self, *cuts: Pieces) -> None:
-        """Ask for a workspace that is cut in these ways."""
-        self.cuts = cuts
-        self.workspace_size = max(pieces.size for pieces in cuts)
+    def set_workspace(self, *layouts: WorkspaceLayout) -> None:
+        """Ask for a workspace large enough for each of these layouts."""
+        self.workspace_layouts = layouts
+        self.workspace_size = max(layout.size for layout in layouts)
 
     def compile(self) -> None:
         """Nothing, where there is no compiler."""
@@ -133,12 +132,13 @@ class Candidate:
 
     backend: str
     reason: str = ""
-    way: Implementation | None = None
+    implementation: Implementation | None = None
 
     @property
     def label(self) -> str:
         """The backend, and the name of the implementation where there are several."""
-        return f"{self.backend} {self.way.name}" if self.way and self.way.name else self.backend
+        impl = self.implementation
+        return f"{self.backend} {impl.name}" if impl and impl.name else self.backend
 
 
 @dataclass
@@ -155,7 +155,7 @@ class _Admitted(Generic[A]):
 
 
 class Plan(Generic[D, A]):
-    """One problem on one device, with a kernel picked for it.
+    """One problem on one device, with a kernel selected for it.
 
     A subclass is named for its op, as ``core.declaration`` tells, and says what ``ulp`` is. All else has a
     default. ``abstract=True`` leaves it out of the registry.
@@ -204,12 +204,12 @@ class Plan(Generic[D, A]):
         self.kernel = kernel
         self.implementation = implementation
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
-        self._latest: Latest[_Admitted[A]] | None = None
+        self._last_call: LastCall[_Admitted[A]] | None = None
         self._stream: object = _NO_STREAM  # the one that the last run was on
 
     def __repr__(self) -> str:
         desc = self.descriptor
-        said = (f"{f.name}={encoded(getattr(desc, f.name))}" for f in fields(desc) if _told(desc, f))
+        said = (f"{f.name}={encoded(getattr(desc, f.name))}" for f in fields(desc) if _in_repr(desc, f))
         return f"<{type(self).__name__} {', '.join(said)} on {self.device}, {self.backend} backend>"
 
     @classmethod
@@ -228,26 +228,26 @@ class Plan(Generic[D, A]):
         desc.validate()
         candidates = cls.consider(stream, desc, pref)
         for candidate in candidates:
-            if candidate.way is not None and not candidate.reason:
-                kernel = cls._made(candidate.way, desc, stream.device)
+            if candidate.implementation is not None and not candidate.reason:
+                kernel = cls._make_kernel(candidate.implementation, desc, stream.device)
                 if pref.precompile and not desc.empty:
                     kernel.compile()
-                return cls(desc, stream.device, candidate.backend, kernel, candidate.way.name)
+                return cls(desc, stream.device, candidate.backend, kernel, candidate.implementation.name)
         reasons = "; ".join(f"{candidate.label}: {candidate.reason}" for candidate in candidates)
         raise Unsupported(f"{cls.__name__} has no kernel for this on {stream.device}. {reasons}.")
 
     @classmethod
     def consider(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> list[Candidate]:
-        """Every implementation with the reason why it would not be picked; the first without one is."""
+        """Every implementation with the reason why it would not be selected; the first without one is."""
         pref = pref or PlanPreference()
         known = registry.backends()
         candidates = []
         for name, backend in known.items():
-            ways = cls.implementations(name)
-            if not ways:
+            implementations = cls.implementations(name)
+            if not implementations:
                 candidates.append(Candidate(name, "has no kernel for this plan"))
-            for way in ways:
-                candidates.append(Candidate(name, cls._why_not(backend, way, stream, desc, pref), way))
+            for impl in implementations:
+                candidates.append(Candidate(name, cls._why_not(backend, impl, stream, desc, pref), impl))
         if pref.backend is not None and pref.backend not in known:
             reason = f"no such backend; the preference may name {', '.join(known)} or None"
             candidates.append(Candidate(str(pref.backend), reason))
@@ -255,15 +255,15 @@ class Plan(Generic[D, A]):
 
     @classmethod
     def _why_not(
-        cls, backend: registry.Backend, way: Implementation, stream: Stream, desc: D, pref: PlanPreference
+        cls, backend: registry.Backend, impl: Implementation, stream: Stream, desc: D, pref: PlanPreference
     ) -> str:
         if pref.backend is not None and pref.backend != backend.name:
             return f"the preference asks for {pref.backend}"
         reason = backend.why_not(stream.device)
-        if reason is None and way.why_not is not None:
-            reason = way.why_not(desc, stream.device, pref)
+        if reason is None and impl.why_not is not None:
+            reason = impl.why_not(desc, stream.device, pref)
         if not reason and pref.max_workspace_bytes is not None:
-            needed = cls._made(way, desc, stream.device).workspace_size
+            needed = cls._make_kernel(impl, desc, stream.device).workspace_size
             if needed > pref.max_workspace_bytes:
                 return f"needs {needed} bytes of workspace and {pref.max_workspace_bytes} are allowed"
         return reason or ""
@@ -271,15 +271,15 @@ class Plan(Generic[D, A]):
     @classmethod
     def implementations(cls, backend: str) -> list[Implementation]:
         """The implementations on a backend, best first."""
-        return [way for way in cls.kernels if way.backend == backend]
+        return [impl for impl in cls.kernels if impl.backend == backend]
 
     @classmethod
     def _kernel(cls, backend: str, desc: D, device: torch.device) -> Kernel[A]:
-        return cls._made(cls.implementations(backend)[0], desc, device)
+        return cls._make_kernel(cls.implementations(backend)[0], desc, device)
 
     @classmethod
-    def _made(cls, way: Implementation, desc: D, device: torch.device) -> Kernel[A]:
-        return cast(Kernel[A], importing.load(way.place)(desc, device))
+    def _make_kernel(cls, impl: Implementation, desc: D, device: torch.device) -> Kernel[A]:
+        return cast(Kernel[A], importing.load(impl.place)(desc, device))
 
     def mode(self) -> str:
         """The variant of the op, as the SKU names it."""
@@ -290,7 +290,7 @@ class Plan(Generic[D, A]):
         raise NotImplementedError
 
     def sku(self) -> KernelSku:
-        """Which kernel was picked."""
+        """Which kernel was selected."""
         desc, kernel = self.descriptor, self.kernel
         named = (self.mode(), self.implementation, getattr(kernel, "sorted_by", ""))
         input_dtype, output_dtype = map(dtype_name, desc.named_dtypes)
@@ -325,7 +325,7 @@ class Plan(Generic[D, A]):
 
     def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
         """Launch on ``stream``. Raises before anything is written if the args do not fit."""
-        deferred.raise_reported()
+        device_errors.raise_reported()
         if stream is not self._stream:
             self._stream = self._checked_stream(stream)
         if type(args) is not self.Args:
@@ -348,14 +348,14 @@ class Plan(Generic[D, A]):
                 )  # fmt: skip
                 admitted.fit, admitted.scratch = places, scratch
             if reason:
-                admitted.fit = NOWHERE
+                admitted.fit = NO_PLACES
                 raise InvalidArgs(reason)
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, places[0])
             # What autograd saved and a kernel has overwritten must not go into a gradient unnoticed.
-            _increment_version(admitted.written(operands))
+            private.increment_version(admitted.written(operands))
             if workspace.buffer is not None:
-                _increment_version((workspace.buffer,))
+                private.increment_version((workspace.buffer,))
 
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
@@ -371,11 +371,11 @@ class Plan(Generic[D, A]):
 
     def _recall(self, args: A, operands: Sequence[Operand]) -> tuple[_Admitted[A] | None, Places]:
         """What is remembered of args like these, if anything, and where their operands are."""
-        latest, options = self._latest, args.options()
+        last, options = self._last_call, args.options()
         try:
-            places = latest and latest.places(operands, options)
-            if latest and places:
-                admitted = latest.prepared
+            places = last and last.places(operands, options)
+            if last and places:
+                admitted = last.prepared
                 if places == admitted.fit:
                     return admitted, admitted.fit
                 if admitted.misalignment == misalignment_of(places[0]):
@@ -385,7 +385,7 @@ class Plan(Generic[D, A]):
         except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
             raise InvalidArgs(self._refusal(args)) from None
         if remembered is not None:
-            self._latest = Latest.of(remembered, operands, options)
+            self._last_call = LastCall.of(remembered, operands, options)
         return remembered, places
 
     def _admit(self, args: A, scratch: int) -> _Admitted[A]:
@@ -402,7 +402,7 @@ class Plan(Generic[D, A]):
             misalignment_of(addresses),
             places_of(operands),
             scratch,
-            picked(outputs),
+            getter_of(outputs),
         )
         if len(self._admitted) >= self._remembered:
             self._admitted.clear()
@@ -449,7 +449,7 @@ class Plan(Generic[D, A]):
         return ""
 
 
-def _told(desc: Descriptor, f: Field[Any]) -> bool:
+def _in_repr(desc: Descriptor, f: Field[Any]) -> bool:
     """Whether a short description says this field: those left at their default are left out."""
     return bool(f.default is MISSING or getattr(desc, f.name) != f.default)
 

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.checks import refused_kind, refused_memory, whole_number
 from holdfast.core.errors import InvalidArgs, WorkspaceTooSmall
-from holdfast.core.pages import fresh
+from holdfast.core.huge_pages import on_huge_pages
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Workspace:
         if not size:
             return NO_WORKSPACE
         try:
-            buffer = fresh(torch.empty(size, dtype=torch.uint8, device=device))
+            buffer = on_huge_pages(torch.empty(size, dtype=torch.uint8, device=device))
         except TypeError:
             raise InvalidArgs(
                 f"a workspace on {device!r} was asked for; it must be a device, such as 'cpu'."

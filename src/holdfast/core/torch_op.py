@@ -11,13 +11,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from holdfast.core.autograd import LIBRARY
+from holdfast.core import private
+from holdfast.core.autograd import ARGUMENTS, LIBRARY
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
@@ -36,6 +33,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     A call that torch has nothing to do with (nothing traces, transforms, records or differentiates it) goes
     straight to the kernel: torch's way there costs as much as the launch.
     """
+    ARGUMENTS[name] = arguments_in(schema)
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
@@ -48,16 +46,23 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        if _concerns_only_us(arguments):
+        if _bypasses_torch(arguments):
             return kernel(*arguments)
         return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
 
     return call
 
 
+def arguments_in(schema: str) -> dict[str, str]:
+    """The name and the type of each argument in a schema, such as "(Tensor x, float scale) -> Tensor"."""
+    given = schema[schema.index("(") + 1 : schema.index(")")].split(",")
+    typed = [argument.partition("=")[0].rsplit(maxsplit=1) for argument in given if argument.strip() != "*"]
+    return {name: kind.strip() for kind, name in typed}
+
+
 def _in_memory(argument: Any) -> Any:
     """A zero tensor of torch as one with memory. torch would make it a view of one element."""
-    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    zero = isinstance(argument, torch.Tensor) and private.is_zerotensor(argument)
     return argument.clone() if zero else argument
 
 
@@ -66,7 +71,7 @@ def register_vmap(name: str, rule: Any) -> None:
 
     A rule may copy its arguments by operations of torch, which do not ask whether there is memory.
     """
-    names = [argument.name for argument in getattr(torch.ops.holdfast, name).default._schema.arguments]
+    names = tuple(ARGUMENTS[name])
 
     def checked(info: Any, in_dims: Any, *arguments: Any) -> Any:
         for argument, given in zip(names, arguments, strict=True):
@@ -91,16 +96,8 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 
-def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
-    if (
-        is_compiling()
-        or _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or _profiler_enabled()
-    ):
+def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
+    if is_compiling() or private.is_watched():
         return False
     positions = _plain_tensors(tuple(map(type, arguments)))
     if positions is None:
@@ -111,7 +108,7 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
         if (
             tensor.is_neg()
             or tensor.is_meta
-            or tensor._is_zerotensor()
+            or private.is_zerotensor(tensor)
             or (recorded and tensor.requires_grad)
         ):
             return False
@@ -157,7 +154,7 @@ def current_stream(device: torch.device) -> Stream:
     """The stream to launch on; on every call, so as cheap as torch allows."""
     if device == CPU_STREAM.device:
         return CPU_STREAM
-    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+    return _stream(device, private.raw_stream(device.index))
 
 
 _stream = lru_cache(maxsize=256)(Stream)

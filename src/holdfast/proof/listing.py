@@ -1,4 +1,4 @@
-"""``holdfast plans``: every plan, what it takes and what it guarantees."""
+"""The command ``holdfast plans``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.proof.catalogue import Entry, catalogue
 def plans(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every plan: the dtypes it takes, its backends, and what it guarantees."""
+    """List every plan: its dtypes, backends and guarantees."""
     entries = catalogue()
     if as_json:
         print(json.dumps([entry.as_json() for entry in entries], indent=1))
@@ -32,7 +32,7 @@ def plans(
 
 
 def _dtypes(entry: Entry) -> str:
-    """The dtypes of each field. Dtypes that differ only in width share a word: float16/32/64."""
+    """The dtypes of each field, with widths merged: float16/32/64."""
     lines = []
     for field, names in entry.dtypes.items():
         widths: dict[str, list[str]] = {}

@@ -16,9 +16,9 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address, step_of
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address, step_of
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, load_span, number, size_of, store_run, store_span, table_of
 from holdfast.ops.affine_grid.plan import (
@@ -202,14 +202,14 @@ class _MapKernel(MapKernel[D]):
         make = type(number(desc.compute))
         steps = (size - 1 if desc.align_corners else size for size in self.sizes)
         self.divisors = tuple(make(max(step, 1)) for step in steps)
-        pieces = Pieces()
-        self.along = pieces.take(sum(self.sizes), desc.compute.torch)
+        layout = WorkspaceLayout()
+        self.along = layout.take(sum(self.sizes), desc.compute.torch)
         self.units = self.count_units()
         self.slots = max(min(torch.get_num_threads(), self.units), 1)
         sums = self.count_sums()
-        self.sums = [pieces.take(sums, desc.compute.torch) for _ in range(self.slots)]
-        self.scratch = [pieces.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]
-        self.cut_workspace(pieces)
+        self.sums = [layout.take(sums, desc.compute.torch) for _ in range(self.slots)]
+        self.scratch = [layout.take_rows(ROWS, _ROW_BYTES) for _ in range(self.slots)]
+        self.set_workspace(layout)
 
     def count_units(self) -> int:
         raise NotImplementedError
@@ -298,14 +298,14 @@ class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
         return launch
 
 
-_NOTHING, _NO_TABLE = (0, 8, 0, 0), table_of((1,), (1,))
+_NO_OPERAND, _NO_TABLE = (0, 8, 0, 0), table_of((1,), (1,))
 
 
 @cache
 def _compile(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
-    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NOTHING, 0), _NOTHING, _NO_TABLE, 0, 0, like)
+    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 0, 0, like)
 
 
 @cache
@@ -313,5 +313,5 @@ def _compile_backward(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
     compile_kernel(
-        _differentiate, 0, 0, (1, 1, 1), 2, (_NOTHING, 0), _NOTHING, _NO_TABLE, 1, False, 0, 0, 0, like
+        _differentiate, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 1, False, 0, 0, 0, like
     )

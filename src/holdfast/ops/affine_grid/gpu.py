@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
-from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
@@ -27,13 +27,13 @@ from holdfast.ops.affine_grid.plan import (
     MapKernel,
 )
 from holdfast.ops.grid_sample.gpu_coordinates import offset_of, unravel
-from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import filled_rows, sum_lanes
 
-LANES = tl.constexpr(cut.LANES)
-ROWS = tl.constexpr(cut.ROWS)
-BLOCK = tl.constexpr(cut.BLOCK)
+LANES = tl.constexpr(block_sizes.LANES)
+ROWS = tl.constexpr(block_sizes.ROWS)
+BLOCK = tl.constexpr(block_sizes.BLOCK)
 #: Places per tile, and warps per program.
 TILE, WARPS = 512, 4
 
@@ -142,7 +142,7 @@ def _constants(desc: MapDescriptor) -> dict[str, Any]:
         "AXES": desc.axes,
         "ALIGNED": desc.align_corners,
         "COMPUTE": tl.float64 if desc.compute.bits == 64 else tl.float32,
-        "INDEX": tl.int32 if desc.places < 2**31 - 2 * cut.BLOCK else tl.int64,
+        "INDEX": tl.int32 if desc.places < 2**31 - 2 * block_sizes.BLOCK else tl.int64,
     }
 
 
@@ -176,12 +176,12 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
 
     def __init__(self, desc: AffineGridBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces, self.elements = Pieces(), desc.batch * desc.axes * (desc.axes + 1)
+        layout, self.elements = WorkspaceLayout(), desc.batch * desc.axes * (desc.axes + 1)
         self.lengths = [blocks_of(desc.places)]
-        while self.lengths[-1] > cut.BLOCK:
+        while self.lengths[-1] > block_sizes.BLOCK:
             self.lengths.append(blocks_of(self.lengths[-1]))
-        self.sums = [pieces.take(self.elements * length, desc.compute.torch) for length in self.lengths]
-        self.cut_workspace(pieces)
+        self.sums = [layout.take(self.elements * length, desc.compute.torch) for length in self.lengths]
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(AffineGridBackwardArgs.described(self.desc))

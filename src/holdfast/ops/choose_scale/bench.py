@@ -40,7 +40,7 @@ class ChooseScaleProblem(ScaledProblem):
     case: ChooseScaleCase
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         """A NaN would be all that is left of a whole tensor."""
         return () if isinstance(self.case.granularity, PerTensor) else ("x",)
 

@@ -1,4 +1,4 @@
-"""Example calls of quantize_dynamic."""
+"""Example calls of dynamic_quantize."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 
 from holdfast.core.calls import Call
 from holdfast.ops.affine.calls import CHANNELS, INT8, X
-from holdfast.ops.dynamic_quantize.torch_op import quantize_dynamic
+from holdfast.ops.dynamic_quantize.torch_op import dynamic_quantize
 
 CALLS = {
-    "quantize_dynamic": Call(
-        quantize_dynamic,
+    "dynamic_quantize": Call(
+        dynamic_quantize,
         {"x": X, "symmetric": True, "narrow": None, "packed": False, **INT8, **CHANNELS},
         constant=("x",),
     ),
-    "quantize_dynamic affine": Call(
-        quantize_dynamic,
+    "dynamic_quantize affine": Call(
+        dynamic_quantize,
         {"x": X, "symmetric": False, "dtype": torch.uint4, "packed": True},  # type: ignore[attr-defined]
         constant=("x",),
     ),

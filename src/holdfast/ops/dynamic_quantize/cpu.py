@@ -105,7 +105,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         self.wanted = SYMMETRIC if desc.symmetric else AFFINE
         self.ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, self.wanted, self.ends)
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)

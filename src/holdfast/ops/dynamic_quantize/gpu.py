@@ -178,7 +178,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         # Contiguous tensors that need one pass need no workspace, and others then do without.
         twice = not desc.empty and self._tile(self._walk(contiguous_strides(desc.shape), None)) is None
         self.observer = Observer(desc, device, self.result, self.ends, in_pieces=twice)
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def _walk(self, x: Sequence[int], q: Sequence[int] | None, *results: torch.Tensor | None) -> Segments:
         """The loops over x and q with these strides; where those of q are not given, they are those of x."""

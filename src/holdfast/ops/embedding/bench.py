@@ -97,7 +97,7 @@ class EmbeddingProblem(Problem):
         return tensors
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         return ("dout",) if self.case.backward else ("weight",)
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -106,7 +106,7 @@ class BagProblem(Problem):
         return tensors
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         return ("dout",) if self.case.backward else ("weight",)
 
     def _table(self, tensors: Tensors) -> torch.Tensor:

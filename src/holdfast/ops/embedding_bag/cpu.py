@@ -19,9 +19,9 @@ from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.plan import (
@@ -140,7 +140,7 @@ def find_bags(
     if last == bags:
         end = _begin_of(bags, offsets, length, indices[2])
         starts[bags] = end
-        _, valid = _find_rows(end, indices[2], -1, indices, table, rows, padding, kept_at, bags_at)
+        _, valid = _find_rows(end, indices[2], np.int64(-1), indices, table, rows, padding, kept_at, bags_at)
         all_valid &= valid
     return all_valid
 
@@ -314,14 +314,14 @@ class Found(NamedTuple):
 
 
 class Bags:
-    """Workspace pieces for ``find_bags``; ``by_index``: with the bag of each index."""
+    """Workspace regions for ``find_bags``; ``by_index``: with the bag of each index."""
 
-    def __init__(self, pieces: Pieces, desc: BagDescriptor, *, by_index: bool) -> None:
+    def __init__(self, layout: WorkspaceLayout, desc: BagDescriptor, *, by_index: bool) -> None:
         self.desc = desc
-        self.starts = pieces.take(desc.bags + 1, torch.int32)
-        self.kept = pieces.take(desc.count, torch.int32)
-        self.counts = pieces.take(desc.bags, torch.int32)
-        self.bags = pieces.take(desc.count, torch.int32) if by_index else None
+        self.starts = layout.take(desc.bags + 1, torch.int32)
+        self.kept = layout.take(desc.count, torch.int32)
+        self.counts = layout.take(desc.bags, torch.int32)
+        self.bags = layout.take(desc.count, torch.int32) if by_index else None
 
     def find(
         self,
@@ -339,7 +339,7 @@ class Bags:
             wrong, longest = check_offsets(given, desc.count)
             if wrong >= 0:
                 raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
-        starts, kept, counts = (first + piece.offset for piece in (self.starts, self.kept, self.counts))
+        starts, kept, counts = (first + region.offset for region in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
         index_operand = (indices.data_ptr(), indices.element_size(), desc.count)
         invalid: list[int] = []
@@ -358,12 +358,12 @@ class Bags:
 
 
 def _factor(
-    piece: Piece | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
+    region: Region | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
 ) -> tuple[int, int, int]:
     """``factor`` of ``sum_segments``: the weights, contiguous in the compute type, or none."""
-    if piece is None or weights is None:
+    if region is None or weights is None:
         return PLAIN, 0, 0
-    wide = piece.tensor(workspace)
+    wide = region.tensor(workspace)
     wide.view(shape).copy_(weights.detach())
     return TIMES, wide.data_ptr(), 0
 
@@ -373,10 +373,10 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.bags = Bags(pieces, desc, by_index=False)
-        self.weights = pieces.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
-        self.cut_workspace(pieces)
+        layout = WorkspaceLayout()
+        self.bags = Bags(layout, desc, by_index=False)
+        self.weights = layout.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile_finding()
@@ -425,17 +425,17 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
     def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.bags = Bags(pieces, desc, by_index=True)
+        layout = WorkspaceLayout()
+        self.bags = Bags(layout, desc, by_index=True)
         wide, elements = desc.compute.torch, desc.bags * desc.columns
         self.starts = self.places = self.weights = self.divided = self.chosen = None
         if desc.sums:
-            self.starts = pieces.take(desc.rows + 2, torch.int32)
-            self.places = pieces.take(desc.count, torch.int32)
-            self.weights = pieces.take(desc.count, wide) if desc.per_sample_weights else None
-            self.divided = pieces.take(elements, wide) if desc.mode == "mean" else None
-            self.chosen = pieces.take(elements, torch.int32) if desc.mode == "max" else None
-        self.cut_workspace(pieces)
+            self.starts = layout.take(desc.rows + 2, torch.int32)
+            self.places = layout.take(desc.count, torch.int32)
+            self.weights = layout.take(desc.count, wide) if desc.per_sample_weights else None
+            self.divided = layout.take(elements, wide) if desc.mode == "mean" else None
+            self.chosen = layout.take(elements, torch.int32) if desc.mode == "max" else None
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         compute = self.desc.compute

@@ -25,10 +25,10 @@ from holdfast.backends.gpu import follow, report
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core import deferred
-from holdfast.core.pieces import Piece, Pieces
+from holdfast.core import device_errors
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
@@ -107,7 +107,7 @@ def load_kept(indices, place, here, rows, padding, sizes, strides):
     ]
 )  # fmt: skip
 def find_bags(
-    starts, maxima, keys, bags_of, skipped, indices, offsets, box,
+    starts, maxima, keys, bags_of, skipped, indices, offsets, reports,
     count, rows, padding, bags, entries, length, step, bad_index, bad_offset,
     offset_step, sizes, strides,
     OFFSETS: tl.constexpr, KEYS: tl.constexpr, BAGS: tl.constexpr, COUNT: tl.constexpr, RAISE: tl.constexpr,
@@ -128,7 +128,7 @@ def find_bags(
         offset = tl.load(at, mask=exists, other=0)
         before = tl.load(at - offset_step, mask=exists & (number > 0), other=0)
         wrong = (offset < before) | (offset > count) | ((number == 0) & (offset != 0))
-        report(box, bad_offset, number, offset, exists & wrong)
+        report(reports, bad_offset, number, offset, exists & wrong)
         begin = tl.minimum(tl.maximum(offset, 0), count).to(tl.int32)
         tl.store(starts + number, tl.where(exists, begin, count), mask=number <= bags)
         end = tl.load(at + offset_step, mask=number + 1 < entries, other=count)
@@ -150,7 +150,7 @@ def find_bags(
     if RAISE or COUNT:
         index, kept = load_kept(indices, number, inside, rows, padding, sizes, strides)
         if RAISE:
-            report(box, bad_index, number, index, inside & ((index < 0) | (index >= rows)))
+            report(reports, bad_index, number, index, inside & ((index < 0) | (index >= rows)))
         if COUNT:
             one = tl.full([TILE], 1, tl.int32)
             tl.atomic_add(skipped + bag, one, mask=inside & ~kept & (bag >= 0), sem="relaxed")
@@ -267,7 +267,7 @@ def add_bags(
     ]
 )  # fmt: skip
 def sum_short_bags(
-    out, weight, indices, factors, offsets, starts, maxima, keys, arrivals, box,
+    out, weight, indices, factors, offsets, starts, maxima, keys, arrivals, reports,
     count, bags, entries, length, step, bad_index, bad_offset, find_programs, cleared,
     offset_step, columns, tiles,
     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
@@ -279,7 +279,7 @@ def sum_short_bags(
     follow()
     if tl.program_id(0) < find_programs:
         find_bags(
-            starts, maxima, keys, keys, keys, indices, offsets, box,
+            starts, maxima, keys, keys, keys, indices, offsets, reports,
             count, numbers[0], numbers[1], bags, entries, length, step, bad_index, bad_offset,
             offset_step, sizes, place_strides,
             OFFSETS, KEYS, False, False, RAISE, TILE,
@@ -442,7 +442,7 @@ class Walks:
 
 
 class Bags:
-    """Workspace pieces and launches that find the bags.
+    """Workspace regions and launches that find the bags.
 
     ``keys``: store the bag of every 32nd place. ``bags``: store the bag of every place. ``counted``: count
     the skipped indices of each bag. ``beside``: ``sum_short_bags`` finds the bags.
@@ -450,7 +450,7 @@ class Bags:
 
     def __init__(
         self,
-        pieces: Pieces,
+        layout: WorkspaceLayout,
         desc: BagDescriptor,
         device: torch.device,
         *,
@@ -463,13 +463,13 @@ class Bags:
         lanes = self.tuning.beside_lanes if beside else self.tuning.lanes
         self.even = desc.offsets is None
         # At least one element, so that the workspace has an address.
-        self.starts = pieces.take(1 if self.even else desc.bags + 1, torch.int32)
+        self.starts = layout.take(1 if self.even else desc.bags + 1, torch.int32)
         self.blocks = 0 if self.even else -(-(desc.bags + 1) // lanes)
-        self.maxima = pieces.take(self.blocks, torch.int32)
+        self.maxima = layout.take(self.blocks, torch.int32)
         self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
-        self.keys = pieces.take(self.windows, torch.int32)
-        self.bags = pieces.take(desc.count if bags else 0, torch.int32)
-        self.skipped = pieces.take(desc.bags if counted else 0, torch.int32)
+        self.keys = layout.take(self.windows, torch.int32)
+        self.bags = layout.take(desc.count if bags else 0, torch.int32)
+        self.skipped = layout.take(desc.bags if counted else 0, torch.int32)
 
     def add_steps(self, steps: Steps, walks: Walks, offsets: torch.Tensor | None, raises: bool) -> None:
         desc, lanes = self.desc, self.tuning.lanes
@@ -481,7 +481,7 @@ class Bags:
         work = self.work(raises)
         if not work:
             return
-        box, bad_index, bad_offset = self.error_operands(raises)
+        reports, bad_index, bad_offset = self.report_words(raises)
         steps.add(
             find_bags,
             -(-work // lanes),
@@ -492,7 +492,7 @@ class Bags:
             skipped=self.skipped,
             indices="indices",
             offsets="indices" if self.even else "offsets",
-            box=box,
+            reports=reports,
             count=desc.count,
             rows=desc.rows,
             padding=desc.padding,
@@ -514,14 +514,14 @@ class Bags:
             num_warps=self.tuning.warps,
         )
 
-    def error_operands(self, raises: bool) -> tuple[StepOperand, int, int]:
-        """The box and two places that report bad indices and offsets; "indices" if the box is unused."""
+    def report_words(self, raises: bool) -> tuple[StepOperand, int, int]:
+        """The reports and their words for bad indices and offsets; "indices" if reports are unused."""
         desc = self.desc
         if self.even and not raises:
             return "indices", 0, 0
-        box = deferred.box(self.device)
-        bad_index = box.place(BadIndex(desc.rows)) if raises else 0
-        return box.words, bad_index, 0 if self.even else box.place(BadOffset(desc.count))
+        reports = device_errors.reports_on(self.device)
+        bad_index = reports.word(BadIndex(desc.rows)) if raises else 0
+        return reports.words, bad_index, 0 if self.even else reports.word(BadOffset(desc.count))
 
     def work(self, raises: bool) -> int:
         """Number of elements that ``find_bags`` processes."""
@@ -544,7 +544,7 @@ def _add_max(
     weight_strides: tuple[int, ...],
     out_strides: tuple[int, ...],
 ) -> None:
-    """Add the launch of ``max_bags``; if ``out`` is a piece, it takes the places of the maxima."""
+    """Add the launch of ``max_bags``; if ``out`` is a region, it takes the places of the maxima."""
     desc, tuning = bags.desc, SUM_TUNING.on(bags.device)
     rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
     tiles = -(-desc.columns // columns)
@@ -566,7 +566,7 @@ def _add_max(
         weight_strides=weight_strides,
         out_strides=out_strides,
         BOUNDS=bags.bounds.kind,
-        PLACES=isinstance(out, Piece),
+        PLACES=isinstance(out, Region),
         COMPUTE=_compute(desc),
         ROWS=rows,
         COLUMNS=columns,
@@ -580,18 +580,18 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces, self.tuning = Pieces(), TUNING.on(device)
+        layout, self.tuning = WorkspaceLayout(), TUNING.on(device)
         sums, short = desc.mode != "max", self.tuning.short
         self.bags = Bags(
-            pieces, desc, device, keys=sums and desc.longest > short, bags=False, counted=False, beside=sums
+            layout, desc, device, keys=sums and desc.longest > short, bags=False, counted=False, beside=sums
         )
         self.summing = None
         if sums:
             self.summing = SegmentSumSteps(
-                pieces, device, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest,
+                layout, device, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest,
                 desc.mode == "mean", short,
             )  # fmt: skip
-        self.cut_workspace(pieces)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(EmbeddingBagArgs.described(self.desc))
@@ -634,7 +634,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         rows, columns = summing.tuning.tile_of(desc.columns, desc.dtype.itemsize, tuning.bag_bytes)
         tiles = -(-desc.columns // columns)
         owned = 0 if even and desc.length > tuning.short else desc.bags
-        box, bad_index, bad_offset = bags.error_operands(raises)
+        reports, bad_index, bad_offset = bags.report_words(raises)
         steps.add(
             sum_short_bags,
             find_programs + -(-owned // rows) * tiles,
@@ -647,7 +647,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             maxima=bags.maxima,
             keys=bags.keys,
             arrivals=summing.arrivals,
-            box=box,
+            reports=reports,
             count=desc.count,
             bags=desc.bags,
             entries=entries,
@@ -683,19 +683,19 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
 
     def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
+        layout = WorkspaceLayout()
         mean = desc.sums and desc.mode == "mean"
-        self.bags = Bags(pieces, desc, device, keys=False, bags=True, counted=mean)
+        self.bags = Bags(layout, desc, device, keys=False, bags=True, counted=mean)
         elements = desc.bags * desc.columns
-        self.divided = pieces.take(elements, desc.compute.torch) if mean else None
-        self.chosen = pieces.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
+        self.divided = layout.take(elements, desc.compute.torch) if mean else None
+        self.chosen = layout.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
         self.order = self.summing = None
         if desc.sums:
-            self.order = MergeSort(pieces, device, desc.count, desc.rows)
+            self.order = MergeSort(layout, device, desc.count, desc.rows)
             self.summing = SegmentSumSteps(
-                pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+                layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )
-        self.cut_workspace(pieces)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(EmbeddingBagBackwardArgs.described(self.desc))

@@ -28,8 +28,8 @@ MUTANTS = (
     _backward(
         "indices in no bag given to the last",
         _CPU,
-        "_find_rows(end, indices[2], -1, indices,",
-        "_find_rows(end, indices[2], bags - 1, indices,",
+        "_find_rows(end, indices[2], np.int64(-1), indices,",
+        "_find_rows(end, indices[2], np.int64(bags - 1), indices,",
         likely="beyond the last bag",
     ),
     _backward(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.deferred import reported
 from holdfast.core.descriptor import Expected
+from holdfast.core.device_errors import reported
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, Plan
 from holdfast.ops.segment_sum.indexed import (

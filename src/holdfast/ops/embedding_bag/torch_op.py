@@ -11,7 +11,7 @@ import torch
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.core.pages import fresh
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import Workspace
 from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
 from holdfast.ops.embedding.torch_op import (
@@ -81,7 +81,7 @@ def _embedding_bag(
             padding_idx,
         ),
     )  # fmt: skip
-    out = fresh(weight.new_empty((_bags(input, offsets, include_last_offset), columns)))
+    out = on_huge_pages(weight.new_empty((_bags(input, offsets, include_last_offset), columns)))
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
     )
@@ -114,8 +114,8 @@ def _embedding_bag_backward(
         ),
     )  # fmt: skip
     expected = plan.descriptor.expected
-    dweight = fresh(dout.new_empty((num_embeddings, columns))) if of_table else None
-    dweights = fresh(dout.new_empty(input.shape)) if of_weights else None
+    dweight = on_huge_pages(dout.new_empty((num_embeddings, columns))) if of_table else None
+    dweights = on_huge_pages(dout.new_empty(input.shape)) if of_weights else None
     args = EmbeddingBagBackwardArgs(
         dout=dout,
         indices=input,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,8 +46,21 @@ from holdfast.ops.tree_sum.cpu import (
     zeroed,
 )
 
-# The operands of the walk.
-_DX, _DY, _X, _DSCALE, _DZERO, _SCALE, _ZERO = range(7)
+
+class Operands(NamedTuple):
+    """The operands of the walk, in the order of its table."""
+
+    dx: Any
+    dy: Any
+    x: Any
+    dscale: Any
+    dzero_point: Any
+    scale: Any
+    zero_point: Any
+
+
+#: The position of each operand in the table.
+AT = Operands(*range(7))
 
 
 @jit
@@ -112,9 +125,9 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     width = lane_count(count)
     lanes = zeroed(scratch_run(walk, 0), width * taken, like)
     zero_lanes = zeroed(scratch_run(walk, RUNS_PER_TREE), width * taken if learns_zero else 0, like)
-    dy = pointer(load(walk, _DY, segment, taken, begin, count, like), like)
-    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
-    run = result_address(walk, _DX, segment, taken, begin, count, accumulate)
+    dy = pointer(load(walk, AT.dy, segment, taken, begin, count, like), like)
+    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
+    run = result_address(walk, AT.dx, segment, taken, begin, count, accumulate)
     dx = pointer(run, like)
     if taken > 1 and count == width:
         s = repeat_values(walk, 0, scale, taken, count, like)
@@ -130,7 +143,7 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
                     estimate, dx, dy, x, here, there, scale[k], zero_point[k], limits, lanes, zero_lanes,
                     k * width, learns_zero,
                 )  # fmt: skip
-    store(walk, _DX, segment, taken, begin, count, run, accumulate, like)
+    store(walk, AT.dx, segment, taken, begin, count, run, accumulate, like)
     store_block_sums(walk, 0, width, segment, taken, begin, sums[0], like)
     if learns_zero:
         store_block_sums(walk, 1, width, segment, taken, begin, sums[1], like)
@@ -146,12 +159,12 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
         lanes = new_lane(walk, 0, taken, like)
         zero_lanes = new_lane(walk, 1, taken if learns_zero else 0, like)
         for i in range(begin + lane, begin + count, LANES):
-            dy = pointer(load_row(walk, _DY, segment, taken, i, like), like)
-            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
-            run = row_result_address(walk, _DX, segment, i, accumulate)
+            dy = pointer(load_row(walk, AT.dy, segment, taken, i, like), like)
+            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
+            run = row_result_address(walk, AT.dx, segment, i, accumulate)
             dx = pointer(run, like)
             _across(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
-            store_row(walk, _DX, segment, taken, i, run, accumulate, like)
+            store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
         add_lane(walk, 0, lane, taken, like)
         if learns_zero:
             add_lane(walk, 1, lane, taken, like)
@@ -165,8 +178,8 @@ def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulat
     like = limits[0]
     for job in range(first, last):
         place = job_range(walk, job)
-        scale = pointer(load_per_segment(walk, _SCALE, place[0], place[1], like), like)
-        zero_point = pointer(load_per_segment(walk, _ZERO, place[0], place[1], like), like)
+        scale = pointer(load_per_segment(walk, AT.scale, place[0], place[1], like), like)
+        zero_point = pointer(load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
         if walk[0][4]:
             _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
         else:
@@ -220,8 +233,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
         learned = 1 if desc.zero_point_dtype is None else 2
-        self.sums, cut = trees.workspace_sums(count, length, desc.real.compute, learned)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, learned)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.ste, self.desc.real.compute)
@@ -245,7 +258,15 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         ) -> None:
             scale, zero_point = shared_tensors(args, compute)
             dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
-            operands = args.dx, args.dy, args.x, args.dscale, dzero_point, scale, zero_point
+            operands = Operands(
+                dx=args.dx,
+                dy=args.dy,
+                x=args.x,
+                dscale=args.dscale,
+                dzero_point=dzero_point,
+                scale=scale,
+                zero_point=zero_point,
+            )
             kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
 
             def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
@@ -256,7 +277,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
                 found,
                 operands,
                 [*kinds, zero_point_kind(zero_point.dtype)],
-                (_DSCALE, _DZERO) if learns_zero else (_DSCALE,),
+                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,),
                 self.sums,
                 compute,
                 workspace,

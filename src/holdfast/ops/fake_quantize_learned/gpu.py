@@ -157,8 +157,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         self.trees = 1 if desc.zero_point_dtype is None else 2
         self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.sums, cut = max_sums(desc.view, self.splits, desc.real.compute, self.trees)
-        self.cut_workspace(cut)
+        self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, self.trees)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         desc = self.desc

@@ -111,7 +111,7 @@ class GridSampleProblem(Problem):
         return torch.round(grid / STEP) * STEP
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         return ("grid", "dout") if self.case.backward else ("grid", "input")
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -18,9 +18,9 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.threads import parallel, threads_for
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import RUN, number, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_channel_vectors import (
@@ -186,8 +186,8 @@ def _sample(first, last, parts, extent, form, sizes, numbers, grid, image, out, 
 @jit
 def part_of(count, part, parts, whole):
     """Range of a part of ``count`` elements, with bounds that are multiples of ``whole``."""
-    pieces = (count + whole - 1) // whole
-    return min(pieces * part // parts * whole, count), min(pieces * (part + 1) // parts * whole, count)
+    layout = (count + whole - 1) // whole
+    return min(layout * part // parts * whole, count), min(layout * (part + 1) // parts * whole, count)
 
 
 @jit
@@ -356,11 +356,11 @@ class _SampleKernel(SampleKernel[D]):
         self.tasks = desc.batch * self.parts
         self.slots = max(min(threads, self.tasks), 1)
         self.lanes = (0,) * self._lanes(threads)
-        self.pieces = Pieces()
-        self.take_pieces()
-        self.slot_bytes = self.pieces.size
-        self.pieces.take_again(self.slots - 1)
-        self.cut_workspace(self.pieces)
+        self.layout = WorkspaceLayout()
+        self.take_regions()
+        self.slot_bytes = self.layout.size
+        self.layout.take_again(self.slots - 1)
+        self.set_workspace(self.layout)
 
     def rows_of_bundles(self) -> tuple[int, ...]:
         """Number of rows of each bundle."""
@@ -376,27 +376,27 @@ class _SampleKernel(SampleKernel[D]):
         ]
         return max(fitting, default=1)
 
-    def take_pieces(self) -> None:
+    def take_regions(self) -> None:
         """Allocate the scratch of one thread."""
         compute, entries = self.desc.compute.torch, self.desc.samples * self.desc.corners
         lines = (len(self.lanes) + 2) * RUN
         self.located = [
-            self.pieces.take(entries, torch.int32),
-            self.pieces.take(entries, compute),
-            self.pieces.take_rows(_ROWS, ROW_BYTES),
-            self.pieces.take(lines, compute),
+            self.layout.take(entries, torch.int32),
+            self.layout.take(entries, compute),
+            self.layout.take_rows(_ROWS, ROW_BYTES),
+            self.layout.take(lines, compute),
         ]
         # Each has one more row, before the first.
         self.bundles = [
-            self.pieces.take((rows + 1) * len(self.lanes) if rows else 0, compute)
+            self.layout.take((rows + 1) * len(self.lanes) if rows else 0, compute)
             for rows in self.rows_of_bundles()
         ]
 
     def scratch(self, base: int) -> tuple[int, ...]:
-        """Addresses of the pieces, and of the first row of each bundle."""
+        """Addresses of the regions, and of the first row of each bundle."""
         row = len(self.lanes) * self.desc.compute.bits // 8
-        located = (base + piece.offset for piece in self.located)
-        return (*located, *(base + piece.offset + row for piece in self.bundles))
+        located = (base + region.offset for region in self.located)
+        return (*located, *(base + region.offset + row for region in self.bundles))
 
     def run_tasks(self, work: Callable[[int, int, int], None], workspace: Workspace) -> None:
         """Call ``work`` with ranges of tasks and the address of a thread's scratch, in parallel."""
@@ -463,9 +463,9 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         desc = self.desc
         return desc.samples, desc.pixels * desc.needs_dgrid, desc.pixels * desc.needs_dinput
 
-    def take_pieces(self) -> None:
-        super().take_pieces()
-        desc, take = self.desc, self.pieces.take
+    def take_regions(self) -> None:
+        super().take_regions()
+        desc, take = self.desc, self.layout.take
         listed = desc.samples * desc.corners if desc.needs_dinput else 0
         self.terms, self.crowds = (take(count, torch.int32) for count in (listed, 3 * (listed // CHUNK + 1)))
         self.counts = take(desc.pixels + 1 if desc.needs_dinput else 0, torch.int32)
@@ -477,7 +477,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         self.sums = take(summed if needed else 0, desc.compute.torch)
 
     def scratch(self, base: int) -> tuple[int, ...]:
-        terms, crowds, sums = (base + piece.offset for piece in (self.terms, self.crowds, self.sums))
+        terms, crowds, sums = (base + region.offset for region in (self.terms, self.crowds, self.sums))
         # Terms outside the image are counted at pixel -1.
         return (*super().scratch(base), terms, crowds, base + self.counts.offset + 4, sums)
 

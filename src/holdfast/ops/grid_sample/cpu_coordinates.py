@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
 from holdfast.backends.on_demand import Real
-from holdfast.core.pieces import step_of
+from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
 from holdfast.numerics.cpu_walk import RUN, load_span
 from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding

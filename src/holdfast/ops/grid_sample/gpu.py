@@ -23,8 +23,8 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Part, StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
@@ -400,25 +400,25 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         # Per image, the largest count that must fit an int32.
         counted = max(desc.samples * desc.corners, math.prod(size + 1 for size in desc.image_size))
         self.images = max(min(desc.batch, LIMIT // counted), 1)
-        while self.images > 1 and self.pieces_for(self.images).size > self.most_workspace:
+        while self.images > 1 and self.layout_for(self.images).size > self.most_workspace:
             self.images = -(-self.images // 2)
         rest = desc.batch % self.images
-        self.cut_workspace(*(self.pieces_for(images) for images in (rest, self.images) if images))
+        self.set_workspace(*(self.layout_for(images) for images in (rest, self.images) if images))
 
-    def pieces_for(self, images: int) -> Pieces:
-        """Workspace pieces for ``images`` images."""
-        pieces = Pieces()
+    def layout_for(self, images: int) -> WorkspaceLayout:
+        """Workspace regions for ``images`` images."""
+        layout = WorkspaceLayout()
         if self.desc.needs_dinput:
-            sums = self.sums_for(pieces, images)
+            sums = self.sums_for(layout, images)
             self.sorted_by = "torch.sort" if sums.order.sorts else ""
             self.variant = "dinput by cell" if isinstance(sums, CellSums) else "dinput by corner"
-        return pieces
+        return layout
 
-    def sums_for(self, pieces: Pieces, images: int) -> CellSums | CornerSums:
+    def sums_for(self, layout: WorkspaceLayout, images: int) -> CellSums | CornerSums:
         cells = math.prod(size + 1 for size in self.desc.image_size)
         if self.desc.mode == Mode.BILINEAR and self.desc.axes == 2 and cells <= LIMIT:
-            return CellSums(pieces, self.device, self.desc, images)
-        return CornerSums(pieces, self.device, self.desc, images, self.copies)
+            return CellSums(layout, self.device, self.desc, images)
+        return CornerSums(layout, self.device, self.desc, images, self.copies)
 
     def compile(self) -> None:
         self.prepare(GridSampleBackwardArgs.described(self.desc))
@@ -430,7 +430,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             dinput, dgrid, dout, image, grid = (
                 Part(operand, first, images) for operand in ("dinput", "dgrid", "dout", "input", "grid")
             )
-            sums = self.sums_for(Pieces(), images) if desc.needs_dinput else None
+            sums = self.sums_for(WorkspaceLayout(), images) if desc.needs_dinput else None
             # With few channels, the order of the samples is always faster.
             ordered = sums if isinstance(sums, CellSums) and sums.copies else None
             of_grid = (dgrid, dout, image, grid) if args.dgrid is not None and desc.samples else None

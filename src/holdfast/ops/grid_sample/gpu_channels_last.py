@@ -13,7 +13,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece
+from holdfast.core.workspace_layout import Region
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
     locate,
@@ -91,9 +91,9 @@ def add_copy(
     desc: GridSampleBackwardDescriptor,
     args: GridSampleBackwardArgs,
     images: int,
-    rows: Piece,
+    rows: Region,
     dout: StepOperand,
-    ranked: tuple[Piece, Piece, StepOperand] | None = None,
+    ranked: tuple[Region, Region, StepOperand] | None = None,
 ) -> None:
     """Add the launch that copies dout; ``ranked`` are the fractions to write, the ranks, and the grid."""
     tuning = TUNING.on(device)

@@ -27,8 +27,8 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_channels_last import add_copy, store_fractions
 from holdfast.ops.grid_sample.gpu_coordinates import (
@@ -313,33 +313,33 @@ def sum_chunks(
 
 
 class CellSums:
-    """Workspace pieces and launches that compute dinput of ``images`` images by cell.
+    """Workspace regions and launches that compute dinput of ``images`` images by cell.
 
     ``rows`` is the copy of dout; empty with few channels.
     """
 
     def __init__(
-        self, pieces: Pieces, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
+        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
     ) -> None:
         self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
         self.copies = desc.channels >= MANY_CHANNELS
-        self.keys = pieces.take(self.count, torch.int32)
-        self.order = CountingSort(pieces, device, self.count, images * self.cells, whole=self.copies)
-        self.fractions = pieces.take(2 * self.count, desc.compute.torch)
-        self.rows = pieces.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
+        self.keys = layout.take(self.count, torch.int32)
+        self.order = CountingSort(layout, device, self.count, images * self.cells, whole=self.copies)
+        self.fractions = layout.take(2 * self.count, desc.compute.torch)
+        self.rows = layout.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
         # A crowd of n > 32 terms has less than n / 32 + 1 chunks, so at most n / 16.
         crowded = desc.samples > CHUNK.value
         self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
-        self.owners, self.chunks = (pieces.take(self.slots, torch.int32) for _ in range(2))
-        self.partials = pieces.take(self.slots * desc.channels, desc.compute.torch)
+        self.owners, self.chunks = (layout.take(self.slots, torch.int32) for _ in range(2))
+        self.partials = layout.take(self.slots * desc.channels, desc.compute.torch)
         # ``lanes`` threads share a copied row of channels, each with up to 16 bytes.
         most = self.tuning.lanes * 16 // desc.input_dtype.itemsize
         share = min(triton.next_power_of_2(max(desc.channels, 1)), most)
         self.share = share if self.copies else 1
         self.tiles = -(-desc.channels // self.share)
-        self.arrivals = pieces.take(self.slots * self.tiles, torch.int32)
+        self.arrivals = layout.take(self.slots * self.tiles, torch.int32)
 
     def depends_on_locality(self, args: GridSampleBackwardArgs) -> bool:
         """Whether the locality of the grid decides the order in which dgrid is computed."""

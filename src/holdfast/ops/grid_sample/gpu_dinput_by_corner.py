@@ -14,8 +14,8 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import widen
 from holdfast.ops.grid_sample.gpu_channels_last import add_copy, worth_copying
 from holdfast.ops.grid_sample.gpu_coordinates import (
@@ -86,11 +86,11 @@ def corner_term(
 
 
 class CornerSums:
-    """Workspace pieces and launches that compute dinput of ``images`` images by corner."""
+    """Workspace regions and launches that compute dinput of ``images`` images by corner."""
 
     def __init__(
         self,
-        pieces: Pieces,
+        layout: WorkspaceLayout,
         device: torch.device,
         desc: GridSampleBackwardDescriptor,
         images: int,
@@ -98,17 +98,17 @@ class CornerSums:
     ) -> None:
         self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
-        self.keys = pieces.take(count, torch.int32)
-        self.weights = pieces.take(count, desc.compute.torch)
-        self.order = CountingSort(pieces, device, count, rows)
+        self.keys = layout.take(count, torch.int32)
+        self.weights = layout.take(count, desc.compute.torch)
+        self.order = CountingSort(layout, device, count, rows)
         self.summing = SegmentSumSteps(
-            pieces, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
+            layout, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
         copied = images * desc.samples * desc.channels if copies and worth_copying(desc) else 0
-        self.rows = pieces.take(copied, desc.input_dtype)
+        self.rows = layout.take(copied, desc.input_dtype)
 
-    def copied(self, args: GridSampleBackwardArgs) -> Piece | None:
-        """The piece that takes the copy of dout; None if dout is not copied."""
+    def copied(self, args: GridSampleBackwardArgs) -> Region | None:
+        """The region that takes the copy of dout; None if dout is not copied."""
         return self.rows if self.rows.count and args.dout.stride(1) != 1 else None
 
     def add_steps(

@@ -13,7 +13,7 @@ from torch.compiler import is_compiling
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.pages import fresh
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE, Workspace
 from holdfast.core.torch_op import current_stream, define, register_vmap, select_plan
 from holdfast.ops.grid_sample.composed import composed_grid_sample
@@ -93,7 +93,7 @@ def _grid_sample(image, grid, mode, padding_mode, align_corners):
         padding_mode,
         align_corners,
     )
-    out = fresh(_output(image, grid))
+    out = on_huge_pages(_output(image, grid))
     args = GridSampleArgs(input=image, grid=grid, out=out)
     plan.run(current_stream(image.device), _workspace(plan, image.device), args)
     return out
@@ -124,8 +124,8 @@ def _grid_sample_backward(
         dout=dout,
         grid=grid,
         input=image if needs_dgrid else None,
-        dinput=fresh(dinput) if needs_dinput else None,
-        dgrid=fresh(dgrid) if needs_dgrid else None,
+        dinput=on_huge_pages(dinput) if needs_dinput else None,
+        dgrid=on_huge_pages(dgrid) if needs_dgrid else None,
     )
     plan.run(current_stream(dout.device), _workspace(plan, dout.device), args)
     return dinput, dgrid

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,8 +33,16 @@ from holdfast.ops.tree_sum.cpu import (
     zeroed,
 )
 
-# The operands of the walk.
-_X, _SCALE = range(2)
+
+class Operands(NamedTuple):
+    """The operands of the walk, in the order of its table."""
+
+    x: Any
+    scale: Any
+
+
+#: The position of each operand in the table.
+AT = Operands(*range(2))
 
 
 @jit
@@ -44,7 +52,7 @@ def _one_by_one(walk, place, sums, like):
     segment, taken, begin, count = place
     width = lane_count(count)
     lanes = zeroed(scratch_run(walk, 0), width * taken, like)
-    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
+    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
     for k in range(taken):
         for row in range(0, count, LANES):
             here = k * count + row
@@ -62,7 +70,7 @@ def _side_by_side(walk, place, sums, like):
     for lane in range(min(count, LANES)):
         lanes = new_lane(walk, 0, taken, like)
         for i in range(begin + lane, begin + count, LANES):
-            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
+            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
             for c in range(taken):
                 lanes[c] += abs(x[c])
         add_lane(walk, 0, lane, taken, like)
@@ -90,8 +98,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
-        self.sums, cut = trees.workspace_sums(count, length, desc.real.compute, 1)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, 1)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)
@@ -109,9 +117,9 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
             trees.launch(
                 first_level,
                 found,
-                (args.x, args.scale),
+                Operands(x=args.x, scale=args.scale),
                 [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
-                (_SCALE,),
+                (AT.scale,),
                 self.sums,
                 compute,
                 workspace,

@@ -68,8 +68,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.sums, cut = max_sums(desc.view, self.splits, desc.real.compute, 1)
-        self.cut_workspace(cut)
+        self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, 1)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         compile_contiguous(self, LsqInitArgs)

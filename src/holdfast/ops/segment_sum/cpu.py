@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from holdfast.backends.cpu import (
     LINE,
     compile_kernel,
+    counted_loop,
     emit,
     jit,
     kernel,
@@ -30,14 +30,15 @@ from holdfast.backends.cpu import (
     outlined,
     pointer,
     prefetch_line,
+    stack_slot,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
@@ -180,16 +181,16 @@ def _vector_add(vectors: int) -> Any:
                 begin = builder.bitcast(builder.gep(run, [column]), vector.as_pointer())
                 return [builder.gep(begin, [ir.IntType(32)(number)]) for number in range(vectors)]
 
-            sums = [cgutils.alloca_once(builder, vector) for _ in range(vectors)]
+            sums = [stack_slot(builder, vector) for _ in range(vectors)]
             for kept in sums:
                 builder.store(ir.Constant(vector, [0.0] * _LANES), kept)
             with builder.if_then(builder.not_(fresh)):
                 for kept, place in zip(sums, places(total), strict=True):
                     builder.store(builder.load(place, align=item), kept)
-            with cgutils.for_range(builder, term_count) as loop:
-                for place in places(run(later, loop.index))[:: max(1, LINE // (_LANES * item))]:
+            with counted_loop(builder, term_count) as index:
+                for place in places(run(later, index))[:: max(1, LINE // (_LANES * item))]:
                     prefetch_line(builder, place)
-                for kept, place in zip(sums, places(run(terms, loop.index)), strict=True):
+                for kept, place in zip(sums, places(run(terms, index)), strict=True):
                     builder.store(builder.fadd(builder.load(kept), builder.load(place, align=item)), kept)
             for kept, place in zip(sums, places(total), strict=True):
                 builder.store(builder.load(kept), place, align=item)
@@ -427,10 +428,10 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.starts = pieces.take(desc.rows + 2, torch.int32)
-        self.places = pieces.take(desc.count, torch.int32)
-        self.cut_workspace(pieces)
+        layout = WorkspaceLayout()
+        self.starts = layout.take(desc.rows + 2, torch.int32)
+        self.places = layout.take(desc.count, torch.int32)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         compile_for(self.desc.compute)

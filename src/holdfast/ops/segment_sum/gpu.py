@@ -32,9 +32,9 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps, operand_names
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort, longest
@@ -448,7 +448,7 @@ class Walk(NamedTuple):
 
 
 class SegmentSumSteps:
-    """Workspace pieces and launches that sum ``terms`` terms into rows of ``columns`` columns.
+    """Workspace regions and launches that sum ``terms`` terms into rows of ``columns`` columns.
 
     ``longest`` is the maximum number of terms of a row. Rows of up to ``short`` terms are not cut into
     chunks. ``arrivals`` must be zeros before the launch.
@@ -456,7 +456,7 @@ class SegmentSumSteps:
 
     def __init__(
         self,
-        pieces: Pieces,
+        layout: WorkspaceLayout,
         device: torch.device,
         terms: int,
         rows: int,
@@ -476,9 +476,9 @@ class SegmentSumSteps:
         self.tiles = -(-columns // self.tile[1])
         self.windows = -(-terms // CHUNK.value) if longest > short else 0
         slots = 2 * self.windows
-        self.partials = pieces.take(slots * columns, self.compute)
-        self.counts = pieces.take(slots * self.tiles if by_count else 0, torch.int32)
-        self.arrivals = pieces.take(slots * self.tiles, torch.int32)
+        self.partials = layout.take(slots * columns, self.compute)
+        self.counts = layout.take(slots * self.tiles if by_count else 0, torch.int32)
+        self.arrivals = layout.take(slots * self.tiles, torch.int32)
 
     def add_steps(
         self,
@@ -558,7 +558,7 @@ class SegmentSumSteps:
         )
 
 
-def add_clear(steps: Steps, counts: Piece, lanes: int) -> None:
+def add_clear(steps: Steps, counts: Region, lanes: int) -> None:
     """Add a launch that zeroes ``counts``."""
     steps.add(
         clear, -(-counts.count // lanes), counts=counts, count=counts.count, TILE=lanes, num_warps=WARPS
@@ -570,14 +570,14 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        pieces = Pieces()
-        self.order = MergeSort(pieces, device, desc.count, desc.rows)
+        layout = WorkspaceLayout()
+        self.order = MergeSort(layout, device, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
         self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = SegmentSumSteps(
-            pieces, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+            layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
-        self.cut_workspace(pieces)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(DescribedSum.of(self.desc))

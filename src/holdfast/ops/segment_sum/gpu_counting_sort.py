@@ -26,8 +26,8 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_merge_sort import find_starts, load_row, load_rows, power_below, sort
 
@@ -236,7 +236,7 @@ def rank_places(ranks, places, count, TILE: tl.constexpr):
 
 
 class CountingSort:
-    """Workspace pieces and launches that sort ``count`` indices by row.
+    """Workspace regions and launches that sort ``count`` indices by row.
 
     ``starts`` has ``rows + 1`` entries. ``places`` has one per index; if ``whole``, those of skipped indices
     come last, from ``starts[rows]``, and ``ranks`` holds the position of each place in sorted order. ``keys``
@@ -245,30 +245,30 @@ class CountingSort:
     """
 
     def __init__(
-        self, pieces: Pieces, device: torch.device, count: int, rows: int, *, whole: bool = False
+        self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int, *, whole: bool = False
     ) -> None:
         self.count, self.rows, self.whole = count, rows, whole
         self.tuning = tuning = TUNING.on(device)
         self.sorts = count > tuning.dense * rows
-        self.starts = pieces.take(rows + 1, torch.int32)
-        self.ranks = pieces.take(count if whole else 0, torch.int32)
-        self.tallies = pieces.take(TALLIES.value, torch.int32)
+        self.starts = layout.take(rows + 1, torch.int32)
+        self.ranks = layout.take(count if whole else 0, torch.int32)
+        self.tallies = layout.take(TALLIES.value, torch.int32)
         self.windows = 0 if self.sorts else -(-count // CHUNK.value)
         if self.sorts:
             self.key_step, self.blocks, self.maxima = CHUNK.value, 0, self.starts
-            self.keys, self.unsorted = (pieces.take(count, torch.int32) for _ in range(2))
-            self.places = pieces.take(count, torch.int64)
+            self.keys, self.unsorted = (layout.take(count, torch.int32) for _ in range(2))
+            self.places = layout.take(count, torch.int64)
             return
         self.key_step = 1
         self.blocks = rows // tuning.block + 1
         self.length = -(-count // (tuning.stretches * tuning.stride)) * tuning.stride
         self.stretches = -(-count // max(self.length, 1))
         most_long = count // (tuning.long + 1)
-        self.keys = pieces.take(self.windows, torch.int32)
-        self.places, self.arrivals, self.listed = (pieces.take(count, torch.int32) for _ in range(3))
-        self.sums, self.maxima = (pieces.take(self.blocks, torch.int32) for _ in range(2))
-        self.long_rows = pieces.take(most_long, torch.int32)
-        self.found = pieces.take(most_long * self.stretches, torch.int32)
+        self.keys = layout.take(self.windows, torch.int32)
+        self.places, self.arrivals, self.listed = (layout.take(count, torch.int32) for _ in range(3))
+        self.sums, self.maxima = (layout.take(self.blocks, torch.int32) for _ in range(2))
+        self.long_rows = layout.take(most_long, torch.int32)
+        self.found = layout.take(most_long * self.stretches, torch.int32)
 
     def add_clear(self, steps: Steps) -> None:
         """Add the launch of ``clear``."""

@@ -24,8 +24,8 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
 
 
@@ -259,7 +259,7 @@ class ZeroFill(NamedTuple):
 
 
 class MergeSort:
-    """Workspace pieces and launches that sort ``count`` indices by row.
+    """Workspace regions and launches that sort ``count`` indices by row.
 
     ``places`` has one place per index, in sorted order, those of skipped indices last. ``keys`` are their
     rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places, zeros if it
@@ -268,23 +268,23 @@ class MergeSort:
 
     key_step = indexed.CHUNK
 
-    def __init__(self, pieces: Pieces, device: torch.device, count: int, rows: int) -> None:
+    def __init__(self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int) -> None:
         self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
         self.merges = count <= self.tuning.max_merged
         self.sorted_by = "" if self.merges else "torch.sort"
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
-        self.keys = pieces.take(count, torch.int32)
-        self.places = pieces.take(count, torch.int32 if self.merges else torch.int64)
+        self.keys = layout.take(count, torch.int32)
+        self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
         # Triton specializes multiples of 16, and then zeroes whole vectors.
-        self.spans = pieces.take(-(-2 * rows // 16) * 16, torch.int32)
-        self.words: tuple[Piece, ...]
+        self.spans = layout.take(-(-2 * rows // 16) * 16, torch.int32)
+        self.words: tuple[Region, ...]
         if self.merges:
             ways = self._ways()
-            self.words = tuple(pieces.take(count, word) for _ in range(min(len(ways), 2)))
+            self.words = tuple(layout.take(count, word) for _ in range(min(len(ways), 2)))
         else:
-            self.words = (pieces.take(count, torch.int32),)
+            self.words = (layout.take(count, torch.int32),)
 
     def _ways(self) -> list[int]:
         """Number of runs that each pass merges at a time."""
@@ -310,7 +310,7 @@ class MergeSort:
         indices: StepOperand,
         walk: Space,
         padding: int,
-        counters: Piece,
+        counters: Region,
         fill: ZeroFill | None = None,
     ) -> None:
         """Add the launches; ``walk`` has the strides of the indices first.

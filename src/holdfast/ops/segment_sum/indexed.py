@@ -14,8 +14,9 @@ from typing import ClassVar, Self, TypeVar, cast
 import torch
 
 from holdfast.core.contract import error_in_ulp
-from holdfast.core.deferred import reported
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Descriptor
+from holdfast.core.device_errors import reported
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, DescribedKernel
@@ -159,21 +160,19 @@ def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
     return coalesce(shape, [tuple(own[: len(shape)]) for own in strides], keep_order=True)
 
 
-@dataclass(eq=False)
+@arguments
 class DescribedSum(SummingArgs):
     """Args on meta tensors, for compiling any plan that sums by row."""
 
-    out: torch.Tensor
+    out: Output
     terms: torch.Tensor
     indices: torch.Tensor
     accumulate: bool = False
-
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.out, self.terms, self.indices
 
     @classmethod
     def of(cls, desc: IndexedDescriptor) -> Self:
         """Contiguous meta tensors with one term per index."""
         out = torch.empty((desc.rows, desc.columns), dtype=desc.dtype, device="meta")
         terms = torch.empty((*desc.shape, desc.columns), dtype=desc.dtype, device="meta")
-        return cls(out, terms, torch.empty(desc.shape, dtype=desc.index_dtype, device="meta"))
+        indices = torch.empty(desc.shape, dtype=desc.index_dtype, device="meta")
+        return cls(out=out, terms=terms, indices=indices)

@@ -21,10 +21,10 @@ from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, on_demand, 
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.pieces import Piece, Pieces, first_address
 from holdfast.core.segments import Segments
 from holdfast.core.stream import Workspace
 from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
 from holdfast.ops.tree_sum.blocks import BLOCK, LANES, blocks_of, lanes_of
 
@@ -79,10 +79,12 @@ def _loops(space: Space) -> np.ndarray[Any, Any]:
     return np.array([space.sizes, *space.strides], np.int64)
 
 
-def workspace_sums(count: int, length: int, compute: Float, trees: int) -> tuple[list[Piece], Pieces]:
-    """Workspace pieces for the block sums of all segments, one per tree."""
-    cut = Pieces()
-    return [cut.take(count * blocks_of(length), compute.torch) for _ in range(trees)], cut
+def workspace_sums(
+    count: int, length: int, compute: Float, trees: int
+) -> tuple[list[Region], WorkspaceLayout]:
+    """Workspace regions for the block sums of all segments, one per tree."""
+    layout = WorkspaceLayout()
+    return [layout.take(count * blocks_of(length), compute.torch) for _ in range(trees)], layout
 
 
 def launch(
@@ -91,7 +93,7 @@ def launch(
     operands: Sequence[torch.Tensor],
     kinds: Sequence[int],
     totals: Sequence[int],
-    sums: Sequence[Piece],
+    sums: Sequence[Region],
     compute: Float,
     workspace: Workspace,
     *,
@@ -111,7 +113,7 @@ def launch(
     table[:, _ADDRESS] = [operand.data_ptr() for operand in operands]
     table[:, _KIND] = kinds
     base = first_address(workspace)
-    places = tuple(base + piece.offset for piece in sums)
+    places = tuple(base + region.offset for region in sums)
     walk, scratch = (jobs.shape, jobs.over, jobs.within, table), scratch_for(len(operands))
 
     def level(first: int, last: int) -> None:

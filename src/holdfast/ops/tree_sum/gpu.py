@@ -22,14 +22,14 @@ from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
-from holdfast.core.pieces import Piece, Pieces
 from holdfast.core.segments import Segments, segment_length, segments_in_order
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
 
-LANES = tl.constexpr(cut.LANES)
-BLOCK = tl.constexpr(cut.BLOCK)
+LANES = tl.constexpr(block_sizes.LANES)
+BLOCK = tl.constexpr(block_sizes.BLOCK)
 
 #: Elements of a tile, its bytes if blocks have a single row, and the maximum number of warps.
 TILE = 1024
@@ -199,13 +199,13 @@ def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:
 def splits_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
     """Maximum number of splits: the number for contiguous tensors. A single row of lanes is not split."""
     found = segments_in_order(view, (torch.empty(shape, device="meta"),), ())
-    return 1 if found.length <= cut.LANES else tile_of(found, itemsize, cut.LANES).splits
+    return 1 if found.length <= block_sizes.LANES else tile_of(found, itemsize, block_sizes.LANES).splits
 
 
 def _block(length: int) -> tuple[int, int, int]:
     """Number of blocks of ``length`` elements, and the lanes and rows used per block."""
-    lanes = min(cut.LANES, triton.next_power_of_2(max(length, 1)))
-    return blocks_of(length), lanes, min(cut.ROWS, max(1, -(-length // cut.LANES)))
+    lanes = min(block_sizes.LANES, triton.next_power_of_2(max(length, 1)))
+    return blocks_of(length), lanes, min(block_sizes.ROWS, max(1, -(-length // block_sizes.LANES)))
 
 
 def _filled(count: int, size: int) -> float:
@@ -233,19 +233,21 @@ def further_levels(length: int, splits: int) -> list[tuple[int, int]]:
 
 def workspace_sums(
     count: int, further: Sequence[tuple[int, int]], compute: Float, trees: int
-) -> tuple[list[list[Piece]], Pieces]:
-    """Workspace pieces for the sums that each further level adds, one per level and tree."""
-    cut = Pieces()
+) -> tuple[list[list[Region]], WorkspaceLayout]:
+    """Workspace regions for the sums that each further level adds, one per level and tree."""
+    layout = WorkspaceLayout()
     sums = [
-        [cut.take(count * left * splits, compute.torch) for _ in range(trees)] for left, splits in further
+        [layout.take(count * left * splits, compute.torch) for _ in range(trees)] for left, splits in further
     ]
-    return sums, cut
+    return sums, layout
 
 
-def max_sums(view: ScaleView, splits: int, compute: Float, trees: int) -> tuple[list[list[Piece]], Pieces]:
+def max_sums(
+    view: ScaleView, splits: int, compute: Float, trees: int
+) -> tuple[list[list[Region]], WorkspaceLayout]:
     """``workspace_sums`` for ``trees`` trees over the elements of each scale, with ``splits`` splits at most.
 
-    Fewer splits use the beginning of each piece.
+    Fewer splits use the beginning of each region.
     """
     return workspace_sums(view.scale_count, further_levels(segment_length(view), splits), compute, trees)
 
@@ -254,7 +256,7 @@ def add_further_levels(
     steps: Steps,
     segments: Segments,
     further: Sequence[tuple[int, int]],
-    sums: Sequence[Sequence[Piece]],
+    sums: Sequence[Sequence[Region]],
     outputs: Sequence[str],
     strides: Sequence[tuple[int, ...]],
     *,

@@ -1,4 +1,4 @@
-"""A workspace cut into typed pieces, known before there is a workspace."""
+"""A workspace cut into typed regions, known before there is a workspace."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from holdfast.core.stream import Workspace
 
-#: Every piece begins at a multiple of this many bytes, wherever the workspace itself begins.
+#: Every region begins at a multiple of this many bytes, wherever the workspace itself begins.
 ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Piece:
+class Region:
     """``count`` elements, ``offset`` bytes from the first aligned byte of the workspace."""
 
     offset: int
@@ -24,11 +24,11 @@ class Piece:
     dtype: torch.dtype
 
     def like(self) -> torch.Tensor:
-        """A tensor that is what the piece will be, without memory."""
+        """A tensor that is what the region will be, without memory."""
         return torch.empty(self.count, dtype=self.dtype, device="meta")
 
     def tensor(self, workspace: Workspace) -> torch.Tensor:
-        """The piece of ``workspace``."""
+        """The region of ``workspace``."""
         assert workspace.buffer is not None
         memory = workspace.buffer.view(-1).view(torch.uint8)
         begin = first_address(workspace) - memory.data_ptr() + self.offset
@@ -36,28 +36,28 @@ class Piece:
 
 
 def step_of(size: int) -> int:
-    """Bytes from the beginning of a piece of ``size`` bytes to that of the next."""
+    """Bytes from the beginning of a region of ``size`` bytes to that of the next."""
     return (-(-size // ALIGNMENT) + 1) * ALIGNMENT
 
 
-class Pieces:
-    """Pieces taken one after another; ``size`` is what a workspace must have for all of them.
+class WorkspaceLayout:
+    """WorkspaceLayout taken one after another; ``size`` is what a workspace must have for all of them.
 
-    After each piece there are at least ALIGNMENT bytes that belong to none: no kernel may write to them.
+    After each region there are at least ALIGNMENT bytes that belong to none: no kernel may write to them.
     """
 
     def __init__(self) -> None:
         self._end = 0
         self._ranges: list[tuple[int, int]] = []
 
-    def take(self, count: int, dtype: torch.dtype) -> Piece:
-        piece = Piece(self._end, count, dtype)
+    def take(self, count: int, dtype: torch.dtype) -> Region:
+        region = Region(self._end, count, dtype)
         self._ranges.append((self._end, self._end + count * dtype.itemsize))
         self._end += step_of(count * dtype.itemsize)
-        return piece
+        return region
 
-    def take_rows(self, rows: int, size: int) -> Piece:
-        """Take ``rows`` pieces of ``size`` bytes, ``step_of(size)`` bytes apart; the first is given back."""
+    def take_rows(self, rows: int, size: int) -> Region:
+        """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; the first is given back."""
         first, *_ = (self.take(size, torch.uint8) for _ in range(rows))
         return first
 
@@ -70,29 +70,29 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        # The gap after the last piece makes up for a workspace that begins unaligned.
+        # The gap after the last region makes up for a workspace that begins unaligned.
         return self._end if any(end > begin for begin, end in self._ranges) else 0
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The first byte of each piece and one past its last, counted from the first aligned byte."""
+        """The first byte of each region and one past its last, counted from the first aligned byte."""
         return list(self._ranges)
 
 
-def strays(cuts: Sequence[Pieces], workspace: Workspace, filled: int) -> list[str]:
-    """What was written beside the pieces of a workspace that was full of the byte ``filled``, in words.
+def workspace_overruns(layouts: Sequence[WorkspaceLayout], workspace: Workspace, filled: int) -> list[str]:
+    """What was written beside the regions of a workspace that was full of the byte ``filled``, in words.
 
-    It was cut in one of the ``cuts`` after another. It may be larger than it need be: what lies after the
-    last piece counts as well.
+    It was cut in one of the ``layouts`` after another. It may be larger than it need be: what lies after the
+    last region counts as well.
     """
     if workspace.buffer is None:
         return []
     memory = workspace.buffer.view(-1).view(torch.uint8)
     stray, first = (memory != filled).cpu(), first_address(workspace) - memory.data_ptr()
-    pieces = {piece for cut in cuts for piece in cut.ranges}
-    for begin, end in pieces:
+    regions = {region for layout in layouts for region in layout.ranges}
+    for begin, end in regions:
         stray[first + begin : first + end] = False
-    by_end = [(0, 0), *sorted(pieces, key=itemgetter(1))]
+    by_end = [(0, 0), *sorted(regions, key=itemgetter(1))]
     ends, by_piece = [end for _, end in by_end], dict[tuple[int, int], list[int]]()
     for place in (stray.nonzero().flatten() - first).tolist():
         before = by_end[max(bisect_right(ends, place) - 1, 0)]
@@ -105,7 +105,7 @@ def strays(cuts: Sequence[Pieces], workspace: Workspace, filled: int) -> list[st
 
 
 def first_address(workspace: Workspace) -> int:
-    """Where the pieces of a workspace begin; 0 if there is none."""
+    """Where the regions of a workspace begin; 0 if there is none."""
     if workspace.buffer is None:
         return 0
     return -(-workspace.buffer.data_ptr() // ALIGNMENT) * ALIGNMENT

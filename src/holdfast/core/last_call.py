@@ -2,7 +2,7 @@
 
 Reading dtype, shape, strides and device of every tensor from Python costs more than all else that ``run``
 does. torch can compare them with remembered ones in one call, by which its compiler guards what it compiled.
-That interface is internal: where it is missing, every run takes the long way, to the same end.
+Where that private interface is missing, every run takes the long way, to the same end.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-TensorGuards: Any
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
+from holdfast.core import private
 
 T = TypeVar("T")
 
@@ -29,12 +25,12 @@ _size = torch.UntypedStorage.nbytes
 Places = tuple[Sequence[int], Sequence[int]]
 
 
-def rooms_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
     """The bytes of each tensor's storage, which may have been freed or shrunk since the last look."""
     return list(map(_size, map(_storage, tensors)))
 
 
-class Latest(Generic[T]):
+class LastCall(Generic[T]):
     """What was prepared for some operands and options, and a quick way to tell whether others are alike."""
 
     __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "prepared")
@@ -46,7 +42,7 @@ class Latest(Generic[T]):
         self._check = check
         self._options = options
         tensors = [i for i, operand in enumerate(operands) if isinstance(operand, torch.Tensor)]
-        self._tensors_of = picked(tensors)
+        self._tensors_of = getter_of(tensors)
         self._hosts = [
             (i, type(operand), host_key(operand)) for i, operand in enumerate(operands) if i not in tensors
         ]
@@ -55,19 +51,8 @@ class Latest(Generic[T]):
     def of(cls, prepared: T, operands: Sequence[Any], options: tuple[Any, ...]) -> Self | None:
         """None where there is no quick way to compare."""
         tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-        if TensorGuards is None or not tensors:
-            return None
-        try:
-            guards = TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
-                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-            )
-            if not guards.check(*tensors):
-                return None
-        except Exception:  # an internal interface may change in any way; then this way is closed
-            return None
-        return cls(prepared, guards.check, operands, options)
+        check = private.guard_of(tensors) if tensors else None
+        return None if check is None else cls(prepared, check, operands, options)
 
     def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
         """Where the operands are; None if they are unlike the remembered ones."""
@@ -91,10 +76,10 @@ class Latest(Generic[T]):
         found = list(map(_address, tensors))
         for i, _, _ in self._hosts:
             found.insert(i, 0)
-        return found, rooms_of(tensors)
+        return found, storage_sizes(tensors)
 
 
-def picked(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+def getter_of(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes the operands at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)

@@ -10,7 +10,6 @@ it, in its lower half. Kernels keep the least, so of many bad values the first i
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Protocol
 
@@ -19,14 +18,14 @@ import torch
 from holdfast.core.errors import HoldfastError
 
 #: What a word holds as long as nothing was reported in it.
-NOTHING = 2**63 - 1
+NO_REPORT = 2**63 - 1
 #: How many kinds of complaint a device can keep apart. Any more share the last word.
 KINDS = 1023
 #: The values that a report can hold; what lies beyond is reported as the nearest of them.
 LEAST, MOST = -(2**31), 2**31 - 1
 
 
-class Complaint(Protocol):
+class ErrorKind(Protocol):
     """What a bad value was bad for. Hashable: complaints that are equal share a word."""
 
     def error(self, position: int, value: int) -> HoldfastError:
@@ -34,32 +33,33 @@ class Complaint(Protocol):
         ...
 
 
-class Box:
+class Reports:
     """The words of one device. The first is 1 when there is a report in any other."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.words = torch.full(
-            (1 + KINDS,), NOTHING, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
+            (1 + KINDS,), NO_REPORT, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
         )
         self.words[0] = 0
-        self.kinds: dict[Complaint, int] = {}
-        self._raised = ctypes.c_int64.from_address(self.words.data_ptr())
+        self.kinds: dict[ErrorKind, int] = {}
+        #: The same memory, for quick looks at the first word.
+        self._memory = self.words.numpy().data
 
-    def place(self, complaint: Complaint) -> int:
+    def word(self, kind: ErrorKind) -> int:
         """Which word reports of this kind go to."""
         with _lock:
-            return self.kinds.setdefault(complaint, min(1 + len(self.kinds), KINDS))
+            return self.kinds.setdefault(kind, min(1 + len(self.kinds), KINDS))
 
     def raise_reported(self) -> None:
         """Raise what was reported, if anything was, and forget it."""
-        if not self._raised.value:
+        if not self._memory[0]:
             return
         for complaint, place in self.kinds.items():
             report = int(self.words[place])
-            if report != NOTHING:
-                self.words[place] = NOTHING
-                self._raised.value = int((self.words[1:] != NOTHING).any())
+            if report != NO_REPORT:
+                self.words[place] = NO_REPORT
+                self.words[0] = (self.words[1:] != NO_REPORT).any()
                 raise complaint.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 
@@ -71,24 +71,24 @@ def reported(value: int) -> str:
 
 
 _lock = threading.Lock()
-_boxes: tuple[Box, ...] = ()
+_all_reports: tuple[Reports, ...] = ()
 
 
-def box(device: torch.device) -> Box:
+def reports_on(device: torch.device) -> Reports:
     """Where kernels on ``device`` leave their reports. Made when the first plan asks, never by a run."""
-    global _boxes
+    global _all_reports
     with _lock:
-        for found in _boxes:
+        for found in _all_reports:
             if found.device == device:
                 return found
-        made = Box(device)
-        _boxes = (*_boxes, made)
+        made = Reports(device)
+        _all_reports = (*_all_reports, made)
         return made
 
 
 def raise_reported() -> None:
     """Raise the first error that a device has reported by now, if any. Does not wait for any device."""
-    for found in _boxes:
+    for found in _all_reports:
         found.raise_reported()
 
 
@@ -98,7 +98,7 @@ def check_errors() -> None:
     On CUDA a bad index does not stop a kernel, and nothing waits to hear of it: the error is raised by the
     next call into this library, or here.
     """
-    for found in _boxes:
+    for found in _all_reports:
         if found.device.type == "cuda":
             torch.cuda.synchronize(found.device)
     raise_reported()

@@ -1,0 +1,202 @@
+"""The first call of an op: what is compiled, what is said meanwhile, and that it is the same kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba.core import typed_passes, untyped_passes
+
+from holdfast.backends import notice
+from holdfast.backends.cpu import kernel, on_demand, pointer
+from holdfast.backends.on_demand import Real
+from holdfast.backends.private.numba import NEEDLESS
+
+
+def in_new_process(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
+    environment.pop("TRITON_INTERPRET", None)
+    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+
+
+#: Says which functions a plain call compiled, and which one with another dtype and strides did.
+PLAIN = """
+import torch, holdfast as hf
+from holdfast.numerics import cpu as numerics
+from holdfast.ops.affine import cpu as affine
+
+def compiled():
+    known = (numerics.widen, numerics.narrow, numerics.pack, numerics.unpack, affine._spread, affine._move)
+    return [f._name for f in known if any(slot.compiled.address for slot in f.slots.values())]
+
+x = torch.arange(-32.0, 32.0).reshape(8, 8) / 8
+y = hf.fake_quantize(x, 0.25, dtype=torch.int8)
+print(compiled())
+assert y.equal(torch.round(x / 0.25) * 0.25)
+z = hf.fake_quantize(x.bfloat16()[:, ::2], 0.25, dtype=torch.int8)
+print(compiled())
+assert z.float().equal((torch.round(x / 0.25) * 0.25)[:, ::2])
+"""
+
+
+def test_a_plain_call_compiles_no_conversion(tmp_path: Path) -> None:
+    for _ in ("compiled", "found on disk"):
+        done = in_new_process(PLAIN, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[]\n['widen', 'narrow', '_move']\n"
+
+
+@on_demand
+def _scaled_sum(values, count, factor: Real, result, like):
+    """The sum of some values times a factor."""
+    total = factor - factor
+    for i in range(count):
+        total += pointer(values, like)[i] * factor
+    pointer(result, like)[0] = total
+
+
+@kernel
+def _twice(values, count, factor, result, like):
+    _scaled_sum(values, count, factor + factor, result, like)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64])
+def test_a_function_is_compiled_when_a_kernel_calls_it(number: Any) -> None:
+    values, result = np.arange(5, dtype=number), np.zeros(1, number)
+    (slot,) = (s for real, s in _scaled_sum.slots.items() if real.name == np.dtype(number).name)
+    assert slot.compiled.address is None
+    for count, total in ((0, 0), (5, 30), (3, 9)):
+        _twice(values.ctypes.data, count, number(1.5), result.ctypes.data, number(0))
+        assert result[0] == total
+        assert slot.compiled.address is not None
+
+
+INTERRUPTED = """
+import os, signal, time
+import torch, holdfast as hf
+from holdfast.backends import cpu
+
+x = torch.tensor([1.0, -1.0])
+hf.quantize(x, 0.5, dtype=torch.int8)
+right = cpu.CFunc.compile
+
+def pressed(self):
+    os.kill(os.getpid(), signal.SIGINT)
+    right(self)
+
+cpu.CFunc.compile = pressed
+out = torch.zeros(2, dtype=torch.float32)
+try:
+    y = hf.fake_quantize(x.bfloat16(), 0.5, dtype=torch.int8)
+    time.sleep(1)
+except KeyboardInterrupt:
+    print("interrupted")
+cpu.CFunc.compile = right
+print(hf.fake_quantize(x.bfloat16(), 0.5, dtype=torch.int8).tolist())
+"""
+
+
+def test_an_interrupt_waits_for_the_compiler_and_then_arrives(tmp_path: Path) -> None:
+    done = in_new_process(INTERRUPTED, tmp_path)
+    assert done.stdout == "interrupted\n[1.0, -1.0]\n", done.stderr
+
+
+def test_a_function_that_cannot_be_compiled_ends_the_process(tmp_path: Path) -> None:
+    """Nothing can be raised through a kernel, and memory that nobody wrote must not be returned."""
+    program = """
+import torch, holdfast as hf
+from holdfast.backends import cpu
+
+def fails(self):
+    raise MemoryError("on purpose")
+
+cpu.CFunc.compile = fails
+hf.fake_quantize(torch.zeros(4, dtype=torch.bfloat16), 0.5, dtype=torch.int8)
+print("went on")
+"""
+    done = in_new_process(program, tmp_path)
+    assert done.returncode == -signal.SIGABRT and done.stdout == ""
+    assert "holdfast: a kernel could not be compiled: MemoryError('on purpose')" in done.stderr
+
+
+def test_kernels_are_compiled_without_needless_passes() -> None:
+    ran = {name for _, name in _ran_passes()}
+    known = {**vars(typed_passes), **vars(untyped_passes)}
+    assert not ran & {known[name]._name for name in NEEDLESS}
+    assert "nopython_type_inference" in ran and "native_lowering" in ran
+
+
+def _ran_passes() -> list[tuple[int, str]]:
+    @kernel
+    def nothing(x):  # type: ignore[no-untyped-def]
+        return x
+
+    nothing(1)
+    times = next(iter(nothing.overloads.values())).metadata["pipeline_times"]
+    return [tuple(name.split("_", 1)) for passes in times.values() for name in passes]  # type: ignore[misc]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notice, "PATIENCE", 0.02)
+    monkeypatch.setattr(notice, "_told", set())
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_long_compilation_is_told_once_for_each_op(caplog: pytest.LogCaptureFixture) -> None:
+    for module in (
+        "holdfast.ops.grid_sample.cpu",
+        "holdfast.ops.grid_sample.cpu_sums",
+        "holdfast.ops.embedding.cpu",
+    ):
+        with notice.compiling(module, cached=True):
+            time.sleep(0.2)
+    with notice.compiling("holdfast.ops.quantize.cpu", cached=True):
+        pass  # done at once
+    time.sleep(0.1)
+    assert caplog.messages == [
+        f"holdfast: compiling {op} for this machine, once (cached afterwards) …"
+        for op in ("grid_sample", "embedding")
+    ]
+
+
+@pytest.mark.usefixtures("patient")
+def test_where_nothing_is_cached_that_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with notice.compiling("holdfast.ops.grid_sample.cpu", cached=False):
+        time.sleep(0.2)
+    assert "no folder to cache it in" in caplog.text and "afterwards" not in caplog.text
+
+
+def test_the_line_is_on_stderr_unless_logging_is_told_otherwise(tmp_path: Path) -> None:
+    program = """
+import logging, time
+from holdfast.backends import notice
+notice.PATIENCE = 0.02
+{}
+with notice.compiling("holdfast.ops.embedding.cpu", cached=True):
+    time.sleep(0.3)
+"""
+    shown = in_new_process(program.format(""), tmp_path)
+    assert shown.stderr == "holdfast: compiling embedding for this machine, once (cached afterwards) …\n"
+    assert shown.stdout == ""
+    silent = in_new_process(program.format('logging.getLogger("holdfast").setLevel(logging.ERROR)'), tmp_path)
+    assert silent.stderr == ""
+
+
+def test_the_compiler_tells_of_a_real_kernel(tmp_path: Path) -> None:
+    program = """
+import torch, holdfast as hf
+from holdfast.backends import notice
+notice.PATIENCE = 0.05
+hf.quantize(torch.zeros(4), 0.5, dtype=torch.int8)
+"""
+    first, second = (in_new_process(program, tmp_path) for _ in range(2))
+    assert first.stderr == "holdfast: compiling quantize for this machine, once (cached afterwards) …\n"
+    assert second.returncode == 0, second.stderr
