@@ -1,8 +1,8 @@
-"""Writes the generated parts of the documentation: tables between markers, and the drawings.
+"""Writes the generated parts of the documentation: tables between markers, and drawings.
 
 A table stands between ``<!-- generated: NAME WORDS -->`` and ``<!-- /generated -->``. NAME is a key of
-TABLES.
-Run this after a change of a plan, a descriptor, an error, an import or a stored benchmark:
+TABLES, and WORDS are its arguments. Run this after a change of a plan, a descriptor, an error, an import or
+a stored benchmark:
 
     python docs/generate.py
 """
@@ -35,7 +35,7 @@ from holdfast.proof.catalogue import Entry, catalogue
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 ASSETS = DOCS / "assets"
-#: Every document that may have generated parts or code.
+#: Documents that may have generated parts or code.
 DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 _PART = re.compile(r"(<!-- generated: ([^>]*?) -->\n).*?(<!-- /generated -->)", re.DOTALL)
@@ -47,7 +47,7 @@ def _entries() -> list[Entry]:
 
 
 def _entries_of(ops: tuple[str, ...]) -> list[Entry]:
-    """The plans of these ops; of all ops if none is named."""
+    """The plans of ``ops``, or of all ops if it is empty."""
     known = {entry.op for entry in _entries()}
     unknown = sorted(set(ops) - known)
     if unknown:
@@ -56,7 +56,7 @@ def _entries_of(ops: tuple[str, ...]) -> list[Entry]:
 
 
 def plan_table(*ops: str) -> str:
-    """What each plan computes and guarantees."""
+    """A table of the results and guarantees of each plan."""
     entries = _entries_of(ops)
     lines = ["| plan | result | same bits | error, ULP |", "|---|---|---|---|"]
     for entry in entries:
@@ -72,12 +72,12 @@ def plan_table(*ops: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Code in the cell of a table, where a bar must not end the cell."""
+    """Code in a table cell, with ``|`` escaped."""
     return f"`{text}`" if "|" not in text else f"<code>{escape(text).replace('|', '&#124;')}</code>"
 
 
 def _backends(entries: list[Entry]) -> str:
-    """Which plans have which backends, a sentence for each set of them."""
+    """The backends of the plans, one sentence per set of backends."""
     found: dict[str, list[str]] = {}
     for entry in entries:
         found.setdefault(", ".join(sorted(entry.backends)), []).append(f"`{entry.plan}`")
@@ -87,13 +87,13 @@ def _backends(entries: list[Entry]) -> str:
 
 
 def _result(plan: type[Any]) -> str:
-    """What the plan computes: how the docstring of its op begins."""
+    """The formula of the plan: the start of the docstring of its op."""
     described = next(base for base in plan.__mro__ if "op" in vars(base) and base.__doc__)
     return re.split(r"[;.] |\.$", str(described.__doc__).strip().splitlines()[0])[0]
 
 
 def field_tables(*ops: str) -> str:
-    """The fields of the descriptor and of the args of each plan."""
+    """Tables of the descriptor fields and args of each plan."""
     parts = []
     for entry in _entries_of(ops):
         plan = hf.plans.all()[entry.plan]
@@ -105,7 +105,7 @@ def field_tables(*ops: str) -> str:
 
 
 def _described(kind: type[Any]) -> str:
-    """What a dataclass says of itself, as one paragraph; nothing where it says nothing."""
+    """The docstring of a dataclass as one paragraph, or an empty string."""
     doc = inspect.cleandoc(kind.__doc__ or "")
     return "" if not doc or doc.startswith(f"{kind.__name__}(") else f": {' '.join(doc.split())}"
 
@@ -129,7 +129,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
 
 
 def _type(hint: Any) -> str:
-    """A type in the words of a Python user."""
+    """A type as a Python user would write it."""
     if hint is type(None):
         return "None"
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -144,7 +144,7 @@ def _type(hint: Any) -> str:
 
 
 def error_table() -> str:
-    """Each error, what else it is, and when it is raised."""
+    """A table of the errors, their builtin base classes and meanings."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     lines = ["| error | is also a | meaning |", "|---|---|---|"]
     for kind in kinds:
@@ -155,7 +155,7 @@ def error_table() -> str:
 
 @cache
 def _sentences() -> list[list[str]]:
-    """For each block of code in errors.md, the sentences of the errors that it raises."""
+    """For each code block in errors.md, the messages of the errors that it raises."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (DOCS / "errors.md").read_text(), re.MULTILINE | re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(compile(blocks[0], "errors.md", "exec"), namespace)
@@ -174,12 +174,12 @@ def _sentences() -> list[list[str]]:
 
 
 def error_sentences(block: str) -> str:
-    """What the errors of one block of errors.md say."""
+    """The error messages of one code block of errors.md, quoted."""
     return "\n>\n".join("> " + sentence.replace("\n", "\n> ") for sentence in _sentences()[int(block)])
 
 
 def machine_table() -> str:
-    """The stored runs of the benchmark."""
+    """A table of the stored benchmark runs."""
     lines = [
         "| machine | torch | Triton | Numba | date | a copy moves | cases |",
         "|---|---|---|---|---|---|---|",
@@ -204,7 +204,7 @@ def _anchor(report: speed.Report) -> str:
 
 
 def measured() -> str:
-    """Every case of every stored run: a chart for each page of ops, and its table."""
+    """All cases of the stored runs: a chart and a table for each page of ops."""
     return "\n\n".join(_machine(name) for name in speed.machines())
 
 
@@ -233,7 +233,7 @@ def _machine(name: str) -> str:
 
 
 def measured_table(rows: list[speed.Row]) -> str:
-    """The cases with their sizes, times and ratios."""
+    """A table of cases with their sizes, times and ratios."""
     lines = ["| case | dtypes | size | time | of copy | torch.compile | torch's operator |"]
     lines.append("|---|---|---|---:|---:|---:|---:|")
     for row in rows:
@@ -282,7 +282,7 @@ TABLES: dict[str, Callable[..., str]] = {
 
 
 def regenerated(text: str) -> str:
-    """``text`` with its generated parts made anew."""
+    """``text`` with its generated parts updated."""
 
     def made(match: re.Match[str]) -> str:
         name, *words = match[2].split()
@@ -292,7 +292,7 @@ def regenerated(text: str) -> str:
 
 
 def drawn() -> dict[Path, str]:
-    """Every generated file of docs/assets, and what it should hold."""
+    """Every generated file of docs/assets, and its content."""
     made = {"drawings.css": svg.stylesheet()}
     for module in (estimators, imports, speed, sums):
         made |= module.drawings()

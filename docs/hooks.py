@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: links to files outside docs/, and drawings as part of the page."""
+"""mkdocs hooks: convert links to files outside docs/, and inline the drawings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 
-#: Files outside docs/ that have a page in the site.
+#: Files outside docs/ and their pages in the site.
 PAGES = {
     "../README.md": "index.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../CHANGELOG.md": "changelog.md",
     "../examples/spatial_transformer.py": "example.md",
 }
-#: Pages that include a file of the repository's root, whose links start there.
+#: Pages that include a file of the repository root. Links in these files are relative to the root.
 INCLUDED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-#: Pages that end with the source of a program.
+#: Pages that show the source of a program at the end.
 SOURCES = {"example.md": "examples/spatial_transformer.py"}
 
 _LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
@@ -25,7 +25,7 @@ _DRAWING = re.compile(r'<img alt="[^"]*" src="(assets/[a-z0-9_]+\.svg)"\s*/?>')
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Include a file of the root where the page is one, and lead links out of docs/ to their pages."""
+    """Include files of the repository root, and convert links out of docs/ to links to pages."""
     included = INCLUDED.get(page.file.src_uri)
     if included:
         text = (DOCS.parent / included).read_text()
@@ -43,5 +43,5 @@ def _from_root(whole: str, target: str, anchor: str) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Put the drawings into the page, so that they follow its colours."""
+    """Inline the drawings, so that they use the colours of the page."""
     return _DRAWING.sub(lambda image: (DOCS / image[1]).read_text(), html)

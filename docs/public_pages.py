@@ -1,4 +1,4 @@
-"""A griffe extension for the pages of the public functions."""
+"""A griffe extension for the API pages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import griffe
 
 _EXAMPLE = re.compile(r"(?:^>>> .*\n(?:(?!\n).+\n?)*)(?:\n>>> .*\n(?:(?!\n).+\n?)*)*", re.MULTILINE)
 
-#: Constants of the sources that are defaults, and what a user would write.
+#: Names of default values in the sources, and the equivalent public expressions.
 DEFAULTS = {"ONE_SCALE": "PerTensor()", "_EACH_TOKEN": "PerToken()"}
 
 
 class PublicPages(griffe.Extension):
-    """Puts a fence around each ``>>>`` example, and shows defaults as a user would write them."""
+    """Puts each ``>>>`` example in a code block, and shows defaults as public expressions."""
 
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:

@@ -1,12 +1,11 @@
-"""A spatial transformer: a classifier that first turns its image the right way round, and learns how.
+"""A spatial transformer: a classifier that learns to rotate and shift its image before it classifies it.
 
-It is trained twice from the same seed, and every weight must come out the same in every bit: on the CPU,
-and on a GPU if there is one (or ``--device cpu``). The sampling, its gradients and the affine grids are
-this library's. They also have the same bits on both devices, which is checked on the trained model's own
-tensors.
+It is trained twice from the same seed, on the CPU and on a GPU if there is one (or only on ``--device``). All
+weights must have equal bits after both runs. ``hf.grid_sample`` and ``hf.affine_grid`` also give equal bits
+on CPU and GPU, which is checked with tensors of the trained model.
 
-A training run as a whole does not: torch's convolutions and matrix products, its sums for biases and
-losses, and its exponentials add and round in an order of their own on each device.
+The whole training does not give equal bits on CPU and GPU: torch's convolutions, matrix products, sums and
+exponentials round differently on each device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CLASSES, SIZE = 5, 16
 
 
 class SpatialTransformer(nn.Module):
-    """Finds an affine map in the image, samples the image by it, and classifies what it sees then."""
+    """Predicts an affine map from the image, samples the image with it, and classifies the result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +35,7 @@ class SpatialTransformer(nn.Module):
         )
         last = self.localize[-1]
         nn.init.zeros_(last.weight)
-        last.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))  # at first, nothing is moved
+        last.bias.data.copy_(torch.tensor([1.0, 0, 0, 0, 1, 0]))  # start with the identity map
 
     def straighten(self, image: torch.Tensor) -> torch.Tensor:
         theta = self.localize(image).view(-1, 2, 3)
@@ -47,7 +46,7 @@ class SpatialTransformer(nn.Module):
 
 
 def turned_glyphs(count: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random glyphs, one for each class, turned and moved at random; and their classes."""
+    """Randomly rotated and shifted glyphs, and their classes. Each class has one random glyph."""
     glyphs = torch.rand((CLASSES, 1, 4, 4), generator=torch.Generator().manual_seed(1)).round()
     glyphs = F.pad(F.interpolate(glyphs, scale_factor=2.0), (4, 4, 4, 4))
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -59,7 +58,7 @@ def turned_glyphs(count: int, generator: torch.Generator) -> tuple[torch.Tensor,
 
 
 def train(device: str, steps: int) -> tuple[SpatialTransformer, float]:
-    """A model trained from a fixed seed, and the share of new images that it gets right."""
+    """Train a model from a fixed seed. Returns the model and its accuracy on new images."""
     torch.manual_seed(0)
     model = SpatialTransformer().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -76,7 +75,7 @@ def train(device: str, steps: int) -> tuple[SpatialTransformer, float]:
 
 
 def digest(model: nn.Module) -> str:
-    """All weights in 16 hexadecimal digits."""
+    """A digest of all weights, 16 hexadecimal digits."""
     total = hashlib.sha256()
     for name, weight in model.state_dict().items():
         total.update(name.encode() + weight.cpu().numpy().tobytes())
@@ -84,7 +83,7 @@ def digest(model: nn.Module) -> str:
 
 
 def check_across_devices(model: SpatialTransformer) -> None:
-    """The kernels of this library, on the same tensors, give the CPU's bits on the GPU."""
+    """Check that holdfast gives equal bits on CPU and GPU for the same tensors."""
     image, _ = turned_glyphs(64, torch.Generator().manual_seed(3))
     theta = model.to("cpu").localize(image).view(-1, 2, 3).detach()
     found = []
@@ -98,7 +97,7 @@ def check_across_devices(model: SpatialTransformer) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="where to train; everywhere by default")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="device to train on; default: all")
     parser.add_argument("--steps", type=int, default=200)
     given = parser.parse_args()
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""What all tests share: without a GPU, Triton's kernels run in its interpreter, so that each is tested."""
+"""Shared setup of the tests. Without a GPU, Triton kernels run in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import torch
 
 
 def _patch_once_a_launch() -> None:
-    """Keep the interpreter from patching Triton's language anew on every call of one function by another.
+    """Make the interpreter patch Triton's language once per launch, not on every call between functions.
 
-    Nothing changes after the first time in a launch, but going through all of the language is half of the
-    time that the interpreter takes.
+    The repeated patches have no effect, but take half of the run time of the interpreter.
     """
     import triton.language as tl
     from triton.runtime import interpreter
 
     if not hasattr(interpreter, "_LangPatchScope"):
-        return  # another version of Triton, which patches in another way
+        return  # a Triton version that patches differently
     patch, patched = interpreter._patch_lang, set()
 
     @cache
@@ -48,7 +47,7 @@ def _patch_once_a_launch() -> None:
 
 
 def _require_boolean_masks() -> None:
-    """Refuse every mask that is not boolean, as the interpreter of Triton 3.9 does; that of 3.7 takes any."""
+    """Refuse masks that are not boolean, as the interpreter of Triton 3.9 does and that of 3.7 does not."""
     from triton.runtime import interpreter
 
     def checked(method: Any, position: int) -> Any:
@@ -73,7 +72,7 @@ if not torch.cuda.is_available():
 
 @pytest.fixture
 def shared_finely() -> Iterator[None]:
-    """Threads share out work of any size, so that a test of them need not be large."""
+    """Let threads share small problems, too, so that thread tests can be small."""
     from holdfast.backends import threads
 
     with threads.shared_finely():

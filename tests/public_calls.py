@@ -1,4 +1,4 @@
-"""Every public function with good arguments, for tests that try something on each function and argument."""
+"""A valid call of every public function, for tests that run over all functions and arguments."""
 
 from __future__ import annotations
 

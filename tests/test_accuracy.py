@@ -1,7 +1,7 @@
-"""Every result within the error that its plan states, against exact arithmetic.
+"""Compares every result with exact arithmetic. The error must be within the bound that the plan states.
 
-Sums have from one to a million terms, of kinds that are hard on a sum. Problems are drawn from all that a
-plan accepts, and the named cases are checked too. Exact numbers are Python's integers times a power of two.
+Sums have one to a million terms, with values that are hard to sum. The other problems are random problems
+of every plan, and the named cases. Exact numbers are Python integers times a power of two.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from holdfast.core.contract import printed_bound
 from holdfast.core.dtypes import FLOATS
 from holdfast.ops.segment_sum.indexed import ordered_additions
 from holdfast.ops.tree_sum.blocks import rounding_errors
-from holdfast.proof.conformance import cases_of, execute, selected
+from holdfast.proof.conformance import cases_of, execute, select_on
 
 PLANS = hf.plans.all()
 DTYPES = {name: record.torch for name, record in FLOATS.items()}
-#: Around the chunks of an ordered sum and the rows, lanes and blocks of a tree sum; and primes.
+#: Sizes around the chunks of an ordered sum and the rows, lanes and blocks of a tree sum; and primes.
 SHORT = (1, 2, 3, 7, 31, 32, 33, 61, 255, 256, 257)
 MIDDLE = (1021, 4095, 4096, 4097, 7919)
-#: Problems that are drawn of each plan.
+#: Number of random problems per plan.
 DRAWS = 200
-#: Plans with bounds of many ULP, though no sum of theirs is longer than the corners of a sample.
+#: Plans with bounds of many ULP, although their sums only cover the corners of a sample.
 FEW_TERMS = {"GridSamplePlan"}
 
 Found = dict[str, tuple[int, float]]
 
 
 def merged(*every: Found) -> Found:
-    """The comparisons of each output, counted, and the largest share of what is allowed."""
+    """For each output, the total number of comparisons and the largest fraction of the allowed error."""
     total: Found = {}
     for found in every:
         for name, (count, share) in found.items():
@@ -94,9 +94,9 @@ def test_a_result_beside_the_bound_is_rejected(name: str) -> None:
     for draw in range(20):
         problem = DRAWN[plan.op](plan, rng_of(name, draw))
         case = Case("drawn", problem.desc, lambda args=problem.args: args)
-        selection = selected("reference")(plan, case, hf.Stream.current("cpu"))
+        selection = select_on("reference")(plan, case, hf.Stream.current("cpu"))
         bounds, args = selection.precision_guarantee().ulp, problem.args
-        result = execute(plan, case, args, selected("reference"))
+        result = execute(plan, case, args, select_on("reference"))
         for element in EXACTLY[name](problem.desc, result):
             written = flat(problem.desc, getattr(result, element.output))
             if element.codes or element.overflows(written.dtype):
@@ -137,8 +137,8 @@ def test_sums_of_a_hundred_thousand(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LONG)
 def test_sums_of_a_million(name: str, dtype: str) -> None:
-    """One problem each, in turn: these have the most terms, and take the longest."""
-    kinds = [kind for kind in KINDS if kind != "wide"]  # whose exact sums need too much memory
+    """One problem per plan and dtype only, since these sums take the longest."""
+    kinds = [kind for kind in KINDS if kind != "wide"]  # its exact sums need too much memory
     run(name, 10**6, dtype, kinds[turn(name, dtype) % len(kinds)], "cpu", only=turn(name, dtype))
 
 
@@ -151,7 +151,7 @@ def test_many_short_rows(count: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_products_below_the_normal_range_lose_half_of_the_smallest_number(dtype: str) -> None:
-    """Each of 4096 products is half of the smallest number, and rounds to zero: more than the bound alone."""
+    """Each of 4096 products is half of the smallest subnormal and rounds to 0: more than the plain bound."""
     count, real = 4096, FLOATS[dtype]
     smallest = float(ulp(Fraction(0), real.compute.torch))
     factor = 2.0**-20
@@ -174,12 +174,12 @@ def test_products_below_the_normal_range_lose_half_of_the_smallest_number(dtype:
 
 
 def turn(name: str, dtype: str) -> int:
-    """A number for each plan and dtype, so that these share out kinds and problems among them."""
+    """A number per plan and dtype, which distributes kinds and problems over them."""
     return list(LONG).index(name) + list(DTYPES).index(dtype)
 
 
 def run(name: str, count: int, dtype: str, kind: str, backend: str, only: int | None = None) -> Found:
-    """The problems of a plan with sums of this length; or only one of them."""
+    """Run the problems of a plan with sums of this length, or only one of them."""
 
     def problems(length: int) -> Iterator[Problem]:
         return LONG[name](Long(length, DTYPES[dtype], kind, rng_of(name, count, dtype, kind)))
@@ -189,13 +189,13 @@ def run(name: str, count: int, dtype: str, kind: str, backend: str, only: int | 
         place = only % len(list(problems(1000)))
         chosen = islice(chosen, place, place + 1)
     found = merged(*(checked(problem.plan, problem.desc, problem.args, backend) for problem in chosen))
-    # Only the sums of float16 may pass its largest number, and are then not compared.
+    # Only float16 sums may overflow. They are not compared.
     assert found or dtype == "float16", "nothing was compared"
     return found
 
 
 def added(a: int, b: int) -> int:
-    """The roundings behind a sum, from those behind its terms; -1 stands for a zero that fills up."""
+    """The number of roundings of a sum, given those of its terms; -1 is a zero of the padding."""
     return max(a, b) if min(a, b) < 0 else max(a, b) + 1
 
 

@@ -1,4 +1,4 @@
-"""affine_grid: its arithmetic against torch in float64, and its gradient."""
+"""Tests of affine_grid: its values and gradients against torch in float64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_within_the_bound_that_the_plan_states(
     forward = AffineGridPlan.select(CPU_STREAM, AffineGridDescriptor(**fields))
     backward = AffineGridBackwardPlan.select(CPU_STREAM, AffineGridBackwardDescriptor(**fields))
     precision = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}[dtype]
-    # Coordinates are at most 1, so these sums bound those of the magnitudes.
+    # Coordinates are at most 1, so these sums bound the sums of magnitudes.
     unit = theta.double().abs().sum(-1).reshape(size[0], *[1] * (len(size) - 2), -1).expand_as(grid)
     dunit = dgrid.double().abs().flatten(1, -2).sum(1)[:, :, None].expand_as(dtheta)
     for ours, theirs, bound, of in (
@@ -56,7 +56,7 @@ def test_within_the_bound_that_the_plan_states(
         (dtheta, exact_dtheta, backward.precision_guarantee().ulp["dtheta"], dunit),
     ):
         place = torch.ldexp(torch.ones_like(of), torch.frexp(of)[1] - precision)
-        slack = 8 if dtype == torch.float64 else 1  # torch's own error, of the same size
+        slack = 8 if dtype == torch.float64 else 1  # torch has an error of the same size
         assert ((ours.double() - theirs).abs() / place).max() <= bound * slack
 
 

@@ -1,4 +1,4 @@
-"""``holdfast verify --against`` and ``--from``: two machines' findings, and unusable files."""
+"""Tests of ``holdfast verify --against`` and ``--from``, and of unusable files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import holdfast as hf
 from holdfast.cli import app
 from holdfast.core.machine import Machine
 from holdfast.proof import digests
-from holdfast.proof.against import differences
 from holdfast.proof.catalogue import entry
+from holdfast.proof.compare_reports import report_differences
 from holdfast.proof.conformance import Difference
-from holdfast.proof.stored import UnusableFile, findings
+from holdfast.proof.result_files import UnusableFile, load_report
 from holdfast.proof.verify import PlanReport, Report
 
 BENCH = ("device", "rows", "versions", "date", "copy_bytes_per_second")
@@ -25,7 +25,7 @@ PLANS = ("QuantizePerTokenPlan", "EmbeddingPlan")
 
 
 def report(cpu: str = "here") -> Report:
-    """Findings about two plans that hold."""
+    """A report of two plans that pass."""
     known = {name: dict(digests.pinned()[name]) for name in PLANS}
     plans = [
         PlanReport(name, cases=len(k), runs=5, pinned=len(k), digests=k, promise=entry(hf.plans.all()[name]))
@@ -52,7 +52,7 @@ def test_findings_come_back_as_they_were(tmp_path: Path) -> None:
         Difference(PLANS[0], "square", "gpu, run 1", "q[3]: 1 expected, 2 found")
     )
     made.fuzz = {"problems": 10, "seed": 1, "seconds": 2.0, "differences": []}
-    assert findings(store(tmp_path / "here.json", made)) == made
+    assert load_report(store(tmp_path / "here.json", made)) == made
 
 
 def test_equal_machines(run: Any, tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_first_difference_is_named(run: Any, tmp_path: Path) -> None:
 
 
 def only(found: Report, other: Report) -> list[str]:
-    return list(differences(found, other, "b.json"))
+    return list(report_differences(found, other, "b.json"))
 
 
 def test_plans_and_cases_of_one_machine_are_named() -> None:
@@ -95,7 +95,7 @@ def test_plans_and_cases_of_one_machine_are_named() -> None:
 def test_plans_that_were_not_asked_for_are_not_compared() -> None:
     here, there = report(), report()
     here.plans.pop()
-    assert list(differences(here, there, "b.json", [PLANS[0]])) == []
+    assert list(report_differences(here, there, "b.json", [PLANS[0]])) == []
 
 
 def test_a_backend_that_differs_on_one_machine_is_named() -> None:
@@ -142,14 +142,14 @@ def test_findings_of_an_older_version_are_refused_with_a_sentence(tmp_path: Path
     del old["machine"]
     (tmp_path / "old.json").write_text(json.dumps(old))
     with pytest.raises(UnusableFile, match="findings of this version of verify: it has no 'machine'"):
-        findings(tmp_path / "old.json")
+        load_report(tmp_path / "old.json")
 
 
 def test_fields_of_a_newer_version_are_left_out(tmp_path: Path) -> None:
     new = report().as_json()
     new["plans"][0]["colour"] = new["machine"]["colour"] = new["colour"] = "red"
     (tmp_path / "new.json").write_text(json.dumps(new))
-    assert findings(tmp_path / "new.json") == report()
+    assert load_report(tmp_path / "new.json") == report()
 
 
 @pytest.mark.parametrize(

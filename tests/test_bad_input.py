@@ -1,4 +1,4 @@
-"""Bad input is refused with a sentence that says what was given and what is accepted; nothing is written."""
+"""Invalid input raises an error that says what was given and what is accepted. Nothing is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU
 
 
 def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on a device that no plan here runs on."""
+    """The tensor on a device that no plan of these tests runs on."""
     return tensor.to("meta")
 
 
@@ -40,7 +40,7 @@ def select(backend: str, **fields: Any) -> hf.plans.QuantizePerChannelPlan:
     return hf.plans.QuantizePerChannelPlan.select(hf.Stream.current(DEVICES[backend]), desc, pref)
 
 
-#: What is wrong, and what the sentence says: the thing given, and the thing wanted.
+#: The mistake, and parts of the error message: the given and the accepted value.
 BAD_ARGS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
     "x of the wrong dtype": (
         lambda a: replace(a, x=a.x.double()), ("x has dtype torch.float64", "torch.float32")
@@ -106,7 +106,7 @@ BAD_ARGS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
 
 
 def assert_refused(plan: Any, args: Any, said: tuple[str, ...], *outputs: torch.Tensor) -> None:
-    """``can_implement`` and ``run`` refuse in the same words, and the outputs are as they were."""
+    """``can_implement`` and ``run`` give the same message, and the outputs are unchanged."""
     before = [canonical(output) for output in outputs]
     verdict = plan.can_implement(args)
     assert not verdict
@@ -130,7 +130,7 @@ def test_bad_args(backend: str, what: str) -> None:
 
 @pytest.mark.parametrize("what", BAD_ARGS)
 def test_bad_args_after_good_ones(what: str) -> None:
-    """What a plan remembers of good args does not let bad ones through."""
+    """The cache of a plan for valid args does not accept invalid args."""
     plan = select("cpu")
     good = quantize_args("cpu")
     plan.run(hf.Stream.current(), None, good)
@@ -235,7 +235,7 @@ def test_stream_of_another_device() -> None:
     assert (args.q.view(torch.uint8) == 0xA5).all()
 
 
-# No quantization plan needs a workspace; the check belongs to the core, and is tried on a plan that does.
+# Quantization plans need no workspace. The check is in core, and is tested with a plan that needs one.
 
 
 @arguments
@@ -251,7 +251,7 @@ class CopyKernel:
     workspace_size = 16
 
     def __init__(self, desc: Any, device: torch.device) -> None:
-        """Copies of every shape are alike."""
+        """Copies have the same kernel for every shape."""
 
     def compile(self) -> None:
         """Nothing to do."""

@@ -1,4 +1,4 @@
-"""The benchmark runs anywhere, reports ratios, and refuses to time a kernel that is wrong."""
+"""Tests of the benchmark: it runs on any machine, reports ratios, and does not time a wrong kernel."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from holdfast.ops.quantize.plan import QuantizePlan
 INT4 = formats.INT4.torch
 TINY = "4096"
 
-#: Where torch rounds its own way (a tanh, a sum): these are the same work, but not the same bits.
+#: Ops where torch rounds differently (a tanh, a sum): the same work, but not the same bits.
 ROUNDED_OTHERWISE = ("fake_quantize backward tanh", "fake_quantize learned")
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few repetitions, and no wait for torch.compile but where a test asks for it."""
+    """Few repetitions, and no torch.compile unless a test asks for it."""
     monkeypatch.setattr(timing, "CPU_WARMUP", 1e-3)
     monkeypatch.setattr(timing, "CPU_SECONDS", 1e-3)
     monkeypatch.setattr(timing, "QUICK_SECONDS", 1e-3)
@@ -132,7 +132,7 @@ def test_every_case_passes_its_check(case: Case) -> None:
 
 @pytest.mark.parametrize("case", full_cases(), ids=lambda c: c.name)
 def test_the_peers_do_the_same_work(case: Case) -> None:
-    """On ordinary values the plain formula is the op, so the comparison is a fair one."""
+    """On ordinary values the plain formula equals the op, so the comparison is fair."""
     problem = case.problem(2**14, CPU_STREAM, "reference")
     tensors = problem.draw()
     formula, inputs = problem.formula(tensors)
@@ -180,7 +180,7 @@ def test_torch_operators_do_the_same_work(layout: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*quantize_per_", UserWarning)  # torch deprecates these operators
         made: Any = peer("torch op", problem, tensors)()
-    # torch multiplies by 1 / scale, so beside a tie it may differ by a code.
+    # torch multiplies by 1 / scale, so near a tie it may differ by one code.
     assert (made.int_repr().int() - problem.call(tensors)()[0].int()).abs().max() <= 1
 
 
@@ -211,7 +211,7 @@ def test_torch_has_no_operator_for_groups() -> None:
 
 
 def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through everything but the last step, which needs a C++ compiler."""
+    """Uses the backend aot_eager, because inductor needs a C++ compiler."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     case = QuantizeCase("quantize", "per group of 32", torch.bfloat16, INT4, packed=True)
     problem = case.problem(2**14, CPU_STREAM, "reference")
@@ -223,10 +223,10 @@ def test_the_compiled_peer_does_the_same_work(monkeypatch: pytest.MonkeyPatch) -
 def test_calls_take_turns_on_the_cpu() -> None:
     order: list[str] = []
     calls = {name: partial(order.append, name) for name in ("ours", "theirs")}
-    taken = timing.side_by_side(calls, torch.device("cpu"), 1)
+    taken = timing.median_seconds(calls, torch.device("cpu"), 1)
     assert taken.keys() == calls.keys() and all(seconds > 0 for seconds in taken.values())
     changes = [after for before, after in pairwise(order) if after != before]
-    # The warm-up is a turn of its own.
+    # The warm-up counts as one turn.
     assert changes == ["theirs", "ours"] * timing.CPU_TURNS + ["theirs"]
 
 
@@ -238,7 +238,7 @@ def test_what_takes_long_is_still_timed_in_every_turn() -> None:
         time.sleep(0.01)
 
     calls = {"slow": slowly, "fast": partial(order.append, "fast")}
-    assert timing.side_by_side(calls, torch.device("cpu"), 1)["slow"] >= 0.01
+    assert timing.median_seconds(calls, torch.device("cpu"), 1)["slow"] >= 0.01
     assert sum(before != after == "slow" for before, after in pairwise(order)) == timing.CPU_TURNS
 
 

@@ -1,4 +1,4 @@
-"""Scales from the data: the rules by hand and by exact arithmetic, and the functions as torch sees them."""
+"""Tests of choose_scale: hand-computed values, exact arithmetic, and the behaviour as a torch function."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ FLOOR = float(torch.tensor(1e-12))
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are equal in every bit, dtype and shape; any NaN is any other."""
+    """Whether two tensors have equal bits, dtype and shape. All NaNs are equal."""
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(canonical(a), canonical(b))
 
 
 def chosen(backend: str, x: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The scale and the zero point, by a plan on ``backend``."""
+    """The scale and zero point, computed by a plan on ``backend``."""
     device = BACKENDS[backend]
     desc = hf.plans.ChooseScaleDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
     stream = hf.Stream.current(device)
@@ -47,7 +47,7 @@ def chosen(backend: str, x: torch.Tensor, **fields: Any) -> tuple[torch.Tensor, 
     return made["scale"].cpu(), made["zero_point"].cpu() if "zero_point" in made else None
 
 
-#: Values, what the scale is for, and the scale; worked out by hand.
+#: Values, arguments, and the hand-computed scale.
 SYMMETRIC: dict[str, tuple[list[float], dict[str, Any], float]] = {
     "the largest magnitude over 127": ([1.0, -254.0, 3.0], {}, 2.0),
     "one of either sign": ([254.0, -254.0], {}, 2.0),
@@ -166,14 +166,14 @@ def test_a_scale_is_as_exact_as_the_plan_says(
 def test_the_data_fits_into_the_codes(
     values: list[float], codes: torch.dtype, symmetric: bool, narrow: bool | None, dtype: torch.dtype
 ) -> None:
-    """No code is clamped, and the ends that the rule allows are not passed."""
+    """No code is clamped, and all codes are in the allowed range."""
     x = torch.tensor(values, dtype=dtype)
     found = hf.choose_scale(x, dtype=codes, symmetric=symmetric, narrow=narrow)
     scale, zero_point = found if isinstance(found, tuple) else (found, torch.tensor(0, dtype=torch.int32))
     r = torch.round(x.double() / scale.double()) + zero_point
     desc = hf.plans.ChooseScaleDescriptor(shape=(), output_dtype=codes, symmetric=symmetric, narrow=narrow)
     lowest, highest = desc.ends(*desc.code_range)
-    slack = 0 if symmetric else 1  # two roundings may meet at the upper end
+    slack = 0 if symmetric else 1  # two roundings may add up at the upper end
     assert lowest <= int(r.min()) and int(r.max()) <= highest + slack
     q = hf.quantize(x, scale, None if symmetric else zero_point, dtype=codes)
     assert lowest <= int(q.min()) and int(q.max()) <= highest
@@ -207,7 +207,7 @@ def test_the_function_is_the_formula(granularity: hf.Granularity, dtype: torch.d
 def test_a_scale_of_a_range_is_the_scale_of_the_data(
     symmetric: bool, narrow: bool | None, dtype: torch.dtype
 ) -> None:
-    """On any device: the data's own kernel, and torch operations on its range, give the same bits."""
+    """The kernel on the data and scale_of_range on its range give the same bits."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = input_values(Problem("", hf.PerChannel(0), (67, 40), dtype, values="mixed")).to(device)
     x = torch.cat([x, torch.randn(200, 40, generator=torch.Generator().manual_seed(3)).to(x)])

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it exits."""
+"""Tests of the command line: output and exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_PLAN = ["verify", "--plan", "QuantizePerTokenPlan"]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Calls the command line in a terminal that is wide enough not to wrap."""
+    """Calls the command line in a wide terminal, which does not wrap lines."""
     monkeypatch.setenv("COLUMNS", "200")
     return lambda *words: CliRunner().invoke(app, list(words))
 
@@ -169,14 +169,14 @@ def test_verify_refuses_a_plan_that_is_not_there(run: Any) -> None:
 
 
 class WrongQuantize(Quantize):
-    """A CPU kernel with one wrong code, in tensors of one shape."""
+    """A CPU kernel with one wrong code in int8 tensors of one shape."""
 
     def prepare(self, args: Any) -> Launch[Any]:
         right = super().prepare(args)
 
         def launch(stream: Any, workspace: Any, args: Any, addresses: Any) -> None:
             right(stream, workspace, args, addresses)
-            if args.q.shape == (33, 1021):
+            if args.q.shape == (33, 1021) and args.q.dtype == torch.int8:
                 args.q[32, 7] += 1
 
         return launch

@@ -1,4 +1,4 @@
-"""Every plan of the registry, every case, every backend: the same bits, and those that were pinned."""
+"""Every case of every plan on every backend: equal bits and pinned digests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import holdfast as hf
 from holdfast.core.bits import digest, mismatch
 from holdfast.core.case import GUARD, LAYOUTS, laid_out, poisoned, poisoned_output, random_bits
 from holdfast.proof import digests
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected, ways
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on, ways
 from holdfast.proof.sweeps import SweepRun, sweeps
 
 PLANS = sorted(hf.plans.all())
@@ -23,15 +23,15 @@ def test_equal_to_the_reference_in_every_bit(name: str, way: Way) -> None:
     for case in cases_of(plan):
         if case.common and way.backend == "gpu" and way.device == "cpu":
             continue
-        args, reference = expected(plan, case)
-        found += check(plan, case, way, args, reference, selected(way.backend))
+        args, reference = run_reference(plan, case)
+        found += check(plan, case, way, args, reference, select_on(way.backend))
     assert found == []
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_digests_are_the_pinned_ones(name: str) -> None:
     plan = hf.plans.all()[name]
-    found = {case.name: digests.of(plan, expected(plan, case)[1]) for case in cases_of(plan)}
+    found = {case.name: digests.of(plan, run_reference(plan, case)[1]) for case in cases_of(plan)}
     assert found == digests.pinned()[name]
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show: graphs, streams, no synchronisation, sizes past 2^31, harmless errors."""
+"""Tests that need a GPU: CUDA graphs, streams, no synchronization, sizes above 2^31, recovery from errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show of embedding: one digest on a busy device, graphs, no synchronisation, size."""
+"""Tests of embedding that need a GPU: equal bits on a busy device, CUDA graphs, no synchronization, size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nothing_reported() -> Iterator[None]:
 def both(
     indices: torch.Tensor, weight: torch.Tensor, dout: torch.Tensor, padding_idx: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows, and the gradient of the table."""
+    """The rows and the gradient of the table."""
     table = weight.detach().requires_grad_()
     out = hf.embedding(indices, table, padding_idx=padding_idx)
     (gradient,) = torch.autograd.grad(out, table, dout)
@@ -42,7 +42,7 @@ def both(
 @pytest.mark.parametrize("count", [5000, 40000, 300000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_cpu_gives_the_same_bits(kind: str, count: int, dtype: torch.dtype) -> None:
-    """Through every way to sort: one pass of merging, several, and torch.sort."""
+    """With every sort: one merge pass, several merge passes, and torch.sort."""
     indices = index_values(kind, "large", (count,), 3000, torch.int64)
     weight, dout = row_values("weight", (3000, 40), dtype), row_values("dout", (count, 40), dtype)
     found = both(indices.cuda(), weight.cuda(), dout.cuda(), padding_idx=1)
@@ -69,7 +69,7 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest() -> None:
 
 @pytest.mark.parametrize(("count", "rows"), [(5000, 30000), (40000, 50000), (40000, 3000), (200000, 300000)])
 def test_runs_one_after_another_in_one_workspace_do_not_mix(count: int, rows: int) -> None:
-    """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
+    """Runs are queued back to back: a run must not read data that the previous run left in the workspace."""
     desc = hf.plans.EmbeddingBackwardDescriptor(
         shape=(count,), num_embeddings=rows, embedding_dim=40, index_dtype=torch.int64
     )
@@ -123,7 +123,7 @@ def test_a_graph_replays_forward_and_backward(count: int) -> None:
 
 
 def test_a_plan_runs_on_the_stream_it_is_given() -> None:
-    """Also where torch sorts, which uses a stream of its own choice unless told."""
+    """Also with torch.sort, which uses the current stream of torch by default."""
     count = 300000
     indices = index_values("zipf", "stream", (count,), 700, torch.int64)
     dout = row_values("stream", (count, 8), torch.float32)
@@ -172,7 +172,7 @@ def test_a_bad_index_in_a_graph_is_reported_by_the_replay() -> None:
 
 @pytest.mark.parametrize(("rows", "count"), [(2**17 + 3, 40), (40, 2**17 + 3)])
 def test_more_than_two_to_the_31_elements(rows: int, count: int) -> None:
-    """Once in the table, once in the rows that were read."""
+    """Once in the table, once in the output rows."""
     columns = 2**14 + 8
     assert max(rows, count) * columns > 2**31
     indices = torch.arange(count, device="cuda") % rows

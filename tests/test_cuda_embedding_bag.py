@@ -1,4 +1,4 @@
-"""What only a GPU can show of embedding_bag: the bits of the CPU at size, graphs, no waiting, late errors."""
+"""Tests of embedding_bag that need a GPU: the bits of the CPU, graphs, no waiting, deferred errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def nothing_reported() -> Iterator[None]:
 
 
 def offsets_of(count: int) -> torch.Tensor:
-    """Bags of 32 and 7, none, and a long one at the end."""
+    """Offsets of bags with 32, 7 and 0 indices, and a long bag at the end."""
     begins = torch.arange(0, count // 2, 39)
     return torch.stack([begins, begins + 32, begins + 32], 1).reshape(-1)
 
@@ -35,7 +35,7 @@ def both(
     mode: str,
     weights: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """The bags, and the gradients of the table and of the weights."""
+    """The bags and the gradients of the table and the weights."""
     inputs = [weight.detach().requires_grad_()]
     if weights is not None:
         inputs.append(weights.detach().requires_grad_())
@@ -149,7 +149,7 @@ def test_bad_offsets_are_raised_late_and_harm_nothing(offsets: list[int], said: 
 
 
 def test_past_two_to_the_31_elements() -> None:
-    """A table of more than 2^31 elements, and bags that read its end."""
+    """A table of more than 2^31 elements, with bags that read its last rows."""
     rows, columns = 2**20 + 3, 2**11
     weight = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
     weight[-3:] = torch.tensor([1.0, 2.0, 4.0], device="cuda").to(torch.bfloat16)[:, None]

@@ -1,4 +1,4 @@
-"""What only a GPU can show of grid_sample: one digest on a busy device, graphs, no synchronisation, size."""
+"""Tests of grid_sample that need a GPU: equal bits on a busy GPU, CUDA graphs, no synchronization, size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_synchronisation() -> Iterator[None]:
 def drawn(
     shape: tuple[int, ...], size: tuple[int, ...], kind: str = "random", dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """An image, a grid and a gradient, on the CPU."""
+    """A random image, grid and gradient on the CPU."""
     generator = torch.Generator().manual_seed(7)
     grid = torch.rand((shape[0], *size, len(size)), generator=generator)
     if kind == "smooth":
@@ -44,7 +44,7 @@ def drawn(
 def both(
     image: torch.Tensor, grid: torch.Tensor, dout: torch.Tensor, mode: str = "bilinear"
 ) -> list[torch.Tensor]:
-    """The samples, and the gradients of the image and the grid."""
+    """The samples and the gradients of the image and the grid."""
     known = image.detach().requires_grad_(), grid.detach().requires_grad_()
     out = hf.grid_sample(*known, mode=mode)
     return [out.detach(), *torch.autograd.grad(out, known, dout)]
@@ -88,7 +88,7 @@ def test_a_hundred_runs_on_a_busy_device_give_one_digest(kind: str) -> None:
 
 @pytest.mark.parametrize("channels", [3, 24])
 def test_runs_one_after_another_in_one_workspace_do_not_mix(channels: int) -> None:
-    """Launches come to the device early: what a run leaves behind must not be taken for the next one's."""
+    """Runs are queued back to back: a run must not read data that the previous run left in the workspace."""
     desc = hf.plans.GridSampleBackwardDescriptor(shape=(4, channels, 96, 96), output_size=(90, 110))
     stream = hf.Stream.current("cuda")
     plan = hf.plans.GridSampleBackwardPlan.select(stream, desc)

@@ -1,4 +1,4 @@
-"""What a plan declares, and what core makes of it: names, checks, statements and candidates."""
+"""Tests of what core derives from the declaration of a plan: names, checks, guarantees and candidates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ScaledAdd(DescribedKernel[ScaledAddDescriptor]):
 
 @pytest.fixture
 def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The plan module of an op outside of holdfast, which has a reference and no other kernel."""
+    """The plan module of an op outside of holdfast, with a reference kernel only."""
     folder = tmp_path / "op_for_a_test"
     folder.mkdir()
     for name, text in (("__init__", ""), ("plan", PLAN), ("reference", REFERENCE)):
@@ -141,7 +141,7 @@ def test_a_backend_without_a_file_has_no_kernel(op: Any) -> None:
 
 
 def test_the_first_candidate_without_a_reason_is_taken(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``select``, ``consider`` and the SKU use one list."""
+    """``select``, ``consider`` and the SKU use the same list."""
     usual = op.ScaledAddPlan.kernels[0]
     small = Implementation(
         "reference", usual.place, "small",

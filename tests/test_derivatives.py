@@ -1,5 +1,5 @@
-"""A derivative with respect to any argument of any function is right, or is refused: it is never zero in
-silence.
+"""The derivative of every function with respect to every argument is right, or raises. It is never silently
+zero.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import holdfast as hf
 from public_calls import CALLS, TENSORS, flat
 
 REAL = [(name, arg) for name, arg in TENSORS if CALLS[name].tensors[arg].dtype.is_floating_point]
-#: What is asked for: a function of one tensor, and the tensor.
+#: A function of one tensor, and the tensor.
 Ask = Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], Any]
 
 
 def loss_of(name: str, argument: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The sum of the results that are real numbers, each element with a weight of its own."""
+    """The weighted sum of all floating-point results, with a different weight for each element."""
 
     def loss(tensor: torch.Tensor) -> torch.Tensor:
         results = [found for found in flat(CALLS[name](**{argument: tensor})) if found.is_floating_point()]
@@ -95,11 +95,11 @@ def test_reverse_mode(name: str, argument: str, way: str) -> None:
 
 
 def test_every_operator_says_what_its_derivatives_are() -> None:
-    """Without a kernel for autograd, torch would take an operator's results for constants."""
+    """Without an autograd kernel, torch treats the results of an operator as constants."""
     ours = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("holdfast::")]
     assert len(ours) > 20
     tests = ("holdfast::refused_by_transforms", "holdfast::taken_by_transforms")
-    blends = ("holdfast::blend_scale", "holdfast::blend_scale_affine")  # of buffers, which have no gradient
-    states = ("holdfast::settle_scale", "holdfast::start_learning")  # of a module's state, under no_grad
+    blends = ("holdfast::blend_scale", "holdfast::blend_scale_affine")  # on buffers, which have no gradient
+    states = ("holdfast::settle_scale", "holdfast::start_learning")  # on a module's state, under no_grad
     for name in sorted({name.partition(".")[0] for name in ours} - {*tests, *blends, *states}):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd"), name

@@ -1,4 +1,4 @@
-"""Descriptors: hashable, to JSON and back, and whatever is broken is refused with a sentence."""
+"""Tests of descriptors: hashing, JSON round trip, and errors for invalid JSON."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_shape_may_be_any_sequence_of_sizes() -> None:
 
 
 def _changed(**fields: Any) -> str:
-    """The JSON of a good descriptor with some fields replaced, or left out where None is given twice over."""
+    """The JSON of a valid descriptor with some fields replaced, or removed if the value is "left out"."""
     data = {**json.loads(GOOD.to_json()), **fields}
     return json.dumps({key: value for key, value in data.items() if value != "left out"})
 

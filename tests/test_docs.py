@@ -1,4 +1,4 @@
-"""The documents do what they say: their code runs, and their generated parts are up to date."""
+"""Tests of the documents: their code runs, and their generated parts are up to date."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ import holdfast as hf
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-#: Importing these needs a compiler, or starts a program.
+#: Modules whose import needs a compiler or starts a program.
 KERNELS = re.compile(r"\.(cpu|gpu)|\.__main__$")
-#: What a block of a document may be: code that runs, commands, or a formula.
+#: Accepted languages of code blocks: code that runs, commands, or a formula.
 LANGUAGES = {"python", "console", ""}
 
 
 def fences(text: str) -> list[tuple[str, str]]:
-    """The language and the text of each block, moved down to its own line, so that errors name it."""
+    """The language and text of each code block, after newlines that give errors the right line number."""
     found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(match[1], "\n" * text.count("\n", 0, match.start(2)) + match[2]) for match in found]
 
@@ -44,7 +44,7 @@ def modules() -> list[str]:
 
 
 def script(name: str) -> ModuleType:
-    """A program of docs/ as a module."""
+    """Import a program of docs/ as a module."""
     if str(DOCS) not in sys.path:
         sys.path.insert(0, str(DOCS))
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Dynamic quantization is choose_scale followed by quantize, in every bit, and one pass where promised."""
+"""dynamic_quantize gives the bits of choose_scale followed by quantize, in one pass where documented."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def results(desc: hf.plans.DynamicQuantizeDescriptor, device: str) -> dict[str, 
 
 
 def run(backend: str, x: torch.Tensor, **fields: Any) -> list[torch.Tensor]:
-    """What a plan on ``backend`` gives."""
+    """The outputs of a plan on ``backend``."""
     device = BACKENDS[backend]
     desc = hf.plans.DynamicQuantizeDescriptor(shape=tuple(x.shape), input_dtype=x.dtype, **fields)
     stream = hf.Stream.current(device)
@@ -190,7 +190,7 @@ def test_ordinary_torch_behaviour() -> None:
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 @pytest.mark.parametrize("columns", [96, 4096, 5120, 32768, 40_000])
 def test_the_gpu_divides_as_the_cpu_does(columns: int, dtype: torch.dtype) -> None:
-    """Rows of every size of scale, near ties and not, among them huge ones and some that are not finite."""
+    """Rows with scales of every magnitude, near ties and elsewhere, including huge and non-finite values."""
     generator = torch.Generator().manual_seed(columns)
     x = torch.randn(96, columns, generator=generator, dtype=torch.float64)
     x *= 2.0 ** torch.linspace(-60, 126, 96, dtype=torch.float64)[:, None]

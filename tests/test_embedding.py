@@ -1,4 +1,4 @@
-"""embedding: torch's meaning, gradients that lose nothing, and bad indices that say so."""
+"""Tests of embedding: torch's semantics, accurate gradients, and errors for bad indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
@@ -46,7 +46,7 @@ def test_the_gradient_is_torchs(padding_idx: int | None, scale_grad_by_freq: boo
     hf.embedding(INDICES, mine, **options, sparse=sparse).backward(dout)
     F.embedding(INDICES, theirs, **options).backward(dout)
     gradient = mine.grad.to_dense() if sparse else mine.grad
-    # torch adds in an order of its own, and multiplies by 1 / count where this divides.
+    # torch sums in another order, and multiplies by 1 / count where holdfast divides.
     assert torch.allclose(gradient, theirs.grad, rtol=1e-14, atol=0)
     if not scale_grad_by_freq:
         assert torch.equal(gradient == 0, theirs.grad == 0)
@@ -63,7 +63,7 @@ def test_a_sparse_gradient_has_the_rows_that_were_read(dtype: torch.dtype) -> No
     assert gradient.indices().tolist() == [[0, 3, 7]]
     assert torch.equal(gradient.to_dense(), dense.grad)
     hf.embedding(indices, sparse, padding_idx=4, sparse=True).backward(dout)
-    assert torch.equal(sparse.grad._values(), gradient.values())  # where torch forgets that it is coalesced
+    assert torch.equal(sparse.grad._values(), gradient.values())  # torch drops the coalesced flag
 
 
 def test_a_sparse_gradient_of_nothing() -> None:
@@ -92,7 +92,7 @@ def test_the_gradients_gradient_skips_padding() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_repeats_are_within_one_ulp_of_the_exact_sum_rounded_once(dtype: torch.dtype) -> None:
-    """torch adds these up in the half precision itself, and loses most of them."""
+    """torch sums these terms in half precision and loses most of them."""
     weight = torch.zeros(3, 8, dtype=dtype, requires_grad=True)
     dout = (row_values("repeats", (4096, 8), dtype).abs() / 64).to(dtype)
     hf.embedding(torch.ones(4096, dtype=torch.int64), weight).backward(dout)
@@ -188,7 +188,7 @@ def test_on_the_gpu_a_bad_index_is_raised_later(through: str) -> None:
     indices = torch.tensor([4, 70, -3, 5, 11])
     stream, plan = gpu_plan((5,))
     args = gpu_args(indices)
-    plan.run(stream, None, args)  # says nothing yet
+    plan.run(stream, None, args)  # the error is deferred
     if GPU == "cuda":
         torch.cuda.synchronize()
     with pytest.raises(hf.InvalidIndex) as refusal:
@@ -200,7 +200,7 @@ def test_on_the_gpu_a_bad_index_is_raised_later(through: str) -> None:
             hf.quantize(torch.ones(3), 0.5)
     for words in ("position 1", "is 70;", "11 rows", "0 to 10"):
         assert words in str(refusal.value)
-    hf.check_errors()  # once is enough
+    hf.check_errors()  # an error is reported once
     assert torch.equal(args.out[[0, 3]], args.weight[[4, 5]])
     assert (args.out[[1, 2, 4]] == 0).all()
     good = gpu_args(torch.arange(5))
@@ -308,7 +308,7 @@ def test_the_module_is_torchs_with_another_gradient() -> None:
     for module in (mine, theirs):
         module(INDICES).sum().backward()
     assert torch.equal(mine(INDICES), theirs(INDICES))
-    # torch multiplies by 1 / count where this divides.
+    # torch multiplies by 1 / count where holdfast divides.
     assert torch.allclose(mine.weight.grad, theirs.weight.grad, rtol=1e-6)
     assert repr(mine) == repr(theirs)
 
@@ -338,12 +338,12 @@ def test_the_module_has_a_sparse_gradient_if_asked() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU large outputs are written past the caches; here all of them are."""
+    """On the CPU, large outputs use non-temporal stores; here all outputs do."""
     from holdfast.ops.embedding import cpu
 
     monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
     plan, found = hf.plans.all()["EmbeddingPlan"], []
     for case in cases_of(plan):
-        args, wanted = expected(plan, case)
-        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
+        args, wanted = run_reference(plan, case)
+        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []

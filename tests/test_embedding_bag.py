@@ -1,4 +1,4 @@
-"""embedding_bag: torch's meaning, its gradients, what it refuses, and that nothing changes a bit."""
+"""Tests of embedding_bag: torch's semantics, gradients, errors, and equal bits in every configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 from holdfast.backends import interpreted
-from holdfast.core import deferred
+from holdfast.core import device_errors
 from holdfast.core.bits import digest
 from holdfast.core.case import poisoned_output
 from holdfast.ops.segment_sum.cases import index_values, row_values
@@ -20,7 +20,7 @@ from holdfast.ops.segment_sum.cases import index_values, row_values
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
 
-# bags of 5, none, 6, 29, 2; 7 times 6 as rows
+# bags of 5, 0, 6, 29 and 2 indices; 7 x 6 as rows
 OFFSETS = torch.tensor([0, 5, 5, 11, 40])
 ROWS, COLUMNS = 13, 5
 
@@ -64,11 +64,11 @@ def run_plan(
 
 @pytest.fixture
 def _no_reports() -> Iterator[None]:
-    """Leave no report behind for another test to find."""
+    """Clear deferred errors after each test."""
     yield
-    for box in deferred._boxes:
-        box.words.fill_(deferred.NOTHING)
-        box.words[0] = 0
+    for reports in device_errors._all_reports:
+        reports.words.fill_(device_errors.NO_REPORT)
+        reports.words[0] = 0
 
 
 def test_the_arguments_are_those_of_torch() -> None:
@@ -101,7 +101,7 @@ def test_forward_and_backward_are_those_of_torch(
     inputs = [weight] if weights is None else [weight, weights]
     ours = hf.embedding_bag(indices, weight, offsets, **kept)  # type: ignore[arg-type]
     theirs = torch.nn.functional.embedding_bag(indices, weight, offsets, **kept)  # type: ignore[arg-type]
-    # torch adds in an order of its own.
+    # torch sums in another order.
     torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-13)
     dout = row_values("bag dout", ours.shape, torch.float64)
     for made, wanted in zip(
@@ -112,7 +112,7 @@ def test_forward_and_backward_are_those_of_torch(
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_a_gradient_by_frequency_is_over_how_often_a_row_was_named(mode: str) -> None:
-    """Not compared with torch: on the CPU it divides by the count of another row."""
+    """Not compared with torch, which divides by the count of another row on the CPU."""
     indices, weight = indices_of(False, "zipf"), table().requires_grad_()
     grads = []
     for by_frequency in (False, True):
@@ -308,7 +308,7 @@ def test_bad_indices(value: int, backend: str) -> None:
     with pytest.raises(IndexError, match=rf"position 17 .* is {shown}; .* {ROWS} rows"):
         run_plan(backend, weight, indices, OFFSETS)
     kept = indices.clone()
-    kept[17] = 4  # the index becomes padding, and padding is what a bad index is like
+    kept[17] = 4  # replace the index with padding, which is how a bad index is treated
     skipped = run_plan(backend, weight, indices, OFFSETS, bad_index="skip", padding_idx=4)
     assert torch.equal(skipped, run_plan(backend, weight, kept, OFFSETS, padding_idx=4))
 
@@ -421,7 +421,7 @@ def test_args_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_the_workspace_is_bounded(backend: str) -> None:
-    """A few words for each index, bag and row; and on the GPU a sixteenth of the terms."""
+    """A few words per index, bag and row, and on the GPU a sixteenth of the terms."""
     stream = hf.Stream.current(DEVICES[backend])
     pref = hf.PlanPreference(backend=backend, precompile=False)
     count, bags, width = 2**20, 2**15, 128
@@ -471,7 +471,7 @@ def test_the_module_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("weight", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_in_no_bag_reaches_no_gradient(weight: float) -> None:
-    """Not even with a weight that makes NaN of zeros."""
+    """Not even with a weight that turns zeros into NaN."""
     desc = hf.plans.EmbeddingBagBackwardDescriptor(
         shape=(4,), num_embeddings=3, embedding_dim=2, mode="sum", offsets=2, include_last_offset=True,
         per_sample_weights=True, dper_sample_weights=True,

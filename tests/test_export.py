@@ -1,4 +1,4 @@
-"""Programs of ``torch.export`` with every function and every dtype of codes can be saved and loaded."""
+"""``torch.export`` programs of every function and code dtype can be saved and loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def saved_and_loaded(call: Call, changed: dict[str, Any], tensors: dict[str, tor
 
 
 def variants() -> list[tuple[str, dict[str, Any]]]:
-    """Every call as it is, and those over codes with every dtype of codes."""
+    """Every call, and calls with codes also for every code dtype."""
     found: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in CALLS]
     for code in INTEGERS.values():
         signed = {"symmetric": code.signed} if code.bits != 2 else {"symmetric": False}

@@ -1,4 +1,4 @@
-"""Fake quantization: the forward is quantize and dequantize, and every estimator is what its formula says."""
+"""Tests of fake_quantize: the forward equals quantize and dequantize, and estimators match their formulas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.core.values import special_values
 from holdfast.numerics import reference
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor
 from holdfast.ops.fake_quantize.torch_op import lsq_factor
-from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 GPU = gpu_way()
 BACKENDS = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU else {})}
@@ -35,12 +35,12 @@ PLAIN: dict[str, Any] = {"dtype": torch.int4}
 
 
 def same(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Equal bits; NaN is one pattern."""
+    """Whether all bits are equal. All NaNs are equal."""
     return torch.equal(canonical(found), canonical(wanted))
 
 
 def forward(backend: str, x: torch.Tensor, scale: Any, zero_point: Any = None, **fields: Any) -> torch.Tensor:
-    """y, by a plan on ``backend``."""
+    """y, computed by a plan on ``backend``."""
     stream = hf.Stream.current(BACKENDS[backend])
     desc = hf.plans.FakeQuantizeDescriptor(shape=x.shape, input_dtype=x.dtype, **fields)
     plan = hf.plans.FakeQuantizePlan.select(
@@ -64,7 +64,7 @@ def gradient(
     zero_point: Any = None,
     **fields: Any,
 ) -> torch.Tensor:
-    """dx, by a plan on ``backend``."""
+    """dx, computed by a plan on ``backend``."""
     stream = hf.Stream.current(BACKENDS[backend])
     desc = hf.plans.FakeQuantizeBackwardDescriptor(shape=x.shape, input_dtype=x.dtype, ste=ste, **fields)
     pref = hf.PlanPreference(backend=backend, precompile=False)
@@ -79,7 +79,7 @@ def gradient(
     return dx.cpu()
 
 
-# The estimators by hand: scale 1/2 and two bits, 1/4 and four, 1/64 and eight; codes from -q_max to q_max.
+# Hand-computed estimators: scale 1/2 with 2 bits, 1/4 with 4, 1/64 with 8; codes from -q_max to q_max.
 
 BY_HAND: dict[tuple[int, hf.SteKind], tuple[float, list[float], list[float]]] = {
     (2, hf.SteKind.IDENTITY): (0.5, [-9.0, 0.0, 0.5, 9.0], [1, 1, 1, 1]),
@@ -111,12 +111,12 @@ def test_estimators_by_hand(backend: str, bits: int, ste: hf.SteKind) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_estimators_of_a_range_that_is_not_symmetric(backend: str) -> None:
-    """int4 with zero point 1 and scale 1/2: x from -4.5 to 3, whose middle is -0.75 and half of it 3.75."""
+    """int4, zero point 1, scale 1/2: x ranges from -4.5 to 3, with centre -0.75 and half-width 3.75."""
     x = torch.tensor([-4.75, -4.5, -2.625, -0.75, 1.125, 3.0, 3.25])
     wanted = {
         hf.SteKind.CLIPPED_IDENTITY: [0, 1, 1, 1, 1, 1, 0],
         hf.SteKind.HARD_TANH: [0, 0, 0.5, 1, 0.5, 0, 0],
-        hf.SteKind.IN_RANGE: [0, 1, 1, 1, 1, 1, 1],  # -9.5 goes to -10, 6.5 to 6
+        hf.SteKind.IN_RANGE: [0, 1, 1, 1, 1, 1, 1],  # -9.5 rounds to -10, 6.5 to 6
     }
     for ste, factors in wanted.items():
         dx = gradient(backend, ste, x, torch.ones(7), 0.5, 1, dtype=torch.int4)
@@ -128,11 +128,11 @@ def test_estimators_of_a_range_that_is_not_symmetric(backend: str) -> None:
     assert dx[0] == 1.0 and dx[1] == dx[2]
 
 
-# The seed's formulas in exact rational arithmetic, rounded after each operation.
+# The formulas of the estimators in rational arithmetic, rounded after each operation.
 
 
 def rounded(value: Fraction, dtype: torch.dtype) -> Fraction:
-    """The number of ``dtype`` nearest to ``value``, ties to even."""
+    """``value`` rounded to ``dtype``, ties to even."""
     if not value:
         return value
     precision, least = (24, -149) if dtype == torch.float32 else (53, -1074)
@@ -143,7 +143,7 @@ def rounded(value: Fraction, dtype: torch.dtype) -> Fraction:
 
 
 def seed(ste: hf.SteKind, x: float, dy: float, scale: float, q_max: int, dtype: torch.dtype) -> Any:
-    """What the estimator gives for codes from -q_max to q_max; for TANH, without rounding its last steps."""
+    """The estimator in exact arithmetic for codes -q_max to q_max. The last steps of TANH are not rounded."""
 
     def rn(value: Fraction) -> Fraction:
         return rounded(value, dtype)
@@ -160,14 +160,14 @@ def seed(ste: hf.SteKind, x: float, dy: float, scale: float, q_max: int, dtype: 
         return rn(exact_dy * max(Fraction(0), rn(1 - abs(rn(exact_x / bound)))))
     t = rn(exact_x / s)
     with mpmath.workdps(60):
-        # The argument of exp is floored, where the result is next to nothing.
+        # The argument of exp has a lower limit, where the result is negligible.
         v = min(2 * abs(mpmath.mpf(t.numerator) / t.denominator), 80 if dtype == torch.float32 else 700)
         e = mpmath.exp(-v)
         return mpmath.mpf(dy) * 4 * e / (1 + e) ** 2
 
 
 def around_the_bounds(scale: float, q_max: int, dtype: torch.dtype) -> torch.Tensor:
-    """The bounds, the last code in range, and zero; one ULP inside and outside; and what lies between."""
+    """The bounds, the last code in range, and zero; values one ULP inside and outside; and values between."""
     places = torch.tensor([q_max, q_max + 0.5, q_max - 0.5, 0.5, 1.0], dtype=dtype)
     at = torch.cat([places * torch.tensor(scale, dtype=dtype), torch.tensor([0.0, 1e-30], dtype=dtype)])
     up, down = torch.full_like(at, INF), torch.full_like(at, -INF)
@@ -200,17 +200,17 @@ def test_estimators_are_the_seeds_in_exact_arithmetic(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_both_bounds_pass_their_gradient(backend: str) -> None:
-    """Saturated weights keep training: what lies on a bound is inside."""
+    """Bounds are inclusive, so that saturated weights continue to train."""
     x = torch.tensor([-1.28, 1.27], dtype=torch.float64)
     for ste in (hf.SteKind.IN_RANGE, hf.SteKind.CLIPPED_IDENTITY, hf.SteKind.IDENTITY):
         dx = gradient(backend, ste, x, torch.ones_like(x), 0.01, dtype=torch.int8)
         assert dx.tolist() == [1.0, 1.0]
 
 
-# What is no ordinary number.
+# Values that are not ordinary numbers.
 
 SPECIAL_X = [NAN, INF, -INF]
-TAIL = 7.219405345614219e-35  # 4 exp(-80), the last that TANH gives in float32
+TAIL = 7.219405345614219e-35  # 4 exp(-80), the smallest value of TANH in float32
 SPECIAL: dict[hf.SteKind, list[float]] = {
     hf.SteKind.IDENTITY: [-3.0, -3.0, -3.0],
     hf.SteKind.IN_RANGE: [0.0, 0.0, 0.0],
@@ -229,7 +229,7 @@ def test_what_is_no_number_has_a_gradient_that_is_one(backend: str, ste: hf.SteK
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_selected_not_masked(backend: str) -> None:
-    """What comes from upstream does not leak through where the estimator lets nothing through."""
+    """Where the estimator is 0, even NaN and infinite upstream gradients give 0."""
     x, dy = torch.full((5,), 99.0), torch.tensor([NAN, INF, -INF, -1.0, -0.0])
     for ste in (hf.SteKind.IN_RANGE, hf.SteKind.CLIPPED_IDENTITY, hf.SteKind.HARD_TANH):
         assert same(gradient(backend, ste, x, dy, 0.5, **PLAIN), torch.zeros(5))
@@ -241,7 +241,7 @@ def test_gradients_are_selected_not_masked(backend: str) -> None:
 @pytest.mark.parametrize("scale", [0.0, -0.0, INF, NAN])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_scales_that_are_not_ordinary(backend: str, scale: float) -> None:
-    """Codes from -7 to 7, so that the bounds are -7 * scale and 7 * scale, and their middle is 0 or NaN."""
+    """Codes from -7 to 7: the bounds are -7 * scale and 7 * scale, and their centre is 0 or NaN."""
     x, dy = torch.tensor([-1.0, 0.0, 1.0, INF]), torch.full((4,), 2.0)
     wanted = {
         hf.SteKind.IN_RANGE: [2.0, 2.0, 2.0, 0.0] if math.isinf(scale) else [0.0] * 4,
@@ -256,7 +256,7 @@ def test_scales_that_are_not_ordinary(backend: str, scale: float) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_negative_scale(backend: str) -> None:
-    """HARD_TANH and TANH do not see the sign; no x lies between lo_x and hi_x; codes turn around."""
+    """HARD_TANH and TANH ignore the sign; no x lies between lo_x and hi_x; codes are in reverse order."""
     x, dy, scale = torch.tensor([-1.0, 0.25, 1.0]), torch.ones(3), torch.tensor(0.5)
     for ste in (hf.SteKind.TANH, hf.SteKind.HARD_TANH, hf.SteKind.IN_RANGE):
         with_minus = gradient(backend, ste, x, dy, -scale, q_min=-7, q_max=7)
@@ -269,7 +269,7 @@ def test_a_negative_scale(backend: str) -> None:
 def test_a_range_of_one_code(backend: str) -> None:
     x = torch.tensor([1.5, 2.0, 2.4, 2.6])
     wanted = {
-        hf.SteKind.IN_RANGE: [1, 1, 1, 0],  # 1.5 goes to 2
+        hf.SteKind.IN_RANGE: [1, 1, 1, 0],  # 1.5 rounds to 2
         hf.SteKind.CLIPPED_IDENTITY: [0, 1, 0, 0],
         hf.SteKind.HARD_TANH: [0, 0, 0, 0],
     }
@@ -283,7 +283,7 @@ def test_a_range_of_one_code(backend: str) -> None:
 @pytest.mark.parametrize("granularity", GRANULARITIES, ids=repr)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_peers_get_wrong(backend: str, granularity: hf.Granularity) -> None:
-    """Infinities and huge values saturate, also with a zero point; NaN stays NaN."""
+    """Infinite and huge values saturate, also with a zero point; NaN stays NaN."""
     x = torch.tensor([INF, 3.4e38, -INF, -3.4e38, NAN, 0.3, -0.0, 1e-45]).expand(SHAPE).contiguous()
     scales = granularity.view(SHAPE).scale_shape
     shared = torch.full(scales, 0.25), torch.full(scales, 100, dtype=torch.int32)
@@ -331,7 +331,7 @@ def test_forward_of_special_values(backend: str, real: torch.dtype) -> None:
 def test_a_floating_zero_point_is_rounded_where_it_is_used(backend: str, real: torch.dtype) -> None:
     learned = torch.tensor([0.5, 1.5, -2.5, 3.49, NAN, INF, -INF, 2.0**23 + 6, -1e30], dtype=torch.float64)
     whole = torch.tensor([0, 2, -2, 3, 0, 2**23, -(2**23), 2**23, -(2**23)], dtype=torch.int32)
-    if real == torch.float16:  # holds no more than 65504
+    if real == torch.float16:  # its largest number is 65504
         learned, whole = learned[:7], whole[:7]
     x = torch.linspace(-9, 9, 9 * 11).reshape(9, 11)[: len(whole)].to(real)
     scale = torch.full((len(whole),), 0.5)
@@ -348,7 +348,7 @@ def test_a_floating_zero_point_is_rounded_where_it_is_used(backend: str, real: t
 
 @pytest.mark.parametrize("real", [torch.float32, torch.float64])
 def test_the_ends_of_the_range_are_where_division_says(real: torch.dtype) -> None:
-    """For one scale the CPU compares x with the first and the last that is inside, whatever the scale is."""
+    """With a single scale, the CPU compares x with the smallest and largest x in range."""
     limits = torch.finfo(real)
     generator = torch.Generator().manual_seed(5)
     drawn = torch.exp2(torch.rand(40, dtype=torch.float64, generator=generator) * 30 - 20).tolist()
@@ -377,23 +377,23 @@ def test_the_ends_of_the_range_are_where_division_says(real: torch.dtype) -> Non
 def test_outputs_that_are_streamed_have_the_same_bits(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CPU backend writes large outputs with streaming stores. Here it does so for every output."""
+    """On the CPU, large outputs use non-temporal stores; here all outputs do."""
     from holdfast.ops.affine import cpu
 
     monkeypatch.setattr(cpu, "_STREAM_MIN_BYTES", 1)
     plan, found = hf.plans.all()[name], []
     for case in cases_of(plan):
-        args, wanted = expected(plan, case)
-        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, selected("cpu"))
+        args, wanted = run_reference(plan, case)
+        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []
 
 
-# 1 - tanh^2 by itself.
+# The slope 1 - tanh^2.
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])
 def test_the_slope_of_tanh_is_within_its_bound(name: str) -> None:
-    """Four units of 2^-24, or 2^-53, of itself; as exact as exp is for the rest of a float64."""
+    """The relative error is at most 4 * 2^-24, or 4 * 2^-53 for float64 apart from the error of exp."""
     compute = FLOATS[name]
     kind = reference.compute_type(compute)
     floor = 40 if name == "float32" else 350
@@ -422,7 +422,7 @@ def test_the_slope_of_tanh_is_1_at_0_and_falls() -> None:
 
 @pytest.fixture(scope="module")
 def fma() -> Any:
-    """Fused multiply-add in float32, for compiled functions: what the steps of the GPU are made of."""
+    """Fused multiply-add in float32 for Numba functions, to emulate the steps of the GPU."""
     from numba import types
     from numba.extending import intrinsic
 
@@ -434,7 +434,7 @@ def fma() -> Any:
 
 
 def test_the_division_of_the_gpu_rounds_correctly(fma: Any) -> None:
-    """The slope's ``minus_quotient``, from estimates off by up to 2 ulp."""
+    """``minus_quotient``, starting from estimates with errors of up to 2 ulp."""
     from numba import njit
 
     @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -460,7 +460,7 @@ def test_the_division_of_the_gpu_rounds_correctly(fma: Any) -> None:
 
 @pytest.mark.parametrize("off", range(-3, 4))
 def test_the_reciprocals_of_the_gpu_round_correctly(fma: Any, off: int) -> None:
-    """The steps of ``minus_reciprocal`` for every significand, from estimates off by up to 3 ulp."""
+    """``minus_reciprocal`` for every significand, starting from estimates with errors of up to 3 ulp."""
     from numba import njit
 
     @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -480,7 +480,7 @@ def test_the_reciprocals_of_the_gpu_round_correctly(fma: Any, off: int) -> None:
 
 
 def test_the_argument_of_the_gpu_is_right_for_scales_of_every_size(fma: Any) -> None:
-    """The steps of ``tanh_argument``: right where the slope depends on them, and else of the same slope."""
+    """``tanh_argument`` is exact where the slope depends on it, and gives the same slope elsewhere."""
     from numba import njit
 
     @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -509,7 +509,7 @@ def test_the_argument_of_the_gpu_is_right_for_scales_of_every_size(fma: Any) -> 
         steps(x, mid, unit, quarter, np.float32(-1) / quarter, first, second)
         t = (x - mid) / s
         slope = reference.tanh_slope(t, FLOATS["float32"])
-        # Where the second is not a number, a minimum takes the other one.
+        # If the second operand is NaN, a minimum returns the first.
         found = np.where(np.isnan(second), np.float32(40), second * np.float32(0.25))
         assert (np.isnan(first) == np.isnan(t)).all()
         known = ~np.isnan(t)
@@ -520,7 +520,7 @@ def test_the_argument_of_the_gpu_is_right_for_scales_of_every_size(fma: Any) -> 
             assert (few & counts).sum() > 100
 
 
-# Names, descriptors, promises.
+# Names, descriptors, guarantees.
 
 
 @pytest.mark.parametrize("ste", hf.SteKind)
@@ -581,7 +581,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a range the wrong way round": (
         lambda: hf.fake_quantize(X, 0.1, q_min=5, q_max=-5), "q_min 5 is greater than q_max -5"
     ),
-    "a floating dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.float16), "names the integer codes"),
+    "a floating dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.float16), "names the codes that"),
     "a wide dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.int32), "dtype is torch.int32; accepted"),
     "no such estimator": (
         lambda: hf.fake_quantize(X, 0.1, **PLAIN, ste="cubic"), "ste is 'cubic'; accepted .* 'tanh'"
@@ -637,7 +637,7 @@ def test_bad_args_write_nothing(backend: str) -> None:
     assert (y == 77).all()
 
 
-# Ordinary torch behaviour.
+# Behaviour as a torch function.
 
 
 def values(seed: int = 0, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
@@ -734,7 +734,7 @@ def test_a_gradient_of_the_gradient_is_refused() -> None:
     with pytest.raises(hf.Unsupported, match=r"its own gradient.*create_graph"):
         dx.sum().backward()
     y = hf.fake_quantize(x, 0.1, **PLAIN, ste="identity")
-    (dx,) = torch.autograd.grad((y * x).sum(), x, create_graph=True)  # y + x, which is linear in x
+    (dx,) = torch.autograd.grad((y * x).sum(), x, create_graph=True)  # y + x, linear in x
     dx.sum().backward()
     assert x.grad is not None and same(x.grad, torch.full(SHAPE, 2.0))
 
@@ -761,7 +761,7 @@ def test_layouts_are_kept() -> None:
     )
 
 
-#: Where x, the scale and the zero point have the samples, if they have them, and whether they are tensors.
+#: The batch axes of x, scale and zero point (None: no batch axis), and whether they are tensors.
 BATCHED = [
     dims
     for dims in product([0, 2, None], [0, -1, None, "host"], [0, None, "none"])
@@ -818,7 +818,7 @@ def test_gradients_in_batches(granularity: hf.Granularity) -> None:
 
 
 def test_the_factor_of_lsq() -> None:
-    """1 / sqrt(n * q_max), n elements for each scale; one code or none is no reason to divide by zero."""
+    """1 / sqrt(n * q_max) for n elements per scale, without a division by zero for q_max 0 or n 0."""
     shape = torch.Size(SHAPE)
     assert lsq_factor(shape, "per_tensor", 7) == 1 / math.sqrt(192 * 7)
     assert lsq_factor(shape, "per_channel:1", 127) == 1 / math.sqrt(32 * 127)

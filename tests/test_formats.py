@@ -1,4 +1,4 @@
-"""Number formats: the record, and float8_e4m3fn against other implementations of it."""
+"""Tests of number formats: the record, and float8_e4m3fn against other implementations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
+from holdfast.core.draw import Draw, space_of
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
@@ -33,7 +34,7 @@ INF, NAN = float("inf"), float("nan")
 GPU = gpu_way()
 BACKENDS = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU else {})}
 
-#: The records of formats to come. Nothing but these fields is needed to round to them and back.
+#: The records of future formats. These fields are sufficient to quantize and dequantize.
 E5M2 = Format(
     torch.float8_e5m2, "float8_e5m2", 8, torch.float8_e5m2, (-57344, 57344), 5, 2, nan=0x7E, infinity=0x7C,
     zero_point=False,
@@ -50,7 +51,7 @@ PEERS = {
 
 
 def run(kind: str, backend: str, out: torch.Tensor, fields: dict[str, Any], **operands: Any) -> torch.Tensor:
-    """A plan on one backend; ``kind`` is its name without Plan."""
+    """Run a plan on one backend; ``kind`` is the name of the plan without the suffix Plan."""
     device = BACKENDS[backend]
     plan = hf.plans.all()[f"{kind}Plan"]
     stream = hf.Stream.current(device)
@@ -71,7 +72,7 @@ def codes(backend: str, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
 
 def every(dtype: torch.dtype) -> torch.Tensor:
-    """Every value of a type of 16 bits."""
+    """Every value of a 16-bit dtype."""
     return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
 
 
@@ -168,7 +169,7 @@ def test_every_code_dequantized(backend: str, dtype: torch.dtype) -> None:
     assert torch.equal(canonical(found), canonical(q.to(dtype)))
 
 
-_STEP = 2.0**-9  # of the subnormal numbers
+_STEP = 2.0**-9  # step of the subnormal numbers
 RULES: dict[str, tuple[list[float], list[int]]] = {
     "ties go to even": ([1.0625, 1.1875, -1.0625, 17.0, 19.0], [0x38, 0x3A, 0xB8, 0x58, 0x5A]),
     "beside a tie": ([1.0625 + 2.0**-20, 1.1875 - 2.0**-20], [0x39, 0x39]),
@@ -336,3 +337,15 @@ def test_a_sku_names_the_float_format() -> None:
         for dtype in (torch.int8, E4)
     ]
     assert "float8_e4m3fn" in of_codes[1].mode and of_codes[0] != of_codes[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["QuantizePerTokenPlan", "DequantizePerTensorPlan", "FakeQuantizePlan", "DynamicQuantizePlan"]
+)
+def test_the_search_draws_float_formats(name: str) -> None:
+    plan = hf.plans.all()[name]
+    drawn = [space_of(plan).draw(plan, Draw(f"theme {number}", 0, 1000)) for number in range(60)]
+    floating = [problem for problem in drawn if format_of(problem.codes, "codes").is_float]
+    assert 3 <= len(floating) <= 30
+    for problem in floating:
+        space_of(plan).case(plan, problem).descriptor.validate()

@@ -1,4 +1,4 @@
-"""Drawn problems of every plan, on every backend; and that the search finds what is wrong."""
+"""Random problems of every plan on every backend; and tests that the search finds planted mistakes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from holdfast.proof.catalogue import entry
 from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan, refusal
 from holdfast.proof.fuzz.problem import draw_problem
 from holdfast.proof.fuzz.search import BUDGET, search
-from holdfast.proof.stored import fuzz_run
+from holdfast.proof.result_files import load_fuzz_report
 
 PLANS = sorted(hf.plans.all())
-#: Problems of each plan: on the CPU, and with the GPU's kernels in the interpreter.
+#: Number of problems per plan: on the CPU, and with GPU kernels in the interpreter.
 ON_CPU, INTERPRETED = 50, 4
 
 
@@ -56,7 +56,7 @@ def test_every_plan_declares_its_space(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_a_space_is_wide(name: str) -> None:
-    """A few hundred themes have every dtype of every field, both values of every switch, every layout."""
+    """A few hundred themes cover every dtype of every field, both values of every flag, and every layout."""
     plan, accepted = hf.plans.all()[name], entry(hf.plans.all()[name]).dtypes
     draws = [draw_problem(plan, f"{name}/4/{theme}", 0, 400) for theme in range(400)]
     descriptors = [space_of(plan).case(plan, drawn.problem).descriptor for drawn in draws]
@@ -77,7 +77,7 @@ def test_a_space_is_wide(name: str) -> None:
     assert any(drawn.broken is not None for drawn in draws)
 
 
-#: Plans whose descriptors have a shape of few ranks.
+#: Plans whose shapes have a limited rank.
 FIXED_RANKS = {name for name in PLANS if name.startswith(("AffineGrid", "GridSample", "EmbeddingBag"))}
 
 
@@ -102,7 +102,7 @@ def test_drawn_layouts_fit_any_shape(rank: int) -> None:
 
 
 def test_a_wrong_kernel_is_found_shrunk_and_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward that is wrong in its last column, for rows of more than four, on more than one thread."""
+    """The wrong kernel fails in the last column of rows with more than four elements, on several threads."""
     plan: Any = hf.plans.all()["FakeQuantizePlan"]
     right = plan.run
 
@@ -200,7 +200,7 @@ def test_a_search_in_processes_counts_and_ends(tmp_path: Path) -> None:
     assert report.count == len(told) > 0
     written = tmp_path / "fuzz.json"
     written.write_text(json.dumps(report.as_json()))
-    assert fuzz_run(written)["problems"] == report.count
+    assert load_fuzz_report(written)["problems"] == report.count
 
 
 def test_a_problem_that_kills_its_process_is_reported() -> None:
@@ -222,7 +222,7 @@ if __name__ == "__main__":
 
 
 def _as_file(program: str) -> str:
-    """A program that runs ``program`` from a file, where a spawned process finds it again."""
+    """A program that runs ``program`` from a file, which spawned processes can import."""
     return (
         "import pathlib, runpy, sys, tempfile\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'killing.py'\n"

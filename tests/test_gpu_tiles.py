@@ -1,6 +1,6 @@
-"""Every Triton kernel under the interpreter with the tile shapes of a GPU, on a few small problems.
+"""Runs every Triton kernel in the interpreter with the tile shapes of a GPU, on a few small problems.
 
-Elsewhere the interpreter runs with tuning records of its own, whose tiles are large.
+The other tests run the interpreter with its own tuning records, which have larger tiles.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.grid_sample import cases as grid_cases
 from holdfast.ops.segment_sum import cases as sum_cases
-from holdfast.proof.conformance import cases_of, check, expected, gpu_way, moved, selected
+from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: The most elements, all operands together, of the one case that is run whatever it launches.
+#: Maximum number of elements, over all operands, of the case of moderate size.
 ELEMENTS = 1500
 
 
 def problems(plan: AnyPlan) -> list[Case]:
-    """The cases of a plan that have elements, small ones first; then some for kernels no case reaches."""
+    """The non-empty cases of a plan, smallest first, and extra problems for kernels that no case reaches."""
     by_size = sorted(filter(size, cases_of(plan)), key=size)
     if plan is hf.plans.SegmentSumPlan:
         terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
@@ -45,14 +45,14 @@ def problems(plan: AnyPlan) -> list[Case]:
 
 @cache
 def size(case: Case) -> int:
-    """The elements of all tensors; 0 if one has none."""
+    """The number of elements of all tensors, or 0 if a tensor is empty."""
     tensors = [one for one in operands_of(case.make()).values() if isinstance(one, torch.Tensor)]
     return sum(one.numel() for one in tensors) if all(one.numel() for one in tensors) else 0
 
 
 @contextmanager
 def launches() -> Iterator[set[str]]:
-    """The kernels that are launched meanwhile; those that a prepared launch would launch."""
+    """Records the kernels that are launched, or that a prepared launch would launch."""
     found: set[str] = set()
     prepare = steps.prepare
 
@@ -69,9 +69,9 @@ def launches() -> Iterator[set[str]]:
 
 
 def prepared(plan: AnyPlan, case: Case) -> set[str]:
-    """The kernels that a case launches with the tuning of a GPU."""
+    """The kernels that a case launches with GPU tuning."""
     preference = hf.PlanPreference(backend="gpu", precompile=False)
-    args = moved(case.make(), DEVICE)
+    args = copy_args(case.make(), DEVICE)
     with tuned_as_on_gpu(), launches() as found:
         plan.select(hf.Stream.current(DEVICE), case.descriptor, preference).kernel.prepare(args)
     return found
@@ -79,7 +79,7 @@ def prepared(plan: AnyPlan, case: Case) -> set[str]:
 
 @cache
 def chosen(plan: AnyPlan) -> tuple[tuple[Case, ...], frozenset[str]]:
-    """The smallest cases that together launch every kernel of the plan, and one of moderate size."""
+    """The smallest cases that launch every kernel of the plan, and one case of moderate size."""
     cases, kernels = [], set[str]()
     for case in problems(plan):
         new = prepared(plan, case) - kernels
@@ -97,7 +97,7 @@ def test_the_tiles_of_a_gpu_change_no_bit(plan: AnyPlan) -> None:
     cases, kernels = chosen(plan)
     with tuned_as_on_gpu(), launches() as launched:
         for case in cases:
-            assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+            assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert launched == kernels
 
 
@@ -114,9 +114,9 @@ def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def launchable() -> set[str]:
-    """Every kernel of the package that is not only called by others.
+    """Every kernel that is launched, not only called by other kernels.
 
-    That is a function of Triton without a result, whose name some module uses outside of such functions.
+    These are Triton functions without a result that Python code outside of Triton functions uses.
     """
     kernels, used = set[str](), set[str]()
     for path in PACKAGE.rglob("*.py"):
@@ -144,7 +144,7 @@ def test_every_kernel_is_run_with_the_tiles_of_a_gpu() -> None:
 
 
 def test_the_interpreter_has_tiles_of_its_own() -> None:
-    """So that the tests above run other tiles than the rest of the tests."""
+    """Otherwise the tests above would run the same tiles as all other tests."""
     tuned = Tuned(gpu=ELEMENTS, interpreter=2 * ELEMENTS)
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     assert (tuned.on(cpu), tuned.on(cuda)) == (2 * ELEMENTS, ELEMENTS)

@@ -1,4 +1,4 @@
-"""grid_sample: its arithmetic against torch in float64, its gradients, and what it does at every edge."""
+"""Tests of grid_sample: values and gradients against torch in float64, and edge cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.reference import at_pixels, axes_of, corners
 from holdfast.ops.grid_sample.torch_op import grid_sample
-from holdfast.proof.conformance import Way, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, check, gpu_way, run_reference, select_on
 
 KINDS = [
     (axes, mode, padding, aligned)
@@ -68,17 +68,17 @@ def case_of(plan: AnyPlan, problem: cases.Problem) -> Case:
 def differences(
     plan: AnyPlan, problem: cases.Problem, threads: int | None = None, backend: str = "cpu"
 ) -> list[Any]:
-    """How the kernel of a backend differs from the reference."""
+    """The differences between the kernel of a backend and the reference."""
     case = case_of(plan, problem)
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, threads=threads, times=1)
     assert way is not None
-    return check(plan, case, way, args, reference, selected(backend))
+    return check(plan, case, way, args, reference, select_on(backend))
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_cases_are_every_combination(plan: AnyPlan) -> None:
-    """Of rank, mode, padding, alignment and dtypes. Those that are not common have all but every dtype."""
+    """The cases cover every combination. Those that are not common cover every combination but dtypes."""
     wanted = {(*kind, *dtypes) for kind in KINDS for dtypes in DTYPES}
     described = [(case, case.descriptor) for case in cases.cases(plan)]
     kinds = [
@@ -103,7 +103,7 @@ def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> N
     assert differences(GridSampleBackwardPlan, replace(problem, needs=(True, False))) == []
 
 
-#: Tiles so small that these problems have many of them, of every kind.
+#: Tiles that are small enough for these problems to have many tiles of every kind.
 SMALL_TILES: dict[str, dict[str, Any]] = {
     "gpu_dinput_by_cell": {
         "tile": 64,
@@ -113,7 +113,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
     },
     "gpu_channels_last": {"tile": 128, "channels": 16},
     "gpu_dinput_by_corner": {"tile": 64},
-    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "enough": 8},
+    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "min_programs": 8},
 }
 
 
@@ -140,7 +140,7 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
 @pytest.mark.parametrize("lines", [0, 99], ids=["scattered", "side by side"])
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As samples come, or by cells if they are scattered: what is not summed in one way is in the other."""
+    """dgrid is summed in sample order, or by cell for scattered samples. LINES selects one of them."""
     monkeypatch.setattr(
         importlib.import_module("holdfast.ops.grid_sample.gpu_locality"), "LINES", tl.constexpr(lines)
     )
@@ -197,10 +197,10 @@ def test_the_number_of_threads_changes_no_bit(plan: AnyPlan, threads: int) -> No
 
 
 def exact_problem(axes: int, dtype: torch.dtype, grid_dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """An image, a grid whose coordinates are exact, and gradients.
+    """An image, a grid with exact coordinates, and gradients.
 
-    The grid has few bits and sizes are powers of two, so that float64 finds the samples at the same places;
-    none is at a kink.
+    Grid values have few bits and sizes are powers of two, so that float64 gives the same sample positions. No
+    sample is at a point where the derivative is discontinuous.
     """
     generator = torch.Generator().manual_seed(7)
     size, output = (4, 8, 16)[-axes:], (3, 7, 11)[-axes:]
@@ -213,7 +213,7 @@ def exact_problem(axes: int, dtype: torch.dtype, grid_dtype: torch.dtype) -> tup
 
 
 def units(image: torch.Tensor, grid: torch.Tensor, dout: torch.Tensor, desc: Any) -> dict[str, torch.Tensor]:
-    """The sums of magnitudes that errors are counted in."""
+    """The sums of magnitudes, which are the unit of the errors."""
     v, d = (t.double().abs().reshape(*t.shape[:2], -1).numpy() for t in (image, dout))
     axes = axes_of(grid.double().reshape(desc.batch, desc.samples, desc.axes).numpy(), desc)
     out, dinput = np.zeros_like(d), np.zeros_like(v)
@@ -231,7 +231,7 @@ def units(image: torch.Tensor, grid: torch.Tensor, dout: torch.Tensor, desc: Any
 
 
 def last_place(unit: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The last place of each number, in ``dtype``."""
+    """The unit in the last place of each number in ``dtype``."""
     precision = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}[dtype]
     _, exponent = torch.frexp(unit.clamp(min=torch.finfo(dtype).tiny))
     return torch.ldexp(torch.ones_like(unit), exponent - precision)
@@ -267,7 +267,7 @@ def test_within_the_bound_that_the_plan_states(
     }
     of = units(image, grid, dout, desc)
     for name, (ours, theirs) in found.items():
-        # In float64 torch has an error of its own, of the same size.
+        # In float64, torch has an error of the same size.
         bound = bounds[name] * (2 if dtype == torch.float64 else 1)
         error = (ours.double() - theirs).abs() / last_place(of[name], ours.dtype)
         assert error.max() <= bound, f"{name}: {error.max()} ULP, {bound} are stated"
@@ -476,7 +476,7 @@ def test_a_limited_workspace_on_the_gpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
 
 
-@pytest.mark.usefixtures("shared_finely")  # each thread has its share of the usual workspace
+@pytest.mark.usefixtures("shared_finely")  # the usual workspace has a part per thread
 def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
     shape, size = (2, 16, 33, 35), (31, 37)
     image, grid, dout = torch.randn(shape), torch.rand(2, *size, 2) * 2.2 - 1.1, torch.randn(2, 16, *size)

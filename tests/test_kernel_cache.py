@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: never stale, never in the way, and nothing that an interrupt can spoil."""
+"""Tests of the kernel cache on disk: invalidation, failures to write, and interrupts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from holdfast.backends.cpu import compile_kernel
 from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
 from holdfast.core import importing
 
-#: Loads or compiles one small kernel, and prints how often it was found on disk and how often it was not.
+#: Loads or compiles one small kernel, and prints the cache hits and misses.
 LOADING = """
 import numpy as np
 from holdfast.backends.cpu import compile_kernel
@@ -31,7 +31,7 @@ LOADED, COMPILED = "1 0\n", "0 1\n"
 
 
 def run(program: str, folder: Path, **more: str) -> str:
-    """What ``program`` prints. Its cache is in ``folder``, and so is the package if there is a copy."""
+    """The output of ``program``. ``folder`` has its cache, and possibly a copy of the package to run."""
     path = os.pathsep.join([str(folder), str(PACKAGE.parent)])
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path, **more}
     environment.pop("TRITON_INTERPRET", None)
@@ -60,11 +60,11 @@ def test_a_constant_of_another_source_makes_a_new_kernel(copied: Path) -> None:
     assert run(LOADING, copied) == LOADED
     edit(copied / "holdfast" / "ops" / "tree_sum" / "blocks.py", "\nROWS = 16\n", "\nROWS = 8\n")
     assert run(LOADING, copied) == COMPILED
-    assert len(list((copied / "cache").rglob("*_measure*.nbc"))) == 1  # that of the other sources is gone
+    assert len(list((copied / "cache").rglob("*_measure*.nbc"))) == 1  # the old kernel is deleted
 
 
 def test_a_constant_of_another_source_makes_a_new_gpu_kernel(copied: Path) -> None:
-    """Triton's own cache has the values of the constants in its key."""
+    """The key of Triton's cache includes the values of constants."""
     program = "from holdfast.ops.segment_sum import gpu\nprint(gpu.sum_segments.cache_key)"
     before = run(program, copied)
     assert run(program, copied) == before
@@ -73,7 +73,7 @@ def test_a_constant_of_another_source_makes_a_new_gpu_kernel(copied: Path) -> No
 
 
 def imported(path: Path) -> set[Path]:
-    """What a source imports from this package, by its syntax tree."""
+    """The modules of this package that a source imports."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -119,7 +119,7 @@ def test_only_a_whole_file_is_loaded(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_only_time(tmp_path: Path) -> None:
-    """No file may grow beyond a few bytes: to write one fails as it does where the disk is full."""
+    """A limit of a few bytes per file makes writes fail as on a full disk."""
     limited = "import resource, signal\n" + "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n" + LOADING
     assert run(limited, tmp_path) == COMPILED
@@ -127,7 +127,7 @@ def test_a_full_disk_costs_only_time(tmp_path: Path) -> None:
     assert run(LOADING, tmp_path) == COMPILED
 
 
-#: Presses Ctrl-C while Numba is imported, then goes on as an interactive user does.
+#: Simulates Ctrl-C during the import of Numba, then continues as an interactive user would.
 INTERRUPTED = """
 import os, signal, sys
 import torch, holdfast as hf

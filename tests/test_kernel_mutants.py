@@ -1,4 +1,4 @@
-"""Mistakes in the kernels' own sources change bits, and nothing else than bits counts."""
+"""Tests of kernel mutants: mistakes in a kernel's source change bits, and only a changed bit counts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from holdfast.cli import app
 from holdfast.core.mutant import KernelMutant, MutantError
 from holdfast.proof.conformance import Difference
 from holdfast.proof.kernel_mutants import command
-from holdfast.proof.kernel_mutants.listed import every_mutant, families, label_of
+from holdfast.proof.kernel_mutants.registry import every_mutant, families, label_of
 from holdfast.proof.kernel_mutants.run import trials
 from holdfast.proof.kernel_mutants.trial import Trial
 
-#: A few that are quick to compile, or need not be compiled, of both backends.
+#: A few mutants of both backends that compile quickly, or need no compilation.
 SELECTED = [
     "embedding, cpu: the last column lost",
     "segment_sum, cpu: chunks of twice the size",
@@ -70,7 +70,7 @@ def test_every_family_has_four_on_each_backend_and_no_label_twice() -> None:
 
 _EMBEDDING = KernelMutant("", "holdfast.ops.embedding.gpu", "exists = number < count", "", ("EmbeddingPlan",))
 
-#: Each changes nothing, or does what is no difference.
+#: Mutants that change nothing, or fail in another way than by a difference.
 UNCAUGHT = {
     "control": replace(_EMBEDDING, new=_EMBEDDING.old),
     "raises": replace(_EMBEDDING, new="exists = number < nothing"),

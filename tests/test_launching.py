@@ -1,4 +1,4 @@
-"""How Triton's kernels are prepared and launched, seen without a GPU."""
+"""Tests of preparing and launching Triton kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,13 +15,14 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
-from holdfast.core.pieces import Pieces
+from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Args
 from holdfast.core.stream import Stream
+from holdfast.core.workspace_layout import WorkspaceLayout
 
 
 class Handle:
-    """A compiled kernel whose launcher takes a while to load, and counts who loads one at the same time."""
+    """A compiled kernel whose launcher loads slowly, and counts concurrent loads."""
 
     loading = most = 0
     counting = threading.Lock()
@@ -43,7 +43,7 @@ def nothing() -> None:
 
 
 class Kernel:
-    """A kernel that compiles as long as all others do."""
+    """A kernel that finishes compiling only when all kernels compile at the same time."""
 
     fn = staticmethod(nothing)
 
@@ -88,7 +88,7 @@ def sloppy(n: Any, out: Any) -> None:
 
 
 class Recorded:
-    """A kernel that is not compiled; its launcher notes what it is given."""
+    """A kernel that is not compiled. Its launcher records its arguments."""
 
     def __init__(self, function: Any) -> None:
         self.fn = function
@@ -108,18 +108,15 @@ class Recorded:
         return Loaded()
 
 
-@dataclass(eq=False)
+@arguments
 class ScaledArgs(Args):
-    x: torch.Tensor
-    out: torch.Tensor
-    factor: float = 2.0
+    out: Output
     bias: torch.Tensor | None = None
+    x: torch.Tensor
+    factor: float = 2.0
 
-    def operands(self) -> tuple[Any, ...]:
-        return self.out, self.bias, self.x, self.factor
 
-
-ARGS = ScaledArgs(torch.zeros(6), torch.zeros(6))
+ARGS = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6))
 STREAM = Stream.current("cpu")
 
 
@@ -135,19 +132,19 @@ def added(kernel: Any, **parameters: Any) -> steps.Steps:
 
 @pytest.mark.usefixtures("compiled")
 def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
-    kernel, pieces = Recorded(scaled), Pieces()
-    pieces.take(5, torch.int8)
-    piece = pieces.take(3, torch.float32)
+    kernel, layout = Recorded(scaled), WorkspaceLayout()
+    layout.take(5, torch.int8)
+    region = layout.take(3, torch.float32)
     launch = added(
-        kernel, TILE=64, sizes=(4, 5), n=6, partial=piece, x=steps.Part("x", 2, 3), out="bias",
+        kernel, TILE=64, sizes=(4, 5), n=6, partial=region, x=steps.Part("x", 2, 3), out="bias",
         bits=gpu.EachRun(lambda args: int(args.factor)),
     ).launch  # fmt: skip
-    workspace = hf.Workspace.allocate(pieces.size, "cpu")
+    workspace = hf.Workspace.allocate(layout.size, "cpu")
     for factor in (3.0, 4.0):
-        args = ScaledArgs(torch.zeros(6), torch.zeros(6), factor)
+        args = ScaledArgs(x=torch.zeros(6), out=torch.zeros(6), factor=factor)
         launch(STREAM, workspace, args, addresses(args))
-        # An absent operand has the pointer of the first that is there.
-        out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, piece.tensor(workspace).data_ptr()
+        # An absent operand gets the pointer of the first operand that is present.
+        out, x, partial = args.out.data_ptr(), args.x.data_ptr() + 8, region.tensor(workspace).data_ptr()
         assert kernel.launched.pop() == (3, 2, 1, STREAM.handle, out, x, partial, int(factor), 6, (4, 5), 64)
     assert kernel.warmed is not None
     (_, _, _, bits, n, sizes), options = kernel.warmed

@@ -18,7 +18,7 @@ from drawings.imports import Graph, imported_modules, levels, op_graph, package_
 
 PACKAGE = Path(holdfast.__file__).parent
 
-#: What each layer may import, besides itself. "holdfast" is the package's own __init__.
+#: The layers that each layer may import besides itself. "holdfast" is the package's __init__.
 BELOW = {
     "core": set(),
     "backends": {"core"},
@@ -115,7 +115,7 @@ def test_a_new_part_is_in_the_graph(tmp_path: Path) -> None:
 
 
 def heavy_after(statement: str) -> set[str]:
-    """Which compilers a fresh process has loaded after ``statement``."""
+    """The compilers that a fresh process has imported after ``statement``."""
     program = f"import sys\n{statement}\nprint(*({{'numba', 'triton', 'llvmlite'}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(result.stdout.split())

@@ -1,4 +1,4 @@
-"""Learned scales and zero points: gradients against exact arithmetic, the order of sums, and torch."""
+"""Tests of learned scales and zero points: gradients against exact arithmetic and torch; order of sums."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import holdfast as hf
 from holdfast.core.bits import digest
 from holdfast.core.case import random_bits
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.pieces import Pieces
 from holdfast.core.stream import Workspace
 from holdfast.core.values import rounded, spread
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.tree_sum.reference import by_segment, tree_sum
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: Each backend, and where it runs here: the gpu backend on the CPU where there is no GPU, interpreted.
+#: Each backend and its device. Without a GPU, the gpu backend runs interpreted on the CPU.
 BACKENDS = [("reference", "cpu"), ("cpu", "cpu"), ("gpu", DEVICE)]
 GRANULARITIES: list[tuple[Granularity, tuple[int, ...]]] = [
     (PerTensor(), (70, 90)),
@@ -43,7 +43,7 @@ def numbers(
 
 
 def gradients(backend: str, device: str, given: dict[str, Any], **fields: Any) -> dict[str, torch.Tensor]:
-    """dx, dscale and dzero_point by the plan, on the CPU."""
+    """dx, dscale and dzero_point, computed by the plan and copied to the CPU."""
     x, scale, zero_point = given["x"], given["scale"], given.get("zero_point")
     learns_zero = isinstance(zero_point, torch.Tensor) and zero_point.is_floating_point()
     descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
@@ -67,7 +67,7 @@ def gradients(backend: str, device: str, given: dict[str, Any], **fields: Any) -
 
 
 def added_one_by_one(terms: list[float], number: type[np.floating[Any]]) -> float:
-    """The tree sum, spelled out term by term."""
+    """The tree sum, written as plain loops."""
     while True:
         sums = []
         for begin in range(0, max(len(terms), 1), 4096):
@@ -120,7 +120,7 @@ def test_segments_are_in_row_major_order() -> None:
 
 @pytest.mark.parametrize(("backend", "device"), BACKENDS)
 def test_values_worked_out_by_hand(backend: str, device: str) -> None:
-    """Codes -8 to 7 with scale 0.5 and zero point 2, so that lo = -10 and hi = 5."""
+    """Codes -8 to 7, scale 0.5 and zero point 2: lo = -10 and hi = 5."""
     x = torch.tensor([0.6, -0.25, 2.74, 2.75, 3.0, -5.0, -5.25, -5.5, float("nan"), float("inf"), 0.0])
     #    t =         1.2   -0.5   5.48  5.5    6    -10    -10.5    -11
     #    r =           1      0      5    6    6    -10      -10    -11
@@ -141,7 +141,7 @@ def test_values_worked_out_by_hand(backend: str, device: str) -> None:
 def exact_gradients(
     given: dict[str, torch.Tensor], granularity: Granularity, q_min: int, q_max: int, factor: float
 ) -> dict[str, list[tuple[Fraction, Fraction]]]:
-    """dscale and dzero_point in rational arithmetic, for the forward's codes, and the sums of magnitudes."""
+    """dscale and dzero_point in rational arithmetic, with their sums of magnitudes."""
     compute = np.float64 if given["x"].dtype == torch.float64 else np.float32
     x, dy, scale, zero = (given[name].double().numpy() for name in ("x", "dy", "scale", "zero_point"))
     view = granularity.view(x.shape)
@@ -207,7 +207,7 @@ def _exponent(value: Fraction) -> int:
 
 
 def test_the_bound_is_not_loose() -> None:
-    """What is promised for float64 is far below what one wrong term would do."""
+    """The bound for float64 is far below the error that one wrong term causes."""
     descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(10**6,), input_dtype=torch.float64, dtype=torch.int8
     )
@@ -233,7 +233,7 @@ def test_a_hundred_runs_are_one(
         "scale": numbers("runs scale", scales, torch.float32, -4, -3).abs(),
         "zero_point": numbers("runs zero point", scales, torch.float32, 0, 2),
     }
-    times = 100 if backend == "cpu" or device == "cuda" else 2  # the interpreter has no freedom
+    times = 100 if backend == "cpu" or device == "cuda" else 2  # the interpreter is sequential
     found = {
         digest(gradients(backend, device, given, dtype=torch.int4, granularity=granularity))
         for _ in range(times)
@@ -277,7 +277,7 @@ def test_the_number_of_threads_changes_no_bit(threads: Callable[[int], None]) ->
 
 @pytest.mark.parametrize(("backend", "device"), [b for b in BACKENDS if b[0] != "reference"])
 def test_any_quotient_is_correctly_rounded(backend: str, device: str) -> None:
-    """With a group for each element dscale is -t * dy, which shows every bit of a small quotient t."""
+    """With one element per group, dscale is -t * dy, which exposes every bit of a small quotient t."""
     count = 1 << 14
     bits = random_bits("any quotient", 2 * count).astype(np.uint32)
     x, s = (torch.from_numpy(half.view(np.float32).copy()) for half in (bits[:count], bits[count:]))
@@ -294,7 +294,7 @@ def test_any_quotient_is_correctly_rounded(backend: str, device: str) -> None:
 
 
 def test_a_third_level() -> None:
-    """More than a block of blocks: 4096 * 4096 elements and a few."""
+    """More than 4096 * 4096 elements need a third level of blocks."""
     x = numbers("third level", (4096 * 4096 + 5,), torch.float32, -3, 3)
     descriptor = hf.plans.LsqInitDescriptor(shape=tuple(x.shape), q_max=7)
     found = []
@@ -325,11 +325,11 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     found = segments_in_order(PerChannel(0).view(shape), (tensor,), (totals,))
     further = gpu.further_levels(found.length, 1)
     assert [left for left, _ in further] == [4097, 2]
-    sums, pieces = gpu.sums_of(found.count, further, compute, 1)
+    sums, layout = gpu.workspace_sums(found.count, further, compute, 1)
     args = hf.plans.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
-    gpu.add_further(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
-    workspace = Workspace.allocate(pieces.size, DEVICE)
+    gpu.add_further_levels(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
+    workspace = Workspace.allocate(layout.size, DEVICE)
     values = spread("further", 2 * 4097, 24, -9, 9).astype(np.float32).reshape(2, 4097)
     sums[0][0].tensor(workspace).copy_(torch.from_numpy(values.flatten()))
     steps.launch(hf.Stream.current(DEVICE), workspace, args, args.signature()[1])
@@ -337,7 +337,7 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
 
 
 def lsq(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor, q_min: int, q_max: int) -> torch.Tensor:
-    """Fake quantization whose derivatives torch finds: rounding passes them through, clamping does not."""
+    """Fake quantization in plain torch: rounding passes gradients through, clamping stops them."""
     r = x / s + (torch.round(x / s) - x / s).detach()
     whole = z + (torch.round(z) - z).detach()
     low, high = q_min - whole, q_max - whole
@@ -359,7 +359,7 @@ def test_autograd_finds_the_gradients_of_the_formula(
     beside = [n if varies else 1 for n, varies in zip(view.shape, view.varies, strict=True)]
     same = lsq(split, scale.reshape(beside), zero_point.reshape(beside), -8, 7).reshape(shape)
     for mine, theirs in zip(found, torch.autograd.grad(same, (x, scale, zero_point), dy), strict=True):
-        # The formula's gradients are torch's, which adds in an order of its own.
+        # torch sums the gradients of the formula in another order.
         torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
 
 
@@ -396,7 +396,7 @@ def test_the_factor_of_lsq() -> None:
 
 
 def test_a_scale_that_is_learned_gets_better() -> None:
-    """Some steps of gradient descent on the scale bring fake quantization nearer to what it stands for."""
+    """A few steps of gradient descent on the scale reduce the quantization error."""
     x = numbers("descent", (4000,), torch.float32, -2, 1)
     scale = hf.lsq_init(x, dtype=torch.int4).mul(4).requires_grad_()
 
@@ -498,7 +498,7 @@ def test_compiled_as_a_whole() -> None:
 
 
 def test_gradients_for_a_batch_of_upstream_ones() -> None:
-    """vmap over upstream gradients gives what a loop over them gives."""
+    """vmap over upstream gradients gives the bits of a loop over them."""
     x = numbers("batch x", (3, 40), torch.float32).requires_grad_()
     scale = torch.tensor([0.2, 0.3, 0.4], requires_grad=True)
     zero_point = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
@@ -679,11 +679,11 @@ def test_lsq_init_tells_what_it_takes() -> None:
 
 
 def test_pieces_are_what_the_workspace_is_cut_into() -> None:
-    """One launch where a segment is a block at most; else the sums of blocks, of each tree, and no more."""
-    cut = Pieces()
+    """The workspace holds the block sums of each tree and nothing else."""
+    layout = WorkspaceLayout()
     for _ in range(2):
-        cut.take(4 * 2, torch.float32)
-    for zero_point_dtype, expected in ((None, 256 + 256), (torch.float32, cut.size)):
+        layout.take(4 * 2, torch.float32)
+    for zero_point_dtype, expected in ((None, 256 + 256), (torch.float32, layout.size)):
         descriptor = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
             shape=(4, 8192), dtype=torch.int8, granularity=PerChannel(0), zero_point_dtype=zero_point_dtype
         )

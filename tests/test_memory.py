@@ -1,4 +1,4 @@
-"""A run on the CPU takes no memory but what it was given."""
+"""A run on the CPU allocates no memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core import pages
+from holdfast.core import huge_pages, private
 
 PROGRAM = """
 import pathlib, re, torch, holdfast as hf
@@ -27,9 +27,9 @@ forward = plans.QuantizePerTensorPlan.select(stream, plans.QuantizePerTensorDesc
 descriptor = plans.QuantizePerTensorBackwardDescriptor(shape=(n,))
 backward = plans.QuantizePerTensorBackwardPlan.select(stream, descriptor)
 small = torch.ones(1 << 16)
-hf.dequantize(hf.quantize(small, 0.1), 0.1)  # imports and starts the threads
+hf.dequantize(hf.quantize(small, 0.1), 0.1)  # import everything and start the threads
 
-pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # reset the peak
 before = resident("VmRSS")
 forward.run(stream, None, hf.plans.QuantizePerTensorArgs(x=x, scale=0.1, q=q))
 backward.run(stream, None, hf.plans.QuantizePerTensorBackwardArgs(dy=dy, x=x, scale=0.1, dx=dx))
@@ -39,7 +39,7 @@ print(resident("VmHWM") - before)
 
 
 def growth(extra: str = "") -> int:
-    """How many KiB the process grew by, at its largest, while it ran both directions."""
+    """The growth of the peak memory of the process in KiB, while it runs both directions."""
     program = PROGRAM.replace("{extra}", extra)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return int(done.stdout)
@@ -54,21 +54,20 @@ def test_the_check_sees_an_allocation() -> None:
 
 
 def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For whole pages that are theirs, and for small results nobody is asked."""
-    asked: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(pages, "_madvise", lambda *given: asked.append(given))
-    x = torch.ones(pages.LEAST // 4)
+    """Large pages are requested for the whole pages of a large result, and not for small results."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(private, "advise_large_pages", lambda *given: asked.append(given))
+    x = torch.ones(huge_pages.MIN_BYTES // 4)
     for result, calls in (
         (hf.fake_quantize(x, 0.1, dtype=torch.int8), 1),
         (hf.fake_quantize(x[1:], 0.1, dtype=torch.int8), 0),
     ):
         assert len(asked) == calls
-        for first, size, advice in asked:
+        for first, size in asked:
             end = result.data_ptr() + result.nbytes
             assert first % 4096 == 0 and first + size == end and 0 <= first - result.data_ptr() < 4096
-            assert advice == 14
         asked.clear()
-    monkeypatch.setattr(pages, "_madvise", None)
+    monkeypatch.setattr(private, "advise_large_pages", private.FALLBACKS["advise_large_pages"])
     assert torch.equal(
         hf.fake_quantize(x, 0.1, dtype=torch.int8),
         hf.fake_quantize(x[:1], 0.1, dtype=torch.int8).expand_as(x),
@@ -77,6 +76,6 @@ def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this call")
 def test_the_system_takes_the_question() -> None:
-    room = torch.empty(pages.LEAST, dtype=torch.uint8)
+    room = torch.empty(huge_pages.MIN_BYTES, dtype=torch.uint8)
     first = -(-room.data_ptr() // 4096) * 4096
-    assert pages._madvise is not None and pages._madvise(first, 4096, 14) == 0
+    assert private.advise_large_pages(first, 4096) == 0

@@ -1,4 +1,4 @@
-"""The public names: what ``holdfast`` and ``holdfast.plans`` export, and that type checkers see the same."""
+"""Tests of the public names: what ``holdfast`` and ``holdfast.plans`` export, also for type checkers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_thirty_two_plans_and_more() -> None:
 
 
 def test_every_folder_is_an_op() -> None:
-    """What a folder of ``ops`` registers and exports is found, without a list of folders anywhere."""
+    """Every folder of ``ops`` is discovered, with its plans and functions. No list names the folders."""
     found = {plan.__module__.split(".")[2] for plan in hf.plans.all().values()}
     assert found <= set(ops.names())
     for module in ops.modules("torch_op"):

@@ -1,4 +1,4 @@
-"""hf.nn.FakeQuantize refuses what it cannot use with a sentence, and nothing has changed."""
+"""hf.nn.FakeQuantize raises on invalid arguments and leaves its state unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""hf.nn.FakeQuantize over batches that are not ordinary: eager and compiled agree on what becomes of them.
+"""hf.nn.FakeQuantize on empty, rejected and ordinary batches: eager and compiled give the same state.
 
-Run as a script, this is one of two processes.
+Run as a script, this file is one of two processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -43,7 +43,7 @@ BATCHES = {
     "larger": ORDINARY * 3,
 }
 
-#: Every pair to begin with, then ordinary ones; and some more.
+#: Sequences that start with every pair of kinds, then ordinary batches; and a few more.
 BEGINNINGS = itertools.permutations(("nan", "infinite", "empty", "zeros"), 2)
 SEQUENCES = [
     *([*beginning, "ordinary", "larger"] for beginning in BEGINNINGS),
@@ -98,7 +98,7 @@ def test_eager_and_compiled_go_the_same_way(name: str) -> None:
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")
 def test_equal_modules_share_a_graph() -> None:
-    """The handle of a module is data: another module with the same settings is not compiled again."""
+    """The handle of a module is a tensor, so another module with the same settings is not compiled again."""
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     layers = torch.nn.ModuleList(hf.nn.FakeQuantize() for _ in range(4))
@@ -135,20 +135,20 @@ def test_rejected_batches_alone_make_no_scale(symmetric: bool) -> None:
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))],
 )
 def test_eval_looks_for_a_scale_that_only_the_device_knows(device: str, batches: list[str]) -> None:
-    """On a GPU the host does not know whether the batch was accepted; a compiled graph cannot ask."""
+    """On a GPU, the host does not know whether the batch was accepted, and a compiled graph cannot check."""
     torch._dynamo.reset()
     module, x = hf.nn.FakeQuantize(device=device), ORDINARY.to(device)
     for batch in batches:
         module(BATCHES[batch].to(device))
         if device == "cpu":
-            module._is_set = None  # what a batch on a GPU leaves
+            module._is_set = None  # the value after a batch on a GPU
         assert module._is_set is None
     module.eval()
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     if "ordinary" in batches:
         assert same(compiled(x), module(x)) and not module(x).isnan().any()
     else:
-        for call in (compiled, module):  # an eager call looks as well
+        for call in (compiled, module):  # an eager call checks, too
             with pytest.raises(Exception, match="has seen no training batch that it could use"):
                 call(x)
 
@@ -192,9 +192,9 @@ def test_state_that_was_moved_in_inference_mode_is_trained_on() -> None:
     assert same(module.scale, hf.choose_scale(ORDINARY.double()))
 
 
-# Two processes, of which one or both have nothing.
+# Two processes, of which one or both have empty batches.
 
-#: For each step, what the first process has and what the second has.
+#: For each step, the batches of the first and the second process.
 SPREAD = [
     ("empty", "empty"),
     ("empty", "ordinary"),
@@ -205,10 +205,10 @@ SPREAD = [
 
 
 def spread(rank: int | None) -> dict[str, Any]:
-    """The states after each step of one of the processes; of a process that has all, for None."""
+    """The states after each step on process ``rank``, or on a single process with all data if it is None."""
     found: dict[str, Any] = {}
     for name, fields in CONFIGURATIONS.items():
-        shape = (4,) if "granularity" in fields else None  # an empty batch may tell it, too
+        shape = (4,) if "granularity" in fields else None  # an empty batch may determine the shape, too
         module = hf.nn.FakeQuantize(**{**fields, "scale_shape": shape})
         states = []
         for step in SPREAD:
@@ -222,7 +222,7 @@ def spread(rank: int | None) -> dict[str, Any]:
 
 def test_a_process_with_an_empty_batch_adds_nothing(tmp_path: Path) -> None:
     alone = spread(None)
-    for found in found_by_both(__file__, tmp_path, SECONDS):
+    for found in run_two_processes(__file__, tmp_path, SECONDS):
         for name, states in alone.items():
             for step, (ours, theirs) in enumerate(zip(states, found[name], strict=True)):
                 assert all(same(ours[key], theirs[key]) for key in ours), (name, step)

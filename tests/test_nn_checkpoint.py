@@ -1,4 +1,4 @@
-"""hf.nn.FakeQuantize under activation checkpointing: the bits of a model that is not checkpointed."""
+"""hf.nn.FakeQuantize under activation checkpointing gives the bits of the model without checkpoints."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 import holdfast as hf
+from holdfast.core import private
 from holdfast.core.bits import canonical
 from holdfast.nn import recomputation
 
@@ -45,7 +46,7 @@ KINDS = [reentrant, not_reentrant]
 
 
 class Layers(torch.nn.Module):
-    """A model whose gradients depend on the scale in every way."""
+    """A model whose gradients depend on all scales."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ def assert_same(found: list[torch.Tensor], right: list[torch.Tensor]) -> None:
 
 
 def compared(name: str, step: Callable[[torch.nn.Module, Run], list[torch.Tensor]], kind: Run) -> None:
-    """Let ``step`` have the same gradients and leave the same state with and without checkpoints."""
+    """Assert that ``step`` gives the same gradients and state with and without checkpoints."""
     model = Layers(name)
     other = copy.deepcopy(model)
     inputs, others = step(model, plainly), step(other, kind)
@@ -97,9 +98,9 @@ def test_steps_have_the_bits_of_steps_without_a_checkpoint(name: str, kind: Run)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_a_module_is_called_several_times_before_backward(name: str, kind: Run) -> None:
-    """Within a checkpoint, in checkpoints after each other, and beside them.
+    """Within one checkpoint, in consecutive checkpoints, and outside of checkpoints.
 
-    Reentrant checkpoints add the gradients of a parameter in another order, so there are none.
+    No parameter requires a gradient, because reentrant checkpoints sum these in another order.
     """
 
     def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:
@@ -119,7 +120,7 @@ def test_a_module_is_called_several_times_before_backward(name: str, kind: Run) 
 def test_batches_may_wait_for_their_backward_in_any_order(
     order: tuple[int, ...], saturated: bool, kind: Run
 ) -> None:
-    """With batches of one range nothing but the order of calls tells their scales apart."""
+    """The batches have one range, so only the order of calls identifies their scales."""
 
     def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:
         inputs = [batch(seed) for seed in range(4)]
@@ -176,7 +177,7 @@ def test_with_and_without_an_early_stop(early: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_scale_is_that_of_the_first_pass_in_evaluation_too(kind: Run) -> None:
-    """Also where the mode has changed before backward, and the state with it."""
+    """Also if training mode and state change before backward."""
 
     def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:
         model(batch(0))
@@ -233,11 +234,11 @@ def test_nothing_is_kept_once_the_graph_is_gone() -> None:
     assert len(recomputation._CALLS) == before
 
 
-# Where torch's own names are other ones.
+# Fallbacks for when torch's private names change.
 
 
 class Twice(torch.autograd.Function):
-    """A checkpoint that only its author knows."""
+    """A custom checkpoint that torch does not know."""
 
     @staticmethod
     def forward(ctx: Any, function: Any, x: torch.Tensor) -> torch.Tensor:
@@ -276,10 +277,7 @@ def test_without_torch_s_names_one_call_before_each_backward_is_right(
 
 
 def test_where_torch_does_not_tell_of_backward_the_names_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other:
-        """torch._C without what is asked for."""
-
-    monkeypatch.setattr(recomputation, "_bindings", Other())
+    monkeypatch.setattr(private, "backward_pass", private.FALLBACKS["backward_pass"])
     assert not recomputation.in_backward()
 
     def step(model: torch.nn.Module, run: Run) -> list[torch.Tensor]:
@@ -347,7 +345,7 @@ def test_a_checkpoint_in_a_compiled_function(name: str, kind: Run) -> None:
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")
 def test_one_graph_of_a_checkpoint_with_a_moving_average_is_refused() -> None:
-    """Its second run would begin with the state that the first one left."""
+    """Its second run would start from the state after the first run."""
     torch._dynamo.reset()
     module = hf.nn.FakeQuantize()
     run = torch.compile(lambda x: not_reentrant(module, x), backend="aot_eager", fullgraph=True)

@@ -1,6 +1,6 @@
-"""hf.nn.FakeQuantize: what it keeps, when that changes, and what one process and two make of a batch.
+"""Tests of hf.nn.FakeQuantize: its state, when it changes, and equal results with one process and two.
 
-Run as a script, this is one of the two processes.
+Run as a script, this file is one of the two processes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
 
-#: A configuration of every mode, symmetric and not, with scales of every shape that it may have.
+#: Configurations of every mode, symmetric or not, with every possible shape of scales.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ema": {},
     "ema, 4 bits per channel": {"dtype": torch.int4, "granularity": hf.PerChannel(1)},
@@ -95,7 +95,7 @@ def test_with_a_zero_point_the_range_is_averaged() -> None:
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_what_is_trained_is_what_is_deployed(name: str) -> None:
-    """The module in evaluation is quantize and dequantize with its scale, in every bit."""
+    """In evaluation, the module gives the bits of quantize and dequantize with its scale."""
     quantizer = made(name)
     for x in batches(3):
         quantizer(x)
@@ -210,7 +210,7 @@ def test_a_bad_batch_is_rejected_and_counted(name: str, bad: float) -> None:
     poisoned[2, 1] = bad
     with pytest.warns(RuntimeWarning, match="NaN or infinity in it was rejected"):
         y = quantizer(poisoned)
-    assert y.isfinite().sum() >= y.numel() - 1  # only what was bad is
+    assert y.isfinite().sum() >= y.numel() - 1  # only the bad element is not finite
     assert int(quantizer.rejected_batches) == 1 == quantizer.report()["rejected_batches"]
     assert "rejected_batches=1" in repr(quantizer)
     before["rejected_batches"] += 1
@@ -252,7 +252,7 @@ def test_state_dict_there_and_back(name: str, trained: int) -> None:
         x = batches(3)[2]
         assert same(fresh.eval()(x).detach(), quantizer.eval()(x).detach())
     other = made(name)
-    fresh.train().load_state_dict(other.state_dict())  # back to the beginning
+    fresh.train().load_state_dict(other.state_dict())  # an unset state
     for x in batches(2):
         assert same(fresh(x).detach(), other(x).detach())
     assert same_state(state(fresh), state(other))
@@ -463,7 +463,7 @@ def test_bad_input_is_refused_with_a_sentence() -> None:
     assert same_state(before, state(kept))
 
 
-# Two processes, each with half of the batch, and one with all of it.
+# Two processes with half of the batch each, and one process with all of it.
 
 SHARED: dict[str, dict[str, Any]] = {
     "ema": {},
@@ -475,7 +475,7 @@ SHARED: dict[str, dict[str, Any]] = {
 
 
 def joint_batches() -> list[torch.Tensor]:
-    """Batches of 8 rows; in the third a NaN, in the fourth an infinity, each in one half only."""
+    """Batches of 8 rows. The third has a NaN and the fourth an infinity, each in one half."""
     found = batches(6, rows=8)
     found[2][1, 2] = NAN
     found[3][6, 0] = -INF
@@ -483,7 +483,7 @@ def joint_batches() -> list[torch.Tensor]:
 
 
 def trained(half: slice) -> dict[str, Any]:
-    """Everything that comes of training each configuration on some rows of the batches."""
+    """The results of training each configuration on some rows of the batches."""
     found: dict[str, Any] = {}
     for name, fields in SHARED.items():
         quantizer = hf.nn.FakeQuantize(**fields)
@@ -496,7 +496,7 @@ def trained(half: slice) -> dict[str, Any]:
 
 
 def test_two_processes_have_the_state_of_one(tmp_path: Path) -> None:
-    first, second = found_by_both(__file__, tmp_path, SECONDS)
+    first, second = run_two_processes(__file__, tmp_path, SECONDS)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         alone = trained(slice(None))
     for name in SHARED:
@@ -552,7 +552,7 @@ def test_what_cannot_be_used_is_refused_when_the_module_is_made(given: Any, sent
 @pytest.mark.parametrize("mode", ["ema", "learned"])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_batch_of_nothing_says_nothing(mode: str, symmetric: bool) -> None:
-    """Once it was the first batch, and the scale began at the floor."""
+    """An empty first batch must not set the scale to the smallest value."""
     nothing, batch = torch.zeros(0, 3), torch.tensor([[127.0, -3.0, 5.0]])
     once, twice = (hf.nn.FakeQuantize(mode=mode, symmetric=symmetric) for _ in range(2))
     assert twice(nothing).shape == (0, 3)

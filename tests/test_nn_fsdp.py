@@ -1,7 +1,7 @@
-"""hf.nn.FakeQuantize under FSDP: two processes that shard a model train with the bits of one that does not.
+"""hf.nn.FakeQuantize under FSDP: two processes with a sharded model give the bits of one process.
 
-Both processes have the same batches, so that the mean of their gradients is exact. Run as a script, this is
-one of the two processes.
+Both processes have the same batches, so that the mean of their gradients is exact. Run as a script, this file
+is one of the two processes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import found_by_both
+from two_processes import run_two_processes
 
 SECONDS, STEPS = 240, 4
 
-#: The modes, with what a user of FSDP has to say.
+#: The modes, with the arguments that FSDP needs.
 MODES: dict[str, dict[str, Any]] = {
     "learned": {"mode": "learned", "scale_shape": (1,)},
     "learned per channel": {"mode": "learned", "granularity": hf.PerChannel(1), "scale_shape": (5,)},
@@ -58,7 +58,7 @@ def sharded(model: torch.nn.Sequential, how: str) -> torch.nn.Sequential:
 
 @torch.no_grad()
 def sharded_on_meta(name: str) -> torch.nn.Sequential:
-    """The same model, made without memory: only the layers of torch are given their values."""
+    """The same model, created on meta. Only the layers of torch are given values."""
     from torch.distributed.tensor import distribute_tensor
 
     with torch.device("meta"):
@@ -77,7 +77,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def trained(name: str, how: str | None) -> dict[str, Any]:
-    """The outputs and the state after some steps; the first batch is NaN, and is rejected."""
+    """The outputs and the state after some steps. The first batch is NaN and is rejected."""
     model = model_of(name)
     if how == "from the meta device":
         model = sharded_on_meta(name)
@@ -101,20 +101,20 @@ def trained(name: str, how: str | None) -> dict[str, Any]:
 
 
 def resumed(model: torch.nn.Sequential, name: str, how: str | None) -> torch.Tensor:
-    """What another model computes that has loaded the state of this one."""
+    """The output of another model after loading the state of this one."""
     other = model_of(name) if how is None else sharded(model_of(name), how)
     other.load_state_dict(model.state_dict())
     return other.train()(torch.ones(2, 4)).detach().clone()
 
 
-#: Kinds of checkpoint: whether they are reentrant.
+#: Kinds of checkpoint, by ``use_reentrant``.
 KINDS = {"checkpointed": False, "checkpointed, reentrant": True}
 
 WAYS = ("one group", "each layer", "kept whole", "compiled", "from the meta device", *KINDS)
 
 
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:
-    found = found_by_both(__file__, tmp_path, SECONDS)
+    found = run_two_processes(__file__, tmp_path, SECONDS)
     for name in MODES:
         alone = trained(name, None)
         for how in WAYS:
@@ -160,7 +160,7 @@ def test_another_shape_than_that_of_one_scale_is_refused(shape: tuple[int, ...])
 
 
 def test_a_scale_that_is_no_parameter_is_refused_at_the_first_batch() -> None:
-    """Its first value would be lost, as under FullyShardedDataParallel."""
+    """Under FullyShardedDataParallel the initial value would be lost."""
     module = hf.nn.FakeQuantize(mode="learned")
     x = torch.ones(2, 3)
     with pytest.raises(

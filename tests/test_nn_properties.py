@@ -1,4 +1,4 @@
-"""hf.nn.FakeQuantize over random sequences of what may happen to it, against a plain model of it."""
+"""Compares hf.nn.FakeQuantize with a simple model on random sequences of operations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 class Model:
-    """What the documentation says, and no more."""
+    """The documented behaviour in a few lines."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.learned, self.symmetric = fields.get("mode") == "learned", fields.get("symmetric", True)
@@ -54,7 +54,7 @@ class Model:
         self.rejected, self.frozen, self.observes, self.training = 0, False, True, True
 
     def sees(self, x: torch.Tensor) -> None:
-        """The change of state that a batch makes."""
+        """Update the state from a batch."""
         if not (self.training and self.observes and not self.frozen and x.numel()):
             return
         if self.learned and self.scale is not None:
@@ -78,7 +78,7 @@ class Model:
                 self.zero_point = (0 - torch.round(self.low / self.scale)).clamp(0, 255).to(torch.int32)
 
     def computes(self, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result for ``x``, and its gradient where that of the result is ``weight``."""
+        """The result for ``x``, and the gradient of ``x`` for the upstream gradient ``weight``."""
         x = x.detach().clone().requires_grad_()
         scale = torch.full((), NAN) if self.scale is None else self.scale
         if scale.isnan().all():
@@ -156,7 +156,7 @@ def machine(name: str) -> type[RuleBasedStateMachine]:
 
         @rule(which=st.integers(0, 5))
         def backward(self, which: int) -> None:
-            """Of any of the batches that wait for it, at any time."""
+            """Run backward for any pending batch."""
             if self.waiting:
                 x, y, weight, gradient = self.waiting.pop(which % len(self.waiting))
                 y.backward(weight)
@@ -193,7 +193,7 @@ def machine(name: str) -> type[RuleBasedStateMachine]:
                 if how == "loaded over":
                     other(torch.full((3, 4), 9.0))
                 other.load_state_dict(self.module.state_dict())
-            self.waiting.clear()  # those are of the old module
+            self.waiting.clear()  # they belong to the old module
             self.module = other.train(self.model.training)
 
         @invariant()

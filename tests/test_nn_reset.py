@@ -1,4 +1,4 @@
-"""reset_parameters of hf.nn modules: the state of a new module, whatever the memory held before."""
+"""Tests of reset_parameters: it restores the state of a new module from any memory content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def equal(a: torch.nn.Module, b: torch.nn.Module) -> bool:
 
 
 def spoil(module: torch.nn.Module) -> None:
-    """Undefined memory, as ``to_empty`` leaves it; but memory that is certainly wrong."""
+    """Overwrite the state with wrong values, in place of the undefined memory that ``to_empty`` leaves."""
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.fill_(77)

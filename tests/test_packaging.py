@@ -1,4 +1,4 @@
-"""What is installed is what is in the repository, and nothing in it belongs to one machine."""
+"""Tests of the package: it installs completely, and no file refers to one machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import holdfast
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-#: Home directories, mounted shares and wheel folders; and hosts that serve packages.
+#: Patterns of home directories, mounted shares, wheel folders and package hosts.
 MACHINE = re.compile(
     r"/(?:home|root|Users|mnt|opt|work)/\w|file://|index-url|find-links"
     r"|(?:pypi|download\.pytorch|pythonhosted)\.org|artifactory|localhost:\d"
@@ -31,7 +31,7 @@ MACHINE = re.compile(
 
 
 def tracked_files() -> list[Path]:
-    """What git has or would take; without git, everything but hidden and built folders."""
+    """The files that git tracks or would add. Without git: all files outside of hidden and build folders."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0:
@@ -120,7 +120,7 @@ class Built:
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """The output of a command that sees nothing of this checkout."""
+    """The output of a command that runs outside of this checkout."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run([*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True)
@@ -130,7 +130,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The sdist of what git has, and the wheel of that sdist, as ``python -m build`` makes them."""
+    """The sdist of the files in git and the wheel of that sdist, as ``python -m build`` makes them."""
     folder = tmp_path_factory.mktemp("build")
     for path in tracked_files():
         copy = folder / "tree" / path.relative_to(ROOT)
@@ -149,7 +149,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="module")
 def clean_python(built: Built) -> Path:
-    """An environment with the wheel and, of this one, the folder of installed packages; not its holdfast."""
+    """An environment with the wheel and the installed packages of this environment, but not its holdfast."""
     environment = built.folder / "clean"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
@@ -212,7 +212,7 @@ def test_the_command_works_in_a_clean_environment(built: Built, clean_python: Pa
     assert "QuantizePerTensorPlan" in run(clean_python.parent / "holdfast", "plans", cwd=built.folder)
 
 
-# What a public forge and an editor's hooks run.
+# CI workflow and pre-commit hooks.
 
 
 def test_the_workflow_runs_make_test_on_what_is_supported() -> None:

@@ -1,4 +1,4 @@
-"""The page of ``holdfast verify --report``: what it says, and how it looks in a browser."""
+"""Tests of the page of ``holdfast verify --report``: its text, and its layout in a browser."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import pytest
 
 import holdfast
 from holdfast.core import machine
+from holdfast.core.contract import printed_bound
 from holdfast.core.machine import Machine
 from holdfast.proof import digests
 from holdfast.proof.catalogue import catalogue
 from holdfast.proof.conformance import Difference
-from holdfast.proof.page import benchmarks, bound, combined, count, duration, page, times
+from holdfast.proof.page import benchmarks, combined, count, duration, page, times
 from holdfast.proof.verify import PlanReport, Report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,7 @@ BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-c
 
 @pytest.fixture(scope="module")
 def found() -> Report:
-    """Findings about every plan, with the digests that are pinned."""
+    """A report of every plan with the pinned digests."""
     plans = []
     for entry in catalogue():
         known = digests.pinned()[entry.plan]
@@ -51,7 +52,7 @@ def html(found: Report) -> str:
 
 
 class Text(HTMLParser):
-    """The text of a page, its attributes, and whether every element is closed."""
+    """Parses a page: its text, its attributes, and whether every element is closed."""
 
     VOID = {"meta", "br"}
 
@@ -102,7 +103,7 @@ def test_it_names_every_plan_with_its_guarantee(found: Report, html: str) -> Non
             f"same bits {promise.bit_stable}",
             *promise.compute_dtypes,
             promise.rounding,
-            *(f"{name} {bound(ulp)}" for name, ulp in promise.ulp.items()),
+            *(f"{name} {printed_bound(ulp)}" for name, ulp in promise.ulp.items()),
             "7 of 7",
             combined(plan),
             f"{plan.cases} of {plan.cases} as pinned",
@@ -187,10 +188,10 @@ def test_numbers_are_readable() -> None:
     assert count(90_254_123_008) == "90.3 billion"
     assert [duration(s) for s in (2e-6, 5.04e-3, 9.4, 1800)] == ["2 µs", "5.04 ms", "9.4 s", "30 min 0 s"]
     assert [times(r)[:-1] for r in (None, 0.94, 35.61)] == ["", "0.94", "35.6"]
-    assert bound(0.50001) == "0.5001", "a bound is rounded up"
+    assert printed_bound(0.50001) == "0.5001", "a bound is rounded up"
 
 
-#: Runs in the page: what a reader would see go wrong.
+#: JavaScript that runs in the page and finds layout problems.
 LOOK = """
 <script>
 function light(text) {
@@ -230,7 +231,7 @@ def browser() -> str:
 
 
 def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -> dict[str, Any]:
-    """What the page looks like in a window of ``width`` pixels."""
+    """Problems of the layout in a window of ``width`` pixels."""
     unlocked = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
     probed = unlocked.replace("</body>", f"{LOOK}</body>")
     (tmp_path / "proof.html").write_text(probed)
@@ -256,7 +257,7 @@ def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1000, 1400])
 def test_it_looks_right_in_a_browser(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -> None:
-    # Another machine's benchmark is folded; here all of them are open.
+    # Benchmarks of other machines are folded. Open all of them.
     seen = looked_at(browser, html.replace("<details>", "<details open>"), tmp_path, width, dark)
     assert seen["width"] <= max(width, 520), "some browsers have no narrower window"
     assert seen["loaded"] == 0

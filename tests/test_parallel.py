@@ -1,4 +1,4 @@
-"""Work is shared out among torch's own threads, or among a pool: every range once, and no failure lost."""
+"""Work is divided among torch's threads or a thread pool: every range runs once, and errors are raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.backends import threads
+from holdfast.backends import private, threads
 from holdfast.backends.scratch import Runs, Scratch
 from holdfast.backends.threads import (
     WORTH_A_THREAD,
@@ -22,16 +22,16 @@ from holdfast.backends.threads import (
     threads_for,
 )
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 WAYS = ["torch's threads", "a pool"]
 
 
 @pytest.fixture(params=WAYS)
 def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two threads, whatever the machine has, by either way."""
+    """Two threads on any machine, from torch or from the pool."""
     if request.param == "a pool":
-        monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
+        monkeypatch.setattr(private, "team_of_torch", lambda: None)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -39,9 +39,9 @@ def two_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_library_of_torch_is_found() -> None:
-    """If this fails on Linux, every run after an operator of torch is on one thread in effect."""
+    """If this fails on Linux, runs after a torch operator effectively use one thread."""
     in_use = sys.platform == "linux" and "libgomp" in Path("/proc/self/maps").read_text()
-    assert (threads._team_of_torch() is not None) == in_use
+    assert (private.team_of_torch() is not None) == in_use
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -54,7 +54,7 @@ def test_every_range_is_taken_once(count: int) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_two_threads_work_at_the_same_time() -> None:
-    """Each of two parts waits for the other; one thread alone would wait in vain."""
+    """Each of two parts waits for the other, so a single thread would time out."""
     met = threading.Barrier(2)
     parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * WORTH_A_THREAD)
 
@@ -86,7 +86,7 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
 
         def part(first: int, last: int) -> None:
             found[threading.get_ident()] = Scratch("test", Runs(1, 1000)).of_thread()
-            time.sleep(0.001)  # so that the other thread finds something to do
+            time.sleep(0.001)  # leaves work for the other thread
 
         while len(found) < 2:
             parallel(part, 16, 100 * WORTH_A_THREAD)
@@ -120,7 +120,7 @@ def test_threads_are_as_many_as_work_is_worth() -> None:
 def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """OpenMP would end the threads that a smaller team leaves out; torch would have to start them anew."""
+    """A smaller OpenMP team would end the other threads, and torch would have to start them again."""
 
     def refuse() -> None:
         raise AssertionError("torch's threads were asked for")
@@ -129,7 +129,7 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
     torch.set_num_threads(4)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(threads, "_team_of_torch", refuse)
+            patch.setattr(private, "team_of_torch", refuse)
             test_every_range_is_taken_once(3)
             parallel(lambda first, last: None, 1000, 3 * WORTH_A_THREAD)
     finally:
@@ -137,24 +137,24 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
 
 
 def elements_of(case: Case) -> int:
-    """Those of its largest tensor."""
+    """The number of elements of the largest tensor."""
     operands = operands_of(case.make()).values()
     return max(operand.numel() for operand in operands if isinstance(operand, torch.Tensor))
 
 
 @pytest.mark.parametrize("plan", hf.plans.all().values(), ids=hf.plans.all().keys())
 def test_proofs_share_out_some_of_their_cases(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If none were, that eight threads change no bit would be shown of nothing."""
+    """Otherwise the runs on eight threads would prove nothing."""
     shared = {0}
 
     def on_pool(work: Callable[[], None], count: int) -> None:
         shared.add(count)
         work()
 
-    monkeypatch.setattr(threads, "_team_of_torch", lambda: None)
+    monkeypatch.setattr(private, "team_of_torch", lambda: None)
     monkeypatch.setattr(threads, "_on_pool", on_pool)
     for case in cases_of(plan):
         if max(shared) <= 2 and elements_of(case) >= 2**12:
-            args, reference = expected(plan, case)
-            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, selected("cpu"))
+            args, reference = run_reference(plan, case)
+            assert not check(plan, case, Way("cpu", threads=8, times=1), args, reference, select_on("cpu"))
     assert max(shared) > 2

@@ -1,4 +1,4 @@
-"""What holds for any input: codes come back, a sample does not depend on its batch, packing is undone."""
+"""Properties for any input: round trips of codes and packing, and independence of a sample from its batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS: dict[str, Any] = {"derandomize": True, "deadline": None, "print_blob":
 
 
 def _bits(label: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Any bits at all; for floats, half of them near enough to 1 to be in range."""
+    """Random bit patterns. For floats, half of the values are near 1, and thus in range."""
     count = prod(shape)
     words = random_bits(label, count)
     whole = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}[dtype.itemsize]
@@ -80,7 +80,7 @@ def test_packing_there_and_back(code: Format, length: int, seed: int) -> None:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_an_output_with_gaps_that_fits_in_one_tile(backend: str) -> None:
-    """Nothing of it is where the next element would be if there were no gaps."""
+    """No element is at the address it would have in a contiguous output."""
     desc = hf.plans.DequantizePerGroupBackwardDescriptor(
         shape=(2,), input_dtype=torch.float32, output_dtype=torch.float32, group_size=1, axis=0
     )

@@ -1,4 +1,4 @@
-"""The scratch of CPU kernels: it belongs to the thread, and no run of it is overrun."""
+"""Tests of the scratch memory of CPU kernels: it belongs to a thread, and no buffer is overrun."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import holdfast as hf
 from holdfast.backends.scratch import GAP, Runs, Scratch, guarded, overruns
 from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
-from holdfast.core.pieces import Pieces, first_address, strays
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address, workspace_overruns
 from holdfast.ops.tree_sum import cpu as trees
-from holdfast.proof.conformance import Way, cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
 
-#: What makes an array, and so memory that Numba releases after the last use of its name.
+#: Functions that allocate an array, which Numba frees after the last use of its name.
 ALLOCATING = {"empty", "zeros", "ones", "full", "arange", "array", "empty_like", "zeros_like", "ones_like"}
-#: What makes a function part of compiled code.
+#: Decorators of compiled functions.
 COMPILING = {"jit", "kernel", "njit", "overload"}
 
 
@@ -38,7 +38,7 @@ def compiled_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 
 def memory_taken(source: str) -> list[str]:
-    """Every address of an array, and every array that compiled code allocates."""
+    """Every place where compiled code takes the address of an array or allocates an array."""
     tree, found = ast.parse(source), []
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "ctypes":
@@ -64,18 +64,19 @@ def test_the_check_sees_memory_that_is_taken() -> None:
     assert memory_taken(inner) == ["line 4: f allocates"]
 
 
-#: Freed memory is overwritten, given back to the system if it is large, and shared between threads.
+#: Settings of malloc: overwrite freed memory, return large blocks to the system, one arena for all threads.
 UNKIND = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "100000", "MALLOC_PERTURB_": "165"}
 
 PROGRAM = """
 import sys
 import holdfast as hf
-from holdfast.proof.conformance import Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
 
 for name in sys.argv[1:]:
     plan = hf.plans.all()[name]
     for case in cases_of(plan):
-        for difference in check(plan, case, Way("cpu", threads=2), *expected(plan, case), selected("cpu")):
+        args = run_reference(plan, case)
+        for difference in check(plan, case, Way("cpu", threads=2), *args, select_on("cpu")):
             sys.exit(str(difference))
 """
 
@@ -91,12 +92,12 @@ def test_results_hold_where_freed_memory_does_not() -> None:
 
 
 def violations_of(plan_name: str, case_name: str) -> tuple[list[str], list[str]]:
-    """What the guards saw of a case on the CPU, and what differs from the reference."""
+    """The guard violations of a case on the CPU, and the operands that differ from the reference."""
     plan = hf.plans.all()[plan_name]
     (case,) = (case for case in cases_of(plan) if case.name == case_name)
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     stream = hf.Stream.current("cpu")
-    made = selected("cpu")(plan, case, stream)
+    made = select_on("cpu")(plan, case, stream)
     with guarded() as guards:
         made.run(stream, hf.Workspace.allocate(made.workspace_size(), "cpu"), args)
     different = [
@@ -113,7 +114,7 @@ def test_no_run_of_scratch_is_overrun() -> None:
 
 
 def test_lanes_that_outgrow_their_run_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many segments to a job as their elements allow, though their lanes are more."""
+    """With lanes_of patched to 1, a job has more segments than its lanes have room for."""
     monkeypatch.setattr(trees, "lanes_of", lambda length: 1)
     trees.jobs_of.cache_clear()
     try:
@@ -125,7 +126,7 @@ def test_lanes_that_outgrow_their_run_are_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_overrun_is_seen_where_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are declared half as large, and lie as far apart as ever: nothing is overwritten."""
+    """The buffers are declared with half of their size but lie as far apart as before: results are right."""
     halves = [replace(runs, spill=-runs.size // 2) for runs in trees.scratch_for(2).runs]
     monkeypatch.setattr(trees, "scratch_for", lambda operands: Scratch("halved", *halves))
     seen, different = violations_of("LsqInitPlan", "per_token of 130x33, float64")
@@ -150,18 +151,18 @@ def test_the_end_of_scratch_is_guarded() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 255])
 def test_writes_beside_the_pieces_of_a_workspace_are_seen(shift: int) -> None:
-    cut = Pieces()
-    pieces = [cut.take(64, torch.float32), cut.take(0, torch.float32), cut.take(3, torch.int32)]
-    assert cut.ranges == [(0, 256), (512, 512), (768, 780)]
-    workspace = hf.Workspace(torch.full((cut.size + shift + 300,), 0xA5, dtype=torch.uint8)[shift:])
-    for piece in pieces:
-        piece.tensor(workspace).zero_()
-    assert strays([cut], workspace, 0xA5) == []
+    layout = WorkspaceLayout()
+    regions = [layout.take(64, torch.float32), layout.take(0, torch.float32), layout.take(3, torch.int32)]
+    assert layout.ranges == [(0, 256), (512, 512), (768, 780)]
+    workspace = hf.Workspace(torch.full((layout.size + shift + 300,), 0xA5, dtype=torch.uint8)[shift:])
+    for region in regions:
+        region.tensor(workspace).zero_()
+    assert workspace_overruns([layout], workspace, 0xA5) == []
     assert workspace.buffer is not None
     first = first_address(workspace) - workspace.buffer.data_ptr()
     for place in (256, 257, 512, 780, 1030):
         workspace.buffer[first + place] = 0
-    assert strays([cut], workspace, 0xA5) == [
+    assert workspace_overruns([layout], workspace, 0xA5) == [
         f"piece {piece} of the workspace was overrun: {written} bytes were written, the last {past} past its "
         "end"
         for piece, written, past in (("0 to 256", 2, 2), ("512 to 512", 1, 1), ("768 to 780", 2, 251))
@@ -169,11 +170,11 @@ def test_writes_beside_the_pieces_of_a_workspace_are_seen(shift: int) -> None:
 
 
 def test_pieces_that_are_taken_again_have_gaps_too() -> None:
-    cut = Pieces()
-    cut.take_rows(2, 300)
-    cut.take_again(1)
-    assert cut.ranges == [(0, 300), (768, 1068), (1536, 1836), (2304, 2604)]
-    assert cut.size == 3072
+    layout = WorkspaceLayout()
+    layout.take_rows(2, 300)
+    layout.take_again(1)
+    assert layout.ranges == [(0, 300), (768, 1068), (1536, 1836), (2304, 2604)]
+    assert layout.size == 3072
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
@@ -181,19 +182,21 @@ def test_every_workspace_is_cut_into_pieces(backend: str) -> None:
     for plan in hf.plans.all().values():
         for case in cases_of(plan):
             kernel = plan._kernel(backend, case.descriptor, torch.device("cpu"))
-            assert kernel.workspace_size == max((cut.size for cut in kernel.cuts), default=0)
+            assert kernel.workspace_size == max(
+                (layout.size for layout in kernel.workspace_layouts), default=0
+            )
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_a_run_that_overruns_a_piece_fails_its_case(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of each piece is said to be all of it: the result is right, and the run is found out."""
+    """Regions are declared with half of their size. The result is right, but the overrun is found."""
     plan = hf.plans.all()["SegmentSumPlan"]
     case = cases_of(plan)[0]
-    args, reference = expected(plan, case)
+    args, reference = run_reference(plan, case)
     way = gpu_way() if backend == "gpu" else Way(backend, times=1)
     assert way is not None
-    assert check(plan, case, way, args, reference, selected(backend)) == []
-    halved = property(lambda cut: [(begin, (begin + end) // 2) for begin, end in cut._ranges])
-    monkeypatch.setattr(Pieces, "ranges", halved)
-    (difference,) = check(plan, case, way, args, reference, selected(backend))
+    assert check(plan, case, way, args, reference, select_on(backend)) == []
+    halved = property(lambda layout: [(begin, (begin + end) // 2) for begin, end in layout._ranges])
+    monkeypatch.setattr(WorkspaceLayout, "ranges", halved)
+    (difference,) = check(plan, case, way, args, reference, select_on(backend))
     assert "was overrun" in difference.detail

@@ -1,4 +1,4 @@
-"""The ordered sum: its order, its memory, and that neither threads nor the way to sort change a bit."""
+"""Tests of the ordered sum: order, workspace, and equal bits for any number of threads and any sort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.core.case import poisoned_output, random_bits
-from holdfast.core.pieces import Pieces
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
 
@@ -23,7 +23,7 @@ DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
 def summed(
     backend: str, terms: torch.Tensor, destinations: torch.Tensor, segments: int, *, shift: int = 0
 ) -> torch.Tensor:
-    """The segment sum by a plan, with a workspace that begins ``shift`` bytes late and is full of NaN."""
+    """The segment sum of a plan, with a workspace at an offset of ``shift`` bytes that is filled with NaN."""
     device = DEVICES[backend]
     desc = hf.plans.SegmentSumDescriptor(
         shape=destinations.shape,
@@ -42,7 +42,7 @@ def summed(
 
 
 def by_hand(terms: list[np.float32]) -> np.float32:
-    """Rule 9, for numbers, from the top down: the sum of 32 parts, each of as many terms as 32 to a power."""
+    """Rule 9, recursively: the sum of up to 32 parts, each with a power of 32 terms."""
     if len(terms) <= 32:
         total = np.float32(0)
         for term in terms:
@@ -61,7 +61,7 @@ def test_the_reference_is_the_rule(count: int) -> None:
 
 
 def test_the_order_matters_for_these_terms() -> None:
-    """Otherwise none of the tests here would show anything."""
+    """Otherwise these tests would prove nothing."""
     terms = row_values("rule", (2049, 1), torch.float32).numpy()
     assert ordered_sum(terms)[0] != ordered_sum(terms[::-1])[0]
     assert ordered_sum(terms)[0] != np.add.accumulate(terms[:, 0])[-1]
@@ -76,7 +76,7 @@ def test_a_sum_is_never_minus_zero() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_segments_of_any_length_side_by_side(seed: int) -> None:
-    """Long ones, whose chunk sums must not meet in a slot, beside short ones and none."""
+    """Long segments, whose chunk sums must not share a slot, next to short and empty segments."""
     bits = random_bits(f"lengths {seed}", 60)
     lengths = np.where(bits % 3 == 0, 0, (bits >> np.uint64(8)) % np.uint64(71)).astype(np.int64)
     destinations = torch.from_numpy(np.repeat(np.arange(60), lengths))
@@ -89,7 +89,7 @@ def test_segments_of_any_length_side_by_side(seed: int) -> None:
 @pytest.mark.usefixtures("shared_finely")
 @pytest.mark.parametrize("kind", ["zipf", "equal", "uniform"])
 def test_threads_change_nothing(kind: str) -> None:
-    """Enough work for every thread, and a row that is more than one thread's share."""
+    """Enough work for every thread, and a row that is longer than the share of one thread."""
     destinations = index_values(kind, "threads", (6000,), 500, torch.int64)
     terms = row_values("threads", (6000, 160), torch.float32)
     before, found = torch.get_num_threads(), set()
@@ -111,9 +111,9 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
     small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
-    with order.TUNING.replaced(**({"merged": 100} if way == "torch.sort" else small)):
+    with order.TUNING.replaced(**({"max_merged": 100} if way == "torch.sort" else small)):
         if way == "many passes":
-            assert len(order.Order(order.Pieces(), torch.device(GPU), 3000, 90)._ways()) == 3
+            assert len(order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
         assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
@@ -122,13 +122,15 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
 def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
     from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    tiles = {"cleared": 64, "block": 128, "tile": 64, "side": 64}
+    tiles = {"zero_tile": 64, "block": 128, "tile": 64, "side": 64}
     destinations = index_values(kind, "filled", (300,), 500, torch.int64)
     terms = row_values("filled", (300, 3), torch.float32)
-    # Two passes and the spans: all of the 500 rows, 300 of them, or 100, which are too few to be worth it.
+    # Two passes and the spans, with all of 500 rows, with 300, and with 100, which is too few to use them.
     wanted = summed("reference", terms, destinations, 500)
     with order.TUNING.replaced(**tiles, pass_bytes=part * 4, span_bytes=part * 4):
-        assert order.Order(order.Pieces(), torch.device(GPU), 300, 500).blank_bytes == 3 * part * 4
+        assert (
+            order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
+        )
         assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
 
 
@@ -139,13 +141,13 @@ def test_the_sku_names_a_sort_of_the_framework() -> None:
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
     for limit in (3000, 2999):
-        with order.TUNING.replaced(merged=limit):
+        with order.TUNING.replaced(max_merged=limit):
             found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
 
 def test_words_of_64_bits_sort_as_those_of_32() -> None:
-    """With enough rows, a row and a place no longer fit into 31 bits."""
+    """With many rows, a row index and a position do not fit into 31 bits."""
     count, segments = 4100, 2**18 + 5
     assert segments << (count - 1).bit_length() > 2**31
     destinations = index_values("zipf", "wide", (count,), segments, torch.int64)
@@ -157,7 +159,7 @@ def test_words_of_64_bits_sort_as_those_of_32() -> None:
     assert torch.equal(wanted[rows], few)
 
 
-#: Ways to count: lists that are compared, rows that are too long for it, and too many of those.
+#: Variants of counting: comparison of lists, rows that are too long for it, and too many such rows.
 WAYS = {
     "lists": {"tile": 512, "block": 64},
     "long rows": {"long": 7, "stride": 512, "stretches": 3, "programs": 3},
@@ -168,23 +170,23 @@ WAYS = {
 @pytest.mark.parametrize("way", list(WAYS))
 @pytest.mark.parametrize("kind", ["zipf", "bad"])
 def test_counting_finds_the_order(way: str, kind: str) -> None:
-    """Places by row, those of skipped indices last, and where each place is."""
+    """Positions sorted by row with skipped indices last, and the inverse permutation."""
     from holdfast.backends.steps import Steps
     from holdfast.core.strided import Space
     from holdfast.ops.segment_sum import gpu_counting_sort as counting
 
     count, size = 1500, 90
     indices = index_values(kind, "counting", (count,), size, torch.int64)
-    pieces = Pieces()
+    layout = WorkspaceLayout()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with counting.TUNING.replaced(**WAYS[way]):
-        order = counting.Counting(pieces, device, count, size, whole=True)
+        order = counting.CountingSort(layout, device, count, size, whole=True)
     assert order.sorts == (way == "torch.sort")
     on_device = indices.to(device)
     args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
     steps = Steps(device, args)
     order.add_steps(steps, "out", Space((count,), ((1,),)))
-    workspace = hf.Workspace.allocate(pieces.size, device)
+    workspace = hf.Workspace.allocate(layout.size, device)
     steps.launch(hf.Stream.current(device), workspace, args, [on_device.data_ptr()] * 3)
     rows = torch.where((indices >= 0) & (indices < size), indices, size)
     kept = int((rows < size).sum())
@@ -209,8 +211,8 @@ def test_a_workspace_may_begin_anywhere(backend: str, shift: int) -> None:
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 def test_the_workspace_is_bounded(backend: str) -> None:
-    """A few words for each index and one for each segment; on the GPU two for each segment, where its terms
-    begin and end, and also a sixteenth of the terms as they compute."""
+    """A few words per index and one per segment. The GPU needs two per segment, for its first and last term,
+    and a sixteenth of the terms in the compute dtype."""
     stream = hf.Stream.current(DEVICES[backend])
     for shape, segments, width in (((1000,), 50, 64), ((2**22,), 10**6, 256), ((5,), 10**7, 4096)):
         desc = hf.plans.SegmentSumDescriptor(
@@ -226,7 +228,7 @@ def test_the_workspace_is_bounded(backend: str) -> None:
 
 
 def test_repeats_in_bfloat16_are_not_lost() -> None:
-    """4096 times 1.0 would stop at 256 if it were added up in bfloat16."""
+    """A sum of 4096 times 1.0 in bfloat16 would stop at 256."""
     terms = torch.ones(4096, 2, dtype=torch.bfloat16)
     for backend in DEVICES:
         assert summed(backend, terms, torch.zeros(4096, dtype=torch.int64), 1).tolist() == [[4096.0, 4096.0]]

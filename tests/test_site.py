@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning or the network, and looks right in a browser."""
+"""Tests of the documentation site: it builds without warnings and network, and displays correctly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site. Test processes share one build."""
+    """The built site, shared by all test processes."""
     shared = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         shared = shared.parent
@@ -76,7 +76,7 @@ def test_included_files_are_whole(site: Path) -> None:
         assert words in text, f"{name}.html has no {words!r}"
 
 
-#: Runs in the page: what a reader would see.
+#: JavaScript that runs in the page and collects what is visible.
 LOOK = """
 <script>
 window.addEventListener("load", () => {
@@ -112,7 +112,7 @@ def browser() -> str:
 
 
 def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> dict[str, Any]:
-    """What ``page`` looks like on a light or a dark system."""
+    """Open ``page`` in a browser with a light or a dark colour scheme, and describe it."""
     probed = page.with_name(f"probed-{os.getpid()}-{page.name}")
     probed.write_text(page.read_text().replace("</body>", f"{LOOK}</body>"))
     command = [
@@ -139,7 +139,7 @@ def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> d
     return seen
 
 
-#: For each page: words that a reader should find, and words in its charts.
+#: For each page: expected words in the text and in the charts.
 PAGES = {
     "index": (
         ["Start in five minutes", "A whole training run is equal"],

@@ -1,4 +1,4 @@
-"""``hf.testing.assert_reproducible`` finds each kind of planted difference, and none where there is none."""
+"""``hf.testing.assert_reproducible`` finds every kind of planted difference, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ X = torch.linspace(-3, 3, 48).reshape(8, 6)
 
 
 def refused(step: Callable[..., Any], *inputs: Any, **options: Any) -> str:
-    """What is said of a step that is not reproducible."""
+    """The error message for a step that is not reproducible."""
     with pytest.raises(hf.NotReproducible) as error:
         assert_reproducible(step, *inputs, **options)
     return str(error.value)
 
 
-# What it must find.
+# Steps that are not reproducible.
 
 
 def test_it_finds_an_order_that_depends_on_threads() -> None:
@@ -133,7 +133,7 @@ def test_what_only_a_later_run_raises_says_which() -> None:
     assert error.value.__notes__ == ["Only the second raised this: 1 thread vs 2 threads."]
 
 
-# Where there is nothing to find.
+# Steps that are reproducible.
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_ops_are_reproducible(step: Callable[..., Any]) -> None:
 
 
 class Model(torch.nn.Module):
-    """Embeds, quantizes, and keeps a moving average."""
+    """A model with an embedding, fake quantization and a moving average."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def training(
 def test_a_step_of_training_is_reproducible(optimizer: type[torch.optim.Optimizer]) -> None:
     model, chosen, step = training(optimizer)
     indices = torch.arange(40).remainder(7)
-    step(indices)  # the moving average and the optimizer have begun
+    step(indices)  # initialize the moving average and the optimizer
     before = {name: value.clone() for name, value in model.state_dict().items() if torch.is_tensor(value)}
     grads = [parameter.grad for parameter in model.parameters()]
     found = assert_reproducible(step, indices, model=[model, chosen])
@@ -255,7 +255,7 @@ Pair = namedtuple("Pair", "a b")
 
 @dataclass(frozen=True)
 class Record:
-    """A dataclass in and out."""
+    """A dataclass as input and output."""
 
     value: torch.Tensor
     name: str = "n"
@@ -311,7 +311,7 @@ def test_a_buffer_that_repeats_its_memory_is_put_back() -> None:
     assert_reproducible(lambda x: x + model.wide.sum(), X, model=model)
 
 
-# What is refused.
+# Invalid arguments.
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Eight Python threads and forked children on the CPU backend at once: the right bits, and no hang.
+"""Eight Python threads and forked children use the CPU backend concurrently: right bits, no deadlock.
 
-Everything happens in a process of its own, so that a hang is a failure after a while and not the end.
+The tests run in a subprocess, so that a deadlock becomes a timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import holdfast as hf
 from holdfast.backends.threads import shared_finely
 from holdfast.core.bits import memory
-from holdfast.proof.conformance import cases_of, expected
+from holdfast.proof.conformance import cases_of, run_reference
 
 PYTHON_THREADS = 8
 CHILDREN = 3
@@ -40,19 +40,19 @@ Job = tuple[Any, Any, Any, list[bytes]]
 
 
 def jobs() -> list[Job]:
-    """Plans with args, one of each large enough for many threads, and the bytes that they must give."""
+    """Plans with args, some large enough for many threads, and the expected bytes."""
     found: list[Job] = []
     for plan in PLANS:
         for case in cases_of(plan):
             if case.name in ("many elements", "transposed input", "float32 to int8"):
-                args, reference = expected(plan, case)
+                args, reference = run_reference(plan, case)
                 right = [_bytes(getattr(reference, name)) for name in plan.outputs]
                 found.append((plan, case.descriptor, args, right))
     return found
 
 
 def fresh(plan: Any, args: Any) -> Any:
-    """The args with a copy of their outputs, made by NumPy: torch's own threads do not survive a fork."""
+    """The args with a copy of their outputs. NumPy copies, because torch's threads do not survive a fork."""
     outputs = {}
     for name in plan.outputs:
         out = getattr(args, name)
@@ -66,7 +66,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def work(every: list[Job], wrong: list[str]) -> None:
-    """Select, run and compare every job, some rounds over."""
+    """Select, run and compare every job, several times."""
     stream = hf.Stream.current()
     try:
         for _ in range(ROUNDS):
@@ -88,7 +88,7 @@ def in_threads(every: list[Job], count: int) -> tuple[list[threading.Thread], li
 
 
 def child(every: list[Job]) -> None:
-    """In a forked process: work here and in two threads; the exit status says how it went."""
+    """Runs in a forked process: work in this thread and in two more. The exit status is the result."""
     signal.alarm(SECONDS)
     threads, wrong = in_threads(every, 2)
     work(every, wrong)
@@ -99,7 +99,7 @@ def child(every: list[Job]) -> None:
 
 
 def main(warm: bool) -> None:
-    """``warm`` has kernels compiled and the pool running before anything forks; else not even imported."""
+    """``warm``: compile the kernels and start the pool before the fork. Else they are not even imported."""
     torch.set_num_threads(4)
     every = jobs()
     if warm:

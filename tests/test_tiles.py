@@ -1,4 +1,4 @@
-"""What kernels do on large tensors only, and what their arithmetic rests on."""
+"""Tests of code paths for large tensors, and of the arithmetic that kernels rely on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.conformance import cases_of, check, expected, gpu_way, selected
+from holdfast.proof.conformance import cases_of, check, gpu_way, run_reference, select_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -76,7 +76,7 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
     (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))
     assert way is not None
     with gpu.TUNING.replaced(grid_limit=1, programs=1, steps=2):
-        assert check(plan, case, way, *expected(plan, case), selected("gpu")) == []
+        assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert set(ways) == {"tiles"}
 
 
@@ -90,7 +90,7 @@ def test_programs_follow_the_memory() -> None:
 
 
 def least_rounding_to(lo: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """The least float32 that is rounded to ``lo`` or more, found by trying."""
+    """The smallest float32 that rounds to ``lo`` or more, found by search."""
     t = np.nextafter((lo - 0.5).astype(np.float32), np.float32(-np.inf))
     for _ in range(3):
         t = np.where(np.rint(t) < lo, np.nextafter(t, np.float32(np.inf)), t)
@@ -100,7 +100,7 @@ def least_rounding_to(lo: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 
 
 def around_the_end(lo: npt.NDArray[np.float64], s: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
-    """For each scale, the float32 numbers around the x whose quotient is just rounded to ``lo`` or more."""
+    """For each scale, the float32 numbers around the smallest x whose quotient rounds to ``lo`` or more."""
     least = least_rounding_to(lo)
     before = np.nextafter(least, np.float32(-np.inf))
     x = ((least.astype(np.float64) + before) / 2 * s).astype(np.float32)
@@ -124,7 +124,7 @@ def around_the_end(lo: npt.NDArray[np.float64], s: npt.NDArray[np.float32]) -> l
     ],
 )
 def test_a_range_of_x_ends_where_that_of_codes_does(dtype: torch.dtype, q_min: int, q_max: int) -> None:
-    """Where each column has a scale, x is compared with two numbers, and there no neighbour may be missed."""
+    """With a scale per column, x is compared with two bounds, which must be exact to the last bit."""
     draw = np.random.default_rng(1)
     zero_points = [0, 3, -20, 1, 2**21 + 5, -(2**22), 1000 - 2**23, 2**23]
     unusual = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38, -3.4e38, 1.0, 2.0**-126, 2e-39]
@@ -164,7 +164,7 @@ def test_a_range_of_x_ends_where_that_of_codes_does(dtype: torch.dtype, q_min: i
 
 @numba.njit(error_model="numpy")  # type: ignore[untyped-decorator]
 def fewest_bits_of_a_wrong_sum(bits: int, step: int) -> int:
-    """The fewest bits of a quotient, or of the sum that stands for it, where the two differ."""
+    """The fewest significant bits of a quotient, or of the sum that replaces it, where the two differ."""
     fewest = 25
     for significand in range(1 << 23, 1 << 24, step):
         s = np.float32(significand) * np.float32(2.0**-23)
@@ -192,5 +192,5 @@ def fewest_bits_of_a_wrong_sum(bits: int, step: int) -> int:
 
 @pytest.mark.parametrize(("bits", "step"), [(8, 1), (11, 61)], ids=["bfloat16", "float16"])
 def test_a_wrong_sum_of_short_code_is_no_tie(bits: int, step: int) -> None:
-    """Half-way between codes of 8 bits, with a zero point up to 2^13, lie numbers of at most 15 bits."""
+    """Ties between 8-bit codes with zero points up to 2^13 have at most 15 significant bits."""
     assert fewest_bits_of_a_wrong_sum(bits, step) > 15

@@ -1,4 +1,4 @@
-"""The torch operators are ordinary ones: checked by opcheck, compiled whole, differentiable."""
+"""The torch operators pass opcheck, compile without graph breaks, and are differentiable."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
 from holdfast.core import torch_op
-from holdfast.core.deferred import Box
+from holdfast.core.device_errors import Reports
 from holdfast.core.plan import AnyPlan
-from holdfast.proof.conformance import Difference, Way, cases_of, check, expected, selected
+from holdfast.proof.conformance import Difference, Way, cases_of, check, run_reference, select_on
 
 SHAPE = (4, 6, 8)
 GRANULARITIES = [hf.PerTensor(), hf.PerChannel(1), hf.PerToken(), hf.PerGroup(4), hf.PerGroup(3, axis=1)]
@@ -37,7 +37,7 @@ def zero_points(granularity: hf.Granularity) -> torch.Tensor:
 
 
 def formula(x: torch.Tensor, granularity: hf.Granularity) -> torch.Tensor:
-    """int8 codes by plain torch operations, for ordinary values."""
+    """int8 codes computed by plain torch operations, for ordinary values."""
     view = granularity.view(SHAPE)
     spread = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
     scale = scales(granularity).reshape(spread).expand(view.shape).reshape(SHAPE)
@@ -307,7 +307,7 @@ def test_torch_sees_a_call_that_it_watches() -> None:
 
 def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
     x, scale = torch.randn(8), torch.tensor(0.1, requires_grad=True)
-    straight = torch_op._concerns_only_us
+    straight = torch_op._bypasses_torch
     assert straight((x, None, 0.5, "per_tensor", torch.int8, True))
     assert straight((torch.nn.Parameter(x, requires_grad=False),))
     assert not straight((x, scale))
@@ -323,7 +323,7 @@ def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
 
 def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None:
     with torch.device("meta"):
-        assert Box(torch.device("cpu")).words.device.type == "cpu"
+        assert Reports(torch.device("cpu")).words.device.type == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -337,12 +337,14 @@ def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None
     ],
 )
 def test_the_default_device_is_not_where_plans_of_the_cpu_work(plan: AnyPlan) -> None:
-    """In a new thread, which has no memory yet that others have made."""
-    known = [(case, *expected(plan, case)) for case in cases_of(plan)[:12]]
+    """In a new thread, whose scratch memory is not allocated yet."""
+    known = [(case, *run_reference(plan, case)) for case in cases_of(plan)[:12]]
 
     def run() -> list[Difference]:
         with torch.device("meta"):
-            return [d for case, *args in known for d in check(plan, case, Way("cpu"), *args, selected("cpu"))]
+            return [
+                d for case, *args in known for d in check(plan, case, Way("cpu"), *args, select_on("cpu"))
+            ]
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(run).result() == []

@@ -1,4 +1,4 @@
-"""The transforms of ``torch.func`` and batches of gradients: the bits of plain calls, or a sentence."""
+"""``torch.func`` transforms and batched gradients give the bits of plain calls, or raise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 
 import holdfast as hf
 from holdfast.core.autograd import LIBRARY, register_autograd
+from holdfast.core.torch_op import define
 from holdfast.core.values import rounded, spread
 
 
@@ -63,7 +64,7 @@ every_call = pytest.mark.parametrize("name", CALLS)
 
 
 def plain(call: Callable[..., torch.Tensor], given: Any, dout: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The gradients by the autograd that everybody uses."""
+    """The gradients by torch.autograd.grad."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in given]
     return torch.autograd.grad(call(*leaves), leaves, dout)
 
@@ -157,20 +158,20 @@ def test_sparse_gradients_of_samples_are_refused(bag: bool) -> None:
 
 def test_second_derivatives_by_transforms() -> None:
     def compare(call: Callable[..., torch.Tensor], same: Callable[..., torch.Tensor], *given: Any) -> None:
-        """The transforms on ours, against the plain autograd of the same."""
+        """Compare the transforms with torch.autograd of the same function."""
         every = tuple(range(len(given)))
         found = jacrev(jacrev(lambda *given: call(*given).pow(3).sum(), every), every)(*given)
         expected = torch.autograd.functional.hessian(lambda *given: same(*given).pow(3).sum(), given)
         torch.testing.assert_close(found, expected)
 
-    # Not every version of torch has a second derivative to compare with; gradgradcheck has looked at ours.
+    # Not every torch has this second derivative. gradgradcheck has tested ours.
     compare(hf.grid_sample, hf.grid_sample, IMAGE[:1, :2].double(), GRID[:1].double() * 0.7)
     compare(lambda w: hf.embedding(INDICES, w), lambda w: w[INDICES], TABLE.double())
     compare(lambda q: hf.dequantize(q, 0.5, 1, dtype=torch.float64), lambda q: (q - 1) * 0.5, X.double())
 
 
 def test_second_derivatives_of_codes_by_autograd() -> None:
-    """They were once zero without a word."""
+    """They must not be silently zero."""
     codes = X.double().requires_grad_()
     scale = torch.linspace(0.5, 1, 4, dtype=torch.float64)
 
@@ -228,7 +229,7 @@ def test_codes_of_samples(
         dims = (x_dim, scale_dim, zero_dim)
         q = vmap(codes, in_dims=dims)(x, *shared)
         y = vmap(values, in_dims=(0, scale_dim, zero_dim))(q, *shared)
-        for q_dim in (1, -1):  # wherever the samples are: within each, the last axis is the packed one
+        for q_dim in (1, -1):  # for any batch axis, the last axis of a sample is packed
             moved = q.movedim(0, q_dim).contiguous()
             assert torch.equal(vmap(values, in_dims=(q_dim, scale_dim, zero_dim))(moved, *shared), y)
         for i in range(3):
@@ -239,14 +240,13 @@ def test_codes_of_samples(
 
 
 def test_torchs_own_registration_is_refused_by_transforms() -> None:
-    """The reason for one of our own; should it go, so can ours."""
+    """The reason for our own registration. If this test fails, ours is no longer needed."""
     LIBRARY.define("refused_by_transforms(Tensor x) -> Tensor")
     LIBRARY.impl("refused_by_transforms", torch.clone, "CPU")
     torch.library.register_autograd("holdfast::refused_by_transforms", lambda ctx, dy: dy, lib=LIBRARY)
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         grad(lambda x: torch.ops.holdfast.refused_by_transforms(x).sum())(X)
-    LIBRARY.define("taken_by_transforms(Tensor x) -> Tensor")
-    LIBRARY.impl("taken_by_transforms", torch.clone, "CPU")
+    define("taken_by_transforms", "(Tensor x) -> Tensor", torch.clone, torch.empty_like)
     register_autograd("taken_by_transforms", lambda ctx, dy: (dy * 2,), by=["x"])
     assert torch.equal(
         grad(lambda x: torch.ops.holdfast.taken_by_transforms(x).sum())(X), torch.full_like(X, 2)

@@ -1,4 +1,4 @@
-"""The op that CONTRIBUTING.md adds, built in a copy of the package: one folder, and nothing else touched."""
+"""Builds the example op of CONTRIBUTING.md in a copy of the package. It needs its folder only."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Run = Callable[..., str]
 
 
 def files_of_example() -> dict[str, str]:
-    """The files that CONTRIBUTING.md shows, by name."""
+    """The files in CONTRIBUTING.md, by name."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     found = re.findall(r'^```python title="scaled_add/(\w+\.py)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
     return {"__init__.py": "", **dict(found)}
 
 
 def hashes(package: Path) -> dict[str, str]:
-    """A digest of every file of a package but compiled ones."""
+    """A digest of every file of a package except compiled files."""
     files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {
         path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files
@@ -52,7 +52,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(package: Path) -> Run:
-    """Runs the command line of that copy, with Triton's interpreter."""
+    """Runs the command line of that copy with Triton's interpreter."""
 
     def run(*arguments: str) -> str:
         program = "from holdfast.cli import main; main()"

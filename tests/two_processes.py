@@ -1,4 +1,4 @@
-"""Tests that need two processes: each runs the test's own file with its rank, and leaves what it found."""
+"""Runs a test in two processes. Each runs the file of the test with its rank and saves its results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 
-def found_by_both(file: str, folder: Path, seconds: float) -> list[Any]:
-    """What ``python file RANK FOLDER`` saves as ``RANK.pt`` in the folder, for ranks 0 and 1 side by side."""
+def run_two_processes(file: str, folder: Path, seconds: float) -> list[Any]:
+    """Run ``python file RANK FOLDER`` for ranks 0 and 1 in parallel. Returns the saved ``RANK.pt`` files."""
     ranks = [
         subprocess.Popen([sys.executable, file, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
         for rank in (0, 1)
@@ -23,5 +23,5 @@ def found_by_both(file: str, folder: Path, seconds: float) -> list[Any]:
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()  # so that nothing of it is left
+            rank.communicate()  # no process is left behind
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]

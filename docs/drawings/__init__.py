@@ -1,1 +1,1 @@
-"""The drawings of the documentation. ``python docs/generate.py`` writes them to docs/assets."""
+"""Drawings of the documentation. ``python docs/generate.py`` writes them to docs/assets."""

@@ -1,6 +1,6 @@
-"""Draws what each estimator makes of a gradient of 1, at 2, 4 and 8 bits.
+"""Plots the gradient of each estimator at 2, 4 and 8 bits, for an upstream gradient of 1.
 
-The curves are gradients of hf.fake_quantize itself.
+The gradients are computed by hf.fake_quantize.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import holdfast as hf
 from drawings import svg
 from drawings.svg import Point
 
-#: The largest code of each symmetric range.
+#: The largest code of the symmetric range, by number of bits.
 LARGEST = {2: 1, 4: 7, 8: 127}
 ORDER = ("identity", "clipped_identity", "in_range", "hard_tanh", "tanh")
 
-# The picture: a row for each estimator, a column for each number of bits. All in pixels.
+# Layout: one row per estimator, one column per number of bits. Sizes in pixels.
 WIDTH, HEIGHT = 210, 64
 LEFT, TOP, GAP_X, GAP_Y = 160, 34, 26, 30
 POINTS = 840
 
 
 def gradients(bits: int, ste: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs in units of the scale, to twice the range, and their gradients where dy is 1."""
+    """Inputs up to twice the range, in units of the scale, and their gradients for dy = 1."""
     most = LARGEST[bits]
     x = torch.linspace(-2, 2, POINTS + 1, dtype=torch.float64).mul(most).float().requires_grad_()
     hf.fake_quantize(x, 1.0, q_min=-most, q_max=most, ste=hf.SteKind(ste)).sum().backward()
@@ -31,7 +31,7 @@ def gradients(bits: int, ste: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def drawings() -> dict[str, str]:
-    """The picture, by the name of its file."""
+    """The drawing, by file name."""
     width = LEFT + len(LARGEST) * (WIDTH + GAP_X)
     height = TOP + len(ORDER) * (HEIGHT + GAP_Y)
     parts = []
@@ -48,7 +48,7 @@ def drawings() -> dict[str, str]:
 
 
 def _panel(left: float, top: float, bits: int, ste: str) -> list[str]:
-    """One estimator at one width: the axes, the bounds of the range, the curve."""
+    """The plot of one estimator at one number of bits."""
     most, bottom = LARGEST[bits], top + HEIGHT
     places = {-most: left + WIDTH / 4, 0: left + WIDTH / 2, most: left + 3 * WIDTH / 4}
     parts = [svg.line((place, top), (place, bottom), dashes="2 3") for place in places.values()]
@@ -63,7 +63,7 @@ def _panel(left: float, top: float, bits: int, ste: str) -> list[str]:
 
 
 def _simplified(points: list[Point], tolerance: float = 0.05) -> list[Point]:
-    """As few of the points as draw the same line."""
+    """The fewest points that draw the same line within ``tolerance`` pixels."""
     (x0, y0), (x1, y1) = points[0], points[-1]
     off = [abs(y - y0 - (y1 - y0) * (x - x0) / (x1 - x0)) for x, y in points]
     worst = max(range(len(points)), key=off.__getitem__)

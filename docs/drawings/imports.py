@@ -1,4 +1,4 @@
-"""Reads the import statements of the package and draws which part imports which."""
+"""Draws the import graph of the package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 132.0, 34.0, 22.0, 40.0
 
 
 def imported_modules(source: str) -> set[str]:
-    """The modules of holdfast that ``source`` imports, at any depth of nesting."""
+    """The modules of holdfast that ``source`` imports, including imports in functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -32,9 +32,9 @@ def imported_modules(source: str) -> set[str]:
 
 
 def package_graph(package: Path = PACKAGE) -> Graph:
-    """Each part of the package (a folder or a file), and the parts that it imports.
+    """The imports between the parts (folders and files) of the package.
 
-    ``holdfast`` is the package's own ``__init__``, which holds the public names.
+    ``holdfast`` is the ``__init__`` of the package, which has the public names.
     """
     files = {path.stem for path in package.glob("*.py")} - {"__init__"}
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
@@ -49,7 +49,7 @@ def package_graph(package: Path = PACKAGE) -> Graph:
 
 
 def op_graph(package: Path = PACKAGE) -> Graph:
-    """Each folder of ``ops``, and the others that it imports."""
+    """The imports between the folders of ``ops``."""
     folders = {path.parent.name for path in (package / "ops").glob("*/__init__.py")}
     graph: Graph = {folder: set() for folder in folders}
     for path in sorted((package / "ops").glob("*/**/*.py")):
@@ -62,7 +62,7 @@ def op_graph(package: Path = PACKAGE) -> Graph:
 
 
 def levels(graph: Graph) -> list[list[str]]:
-    """The nodes in rows, each below everything that imports it. Raises graphlib.CycleError on a cycle."""
+    """The nodes in rows, each node below all nodes that import it. Raises graphlib.CycleError on a cycle."""
     row: dict[str, int] = dict.fromkeys(graph, 0)
     for node in reversed(list(graphlib.TopologicalSorter(graph).static_order())):
         for other in graph[node]:
@@ -71,7 +71,7 @@ def levels(graph: Graph) -> list[list[str]]:
 
 
 def reduced(graph: Graph) -> Graph:
-    """The graph without the edges that a longer way implies."""
+    """The transitive reduction of the graph."""
     above: Graph = {}
     for node in graphlib.TopologicalSorter(graph).static_order():
         above[node] = graph[node].union(*(above[other] for other in graph[node]))
@@ -82,7 +82,7 @@ def reduced(graph: Graph) -> Graph:
 
 
 def drawings() -> dict[str, str]:
-    """The pictures, by the names of their files."""
+    """The drawings, by file name."""
     return {
         "imports.svg": _draw(package_graph(), "Which part of holdfast imports which"),
         "imports_ops.svg": _draw(op_graph(), "Which op imports which"),
@@ -114,6 +114,6 @@ def _draw(graph: Graph, title: str) -> str:
 
 
 def _middle(node: str, edges: Graph, places: dict[str, svg.Point], width: float) -> tuple[float, str]:
-    """Where a node would like to be: below the middle of those that import it."""
+    """Sort key of a node in its row: the mean position of the nodes that import it."""
     users = [places[user][0] for user, others in edges.items() if node in others and user in places]
     return (sum(users) / len(users) if users else width / 2, node)

@@ -16,7 +16,7 @@ STORED = Path(__file__).resolve().parents[2] / "benchmarks"
 Row = dict[str, Any]
 Report = dict[str, Any]
 
-#: The family of a row, and the page that shows it. A family without a page is shown with the results only.
+#: The page of each family. Other families have a page of their own name.
 PAGES = {
     "quantize": "quantize",
     "fake_quantize": "fake_quantize",
@@ -35,7 +35,7 @@ def machines() -> list[str]:
 
 
 def stored(machine: str) -> Report:
-    """One stored run."""
+    """Load a stored run."""
     report: Report = json.loads((STORED / f"{machine}.json").read_text())
     return report
 
@@ -46,7 +46,7 @@ def page_of(row: Row) -> str:
 
 
 def by_page(report: Report) -> dict[str, list[Row]]:
-    """The rows of a run, by the page that they belong to."""
+    """The rows of a run, by page."""
     found: dict[str, list[Row]] = {}
     for row in report["rows"]:
         found.setdefault(page_of(row), []).append(row)
@@ -54,7 +54,7 @@ def by_page(report: Report) -> dict[str, list[Row]]:
 
 
 def where(report: Report) -> str:
-    """The machine and the versions, in one line."""
+    """The machine, the versions and the date in one line."""
     versions = report["versions"]
     threads = f", {report['threads']} threads" if report["threads"] else ""
     return (
@@ -64,7 +64,7 @@ def where(report: Report) -> str:
 
 
 def label(row: Row) -> str:
-    """What was timed; functions begin with hf, everything else is a plan."""
+    """The name of the timed call. Functions start with ``hf.``; all others are plans."""
     return f"{'hf.' if row['function'] else ''}{row['op']} {row['granularity']}"
 
 
@@ -80,14 +80,14 @@ def speedup(row: Row, peer: str) -> float | None:
 
 
 def kind(row: Row) -> str:
-    """The op and its direction, without estimator, mode or size."""
+    """The op and its direction."""
     words = row["op"].split()
     learned = " learned" if "learned" in words else ""
     return f"{words[0]}{learned}{' backward' if 'backward' in words else ''}"
 
 
 def overview(report: Report) -> str:
-    """One row for each op and direction: the middle of all its cases, and the worst and best of them."""
+    """A chart with one row per op and direction: the median, slowest and fastest of its cases."""
     rows = [row for row in report["rows"] if not row["function"]]
     kinds = list(dict.fromkeys(kind(row) for row in rows if speedup(row, TORCH)))
     left, right, top, step = 228.0, 740.0, 84.0, 30.0
@@ -132,7 +132,7 @@ def overview(report: Report) -> str:
 
 
 def _sizes(rows: list[Row]) -> str:
-    """The sizes that were timed, in words."""
+    """A phrase with the ranges of the timed sizes."""
     affine = [row for row in rows if page_of(row) in ("quantize", "fake_quantize")]
     counts = sorted({math.prod(row["shape"]) for row in affine})
     powers = f"2^{math.log2(counts[0]):g} to 2^{math.log2(counts[-1]):g}" if counts else ""
@@ -144,7 +144,7 @@ def _sizes(rows: list[Row]) -> str:
 
 
 def chart(report: Report, rows: list[Row]) -> str:
-    """Every case of one page: its share of the copy bandwidth, and its speed against torch."""
+    """A chart of every case of one page: its fraction of the copy bandwidth, and its speed-up over torch."""
     labels = list(dict.fromkeys(map(label, rows)))
     pairs = list(dict.fromkeys(map(dtypes, rows)))
     left, wide, gap, top, step = 30 + 6.3 * max(map(len, labels)), 230.0, 44.0, 88.0, 20.0
@@ -184,7 +184,7 @@ def chart(report: Report, rows: list[Row]) -> str:
 
 
 def drawings() -> dict[str, str]:
-    """Every chart, by the name of its file."""
+    """The charts, by file name."""
     made = {"speed.svg": overview(stored("h200"))}
     for machine in machines():
         report = stored(machine)

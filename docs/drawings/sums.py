@@ -1,4 +1,4 @@
-"""Draws the two orders of addition: the ordered sum and the tree sum."""
+"""Draws the two orders of summation: the ordered sum and the tree sum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CHUNK, LANES, ROWS = 32, 256, 16
 
 
 def drawings() -> dict[str, str]:
-    """The pictures, by the names of their files."""
+    """The drawings, by file name."""
     return {"ordered_sum.svg": _ordered(), "tree_sum.svg": _tree()}
 
 
@@ -23,7 +23,7 @@ def _cells(left: float, top: float, labels: list[str], width: float, colour: str
 
 
 def _ordered() -> str:
-    """Chunks of 32 terms, each added from first to last; then the sums of the chunks."""
+    """Chunks of 32 terms, each summed from first to last, then the sums of the chunks."""
     width, height = 760.0, 268.0
     parts = [svg.text(16, 24, "terms, in ascending order of where they come from", bold=True)]
     lefts = (16.0, 264.0, 512.0)
@@ -51,7 +51,7 @@ def _ordered() -> str:
 
 
 def _tree() -> str:
-    """A block of 16 rows of 256 lanes: rows added in order, lanes halved by neighbours."""
+    """A block of 16 rows and 256 lanes: each lane sums its rows, then adjacent lanes are added pairwise."""
     left, cell = 110.0, 64.0
     parts = [svg.text(16, 24, f"one block: {ROWS * LANES} terms, {ROWS} rows of {LANES} lanes", bold=True)]
     lanes = ("lane 0", "lane 1", "lane 2", "lane 3", "…", f"lane {LANES - 2}", f"lane {LANES - 1}")

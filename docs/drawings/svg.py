@@ -1,7 +1,7 @@
-"""Elements of an SVG drawing, with one set of colours for light pages and one for dark pages.
+"""Elements of an SVG drawing, with colours for light and dark pages.
 
-Colours are CSS classes. A drawing on its own follows the reader's system. In the documentation site the
-drawing is part of the page, and ``stylesheet`` lets it follow the page.
+Colours are CSS classes. A separate SVG file uses the colour scheme of the system. A drawing that is inlined
+in a page of the site uses the scheme of the page, by the rules in ``stylesheet``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from html import escape
 
 Point = tuple[float, float]
 
-#: For each class: the property it sets, and its colour on a light and on a dark page.
+#: For each class: its CSS property, its colour on a light page, its colour on a dark page.
 COLOURS = {
     "hf-paper": ("fill", "#ffffff", "#0d1117"),
     "hf-ink": ("fill", "#1f2328", "#e6edf3"),
@@ -34,7 +34,7 @@ def _rules(scheme: int, under: str = "") -> str:
 
 
 def stylesheet() -> str:
-    """The colours of the drawings in the site, where a reader can switch between light and dark."""
+    """The CSS for drawings in the site, where a reader can switch between light and dark."""
     light, dark = (f'[data-md-color-scheme="{scheme}"] ' for scheme in ("default", "slate"))
     return "\n".join(
         [
@@ -49,7 +49,7 @@ def stylesheet() -> str:
 
 
 def drawing(width: float, height: float, title: str, parts: list[str]) -> str:
-    """A whole SVG file. ``title`` is what a screen reader says."""
+    """A complete SVG file. ``title`` is for screen readers."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="hf-drawing" role="img" width="{width:g}" '
@@ -100,20 +100,20 @@ def dot(x: float, y: float, colour: str, *, radius: float = 4) -> str:
 
 
 def ring(x: float, y: float, colour: str, *, radius: float = 3.5) -> str:
-    """A circle that is not filled; ``colour`` is one of the lines."""
+    """A circle without fill. ``colour`` must be a class that sets the stroke."""
     return (
         f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="none" stroke-width="1.8"/>'
     )
 
 
 def path(points: list[Point], colour: str, *, width: float = 1.6) -> str:
-    """A line through all the points."""
+    """A polyline through the points."""
     places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline class="{colour}" points="{places}" fill="none" stroke-width="{width:g}"/>'
 
 
 def arrow(start: Point, end: Point, colour: str = "hf-axis", *, width: float = 1.2) -> str:
-    """A straight line with a head at its end."""
+    """A straight line with an arrowhead at its end."""
     (x0, y0), (x1, y1) = start, end
     length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1e-9)
     ux, uy = (x1 - x0) / length, (y1 - y0) / length

@@ -17,7 +17,7 @@ from holdfast.core.contract import (
     PrecisionGuarantee,
     Verdict,
 )
-from holdfast.core.deferred import check_errors
+from holdfast.core.device_errors import check_errors
 from holdfast.core.errors import (
     CollectiveFailed,
     HoldfastError,

@@ -13,7 +13,7 @@ from holdfast.core.contract import (
     PrecisionGuarantee as PrecisionGuarantee,
     Verdict as Verdict,
 )
-from holdfast.core.deferred import check_errors as check_errors
+from holdfast.core.device_errors import check_errors as check_errors
 from holdfast.core.errors import (
     CollectiveFailed as CollectiveFailed,
     HoldfastError as HoldfastError,

@@ -1,4 +1,4 @@
-"""The ``holdfast`` command: gathers the commands, which live beside what they run."""
+"""The ``holdfast`` command line. Each subcommand is defined next to the code that it runs."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from holdfast.proof.warmup import warmup
 
 
 class _Commands(TyperGroup):
-    """Prints the sentence of an error and exits with 2."""
+    """A group of commands that prints the message of an error and exits with status 2."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except HoldfastError as error:
-            sentence = str(error)
+            message = str(error)
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise
-            sentence = f"{error.filename or 'a file'} cannot be used: {error.strerror or error}."
-        Console(stderr=True).print(f"[red]error[/] {escape(sentence)}", soft_wrap=True, highlight=False)
+            message = f"{error.filename or 'a file'} cannot be used: {error.strerror or error}."
+        Console(stderr=True).print(f"[red]error[/] {escape(message)}", soft_wrap=True, highlight=False)
         raise typer.Exit(2)
 
 
 app = typer.Typer(
     cls=_Commands,
-    help="Kernels that hold their bits: list them, ask which one would run, prove them, time them.",
+    help="Deterministic kernels: list them, show which one would run, verify and time them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -52,13 +52,13 @@ for command in (plans, explain, warmup, verify, fuzz, mutants, bench):
 
 @app.command()
 def demo() -> None:
-    """Verify every plan, then time a few."""
+    """Verify every plan, then run a short benchmark."""
     verify()
     bench(quick=True)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"holdfast {__version__}, numerics version {NUMERICS_VERSION}")
         raise typer.Exit
 
@@ -69,9 +69,9 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    logging.getLogger("holdfast").setLevel(logging.ERROR)  # commands show their own progress
+    logging.getLogger("holdfast").setLevel(logging.ERROR)  # commands print their own progress
 
 
 def main() -> None:
-    """The ``holdfast`` command."""
+    """Entry point of the ``holdfast`` command."""
     app()

@@ -1,4 +1,4 @@
-"""Problems drawn at random from all that a plan accepts: shapes, dtypes, modes, granularities, operands."""
+"""Random problems of a plan: shapes, dtypes, modes, granularities, operands."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def one_of(rng: Rng, choices: Any) -> Any:
 
 
 def size(rng: Rng, most: int) -> int:
-    """Each power of two as likely as any other, and the numbers beside it."""
+    """A random size: every power of two with the same probability, or a number next to it."""
     near = 2 ** int(rng.integers(0, most.bit_length())) + int(rng.integers(-1, 2))
     return min(max(near, 1), most)
 
 
 def real(rng: Rng, shape: Any, dtype: torch.dtype, factors: int = 1) -> torch.Tensor:
-    """Numbers of some kind; products of ``factors`` of them are in range."""
+    """Random numbers of a random kind. Products of ``factors`` of them do not overflow."""
     count = int(np.prod(shape))
     return terms(one_of(rng, KINDS), rng, count, 1, dtype, factors).reshape(tuple(shape))
 
 
 def indices(rng: Rng, shape: Any, rows: int) -> torch.Tensor:
-    """Few rows or many, and some that do not exist."""
+    """Random indices of few or many rows, some of them out of range."""
     reach = min(size(rng, 64), rows)
     found = rng.integers(0, reach, shape)
     return torch.from_numpy(np.where(rng.random(shape) < 0.03, rows, found).astype(np.int64))
@@ -137,7 +137,7 @@ def affine_grid(plan: Any, rng: Rng) -> Problem:
 
 
 def shaped(rng: Rng) -> tuple[tuple[int, ...], Granularity]:
-    """A shape and a granularity that it can have."""
+    """A random shape and a granularity that fits it."""
     shape = tuple(size(rng, 40) for _ in range(int(rng.integers(1, 4))))
     axis = int(rng.integers(len(shape)))
     divisors = [d for d in range(1, shape[axis] + 1) if shape[axis] % d == 0]
@@ -147,14 +147,14 @@ def shaped(rng: Rng) -> tuple[tuple[int, ...], Granularity]:
 
 
 def scale_for(rng: Rng, desc: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Scales that put ordinary numbers in and around the codes."""
+    """Scales for which ordinary numbers lie in and around the range of the codes."""
     most = max(abs(end) for end in getattr(desc, "code_range", (8,)))
     sizes = rng.uniform(1, 6, desc.view.scale_shape) / max(min(most, 50), 1)
     return torch.from_numpy(np.asarray(sizes)).to(dtype)
 
 
 def quantize(plan: Any, rng: Rng) -> Problem:
-    """Quantize and dequantize of each granularity."""
+    """A problem of quantize or dequantize, of any granularity."""
     shape = tuple(size(rng, 12) for _ in range(int(rng.integers(1, 4))))
     axis = int(rng.integers(len(shape)))
     fields: dict[str, Any] = {"shape": shape}
@@ -224,7 +224,7 @@ def fake_quantize(plan: Any, rng: Rng) -> Problem:
 
 
 def of_data(plan: Any, rng: Rng) -> Problem:
-    """What is found of the elements of each scale."""
+    """A problem of an op that reduces the elements of each scale."""
     shape, granularity = shaped(rng)
     dtype = one_of(rng, REALS)
     fields: dict[str, Any] = {"shape": shape, "granularity": granularity, "input_dtype": dtype}
@@ -247,7 +247,7 @@ def of_data(plan: Any, rng: Rng) -> Problem:
     return made(plan.__name__, desc, x=real(rng, shape, dtype), **operands)
 
 
-#: By op, how a problem of one of its plans is drawn.
+#: By op, the function that draws a problem of one of its plans.
 DRAWN: dict[str, Callable[[Any, Rng], Problem]] = {
     "segment_sum": segment_sum,
     "embedding": embedding,

@@ -1,4 +1,4 @@
-"""What an output would be without rounding, at one of its elements, and the error that is allowed there."""
+"""The exact value of one element of an output, and its allowed error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from exact.numbers import Exact, ulp
 
-#: Elements of each output that are checked; exact numbers are slow.
+#: Number of elements of each output to check. Exact arithmetic is slow.
 SAMPLED = 24
 
 
@@ -18,8 +18,8 @@ SAMPLED = 24
 class Element:
     """Element ``place`` of the flattened output ``output``.
 
-    ``right`` is its exact value and ``magnitude`` what its error counts in: of a sum, the sum of magnitudes.
-    ``lost`` is what terms below the normal range may have lost. ``codes`` count in units of 1.
+    ``right`` is the exact value. ``magnitude`` is the unit of the error: for a sum, the sum of magnitudes.
+    ``lost`` is the possible loss of subnormal terms. ``codes``: the unit of the error is 1.
     """
 
     output: str
@@ -30,30 +30,30 @@ class Element:
     codes: bool = False
 
     def allowed(self, bound: float, dtype: torch.dtype) -> Fraction:
-        """The largest error within ``bound`` units."""
+        """The largest allowed error for a bound of ``bound`` units."""
         unit = Fraction(1) if self.codes else ulp(self.magnitude, dtype)
         return Fraction(bound) * unit + self.lost
 
     def overflows(self, *dtypes: torch.dtype) -> bool:
-        """Whether the sum may pass the largest number of a dtype on its way."""
+        """Whether the sum, or a partial sum, may overflow a dtype."""
         return any(self.magnitude * 2 > Fraction(torch.finfo(dtype).max) for dtype in dtypes)
 
 
 def summed(
     output: str, place: int, terms: Exact, times: Fraction = Fraction(1), lost: Fraction = Fraction(0)
 ) -> Element:
-    """``times`` a sum of terms, which have lost as much as ``lost`` in all."""
+    """``times`` a sum of terms, whose total loss is at most ``lost``."""
     right, magnitude = times * terms.total(), abs(times) * abs(terms).total()
     return Element(output, place, right, magnitude, abs(times) * lost)
 
 
 def as_given(output: str, place: int, value: float) -> Element:
-    """A value that is passed on."""
+    """A value that the op copies."""
     return Element(output, place, Fraction(value), abs(Fraction(value)))
 
 
 def sampled(count: int, most: int = SAMPLED) -> Iterator[int]:
-    """At most ``most`` places of ``count``, the first and the last among them."""
+    """At most ``most`` of ``count`` positions, including the first and the last."""
     if count <= most:
         yield from range(count)
     else:

@@ -16,7 +16,7 @@ from holdfast.ops.embedding_bag.reference import begins_of, chosen_places, gathe
 
 
 def numbers(tensor: torch.Tensor) -> Array:
-    """A tensor's values in float64; exact."""
+    """The values of a tensor in float64, which is exact."""
     return tensor.detach().double().numpy()
 
 
@@ -25,7 +25,7 @@ def _finite(*values: Array) -> bool:
 
 
 def by_row(desc: Any, output: str, rows: Array, terms: torch.Tensor) -> Iterator[Element]:
-    """Sums of the terms that go to each row; negative rows are left out."""
+    """Sums of the terms of each row. Negative rows are skipped."""
     values = numbers(terms).reshape(desc.count, desc.columns)
     for place in sampled(desc.rows * desc.columns):
         row, column = divmod(place, desc.columns)
@@ -100,7 +100,7 @@ def _rows(desc: Any, args: Any, begins: Array, kept: Array, bag_of: Array) -> It
         terms = Exact.of(values) if weights is None else Exact.of(values) * Exact.of(weights)
         times = Fraction(1, max(len(read), 1)) if desc.scale_grad_by_freq else Fraction(1)
         lost = terms.lost(desc.compute)
-        if desc.mode == "mean":  # all quotients over one denominator
+        if desc.mode == "mean":  # quotients with one denominator
             counts = sizes[bag_of[places]]
             common = lcm(*set(counts.tolist()))
             terms = terms * Exact.whole_numbers(common // counts)
@@ -112,7 +112,7 @@ def _rows(desc: Any, args: Any, begins: Array, kept: Array, bag_of: Array) -> It
 def _chosen(
     desc: Any, args: Any, begins: Array, kept: Array, bag_of: Array, places: Array, column: int
 ) -> Array:
-    """Those of ``places`` that their bags took the maximum from."""
+    """The positions among ``places`` that hold the maximum of their bag."""
     weight = numbers(args.weight)[:, column : column + 1]
     found = []
     for place in places:

@@ -1,4 +1,4 @@
-"""Problems whose sums have a given number of terms, and few results, so that a million terms are quick."""
+"""Problems with sums of a given number of terms and few outputs, so that a million terms are fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.ops.grid_sample.plan import Mode, Padding
 
 @dataclass(frozen=True)
 class Problem:
-    """A descriptor of a plan and its args, the outputs of which are not written yet."""
+    """A descriptor of a plan and its args, with outputs that are not written yet."""
 
     plan: Any
     desc: Any
@@ -28,7 +28,7 @@ def unwritten(shape: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def made(plan: str, desc: Any, **operands: Any) -> Problem:
-    """A problem; outputs that the descriptor expects and that are not given are made."""
+    """A problem. Allocates expected outputs that are not given."""
     chosen = hf.plans.all()[plan]
     for name in chosen.outputs:
         expected = desc.expected(name)
@@ -51,7 +51,7 @@ class Long:
         return terms(self.kind, self.rng, self.count, width, self.dtype, factors)
 
     def factors(self, count: int) -> torch.Tensor:
-        """Numbers between 1/2 and 2 to multiply terms with."""
+        """Factors between 1/2 and 2."""
         sizes = self.rng.uniform(0.5, 2, count) * self.rng.choice([-1, 1], count)
         return torch.from_numpy(sizes).to(self.dtype)
 
@@ -108,10 +108,10 @@ def embedding_bag_backward(of: Long) -> Iterator[Problem]:
 
 
 def grid_sample_backward(of: Long) -> Iterator[Problem]:
-    # Sixteen corners are slow, and their sums are those of four.
+    # Sixteen corners are slow, and their sums have the same form as those of four.
     few = of.count < 100 or of.count == 4097
     for mode in Mode if few else (Mode.NEAREST, Mode.BILINEAR):
-        # All samples lie around one pixel of an image of two.
+        # All samples lie around one pixel of a two-pixel image.
         fields: dict[str, Any] = {"mode": mode, "input_dtype": of.dtype, "grid_dtype": of.dtype}
         desc = hf.plans.GridSampleBackwardDescriptor(
             shape=(1, 1, 1, 2), output_size=(1, of.count), needs_dgrid=False, padding_mode=Padding.ZEROS,
@@ -123,7 +123,7 @@ def grid_sample_backward(of: Long) -> Iterator[Problem]:
         shape=(1, of.count, 1, 2), output_size=(1, 1), needs_dinput=False, input_dtype=of.dtype,
         grid_dtype=of.dtype,
     )  # fmt: skip
-    # One pixel outweighs the others, and its slopes are nearly 1.
+    # One pixel dominates, and its slopes are nearly 1.
     grid = torch.from_numpy(of.rng.uniform(-0.01, 0.01, (1, 1, 1, 2))).to(of.dtype)
     image = of.factors(2 * of.count).reshape(1, -1, 1, 2) * torch.tensor([1, 2**-9], dtype=of.dtype)
     yield made("GridSampleBackwardPlan", desc, dout=of.terms().reshape(1, -1, 1, 1), grid=grid, input=image)
@@ -138,7 +138,7 @@ def affine_grid_backward(of: Long) -> Iterator[Problem]:
 
 
 def learned_backward(of: Long) -> Iterator[Problem]:
-    """Sums of the kind of dy; x is spread over the codes and beyond them."""
+    """The terms are dy. The values of x cover the range of the codes and more."""
     x = torch.from_numpy(of.rng.normal(0, 6, of.count)).to(of.dtype)
     desc = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
         shape=(of.count,), input_dtype=of.dtype, dtype=torch.int4, scale_dtype=of.dtype,
@@ -151,7 +151,7 @@ def learned_backward(of: Long) -> Iterator[Problem]:
 
 
 def rows(count: int, dtype: torch.dtype, rng: Rng) -> Iterator[Problem]:
-    """Many short sums to a run: the tree sums of 257 rows."""
+    """Many short sums per run: the tree sums of 257 rows."""
     shape, token = (257, count), hf.PerToken()
     x = torch.from_numpy(rng.normal(0, 6, shape)).to(dtype)
     learned = hf.plans.FakeQuantizeLearnedBackwardDescriptor(
@@ -175,7 +175,7 @@ def lsq_init(of: Long) -> Iterator[Problem]:
     yield made("LsqInitPlan", desc, x=of.terms()[:, 0])
 
 
-#: For every plan with sums of any length, problems with a sum of this one.
+#: For every plan with sums of variable length, functions that make a problem of a given length.
 LONG: dict[str, Callable[[Long], Iterator[Problem]]] = {
     "SegmentSumPlan": segment_sum,
     "EmbeddingBackwardPlan": embedding_backward,
@@ -189,5 +189,5 @@ LONG: dict[str, Callable[[Long], Iterator[Problem]]] = {
 
 
 def rng_of(*label: Any) -> Rng:
-    """Random numbers that depend on the label alone."""
+    """A random generator seeded with the label."""
     return np.random.default_rng(list(repr(label).encode()))

@@ -1,4 +1,4 @@
-"""Arrays of exact numbers: whole numbers times a power of two, which every float is."""
+"""Arrays of exact numbers: integers times a power of two, which represents every float."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Exact:
-    """``whole * 2**shift``, element by element. ``whole`` holds Python's integers, which never overflow."""
+    """``whole * 2**shift``, elementwise. ``whole`` holds Python integers, which never overflow."""
 
     whole: Array
     shift: int
 
     @staticmethod
     def of(values: Array) -> Exact:
-        """Finite floats, as they are."""
+        """Exact numbers from finite floats."""
         fractions, exponents = np.frexp(np.asarray(values, np.float64))
         whole = np.ldexp(fractions, 53).astype(np.int64)
         used = int(np.bitwise_or.reduce(whole, axis=None))
@@ -66,7 +66,7 @@ class Exact:
         return Fraction(int(self.whole.sum())) * power(self.shift)
 
     def lost(self, compute: Float) -> Fraction:
-        """What elements below the normal range of ``compute`` may lose when each is rounded to it."""
+        """The largest total loss when the elements are rounded to subnormals of ``compute``."""
         normal = exponent(Fraction(torch.finfo(compute.torch).smallest_normal))
         least = normal - compute.precision + 1
         if self.shift >= least:
@@ -88,13 +88,13 @@ def exponent(value: Fraction) -> int:
 
 
 def ulp(value: Fraction, dtype: torch.dtype) -> Fraction:
-    """The distance between neighbours of ``dtype`` around ``value``."""
+    """The distance between adjacent numbers of ``dtype`` at ``value``."""
     least = exponent(Fraction(torch.finfo(dtype).smallest_normal))
     e = max(least, exponent(abs(value))) if value else least
     return power(e - FLOATS[dtype_name(dtype)].precision + 1)
 
 
 def lost_below(terms: Array, compute: Float) -> Fraction:
-    """What terms, here nearly exact, may lose when each is rounded to ``compute`` below its normal range."""
+    """The largest total loss when each term is rounded to a subnormal of ``compute``."""
     small = (np.abs(terms) < torch.finfo(compute.torch).smallest_normal) & (terms != 0)
     return int(small.sum()) * ulp(Fraction(0), compute.torch) / 2

@@ -1,4 +1,4 @@
-"""For every plan, what its outputs would be without rounding."""
+"""The exact outputs of every plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from exact import indexed, sampling, scaled
 from exact.element import Element
 from exact.numbers import ulp
 from holdfast.core.case import Case
-from holdfast.proof.conformance import execute, selected
+from holdfast.proof.conformance import execute, select_on
 
 Exactly = Callable[[Any, Any], Iterator[Element]]
 
@@ -40,7 +40,7 @@ _BY_OP: dict[tuple[str, str], Exactly] = {
     ("dynamic_quantize", "forward"): scaled.dynamic_quantize,
 }
 
-#: By the plan's name; a plan that is missing here fails the tests.
+#: By plan name. The tests fail for plans that are missing here.
 EXACTLY: dict[str, Exactly] = {
     name: _BY_OP[plan.op, plan.direction]
     for name, plan in hf.plans.all().items()
@@ -49,9 +49,9 @@ EXACTLY: dict[str, Exactly] = {
 
 
 def checked(plan: Any, desc: Any, args: Any, backend: str) -> dict[str, tuple[int, float]]:
-    """Run a problem and compare it with the exact results, as ``compared`` does."""
+    """Run a problem and compare its outputs with the exact results."""
     case = Case("exact", desc, lambda: args)
-    made = selected(backend)(plan, case, hf.Stream.current("cpu"))
+    made = select_on(backend)(plan, case, hf.Stream.current("cpu"))
     result = execute(plan, case, args, lambda *_: made)
     return compared(plan, desc, args, result, made.precision_guarantee().ulp)
 
@@ -59,9 +59,9 @@ def checked(plan: Any, desc: Any, args: Any, backend: str) -> dict[str, tuple[in
 def compared(
     plan: Any, desc: Any, args: Any, result: Any, bounds: Mapping[str, float]
 ) -> dict[str, tuple[int, float]]:
-    """For each output, how many elements were compared, and the largest error as a share of what is allowed.
+    """For each output, the number of compared elements and the largest error relative to the allowed one.
 
-    ``args`` are those before the run. Where nothing but the exact value is allowed, all of it is used up.
+    ``args`` are the args before the run. If the allowed error is 0, the fraction is 1.
     """
     values = {name: flat(desc, getattr(result, name)) for name in plan.outputs}
     compute = getattr(desc, "compute", None) or desc.real.compute
@@ -89,7 +89,7 @@ def compared(
 def _accumulated(
     element: Element, value: Fraction, old: Fraction, bound: float, dtype: torch.dtype, compute: torch.dtype
 ) -> tuple[Fraction, Fraction]:
-    """The error of a result that was added to ``old``, and what is allowed: one more rounding."""
+    """The error of a result that was added to ``old``, and the allowed error, with one more rounding."""
     magnitude = element.magnitude + abs(old)
     unit, narrowed = ulp(magnitude, dtype), Fraction(0)
     if dtype != compute and bound < 0.5:
@@ -103,7 +103,7 @@ def flat(desc: Any, tensor: torch.Tensor | None) -> torch.Tensor:
         return torch.zeros(0)
     if getattr(desc, "per_byte", 1) > 1 and tensor.dtype == torch.uint8:
         tensor = hf.unpack(tensor.contiguous(), desc.codes.torch, desc.shape[-1])
-    if tensor.dtype == torch.float8_e4m3fn:  # codes count from 0, the negative ones downwards
+    if tensor.dtype == torch.float8_e4m3fn:  # number the codes from 0, negative codes downwards
         bits = tensor.view(torch.uint8).to(torch.int16)
         tensor = torch.where(bits > 127, 128 - bits, bits)
     return tensor.reshape(-1)

@@ -1,6 +1,6 @@
 """Exact grid_sample and affine_grid, and their gradients.
 
-The places of samples are those of the reference, in the compute type: the promise counts from there.
+The sample positions are those of the reference, in the compute dtype. The guarantee starts from them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from exact.indexed import numbers
 from exact.numbers import Array, Exact, lost_below
 from holdfast.numerics.reference import widen
 from holdfast.ops.grid_sample.plan import Mode
-from holdfast.ops.grid_sample.reference import axes_of, placed
+from holdfast.ops.grid_sample.reference import axes_of, padded_coordinate
 
-#: Samples have many corners, each with its own weight, so that fewer of them are checked.
+#: Number of elements to check: fewer than elsewhere, because a sample has many corners.
 SAMPLED = 8
 
 
@@ -42,7 +42,7 @@ def nearest(t: Exact) -> tuple[list[Exact], list[Exact]]:
 
 
 def linear(t: Exact) -> tuple[list[Exact], list[Exact]]:
-    """The weights of two taps, and their slopes."""
+    """The weights of two taps and their slopes."""
     return [ones(t) - t, t], [Exact(-ones(t).whole, 0), ones(t)]
 
 
@@ -57,7 +57,7 @@ def far(u: Exact) -> tuple[Exact, Exact]:
 
 
 def cubic(t: Exact) -> tuple[list[Exact], list[Exact]]:
-    """The weights of four taps, and their slopes."""
+    """The weights of four taps and their slopes."""
     rest = ONE - t
     made = [far(t + ONE), near(t), near(rest), far(rest + ONE)]
     slopes = [slope if tap < 2 else Exact(-slope.whole, slope.shift) for tap, (_, slope) in enumerate(made)]
@@ -68,9 +68,9 @@ TAPS = {Mode.NEAREST: nearest, Mode.BILINEAR: linear, Mode.BICUBIC: cubic}
 
 
 class Corners:
-    """The corners of every sample: the pixel of each, -1 beside the image, and weights and slopes on demand.
+    """The corners of every sample: their pixels (-1 outside the image), and weights and slopes on demand.
 
-    ``pixel[k]`` has shape (N, samples); ``scales`` are what coordinates move by when the grid moves by 1.
+    ``pixel[k]`` has shape (N, samples). ``scales`` are the derivatives of the coordinates by the grid.
     """
 
     def __init__(self, desc: Any, args: Any) -> None:
@@ -80,7 +80,7 @@ class Corners:
         self.mode = desc.mode
         self.scales = [axis.scale.astype(np.float64) for axis in axes]
         with np.errstate(all="ignore"):
-            self.x = [placed(grid[..., a], size, desc)[0] for a, size in enumerate(sizes)]
+            self.x = [padded_coordinate(grid[..., a], size, desc)[0] for a, size in enumerate(sizes)]
         self.taps = [
             tuple(reversed(taps)) for taps in product(*(range(len(axis.index)) for axis in reversed(axes)))
         ]
@@ -93,12 +93,12 @@ class Corners:
             self.pixel.append(np.where(inside, pixel, -1))
 
     def at(self, places: Any) -> list[tuple[list[Exact], list[Exact]]]:
-        """Along each axis, the weights and the slopes of the taps of some samples."""
+        """For each axis, the weights and slopes of the taps of some samples."""
         chosen = [np.atleast_1d(x[places]) for x in self.x]
         return [TAPS[self.mode](Exact.of(x) - Exact.of(np.floor(x))) for x in chosen]
 
     def factor(self, k: int, taps: list[tuple[list[Exact], list[Exact]]], sloped: int = -1) -> Exact:
-        """The weight of corner ``k`` for taps that ``at`` gave; or its slope by the axis ``sloped``."""
+        """The weight of corner ``k`` for the taps from ``at``, or its slope along axis ``sloped``."""
         factors = [
             (slopes if a == sloped else weights)[self.taps[k][a]] for a, (weights, slopes) in enumerate(taps)
         ]
@@ -169,14 +169,14 @@ def _gradient_of_grid(desc: Any, args: Any, dout: Array, made: Corners) -> Itera
         products = Exact.of(pixels) * Exact.of(dout[n, :, s])[None, :]
         taps = made.at((n, s))
         slopes = _joined([made.factor(k, taps, a) for k in inside])[:, None]
-        # Slopes are below 2, and so is what a lost product counts.
+        # Slopes are below 2, so a lost product counts at most twice.
         sums = Exact((products * slopes).whole.sum(1), products.shift + slopes.shift)
         lost = 2 * products.lost(desc.compute) + sums.lost(desc.compute)
         yield _of_magnitudes(summed("dgrid", place, products * slopes, times, lost), products, times)
 
 
 def coordinate_numerators(desc: Any) -> tuple[list[Array], list[int]]:
-    """x, y and z of every place as whole numbers, and what each is divided by."""
+    """x, y and z of every output position as integer numerators, and the denominator of each."""
     along = [2 * np.arange(size) - (size - 1) for size in desc.output_size]
     steps = [max(size - 1 if desc.align_corners else size, 1) for size in desc.output_size]
     spread = np.meshgrid(*along, indexing="ij")

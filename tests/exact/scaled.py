@@ -1,4 +1,4 @@
-"""Exact results of ops whose elements share scales: of one element each, or over the elements of a scale."""
+"""Exact results of ops with scales: elementwise ops, and reductions over the elements of a scale."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOOR = Fraction(SCALE_FLOOR)
 
 
 def spread(desc: Any, values: Any) -> Array:
-    """A scale or zero point for each element, flat, as the kernels widen it."""
+    """The scale or zero point of each element, flat, in the compute dtype."""
     if not isinstance(values, torch.Tensor):
         made = torch.tensor(0 if values is None else values, dtype=torch.float64)
         return np.full(math.prod(desc.shape), float(made.to(desc.real.compute.torch)))
@@ -35,7 +35,7 @@ def spread(desc: Any, values: Any) -> Array:
 
 
 def whole(zero_point: float) -> int:
-    """A zero point as it is used: a learned one is rounded, and 0 if it is NaN."""
+    """The effective zero point: a learned one is rounded, and NaN becomes 0."""
     return 0 if math.isnan(zero_point) else round(min(max(zero_point, -(2.0**23)), 2.0**23))
 
 
@@ -46,7 +46,7 @@ def _flat(desc: Any, tensor: torch.Tensor) -> Array:
 
 
 def _elements(desc: Any, args: Any, *names: str) -> Iterator[tuple[int, float, int, list[float]]]:
-    """Places whose values are finite: the scale, the zero point and the operands called ``names``."""
+    """Positions where the scale, the zero point and the operands ``names`` are finite."""
     operands = [_flat(desc, getattr(args, name)) for name in names]
     scales, zero_points = spread(desc, args.scale), spread(desc, getattr(args, "zero_point", None))
     for place in sampled(math.prod(desc.shape)):
@@ -60,9 +60,7 @@ def _element(output: str, place: int, right: Fraction) -> Element:
 
 
 def float_code(codes: Format, t: Fraction) -> int:
-    """The code of the value of a float format that is nearest to t, ties to even, counted from 0; negative
-    for a negative t.
-    """
+    """The index of the float format value nearest to t, ties to even. It is negative for negative t."""
     values = [Fraction(codes.value(code)) for code in range(codes.highest_code + 1)]
     above = bisect_left(values, abs(t))
     if above == len(values):
@@ -77,7 +75,7 @@ def float_code(codes: Format, t: Fraction) -> int:
 
 
 def _in_range(desc: Any, t: Any, lo: Any, hi: Any) -> bool:
-    """Whether a quotient of the compute type is in range once it is rounded."""
+    """Whether a quotient in the compute dtype is in range after rounding."""
     if not desc.codes.is_float:
         return bool(lo <= np.rint(t) <= hi)
     # 448 is even and 480 would be odd: a tie between them stays in range.
@@ -98,7 +96,7 @@ def quantize(desc: Any, args: Any) -> Iterator[Element]:
 def quantize_backward(desc: Any, args: Any) -> Iterator[Element]:
     number, (q_min, q_max) = compute_type(desc.real.compute), desc.code_range
     for place, s, z, (dy, x) in _elements(desc, args, "dy", "x"):
-        with np.errstate(all="ignore"):  # the mask is that of the forward, whose quotient is rounded
+        with np.errstate(all="ignore"):  # the mask of the forward, which uses the rounded quotient
             kept = _in_range(desc, number(x) / number(s), q_min - z, q_max - z)
         yield _element("dx", place, Fraction(dy) / Fraction(s) if kept else Fraction(0))
 
@@ -114,7 +112,7 @@ def dequantize_backward(desc: Any, args: Any) -> Iterator[Element]:
 
 
 def fake_quantize(desc: Any, args: Any) -> Iterator[Element]:
-    """Counted from the code that quantize gives."""
+    """Exact fake_quantize, given the code of quantize."""
     number = compute_type(desc.real.compute)
     for place, s, z, (x,) in _elements(desc, args, "x"):
         with np.errstate(all="ignore"):
@@ -134,7 +132,7 @@ def fake_quantize_backward(desc: Any, args: Any) -> Iterator[Element]:
 
 
 def estimator(desc: Any, x: float, s: float, z: int) -> Fraction:
-    """What an estimator multiplies dy by, at its argument as that was rounded."""
+    """The factor of an estimator at its rounded argument."""
     number = compute_type(desc.real.compute)
     given, scale = number(x), number(s)
     lo, hi = (number(end - z) for end in desc.code_range)
@@ -193,7 +191,7 @@ def learned_backward(desc: Any, args: Any) -> Iterator[Element]:
 
 
 def _segments(desc: Any, values: Array) -> Array:
-    """The elements of each scale, in a row."""
+    """The elements of each scale, as rows."""
     count = desc.view.scale_count
     return by_segment(values.reshape(desc.shape), desc.view).reshape(count, -1) if count else values[:0]
 
@@ -235,6 +233,6 @@ def choose_scale(desc: Any, args: Any) -> Iterator[Element]:
 
 
 def dynamic_quantize(desc: Any, args: Any) -> Iterator[Element]:
-    """The codes count from the scale as it is stored."""
+    """Exact codes, given the stored scale."""
     yield from choose_scale(desc, args)
     yield from quantize(desc, args)

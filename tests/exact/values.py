@@ -1,4 +1,4 @@
-"""Terms to be summed, of the kinds that are hard on a sum."""
+"""Random terms of kinds that are hard to sum accurately."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _ordinary(rng: Rng, count: int, precision: int, low: int, high: int) -> Arra
 
 
 def _wide(rng: Rng, count: int, precision: int, low: int, high: int) -> Array:
-    """Every exponent from ``low`` to ``high`` as likely as any other, but no more than 1000 of them."""
+    """Exponents uniform from ``low`` to ``high``, over a range of at most 1000."""
     exponents = rng.integers(max(low, high - 1000), high, count)
     return np.ldexp(rng.uniform(1, 2, count), exponents) * rng.choice([-1, 1], count)
 
 
 def _cancelling(rng: Rng, count: int, precision: int, low: int, high: int) -> Array:
-    """Large terms and their opposites, and a small remainder."""
+    """Large terms and their negatives, and a small remainder."""
     half = rng.standard_normal(count // 2) * 1000
     return rng.permutation(np.concatenate([half, -half, rng.standard_normal(count % 2) * 1e-3]))
 
@@ -50,12 +50,12 @@ def _descending(rng: Rng, count: int, precision: int, low: int, high: int) -> Ar
 
 
 def _nudging(rng: Rng, count: int, precision: int, low: int, high: int) -> Array:
-    """One large term among each 32, then terms just above half of its last place: each rounds up by half."""
+    """One large term in each 32, then terms just above half of its last place: each rounds up by half."""
     small = np.ldexp(1.0 + 2.0 ** (2 - min(precision, 11)), -precision if precision > 11 else -24)
     return np.where(np.arange(count) % 32 == 0, 1.0, small)
 
 
-#: Each gives so many terms for a dtype with this precision and these exponents.
+#: Functions that return a number of terms for a given precision and exponent range.
 KINDS: dict[str, Callable[[Rng, int, int, int, int], Array]] = {
     "ordinary": _ordinary,
     "wide": _wide,
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[Rng, int, int, int, int], Array]] = {
 
 
 def terms(kind: str, rng: Rng, count: int, width: int, dtype: torch.dtype, factors: int = 1) -> torch.Tensor:
-    """``width`` columns of ``count`` terms; products of ``factors`` of them stay in range, and their sums."""
+    """``width`` columns of ``count`` terms. Products of ``factors`` terms and their sums do not overflow."""
     info, record = torch.finfo(dtype), float_dtype(dtype, "dtype")
     low = int(np.log2(info.smallest_normal))
     if kind != "subnormal":

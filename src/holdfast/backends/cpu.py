@@ -8,20 +8,18 @@ is compiled once for each compute type and never for a combination of dtypes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 
-from holdfast.backends.cpu_compiler import KernelCompiler, PartCompiler, remembering_types
-from holdfast.backends.kernel_cache import KernelCache
+from holdfast.backends import kernel_cache
 from holdfast.backends.notice import compiling
 from holdfast.backends.on_demand import callable_from_kernels
+from holdfast.backends.private import numba as private
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -30,27 +28,22 @@ LINE = 64
 #: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
 BLOCK, _AHEAD = 256, 2048
 
-_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "_nrt": False}
+#: The type of an address of bytes, in LLVM.
+BYTES = ir.IntType(8).as_pointer()
 
-
-_INNER: dict[str, Any] = {
-    "no_cpython_wrapper": True,
-    "no_cfunc_wrapper": True,
-    "pipeline_class": PartCompiler,
-}
+_EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
-    compiled = njit(**_EXACT, no_cfunc_wrapper=True, pipeline_class=KernelCompiler)(function)
-    with suppress(RuntimeError):  # Numba found no directory to write to: the package's, nor the user's own
-        compiled._cache = KernelCache(function)
+    compiled = njit(**_EXACT, **private.kernel_options())(function)
+    kernel_cache.keep(compiled, function)
     return compiled
 
 
 def jit(function: Callable[..., Any]) -> Any:
     """Compile what kernels call: it becomes part of them, on disk as well."""
-    return njit(**_EXACT, **_INNER)(function)
+    return njit(**_EXACT, **private.part_options())(function)
 
 
 def on_demand(function: Callable[..., Any]) -> Any:
@@ -59,24 +52,44 @@ def on_demand(function: Callable[..., Any]) -> Any:
 
 
 def _c_function(function: Callable[..., Any], signature: Any) -> Any:
-    made: Any = CFunc(
-        function, (signature.args, signature.return_type), {}, _EXACT, pipeline_class=KernelCompiler
-    )
-    with suppress(RuntimeError):  # as for a kernel
-        made._cache = KernelCache(function)
+    made = private.c_function(function, signature, _EXACT)
+    kernel_cache.keep(made, function)
     return made
 
 
 def _compile_c_function(function: Any, module: str) -> None:
-    with _compiling, interrupts_wait(), remembering_types():
+    with _compiling, interrupts_wait(), private.remembering_types():
         if function.address is None:
-            with compiling(module, cached=isinstance(function._cache, KernelCache)):
+            with compiling(module, cached=private.is_on_disk(function)):
                 function.compile()
 
 
 def emit(builder: Callable[..., Any]) -> Any:
     """Declare a function of kernels by the LLVM instructions that it stands for."""
     return intrinsic(builder)
+
+
+@contextmanager
+def counted_loop(builder: Any, count: Any) -> Iterator[Any]:
+    """Emit a loop that runs ``count`` times; its body is what is emitted meanwhile. Yields the index."""
+    before = builder.block
+    head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(count.type)
+    index.add_incoming(count.type(0), before)
+    builder.cbranch(builder.icmp_signed("<", index, count), body, after)
+    builder.position_at_end(body)
+    yield index
+    index.add_incoming(builder.add(index, count.type(1), flags=["nsw"]), builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+
+
+def stack_slot(builder: Any, kind: Any) -> Any:
+    """Emit room for one value of a type of LLVM on the stack."""
+    with builder.goto_entry_block():
+        return builder.alloca(kind)
 
 
 @emit
@@ -95,8 +108,9 @@ def copy(typingctx, target, source, size):
     """Copy ``size`` bytes from one address to another."""
 
     def build(context, builder, signature, args):
-        to, of = (builder.inttoptr(address, cgutils.voidptr_t) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, of, args[2], 1)
+        to, of = (builder.inttoptr(address, BYTES) for address in args[:2])
+        memcpy = builder.module.declare_intrinsic("llvm.memcpy", [BYTES, BYTES, args[2].type])
+        builder.call(memcpy, [to, of, args[2], ir.IntType(1)(0)])  # not volatile
         return context.get_dummy_value()
 
     return types.none(target, source, size), build
@@ -115,7 +129,7 @@ def outlined(typingctx):
 
 def prefetch_line(builder: Any, place: Any) -> None:
     """Emit the request for the line of the cache that holds what a pointer points to; it need not exist."""
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    byte, number = BYTES, ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     )
@@ -131,7 +145,7 @@ def prefetch(typingctx, elements, index):
     """
 
     def build(context, builder, signature, args):
-        start = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
+        start = builder.bitcast(builder.gep(args[0], [args[1]]), BYTES)
         size = BLOCK * context.get_abi_sizeof(context.get_value_type(signature.args[0].dtype))
         for offset in range(_AHEAD, _AHEAD + size, LINE):
             prefetch_line(builder, builder.gep(start, [ir.IntType(32)(offset)]))
@@ -143,7 +157,7 @@ def prefetch(typingctx, elements, index):
 @emit
 def _prefetch_address(typingctx, address):
     def build(context, builder, signature, args):
-        prefetch_line(builder, builder.inttoptr(args[0], cgutils.voidptr_t))
+        prefetch_line(builder, builder.inttoptr(args[0], BYTES))
         return context.get_dummy_value()
 
     return types.none(address), build
@@ -231,8 +245,8 @@ def compile_kernel(entry: Any, *args: Any) -> None:
     An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
     """
     module = getattr(entry, "py_func", entry).__module__
-    cached = isinstance(getattr(entry, "_cache", None), KernelCache)
-    with _compiling, interrupts_wait(), remembering_types(), compiling(module, cached=cached):
+    cached = private.is_on_disk(entry)
+    with _compiling, interrupts_wait(), private.remembering_types(), compiling(module, cached=cached):
         entry(*args)
 
 

@@ -22,14 +22,14 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from holdfast.backends import interpreted, private
-from holdfast.core import deferred
+from holdfast.core import device_errors
 
 #: Launches a prepared kernel: the stream, the tensors behind the pointers or their addresses, the values of
 #: the ``EachRun`` parameters.
 Launcher = Callable[[int, Sequence[torch.Tensor], Sequence[int], Sequence[int]], None]
 
-NOTHING = tl.constexpr(deferred.NOTHING)
-LEAST, MOST = tl.constexpr(deferred.LEAST), tl.constexpr(deferred.MOST)
+NO_REPORT = tl.constexpr(device_errors.NO_REPORT)
+LEAST, MOST = tl.constexpr(device_errors.LEAST), tl.constexpr(device_errors.MOST)
 COMPILED = tl.constexpr(not interpreted())
 
 #: Stands for an integer of 64 bits while a kernel is compiled.
@@ -213,10 +213,10 @@ def loop_offsets(index, sizes, strides):
 
 
 @triton.jit
-def report(box, place, position, value, bad):
-    """Tell the host of the first bad value, in a word of ``core.deferred``. Costs nothing if none is bad."""
+def report(reports, place, position, value, bad):
+    """Report the first bad value to the host: write a word of ``core.device_errors`` if any value is bad."""
     if tl.max(bad.to(tl.int32), 0) > 0:
         held = tl.minimum(tl.maximum(value.to(tl.int64), LEAST), MOST)
         word = (position.to(tl.int64) << 32) | (held & 0xFFFFFFFF)
-        tl.atomic_min(box + place, tl.min(tl.where(bad, word, NOTHING), 0))
-        tl.atomic_max(box, 1)
+        tl.atomic_min(reports + place, tl.min(tl.where(bad, word, NO_REPORT), 0))
+        tl.atomic_max(reports, 1)

@@ -5,7 +5,6 @@ signature, the processor, the versions of Numba and Python, and every source tha
 since functions and constants of those are compiled into it. So whoever finds a file has found the right one,
 and there is no index that two processes could disagree about. A file that is not whole is as good as none.
 """
-# mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba.core.caching import FunctionCache
-from numba.core.serialize import dumps
+
+from holdfast.backends.private import numba as private
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -86,7 +85,7 @@ class Files:
 
     def save(self, key: Any, compiled: Any) -> None:
         """Put a file in its place as a whole, and remove those of other sources, which nobody will load."""
-        data = dumps(compiled)
+        data = private.serialized(compiled)
         unfinished = self.folder / f"{self.base}.{uuid.uuid4().hex}.tmp"
         try:
             unfinished.write_bytes(hashlib.sha256(data).digest() + data)
@@ -108,19 +107,7 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
     return content[:size], content[size:]
 
 
-class KernelCache(FunctionCache):
-    """Numba's cache of a function, with files of our own. A disk that fails costs time, and nothing else."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__(function)
-        sources = digest_of_sources(Path(function.__code__.co_filename))
-        self._cache_file = Files(Path(self._cache_path), self._impl.filename_base, sources)
-
-    def load_overload(self, sig, target_context):
-        with suppress(OSError):
-            return super().load_overload(sig, target_context)
-        return None
-
-    def save_overload(self, sig, data):
-        with suppress(OSError):  # it is full, or gone, or not ours to write
-            super().save_overload(sig, data)
+def keep(compiled: Any, function: Any) -> None:
+    """Keep a compiled kernel on disk, where a disk can be written."""
+    sources = digest_of_sources(Path(function.__code__.co_filename))
+    private.keep_on_disk(compiled, function, lambda folder, base: Files(folder, base, sources))

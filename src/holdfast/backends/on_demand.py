@@ -12,7 +12,6 @@ values of the compute type: those annotated as ``Real``, and ``like``. It has a 
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import os
 import sys
@@ -30,13 +29,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from holdfast.backends.kernel_cache import digest_of_sources
+from holdfast.backends.private import FunctionCell
 
 #: Annotates an argument of the compute type.
 Real = Any
 
 _INT64 = ir.IntType(64)
 #: The variants of a function that has ``like``, and of one that has not.
-_REALS = {types.float32: ctypes.c_float, types.float64: ctypes.c_double}
+_REALS = {types.float32: "float32", types.float64: "float64"}
 
 #: Compiles a C function under the lock of the compiler; its module's name says for which op.
 Compile = Callable[[Any, str], None]
@@ -50,14 +50,11 @@ class Slot:
         signature = types.void(*(real if is_real else types.int64 for is_real in reals))
         self.compiled = make(function, signature)
         self._compile, self._module = compile, function.__module__
-        self._prototype: Any = ctypes.CFUNCTYPE(
-            None, *(_REALS[real] if is_real else ctypes.c_int64 for is_real in reals)
-        )
-        self._first_call = self._prototype(self._compile_and_call)  # kept: its address stays in use
-        self._cell = ctypes.c_void_p(ctypes.cast(self._first_call, ctypes.c_void_p).value)
+        kinds = [_REALS[real] if is_real else "int64" for is_real in reals]
+        self._cell = FunctionCell(self._compile_and_call, kinds)
         sources = digest_of_sources(Path(function.__code__.co_filename))[:16]
         self.symbol = f"holdfast.{self._module}.{function.__qualname__}.{real}.{sources}"
-        llvm.add_symbol(self.symbol, ctypes.addressof(self._cell))
+        llvm.add_symbol(self.symbol, self._cell.address)
 
     def _compile_and_call(self, *args: Any) -> None:
         """What the slot holds at first. Nothing can be raised from here: a kernel is the caller."""
@@ -70,8 +67,7 @@ class Slot:
                 sys.stderr.flush()
                 os.abort()  # to go on would be to return memory that nobody wrote
             threading.Thread(target=_interrupt_after, args=(call,)).start()
-        self._cell.value = self.compiled.address
-        self._prototype(self.compiled.address)(*args)
+        self._cell.point_to(self.compiled.address)(*args)
         call.returned = True  # last: Python looks for signals at calls and loops, and here it must not
 
 

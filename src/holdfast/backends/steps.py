@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import EachRun, Launcher, Parameters, parameters_of, prepare
-from holdfast.core.latest import picked
-from holdfast.core.pieces import Piece, first_address
+from holdfast.core.last_call import getter_of
 from holdfast.core.plan import Args, Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import Region, first_address
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,14 @@ class Part:
     offset: int = 0
 
 
-#: A pointer parameter: an operand of the args by its field name, or a part of it; a piece of the workspace; a
-#: kept tensor; or None for a pointer that the kernel does not use.
-StepOperand = str | Part | Piece | torch.Tensor | None
+#: A pointer parameter: the field name of an operand of the args, a ``Part`` of one, a region of the
+#: workspace, a tensor that the step keeps, or None for a pointer that the kernel does not use.
+StepOperand = str | Part | Region | torch.Tensor | None
 
 
 def operand_names(kind: type[Args]) -> tuple[str, ...]:
     """The field names of the operands of these args, in the order of ``operands()``."""
-    named: Any = object.__new__(kind)
-    for field in fields(cast(Any, kind)):
-        object.__setattr__(named, field.name, field.name)
-    return tuple(named.operands())
+    return (*kind.outputs, *kind.inputs)
 
 
 class _Side(threading.local):
@@ -93,7 +90,7 @@ class _Step:
 
 
 class Steps:
-    """Kernels that run one after another on a stream, on operands of the args and pieces of the workspace.
+    """Kernels that run one after another on a stream, on operands of the args and regions of the workspace.
 
     Made while a launch is prepared for ``args``. The pointer of an operand that is absent, or that is a value
     of the host, is that of the first operand that is a tensor.
@@ -149,8 +146,8 @@ class Steps:
         places = tuple(map(self._place, operands))
         self._steps.append(_Step(run, operands, places, given.each_run, beside))
 
-    def call(self, function: Callable[..., None], *pieces: Piece) -> None:
-        """Call ``function`` on pieces of the workspace as tensors, with the stream made torch's own."""
+    def call(self, function: Callable[..., None], *regions: Region) -> None:
+        """Call ``function`` on regions of the workspace as tensors, with the stream made torch's own."""
         device = self._device
 
         def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
@@ -160,7 +157,7 @@ class Steps:
                 with torch.cuda.stream(_torch_stream(stream, device)):
                     function(*tensors)
 
-        self._steps.append(_Step(run, pieces, on_tensors=True))
+        self._steps.append(_Step(run, regions, on_tensors=True))
 
     def _position(self, name: str) -> int:
         """The position of an operand among the addresses; that of the first tensor if it is none."""
@@ -185,7 +182,7 @@ class Steps:
 
     def _like(self, operand: StepOperand) -> torch.Tensor:
         """A tensor of the operand's dtype and alignment."""
-        if isinstance(operand, Piece):
+        if isinstance(operand, Region):
             return operand.like()
         if isinstance(operand, Part):
             return self._whole(operand.operand)[operand.first : operand.first + operand.size]
@@ -194,7 +191,7 @@ class Steps:
     def _place(self, operand: StepOperand) -> _Place:
         """Addresses are those of the operands of the args, then that of the workspace, then 0."""
         args = len(self._tensors)
-        if isinstance(operand, Piece):
+        if isinstance(operand, Region):
             return args, operand.offset
         if isinstance(operand, Part):
             return self._position(operand.operand), operand.offset
@@ -219,8 +216,8 @@ class Steps:
             step: _Step, handle: int, workspace: Workspace, args: Args, known: Sequence[int]
         ) -> None:
             if step.on_tensors:
-                pieces = cast(tuple[Piece, ...], step.operands)
-                step.run(handle, [piece.tensor(workspace) for piece in pieces], (), ())
+                regions = cast(tuple[Region, ...], step.operands)
+                step.run(handle, [region.tensor(workspace) for region in regions], (), ())
             else:
                 found = [known[position] + offset for position, offset in step.places]
                 step.run(handle, (), found, [each.read(args) for each in step.each_run])
@@ -256,7 +253,7 @@ class Steps:
                 return _bits(operand if isinstance(operand, torch.Tensor) else operands[first])
 
             def tensor(operand: StepOperand) -> torch.Tensor:
-                if isinstance(operand, Piece):
+                if isinstance(operand, Region):
                     return operand.tensor(workspace)
                 if isinstance(operand, Part):
                     return whole(operand.operand)[operand.first : operand.first + operand.size]
@@ -270,14 +267,14 @@ class Steps:
 
 
 def _is_operand(value: Any) -> bool:
-    return value is None or isinstance(value, str | Part | Piece | torch.Tensor)
+    return value is None or isinstance(value, str | Part | Region | torch.Tensor)
 
 
 def _alone(step: _Step, operands: int) -> Launch[Any]:
     """Launches one step that uses operands of the args only."""
     run, each_run, places = step.run, step.each_run, step.places
     positions = [position for position, _ in places]
-    pick = picked(positions)
+    pick = getter_of(positions)
 
     def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
         run(stream.handle, (), addresses, ())

@@ -10,19 +10,15 @@ team leaves out.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from holdfast.backends import private
 from holdfast.core import fork
 
 #: As many elements are worth a thread, or one more range: waking it, or taking turns with the others to start
@@ -30,8 +26,6 @@ from holdfast.core import fork
 WORTH_A_THREAD = 2**19
 #: Into how many ranges work is cut for each thread at most.
 _RANGES = 8
-
-_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 #: The fewest elements that are shared out, and how many are worth a thread.
 _least, _worth = 2 * WORTH_A_THREAD, WORTH_A_THREAD
@@ -64,11 +58,11 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
             failures.append(failure)
 
     whole = threads == torch.get_num_threads()
-    team = _team_of_torch() if whole and not _forked else None
+    team = private.team_of_torch() if whole and not _forked else None
     if team is None:
         _on_pool(work, threads)
     else:
-        team(_Callback(work), None, threads, 0)
+        team(work, threads)
     if failures:
         raise failures[0]
 
@@ -88,28 +82,6 @@ def shared_finely(least: int = 2**15, worth: int = 2**12) -> Iterator[None]:
         yield
     finally:
         _least, _worth = before
-
-
-@cache
-def _team_of_torch() -> Any:
-    """What calls a function on every thread of a team of torch's OpenMP library; None if it is not found.
-
-    It is the entry that GCC compiles a parallel region to.
-    """
-    if sys.platform != "linux" or not torch.backends.openmp.is_available():
-        return None
-    home = Path(torch.__file__).parents[1]
-    try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-        found = [path for path in mapped if Path(path).name.startswith("libgomp")]
-        own = [path for path in found if Path(path).is_relative_to(home)]
-        (library,) = own if own else found
-        team = ctypes.CDLL(library).GOMP_parallel
-    except (OSError, ValueError, AttributeError):
-        return None
-    team.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    team.restype = None
-    return team
 
 
 def _on_pool(work: Callable[[], None], threads: int) -> None:

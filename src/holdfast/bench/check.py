@@ -1,4 +1,4 @@
-"""No speed without the right bits: the kernel that is timed is compared with the reference first."""
+"""Compares a kernel with the reference before it is timed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import replace
 import torch
 
 from holdfast.core.benchmark import Case, Tensors
+from holdfast.core.bits import canonical
 from holdfast.core.stream import Stream
 
-#: Small enough for the reference, large enough for every kernel to use all of its loops.
+#: Number of elements: few enough for the reference, enough to reach every loop of a kernel.
 ELEMENTS = 2**16
 
 
 def differences(case: Case, stream: Stream, backend: str) -> int:
-    """In how many elements ``backend`` and the reference differ, on a small version of the case."""
+    """The number of elements in which ``backend`` and reference differ, on a small version of the case."""
     timed = case.problem(ELEMENTS, stream, backend)
     tensors = timed.draw()
-    timed.season(tensors)
+    timed.put_special_values(tensors)
     for name in timed.plan.outputs:
         _poison(tensors[name])
     reference = replace(case, function=False).problem(ELEMENTS, Stream.current("cpu"), "reference")
@@ -26,19 +27,10 @@ def differences(case: Case, stream: Stream, backend: str) -> int:
         for name, value in tensors.items()
     }
     made, expected = timed.call(tensors)(), reference.call(copies)()
-    return sum(_unequal(*pair) for pair in zip(made, expected, strict=True))
+    return sum(int((canonical(a.cpu()) != canonical(b)).sum()) for a, b in zip(made, expected, strict=True))
 
 
 def _poison(output: torch.Tensor | None) -> None:
-    """Make what was not written show."""
+    """Fill an output, so that elements that are not written differ from the reference."""
     if output is not None:
         output.fill_(float("nan") if output.is_floating_point() else 85)
-
-
-def _unequal(made: torch.Tensor, expected: torch.Tensor) -> int:
-    made = made.cpu()
-    if not made.is_floating_point():
-        return int((made != expected).sum())
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]
-    both_nan = made.isnan() & expected.isnan()
-    return int(((made.view(bits) != expected.view(bits)) & ~both_nan).sum())

@@ -1,4 +1,4 @@
-"""``holdfast bench``: every case against its peers and the copy ceiling, in one run."""
+"""The command ``holdfast bench``: times every case, its peers and a copy in one run."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from rich.progress import Progress
 
 from holdfast.bench.cases import cpu_cases, full_cases, host_cases, quick_cases
 from holdfast.bench.check import differences
-from holdfast.bench.peers import kinds, peer
+from holdfast.bench.peers import peer, peer_names
 from holdfast.bench.report import Report, Row, device_name
-from holdfast.bench.timing import copy_rate, host_seconds, release, side_by_side
+from holdfast.bench.timing import copy_rate, free_memory, host_seconds, median_seconds
 from holdfast.core.benchmark import Call, Case, NoPeer
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.stream import Stream
 
-#: The size of a small tensor, for what a call costs the host.
+#: Elements of the small tensors that measure host time.
 SMALL = 2**12
-#: The size of a tensor that no cache holds, for the copy.
+#: Elements of the tensor to copy, larger than any cache.
 COPY_ELEMENTS = 2**28
-#: What the plan's own call is known by, beside its peers.
+#: The key of the plan among the timed calls.
 OURS = "ours"
 
 
 def bench(
-    device: Annotated[str, typer.Option(help="cpu or cuda; by default cuda where there is one.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda. Default: cuda if available.")] = "",
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few cases at small sizes; on the CPU, no torch.compile.")
+        bool, typer.Option("--quick", help="A few small cases; no torch.compile on the CPU.")
     ] = False,
     elements: Annotated[
         int,
-        typer.Option(help="Elements of each tensor, a power of two; by default what fills the memory bus."),
+        typer.Option(help="Elements per tensor, a power of two. Default: large enough to saturate memory."),
     ] = 0,
-    only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches.")] = "",
+    only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases that match this regex.")] = "",
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all numbers to this file, as they come.")
+        Path | None, typer.Option("--json", help="Write the results to this file after each case.")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=0, max=4096, help="CPU threads; by default as many as torch uses.")
+        int, typer.Option(min=0, max=4096, help="CPU threads. Default: the setting of torch.")
     ] = 0,
 ) -> None:
-    """Time the plans against torch eager, torch.compile and the copy ceiling, as ratios."""
+    """Time the plans relative to torch eager, torch.compile and a memory copy."""
     if elements and (not 2**12 <= elements <= 2**40 or elements & (elements - 1)):
         raise InvalidArgs(
             f"--elements is {elements}; it must be a power of two from {2**12} to {2**40}, such as {2**24}."
@@ -73,7 +73,7 @@ def bench(
 
 
 def _chosen(cases: list[Case], only: str) -> list[Case]:
-    """The cases whose name matches ``only``; there must be one."""
+    """The cases whose name matches ``only``. Raises if there is none."""
     try:
         chosen = [case for case in cases if re.search(only, case.name)]
     except re.error as error:
@@ -96,9 +96,9 @@ def measure(
     quick: bool = False,
     elements: int = 0,
 ) -> Report:
-    """Check and time ``cases``; the ceiling is the better of two copies, before and after.
+    """Check and time ``cases``. The copy rate is the better of two measurements, before and after the cases.
 
-    What is known so far is saved after each of them, so that a run that is stopped was not for nothing.
+    Calls ``save`` after each case, so that an interrupted run keeps its results.
     """
     device, threads = stream.device, torch.get_num_threads()
     on_gpu = device.type == "cuda"
@@ -107,7 +107,7 @@ def measure(
     report.copy_rate = copy_rate(device, copied, threads)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("host cost", total=len(cases))
-        if on_gpu:  # first, as in a program that has compiled nothing else
+        if on_gpu:  # before anything else is compiled
             report.host_microseconds = _host_costs(stream)
         for case in cases:
             progress.update(task, description=case.name)
@@ -129,7 +129,7 @@ def measure(
                         "with --elements."
                     )
             save(report)
-            release(device)
+            free_memory(device)
             progress.advance(task)
     report.copy_rate = max(report.copy_rate, copy_rate(device, copied, threads))
     save(report)
@@ -137,12 +137,12 @@ def measure(
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """torch raises a RuntimeError where memory on the CPU cannot be had."""
+    """Whether memory ran out. For CPU memory torch raises a plain RuntimeError."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
 
 
 def _backend(case: Case, stream: Stream) -> str:
-    """The backend that ``select`` picks when it is left the choice."""
+    """The backend that ``select`` picks by default."""
     return case.problem(2**12, stream).plan.backend
 
 
@@ -151,11 +151,11 @@ def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -
     plan, tensors = problem.plan, problem.draw()
     calls: dict[str, Callable[[], object]] = {OURS: problem.call(tensors)}
     reasons: dict[str, str] = {}
-    for kind in kinds(problem, tensors):
+    for kind in peer_names(problem, tensors):
         if kind == "compiled" and quick and stream.device.type == "cpu":
             reasons[kind] = "left out of a quick run: torch.compile takes longer than all else in it"
             continue
-        # Whatever goes wrong inside a peer (no compiler, no memory, a missing operator) is its reason.
+        # Any error of a peer (no compiler, no memory, a missing operator) is reported as the reason.
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -169,13 +169,13 @@ def _row(case: Case, elements: int, stream: Stream, threads: int, quick: bool) -
             reasons[kind] = f"{type(error).__name__}: {first}".rstrip(".")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        taken = side_by_side(calls, stream.device, threads, quick=quick)
+        taken = median_seconds(calls, stream.device, threads, quick=quick)
     ours = taken.pop(OURS)
     return Row(case, plan.descriptor.shape, str(plan.sku()), plan.bytes_moved(), ours, taken, reasons)
 
 
 def _host_costs(stream: Stream) -> dict[str, float]:
-    """Microseconds until a call on a small tensor returns."""
+    """The host time of a call on a small tensor, in microseconds."""
     problems = {name: case.problem(SMALL, stream) for name, case in host_cases().items()}
     calls: dict[str, Call] = {name: problem.call(problem.draw()) for name, problem in problems.items()}
     x = torch.randn(SMALL, device=stream.device)

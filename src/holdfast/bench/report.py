@@ -1,4 +1,4 @@
-"""What was measured, as a table of ratios and as JSON."""
+"""The results of a benchmark, as a table of ratios and as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast.core.benchmark import Case
 from holdfast.core.machine import package_versions, processor
 
 NOTE = (
-    "Times are medians. A plan writes into memory that it is given; the peers and the hf functions allocate "
-    "their output, and that is in their time. 'of copy' is the bytes that the op must move, over its time, "
-    "over the rate of copy_ in this run. It may be above 100 %: the tensors of a small case fit in a cache, "
+    "Times are medians. A plan writes into given memory; the peers and the hf functions also allocate "
+    "their output. 'of copy' is the rate at which the op moves the bytes that it must move, relative to the "
+    "rate of copy_ in this run. It may exceed 100 %: the tensors of a small case fit in a cache, "
     "and a kernel that reads more than it writes, or writes past the caches, moves its bytes faster than a "
-    "copy does. The other columns are speed-ups over torch: 'torch op' is its own operator for the same work "
+    "copy. The other columns are speed-ups over torch: 'torch op' is torch's operator for the same work "
     "(quantize_per_*, their dequantize(), fake_quantize_per_*_affine and its gradient), 'eager' and "
     "'compiled' are the plain formula."
 )
@@ -32,7 +32,7 @@ def _now() -> str:
 
 @dataclass
 class Row:
-    """One case: its time, and for each peer its time or why there is none."""
+    """The times of one case and its peers, in seconds. ``reasons``: why a peer has no time."""
 
     case: Case
     shape: tuple[int, ...]
@@ -116,15 +116,15 @@ class Report:
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits, in the unit that suits it."""
+    """A time with three significant digits, in ms or us."""
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
 
 
 def versions() -> dict[str, str | None]:
-    """What the numbers depend on."""
+    """The versions of holdfast and of the packages that affect speed."""
     return {"holdfast": __version__, **package_versions()}
 
 
 def device_name(device: torch.device) -> str:
-    """The processor's own name for itself."""
+    """The model name of the GPU or CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor()

@@ -1,4 +1,4 @@
-"""Clocks: device events on a GPU, torch's own timer on the CPU; medians everywhere."""
+"""Timing: device events on a GPU, torch's Timer on the CPU. All times are medians."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import cast
 
 import torch
 
-#: Milliseconds of warm-up and of repetition on a GPU.
+#: Milliseconds of warm-up and of measurement on a GPU.
 GPU_WARMUP, GPU_REPEAT = 10, 50
-#: Seconds of warm-up and of repetition on the CPU, and in how many turns. What allocates its result gets
-#: other pages at first, which take the system up to four times as long.
+#: Seconds of warm-up and of measurement on the CPU, and the number of turns. The warm-up matters for calls
+#: that allocate: their first memory pages take the system up to four times as long.
 CPU_WARMUP, CPU_SECONDS, CPU_TURNS = 1.0, 0.5, 5
-#: Seconds of repetition on the CPU if it is to be quick.
+#: Seconds of measurement on the CPU in a quick run.
 QUICK_SECONDS = 0.1
-#: Calls between two synchronisations, and how many such batches there are, for the host's cost.
+#: For host time: calls between two synchronizations, and the number of such batches.
 CALLS, BATCHES = 500, 9
 
 
-def side_by_side(
+def median_seconds(
     calls: Mapping[str, Callable[[], object]], device: torch.device, threads: int, *, quick: bool = False
 ) -> dict[str, float]:
-    """The median time of each call in seconds, its device's work included.
+    """The median time of each call in seconds, including the work on the device.
 
-    On the CPU they take turns: a machine that does other things as well is slower now and faster then.
+    On the CPU the calls take turns, so that a change of the load of the machine affects all of them.
     """
     if device.type == "cuda":
         from triton.testing import do_bench
@@ -49,9 +49,9 @@ def side_by_side(
 
 
 def host_seconds(call: Callable[[], object]) -> float:
-    """What a call costs the host before it returns: the median over batches, the device idle before each.
+    """The time in seconds until a call returns: the median over batches, each started with an idle device.
 
-    As with timeit, the garbage of all that was compiled before is not collected at the expense of the calls.
+    Garbage collection is off, as in timeit.
     """
     for _ in range(CALLS):
         call()
@@ -73,15 +73,15 @@ def host_seconds(call: Callable[[], object]) -> float:
 
 
 def copy_rate(device: torch.device, elements: int, threads: int) -> float:
-    """Bytes read and written in a second by ``copy_`` of a tensor of ``elements`` float32."""
+    """Bytes per second, read and written, of ``copy_`` for ``elements`` float32."""
     source = torch.randn(elements, device=device)
     target = torch.empty_like(source)
-    taken = side_by_side({"copy": lambda: target.copy_(source)}, device, threads)["copy"]
+    taken = median_seconds({"copy": lambda: target.copy_(source)}, device, threads)["copy"]
     return 2 * source.numel() * source.element_size() / taken
 
 
-def release(device: torch.device) -> None:
-    """Give back what the last case held."""
+def free_memory(device: torch.device) -> None:
+    """Free the memory of the last case."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

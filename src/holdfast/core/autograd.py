@@ -1,28 +1,30 @@
-"""Gradients for a torch operator that the transforms of ``torch.func`` take as well.
+"""Gradients of torch operators, also under the transforms of ``torch.func``.
 
-``torch.library.register_autograd`` is for plain tensors: under ``torch.func.grad`` its operators are refused.
-A transform runs the operator's autograd kernel once for each of its levels, on tensors of that level, and
-goes on below; all that a kernel must do for it is to record that one level, and to leave recording on for
-the levels below.
+Operators of ``torch.library.register_autograd`` do not work under ``torch.func.grad``. A transform calls the
+operator's autograd kernel once per level, with tensors of that level, and then dispatches to the level below.
+The kernel must record its own level only and keep gradient recording enabled for the levels below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.overrides import BaseTorchFunctionMode
 
+from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, Unsupported
 
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
+#: The arguments of each operator that was defined: their names and types.
+ARGUMENTS: dict[str, dict[str, str]] = {}
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """For a backward that needs nothing."""
+    """``setup_context`` of a backward that needs no saved values."""
 
 
 def register_autograd(
@@ -32,24 +34,31 @@ def register_autograd(
     by: Collection[str],
     setup_context: Callable[..., None] = _save_nothing,
 ) -> None:
-    """Let ``backward(ctx, *gradients)`` differentiate ``holdfast::name`` once it has been set up by
-    ``setup_context(ctx, inputs, output)``.
+    """Register ``backward(ctx, *gradients)`` for ``holdfast::name``, set up by ``setup_context``.
 
-    ``by`` names the arguments that there is a derivative with respect to. If one is asked for with respect to
-    any other argument, the call is refused: it would be zero without a word.
+    ``by`` names the differentiable arguments. If any other tensor requires a gradient, the call raises:
+    otherwise that gradient would silently be zero.
     """
-    below = _below(name)
     others = _tensors_but(name, by)
+    if private.redispatch_below_autograd is None:
+
+        def set_up(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            _refuse_derivatives_by(others, inputs)
+            setup_context(ctx, inputs, output)
+
+        torch.library.register_autograd(f"holdfast::{name}", backward, setup_context=set_up, lib=LIBRARY)
+        return
+    below = _below(name, private.redispatch_below_autograd)
 
     class Recorded(torch.autograd.Function):
-        """The operator's arguments, then the keys that are left to dispatch on."""
+        """Takes the operator's arguments, then the dispatch keys that remain."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
             *arguments, keyset = given
-            ctx.transformed = torch._C._are_functorch_transforms_active()
+            ctx.transformed = private.transforms_active()
             if ctx.transformed:
-                with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+                with torch.enable_grad(), private.recording_forward_mode():
                     output = below(keyset, arguments)
             else:
                 output = below(keyset, arguments)
@@ -58,8 +67,9 @@ def register_autograd(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            # Gradients in batches (is_grads_batched), and what was saved under a transform that is over, look
-            # like any tensor, but only torch can take them apart; where a mode is on, calls go through torch.
+            # Batched gradients (is_grads_batched) and tensors saved under a finished transform look like
+            # plain tensors, but only torch can unwrap them. While a mode is active, every call goes through
+            # torch.
             if ctx.transformed or any(map(is_batch, gradients)):
                 with BaseTorchFunctionMode():
                     return (*backward(ctx, *gradients), None)
@@ -69,29 +79,30 @@ def register_autograd(
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)
-        if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        if not (torch.is_grad_enabled() and private.any_requires_grad(*arguments)):
             return below(keyset, arguments)
-        for position, argument in others:
-            if arguments[position] is not None and arguments[position].requires_grad:
-                raise InvalidArgs(
-                    f"{argument} requires a gradient, and there is none with respect to it here; pass "
-                    f"{argument}.detach()."
-                )
-        if not torch._C._are_functorch_transforms_active():
+        _refuse_derivatives_by(others, arguments)
+        if not private.transforms_active():
             return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
-        with enable_single_level_autograd_function():
+        with private.single_level():
             return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 
 
 def register_constant(name: str, *, integers: bool = False) -> None:
-    """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
+    """Make the results of ``holdfast::name`` constants for autograd, as documented for the function.
 
-    In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
-    integers have no derivative in any mode: ``integers`` if the result may be one.
+    In forward mode the call raises, because the tangent of a constant is a zero tensor that looks like a
+    derivative. Integer results have no derivative in any mode; ``integers`` says that results may be
+    integers.
     """
-    below = _below(name)
+    if private.redispatch_below_autograd is None:
+        torch.library.register_autograd(
+            f"holdfast::{name}", refuse_derivatives, setup_context=_mark_constant, lib=LIBRARY
+        )
+        return
+    below = _below(name, private.redispatch_below_autograd)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         if not integers:
@@ -104,31 +115,37 @@ def register_constant(name: str, *, integers: bool = False) -> None:
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 
 
+def _refuse_derivatives_by(others: Sequence[tuple[int, str]], arguments: Sequence[Any]) -> None:
+    for position, argument in others:
+        if arguments[position] is not None and arguments[position].requires_grad:
+            raise InvalidArgs(
+                f"{argument} requires a gradient, and there is none with respect to it here; pass "
+                f"{argument}.detach()."
+            )
+
+
 def constant(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` without a gradient. In forward mode it stays what it is, for the operator to refuse it."""
-    return tensor if forward_ad._current_level >= 0 else tensor.detach()
+    """``tensor`` detached. In forward mode it is returned unchanged, and the operator raises."""
+    return tensor if private.in_forward_mode() else tensor.detach()
 
 
 def refuse_derivatives(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-    """The backward of an operator that has a derivative with respect to nothing."""
+    """The backward of an operator without differentiable arguments. It is never called."""
     raise AssertionError("an argument was recorded that has no derivative")
 
 
-def _below(name: str) -> Callable[[Any, Sequence[Any]], Any]:
-    """What goes on below autograd with ``holdfast::name``."""
-    operator = getattr(torch.ops.holdfast, name).default
+def _mark_constant(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
 
-    def below(keyset: Any, arguments: Sequence[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 
-    return below
+def _below(name: str, redispatch: Callable[..., Any]) -> Callable[[Any, Sequence[Any]], Any]:
+    """A function that redispatches ``holdfast::name`` below autograd."""
+    return partial(redispatch, getattr(torch.ops.holdfast, name).default)
 
 
 def _tensors_but(name: str, by: Collection[str]) -> list[tuple[int, str]]:
     """The position and name of each argument that may be a tensor and is not in ``by``."""
-    arguments = getattr(torch.ops.holdfast, name).default._schema.arguments
-    tensors = {argument.name: i for i, argument in enumerate(arguments) if "Tensor" in str(argument.type)}
+    tensors = {argument: i for i, (argument, kind) in enumerate(ARGUMENTS[name].items()) if "Tensor" in kind}
     unknown = set(by) - tensors.keys()
     if unknown:
         raise ValueError(f"holdfast::{name} has no tensor {', '.join(sorted(unknown))}")
@@ -136,7 +153,7 @@ def _tensors_but(name: str, by: Collection[str]) -> list[tuple[int, str]]:
 
 
 def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
-    if forward_ad._current_level >= 0 and any(map(_has_tangent, arguments)):
+    if private.in_forward_mode() and any(map(_has_tangent, arguments)):
         raise Unsupported(
             f"{name} was asked for a derivative in forward mode (jvp, jacfwd), which there is none of; "
             "use reverse mode: backward, torch.func.grad, vjp or jacrev."
@@ -144,8 +161,8 @@ def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
 
 
 def is_batch(gradient: Any) -> bool:
-    """Whether this is one of the gradients that ``is_grads_batched`` hands to a backward."""
-    return isinstance(gradient, torch.Tensor) and torch._C._functorch.is_legacy_batchedtensor(gradient)
+    """Whether this is a batched gradient of ``is_grads_batched``."""
+    return isinstance(gradient, torch.Tensor) and private.is_legacy_batch(gradient)
 
 
 def _has_tangent(argument: Any) -> bool:

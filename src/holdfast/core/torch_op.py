@@ -1,6 +1,6 @@
-"""Operators of torch: registration, tracing and vmap, and the plan behind a call.
+"""torch operators: registration, tracing and vmap, and the plan of a call.
 
-An operator takes plain values, so that torch can trace it: a dtype travels as its name. ``core.autograd``
+An operator takes plain values, so that torch can trace it; a dtype is passed by name. ``core.autograd``
 registers derivatives.
 """
 
@@ -11,13 +11,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
-from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import peek_interpreter_stack
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from holdfast.core.autograd import LIBRARY
+from holdfast.core import private
+from holdfast.core.autograd import ARGUMENTS, LIBRARY
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
@@ -31,11 +28,12 @@ P = TypeVar("P", bound=Plan[Any, Any])
 
 
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
-    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it.
+    """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
 
-    A call that torch has nothing to do with (nothing traces, transforms, records or differentiates it) goes
-    straight to the kernel: torch's way there costs as much as the launch.
+    If nothing traces, transforms, profiles or differentiates a call, it bypasses torch's dispatcher, which
+    takes as long as the launch.
     """
+    ARGUMENTS[name] = arguments_in(schema)
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
@@ -48,25 +46,33 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        if _concerns_only_us(arguments):
+        if _bypasses_torch(arguments):
             return kernel(*arguments)
         return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
 
     return call
 
 
+def arguments_in(schema: str) -> dict[str, str]:
+    """The name and the type of each argument in a schema, such as "(Tensor x, float scale) -> Tensor"."""
+    given = schema[schema.index("(") + 1 : schema.index(")")].split(",")
+    typed = [argument.partition("=")[0].rsplit(maxsplit=1) for argument in given if argument.strip() != "*"]
+    return {name: kind.strip() for kind, name in typed}
+
+
 def _in_memory(argument: Any) -> Any:
-    """A zero tensor of torch as one with memory. torch would make it a view of one element."""
-    zero = isinstance(argument, torch.Tensor) and argument._is_zerotensor()
+    """Replace a zero tensor of torch by one with memory. torch itself would expand a single element."""
+    zero = isinstance(argument, torch.Tensor) and private.is_zerotensor(argument)
     return argument.clone() if zero else argument
 
 
 def register_vmap(name: str, rule: Any) -> None:
-    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``.
+    """Register ``rule(info, in_dims, *arguments)`` for ``holdfast::name`` under ``torch.vmap``.
 
-    A rule may copy its arguments by operations of torch, which do not ask whether there is memory.
+    The memory of all tensors is checked first, because a rule may copy them by torch operations, which do not
+    check.
     """
-    names = [argument.name for argument in getattr(torch.ops.holdfast, name).default._schema.arguments]
+    names = tuple(ARGUMENTS[name])
 
     def checked(info: Any, in_dims: Any, *arguments: Any) -> Any:
         for argument, given in zip(names, arguments, strict=True):
@@ -78,9 +84,7 @@ def register_vmap(name: str, rule: Any) -> None:
 
 
 def _require_one_device(arguments: tuple[Any, ...]) -> None:
-    """Plans refuse tensors of other devices; without a plan, as where shapes are all that is asked for, it is
-    here that they are.
-    """
+    """Raise if tensors are on different devices. A traced call has no plan that would check this."""
     first, *others = (argument.device for argument in arguments if isinstance(argument, torch.Tensor))
     for device in others:
         if device != first:
@@ -91,16 +95,9 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 
-def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
-    if (
-        is_compiling()
-        or _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or peek_interpreter_stack() is not None
-        or _get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-        or _profiler_enabled()
-    ):
+def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing traces, transforms, profiles or differentiates a call with these arguments."""
+    if is_compiling() or private.is_watched():
         return False
     positions = _plain_tensors(tuple(map(type, arguments)))
     if positions is None:
@@ -111,7 +108,7 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
         if (
             tensor.is_neg()
             or tensor.is_meta
-            or tensor._is_zerotensor()
+            or private.is_zerotensor(tensor)
             or (recorded and tensor.requires_grad)
         ):
             return False
@@ -120,14 +117,14 @@ def _concerns_only_us(arguments: tuple[Any, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
-    """Where the tensors are among arguments of these types; None if any is of a type that torch treats."""
+    """Positions of the tensors among arguments of these types; None if there is any other type."""
     if not _TENSORS.union(_VALUES).issuperset(kinds):
         return None
     return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
 
 
 def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The rule that calls once for each sample: what is found in one never depends on another."""
+    """A vmap rule that calls ``call`` once per sample, so that no sample affects another."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         found = [
@@ -143,26 +140,26 @@ def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
 
 def named_dtype(name: str, dtype: Any) -> str:
-    """A dtype as an operator takes it."""
+    """The name of a dtype, as an operator takes it."""
     require_dtype(name, dtype)
     return dtype_name(dtype)
 
 
 def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
-    """The plan for the descriptor with these fields; it compiles what it needs when it needs it."""
+    """The plan for the descriptor with these fields. It compiles at the first run."""
     return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
 
 
 def current_stream(device: torch.device) -> Stream:
-    """The stream to launch on; on every call, so as cheap as torch allows."""
+    """torch's current stream on ``device``. Every call needs it, so it avoids torch.cuda's Python layer."""
     if device == CPU_STREAM.device:
         return CPU_STREAM
-    return _stream(device, torch._C._cuda_getCurrentRawStream(device.index))
+    return _stream(device, private.raw_stream(device.index))
 
 
 _stream = lru_cache(maxsize=256)(Stream)
 
 
 def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
-    """What a run of ``plan`` needs, on the device of ``x``."""
+    """A new workspace for a run of ``plan`` on the device of ``x``."""
     return Workspace.allocate(plan.workspace_size(), x.device)

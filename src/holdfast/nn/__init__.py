@@ -1,4 +1,4 @@
-"""Modules that hold the state of quantization-aware training."""
+"""``torch.nn`` modules: fake quantization for quantization-aware training, and embeddings."""
 
 from __future__ import annotations
 

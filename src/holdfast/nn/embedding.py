@@ -1,4 +1,4 @@
-"""torch's embedding module, through holdfast."""
+"""``torch.nn.Embedding`` on top of ``holdfast.embedding``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.ops.embedding.torch_op import embedding, refuse_max_norm
 class Embedding(torch.nn.Embedding):
     """``torch.nn.Embedding`` with the lookup and the gradient of ``holdfast.embedding``.
 
-    It takes the same arguments and has the same state_dict. ``bad_index`` is that of ``holdfast.embedding``;
-    ``max_norm`` is refused.
+    It takes the same arguments and has the same state_dict. ``bad_index`` is an argument of
+    ``holdfast.embedding``. ``max_norm`` is not supported.
 
     >>> import torch, holdfast as hf
     >>> table = hf.nn.Embedding(4, 2, padding_idx=0)

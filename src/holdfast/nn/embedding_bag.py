@@ -1,4 +1,4 @@
-"""torch's embedding bag module, through holdfast."""
+"""``torch.nn.EmbeddingBag`` on top of ``holdfast.embedding_bag``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from holdfast.ops.embedding_bag.torch_op import embedding_bag
 
 
 class EmbeddingBag(torch.nn.EmbeddingBag):
-    """``torch.nn.EmbeddingBag`` by ``holdfast.embedding_bag``: the same arguments, the same state_dict.
+    """``torch.nn.EmbeddingBag`` with the results and gradients of ``holdfast.embedding_bag``.
 
-    ``bad_index`` is that of the function. ``max_norm`` is refused.
+    It takes the same arguments and has the same state_dict. ``bad_index`` is an argument of
+    ``holdfast.embedding_bag``. ``max_norm`` is not supported.
 
     >>> import torch, holdfast as hf
     >>> bag = hf.nn.EmbeddingBag(10, 3, mode="sum")

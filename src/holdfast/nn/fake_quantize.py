@@ -1,4 +1,4 @@
-"""A module that fake-quantizes with a scale that it finds, keeps or learns."""
+"""The ``FakeQuantize`` module."""
 
 from __future__ import annotations
 
@@ -10,55 +10,54 @@ import torch
 from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.nn.checked import (
+from holdfast.nn.argument_checks import (
     checked_device,
     checked_group,
+    checked_momentum,
     checked_name,
     checked_shape,
     checked_switches,
-    checked_weight,
 )
-from holdfast.nn.joined_range import Group
+from holdfast.nn.collectives import Group
 from holdfast.nn.scale_mode import ScaleMode
-from holdfast.nn.scale_state import lasting
+from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
-from holdfast.nn.sharded import whole
+from holdfast.nn.sharded import full_tensor
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 
 
 class FakeQuantize(ScaleUpdates):
-    """``fake_quantize`` with a scale that it finds, keeps or learns.
+    """Fake quantization with a scale that is observed, fixed or learned.
 
-    ``dtype`` names the format of the codes, or ``q_min`` and ``q_max`` give their range. If none of the three
-    is given, the codes are int8. ``ste`` is the estimator of the gradient. ``mode`` says where the
-    scale comes from:
+    ``dtype`` is the format of the codes, or ``q_min`` and ``q_max`` are their range. The default is int8.
+    ``ste`` is the straight-through estimator of the gradient. ``mode`` selects the source of the scale:
 
-    - "ema": the scale of each training batch is blended into ``scale`` with the weight ``momentum``; the
-      first batch sets it. A batch with NaN or infinity in it changes nothing, and is counted in
-      ``rejected_batches``. With ``symmetric=False`` the lower end of the range is blended as well, and
-      ``zero_point`` follows from it.
-    - "per_batch": every batch has the scale that ``choose_scale`` finds in it, in evaluation too. There is no
-      state, so nothing to freeze.
-    - "fixed": ``scale`` and ``zero_point`` as given.
-    - "learned": ``scale`` is a parameter, and with ``symmetric=False`` so is ``zero_point``. Learning begins
-      with what the first training batch suggests (``lsq_init``, or its range), unless ``scale`` is given.
-      Gradients of both are multiplied by ``grad_factor``. The default here is "lsq", the factor of the LSQ
-      paper, 1 / sqrt(n * q_max), where n elements share a scale. The default of the function
-      ``hf.fake_quantize`` is 1, the plain derivative. The other modes do not use it.
+    - "ema": ``scale`` is a moving average of the scales of the training batches, where a new batch has the
+      weight ``momentum``. The first batch sets it. A batch with NaN or infinity is rejected: only the count
+      ``rejected_batches`` changes. With ``symmetric=False`` the lower end of the range is averaged, too, and
+      determines ``zero_point``.
+    - "per_batch": ``choose_scale`` computes the scale of every batch, also in evaluation. There is no state.
+    - "fixed": ``scale`` and ``zero_point`` are arguments.
+    - "learned": ``scale`` is a parameter, and with ``symmetric=False`` so is ``zero_point``. Without an
+      argument ``scale``, the first training batch initializes them (``lsq_init``, or its range). Gradients of
+      both are multiplied by ``grad_factor``. The default "lsq" is the factor of the LSQ paper,
+      1 / sqrt(n * q_max), where n elements share a scale. The function ``hf.fake_quantize`` has the default
+      1, the plain derivative. The other modes do not use ``grad_factor``.
 
-    State changes in training mode only, and not while it is frozen. Observing and quantizing are switched on
-    and off on their own, for example to calibrate. Where ``torch.distributed`` is initialised, the ranges of
-    all processes are joined while training, so that each has the scale of the whole batch; only scales that
-    belong to tokens or groups of one batch stay apart. A learned scale begins as on the first process that
-    has a batch. Processes wait for each other there: all of them must run the module in training mode, the
-    same number of times. A process that is alone raises ``CollectiveFailed`` when its group times out.
+    State changes in training mode only, and not while the module is frozen. The observer and the quantization
+    can be switched off separately, for example to calibrate. If ``torch.distributed`` is initialized, the
+    ranges of all processes are reduced during training, so that every process has the scale of the whole
+    batch. In mode "per_batch", scales per token or group are not reduced. A learned scale starts with that of
+    the first process that has data. These collectives require that all processes call the module in training
+    mode equally often. A process that waits in vain raises ``CollectiveFailed`` when its group times out.
 
-    The shape of the state follows from the first batch, or from ``scale_shape``. A parameter needs it from
-    the start, for the optimizer to see. ``scale_shape=(1,)`` keeps the one scale of a tensor in a vector, as
-    ``fully_shard`` of FSDP needs it. State stays in float32 when the module is cast to a narrower type.
+    The first batch determines the shape of the state, unless ``scale_shape`` is given. Learned scales per
+    channel, token or group need ``scale_shape`` or ``scale``, since the optimizer must see their shape before
+    the first batch. ``scale_shape=(1,)`` makes the scale of a whole tensor a vector, which ``fully_shard`` of
+    FSDP requires. State stays in float32 if the module is cast to a narrower dtype.
 
-    What activation checkpointing runs again uses the scales of the first run, and changes no state.
+    Recomputation by activation checkpointing uses the scales of the first run and does not change the state.
 
     >>> import torch, holdfast as hf
     >>> quantizer = hf.nn.FakeQuantize(dtype=torch.int4, momentum=0.5)
@@ -101,7 +100,7 @@ class FakeQuantize(ScaleUpdates):
         self.dtype, self.q_min, self.q_max = dtype, q_min, q_max
         self.granularity, self.ste = granularity, estimator(ste)
         self.symmetric, self.narrow = symmetric, narrow
-        self.mode, self.momentum = checked_name("mode", mode, ScaleMode), checked_weight(momentum)
+        self.mode, self.momentum = checked_name("mode", mode, ScaleMode), checked_momentum(momentum)
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
@@ -109,17 +108,17 @@ class FakeQuantize(ScaleUpdates):
             raise InvalidArgs(refused_learning(codes.codes))
         self._code_range = codes.code_range
         self._ends = self._validated_ends(codes.codes)
-        self._identify()
-        with lasting():
+        self._new_identity()
+        with outside_inference_mode():
             shape = checked_shape(scale_shape, granularity)
             self._make_state(scale, zero_point, shape, checked_device(device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Quantize and dequantize ``x``. If quantizing is switched off, ``x`` is returned."""
+        """Quantize and dequantize ``x``. Returns ``x`` if quantization is switched off."""
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
-        scale, zero_point = self._found_once(x)
+        scale, zero_point = self._scale_for(x)
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x
         return fake_quantize(
@@ -129,45 +128,45 @@ class FakeQuantize(ScaleUpdates):
         )  # fmt: skip
 
     def reset_parameters(self) -> None:
-        """Set the state as the constructor does: no scale, or the scale that was given.
+        """Reset the state to that of a new module: no scale, or the scale given to the constructor.
 
-        ``to_empty()`` leaves memory without values: call this after it, or load a state_dict. State that
-        comes from the meta device is reset without a call. The switches, such as ``frozen``, stay.
+        Call it after ``to_empty()``, which leaves memory uninitialized, or load a state_dict. State that is
+        moved from the meta device is reset automatically. Switches such as ``frozen`` do not change.
         """
         self._reset()
 
     def freeze(self) -> None:
-        """Keep the scale, in training too. A learned scale no longer requires a gradient."""
+        """Keep the scale constant in training. A learned scale no longer requires a gradient."""
         self.frozen = True
         for parameter in self.parameters(recurse=False):
             parameter.requires_grad_(False)
 
     def unfreeze(self) -> None:
-        """Let the scale change again."""
+        """Let training change the scale again."""
         self.frozen = False
         for parameter in self.parameters(recurse=False):
             parameter.requires_grad_(True)
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Let training batches change the state; not if ``enabled`` is False."""
+        """Let training batches change the state, or not if ``enabled`` is False."""
         require_bool("enabled", enabled)
         self.observes = enabled
 
     def disable_observer(self) -> None:
-        """Let no batch change the state."""
+        """Stop batches from changing the state."""
         self.enable_observer(False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Quantize; if ``enabled`` is False, pass the input on."""
+        """Quantize, or return the input unchanged if ``enabled`` is False."""
         require_bool("enabled", enabled)
         self.quantizes = enabled
 
     def disable_fake_quant(self) -> None:
-        """Pass the input on. Training batches still change the state."""
+        """Return the input unchanged. Training batches still change the state."""
         self.enable_fake_quant(False)
 
     def get_extra_state(self) -> torch.Tensor:
-        """The switches, for the state_dict."""
+        """The switches frozen, observes and quantizes, for the state_dict."""
         switches = [self.frozen, self.observes, self.quantizes]
         return torch.tensor(switches, dtype=torch.uint8, device="cpu")
 
@@ -177,13 +176,13 @@ class FakeQuantize(ScaleUpdates):
             self.freeze() if frozen else self.unfreeze()
 
     def report(self) -> dict[str, Any]:
-        """A summary of the state. This waits for the device.
+        """A summary of the state. Synchronizes with the device.
 
-        A sharded scale is gathered: every process must call this.
+        A sharded scale is gathered, so every process must call it.
         """
         found: dict[str, Any] = {"mode": str(self.mode), "is_set": self._has_scale(), "frozen": self.frozen}
         if self.mode is not ScaleMode.PER_BATCH and self.scale.numel():
-            scale = whole(self.scale.detach())
+            scale = full_tensor(self.scale.detach())
             found |= {"least_scale": float(scale.min()), "largest_scale": float(scale.max())}
         if "rejected_batches" in self._buffers:
             found["rejected_batches"] = int(self.rejected_batches)

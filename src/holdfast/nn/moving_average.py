@@ -1,9 +1,9 @@
 """The moving average of a scale, as operators.
 
-The operations are elementary, each rounded on its own: the same bits on any device. They are operators of
-their own so that it stays so when a module is compiled. A state that is NaN is not set, and takes the first
-batch; a batch whose scale is not finite is rejected: it changes nothing, and is counted. Where ``told`` is
-false, no process had a batch: nothing changes, and nothing is counted.
+Each elementary operation is rounded on its own, so the bits are the same on any device. They are registered
+as torch operators so that torch.compile does not fuse them. A NaN state is unset and takes the first batch. A
+batch whose scale is not finite is rejected: only the count of rejected batches changes. Where ``any_data`` is
+False, no process had data, and nothing changes.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -22,53 +22,53 @@ def _next(state, observed, accepted, momentum):
 
 
 def _finite(observed):
-    """Whether all scales are: they are positive, so that the largest one tells."""
+    """Whether all scales are finite: scales are positive, so the largest decides."""
     return observed.amax() < float("inf") if observed.numel() else observed.new_ones((), dtype=torch.bool)
 
 
-def _verdict(observed, told, rejected):
-    """Whether the batch is accepted, and the next count of rejected ones."""
+def _verdict(observed, any_data, rejected):
+    """Whether the batch is accepted, and the next count of rejected batches."""
     accepted = _finite(observed)
-    if told is None:
+    if any_data is None:
         return accepted, rejected + ~accepted
-    return accepted & told, rejected + (told & ~accepted)
+    return accepted & any_data, rejected + (any_data & ~accepted)
 
 
-def _blend_scale(scale, rejected, observed, told, momentum):
+def _blend_scale(scale, rejected, observed, any_data, momentum):
     observed = observed.to(scale.dtype)
-    accepted, rejected = _verdict(observed, told, rejected)
+    accepted, rejected = _verdict(observed, any_data, rejected)
     return _next(scale, observed, accepted, momentum), rejected
 
 
-def _blend_scale_fake(scale, rejected, observed, told, momentum):
+def _blend_scale_fake(scale, rejected, observed, any_data, momentum):
     return torch.empty_like(scale), torch.empty_like(rejected)
 
 
-def _blend_affine(scale, low, rejected, observed, observed_low, told, momentum, lowest, highest):
+def _blend_affine(scale, low, rejected, observed, observed_low, any_data, momentum, lowest, highest):
     observed, observed_low = observed.to(scale.dtype), observed_low.to(low.dtype)
-    # A finite scale is that of a finite range.
-    accepted, rejected = _verdict(observed, told, rejected)
+    # A finite scale implies a finite range.
+    accepted, rejected = _verdict(observed, any_data, rejected)
     scale, low = _next(scale, observed, accepted, momentum), _next(low, observed_low, accepted, momentum)
     r = torch.round(low / scale)
     zero_point = (lowest - torch.where(r == r, r, 0)).clamp(lowest, highest)
-    # Without a scale it is 0, as at the beginning.
+    # The zero point is 0 while the scale is unset.
     return scale, low, torch.where(scale.isnan(), 0, zero_point).to(torch.int32), rejected
 
 
-def _blend_affine_fake(scale, low, rejected, observed, observed_low, told, momentum, lowest, highest):
+def _blend_affine_fake(scale, low, rejected, observed, observed_low, any_data, momentum, lowest, highest):
     zero_point = torch.empty_like(scale, dtype=torch.int32)
     return torch.empty_like(scale), torch.empty_like(low), zero_point, torch.empty_like(rejected)
 
 
 _scale = define(
     "blend_scale",
-    "(Tensor scale, Tensor rejected, Tensor observed, Tensor? told, float momentum) -> (Tensor, Tensor)",
+    "(Tensor scale, Tensor rejected, Tensor observed, Tensor? any_data, float momentum) -> (Tensor, Tensor)",
     _blend_scale,
     _blend_scale_fake,
 )
 _affine = define(
     "blend_scale_affine",
-    "(Tensor scale, Tensor low, Tensor rejected, Tensor observed, Tensor observed_low, Tensor? told, "
+    "(Tensor scale, Tensor low, Tensor rejected, Tensor observed, Tensor observed_low, Tensor? any_data, "
     "float momentum, int lowest, int highest) -> (Tensor, Tensor, Tensor, Tensor)",
     _blend_affine,
     _blend_affine_fake,
@@ -79,11 +79,11 @@ def blend_scale(
     scale: torch.Tensor,
     rejected: torch.Tensor,
     observed: torch.Tensor,
-    told: torch.Tensor | None,
+    any_data: torch.Tensor | None,
     momentum: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The next scale, and the next count of rejected batches."""
-    return cast(tuple[torch.Tensor, torch.Tensor], _scale(scale, rejected, observed, told, momentum))
+    return cast(tuple[torch.Tensor, torch.Tensor], _scale(scale, rejected, observed, any_data, momentum))
 
 
 def blend_scale_affine(
@@ -92,10 +92,10 @@ def blend_scale_affine(
     rejected: torch.Tensor,
     observed: torch.Tensor,
     observed_low: torch.Tensor,
-    told: torch.Tensor | None,
+    any_data: torch.Tensor | None,
     momentum: float,
     ends: tuple[int, int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The next scale, lower end of the range, zero point, and count of rejected batches."""
-    found = _affine(scale, low, rejected, observed, observed_low, told, momentum, *ends)
+    found = _affine(scale, low, rejected, observed, observed_low, any_data, momentum, *ends)
     return cast(tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], found)

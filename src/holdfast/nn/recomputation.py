@@ -1,14 +1,14 @@
-"""Whether a forward pass is one that activation checkpointing runs again, and what the first one used.
+"""Detects recomputation by activation checkpointing, and stores the scales of the first run.
 
-``torch.utils.checkpoint`` runs a part of the model twice: once forward, and once more in the backward pass.
-The second run must use the scales of the first, and must not change the state again. torch says neither that
-a call belongs to a second run nor to which first run, so the Python stack is read: torch keeps one object for
-both runs of a checkpoint, and it is a local variable of the function that makes each run. What the first run
-used is kept for as long as that object lives, which is as long as the graph.
+``torch.utils.checkpoint`` runs a part of the model twice: in the forward pass, and again in the backward
+pass. The second run must use the scales of the first run and must not change the state. torch does
+not tell whether a call is a recomputation, or of which run, so this module inspects the Python stack: torch
+keeps one object for both runs of a checkpoint, a local variable of the function that starts each run.
+The scales of the first run are stored as long as this object lives, which is as long as the graph.
 
-The names of these functions and variables are torch's own and may change. Then there is a fallback: a call
-within a backward pass takes the state as it is and does not change it. That is right where a module is called
-once before each backward pass. ``tests/test_nn_checkpoint.py`` tests both.
+These names of functions and variables are private to torch and may change. The fallback is: a call within a
+backward pass uses the current state and does not change it. This is right if a module is called once before
+each backward pass. ``tests/test_nn_checkpoint.py`` tests both.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import checkpoint
 
-#: What a call used: a scale, and a zero point if there is one.
+from holdfast.core import private
+
+#: The scale that a call used, and its zero point or None.
 Used = tuple[torch.Tensor, torch.Tensor | None]
 
-_FILE, _bindings = checkpoint.__file__, torch._C
+_FILE = checkpoint.__file__
 
-#: The functions that run the first pass, by qualified name: reentrant, and not.
+#: Qualified names of the functions that start the first run: reentrant and non-reentrant.
 _REENTRANT_FIRST, _FIRST = "CheckpointFunction.forward", "checkpoint"
 
-#: The functions that run the second.
+#: Qualified names of the functions that start the second run.
 _REENTRANT_SECOND, _SECOND = "CheckpointFunction.backward", "_checkpoint_hook.__init__.<locals>.unpack_hook"
 
 
 class _Calls:
-    """What each call of each module used in the first run of a checkpoint, in order."""
+    """The scales of the first run of a checkpoint: by module, in the order of its calls."""
 
     def __init__(self) -> None:
         self.used: dict[int, list[Used]] = {}
-        #: How many calls of a module each second run has made so far.
+        #: Number of calls so far, by second run and module.
         self.made: dict[tuple[Hashable, int], int] = {}
 
 
@@ -47,20 +49,20 @@ _CALLS: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
 
 
 class Pass:
-    """The checkpoints that the caller runs in.
+    """The checkpoints around the current call.
 
-    ``first``: those whose first run this is. ``again``: the innermost one that is run again, with the
-    identity of that run; None if there is none.
+    ``first``: the checkpoints in their first run. ``rerun``: the innermost checkpoint in a second run and the
+    identity of this run, or None.
     """
 
-    def __init__(self, first: list[Any], again: tuple[Any, Hashable] | None) -> None:
-        self.first, self.again = first, again
+    def __init__(self, first: list[Any], rerun: tuple[Any, Hashable] | None) -> None:
+        self.first, self.rerun = first, rerun
 
     def recall(self, module: int) -> Used | None:
-        """What this call of ``module`` used in the first run; None if that is not known."""
-        if self.again is None:
+        """The scales of this call of ``module`` in the first run; None if unknown."""
+        if self.rerun is None:
             return None
-        checkpointed, run = self.again
+        checkpointed, run = self.rerun
         calls = _CALLS.get(checkpointed)
         if calls is None:
             return None
@@ -69,17 +71,17 @@ class Pass:
         used = calls.used.get(module, [])
         if call >= len(used):
             return None
-        self.keep(module, used[call])  # a checkpoint within a checkpoint starts here
+        self.keep(module, used[call])  # for a nested checkpoint this is the first run
         return used[call]
 
     def keep(self, module: int, used: Used) -> None:
-        """Remember what this call of ``module`` used, for the second run."""
+        """Store the scales of this call of ``module`` for the second run."""
         for checkpointed in self.first:
             _CALLS.setdefault(checkpointed, _Calls()).used.setdefault(module, []).append(used)
 
 
 def current_pass() -> Pass:
-    """The checkpoints on the stack, from the caller outwards to the first one that is run again."""
+    """The checkpoints on the stack, from the caller outwards to the innermost second run."""
     first: list[Any] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -88,7 +90,7 @@ def current_pass() -> Pass:
             if name == _SECOND and "frame" in local and "gid" in local:
                 return Pass(first, (local["frame"], local["gid"]))
             if name == _REENTRANT_SECOND and "ctx" in local:
-                return Pass(first, (local["ctx"], _backward_pass()))
+                return Pass(first, (local["ctx"], private.backward_pass()))
             if name == _REENTRANT_FIRST and "ctx" in local:
                 first.append(local["ctx"])
             elif name == _FIRST and "gen" in local:
@@ -99,15 +101,6 @@ def current_pass() -> Pass:
     return Pass(first, None)
 
 
-_OUTSIDE = -1
-
-
-def _backward_pass() -> int:
-    """The number of the backward pass that this thread is in."""
-    current = getattr(_bindings, "_current_graph_task_id", None)
-    return _OUTSIDE if current is None else int(current())
-
-
 def in_backward() -> bool:
-    """Whether this thread is in a backward pass; False where torch does not tell."""
-    return _backward_pass() != _OUTSIDE
+    """Whether this thread runs a backward pass; False if torch does not report it."""
+    return private.backward_pass() >= 0

@@ -1,4 +1,4 @@
-"""Where the scale of a FakeQuantize comes from."""
+"""``ScaleMode``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from enum import StrEnum
 
 
 class ScaleMode(StrEnum):
-    """Where the scale comes from."""
+    """The source of the scale of a FakeQuantize."""
 
-    #: From each batch alone, in training and in evaluation.
+    #: Computed from each batch, in training and in evaluation.
     PER_BATCH = "per_batch"
-    #: From a moving average of the scales of training batches.
+    #: Moving average of the scales of the training batches.
     EMA = "ema"
-    #: From the caller.
+    #: Given by the caller.
     FIXED = "fixed"
-    #: From an optimizer: the scale is a parameter that begins with what the first batch suggests.
+    #: A parameter for an optimizer, initialized from the first batch.
     LEARNED = "learned"

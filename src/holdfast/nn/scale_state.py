@@ -1,4 +1,4 @@
-"""The state of a FakeQuantize: how it is made, reset, moved, saved and loaded."""
+"""The state of a FakeQuantize: create, reset, move, save and load it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerTensor
-from holdfast.nn.checked import (
-    check_given,
-    check_loaded,
+from holdfast.nn.argument_checks import (
+    check_scale_arguments,
+    check_state_dict,
     checked_scale,
     checked_tensor,
     checked_zero_point,
 )
 from holdfast.nn.recomputation import Used
 from holdfast.nn.scale_mode import ScaleMode
-from holdfast.nn.sharded import fill, is_sharded, whole
+from holdfast.nn.sharded import fill, full_tensor, is_sharded
 
-#: The shape of state that waits for the first batch.
-_UNKNOWN = (0,)
+#: The shape of the state before the first batch determines it.
+_UNKNOWN_SHAPE = (0,)
 
 
 class ScaleState(torch.nn.Module):
-    """The buffers or parameters that hold a scale, and whether there is one.
+    """The buffers or parameters of a FakeQuantize.
 
-    In mode "learned" ``scale`` and ``zero_point`` are parameters, otherwise buffers. A scale that is not set
-    is NaN. Mode "per_batch" has no state.
+    In mode "learned" ``scale`` and ``zero_point`` are parameters, otherwise buffers. An unset scale is NaN.
+    Mode "per_batch" has no state.
     """
 
     scale: torch.Tensor
@@ -40,24 +40,24 @@ class ScaleState(torch.nn.Module):
     mode: ScaleMode
     granularity: Granularity
     symmetric: bool
-    #: Whether there is a scale; None where only the device knows.
+    #: Whether the scale is set; None if the host does not know.
     _is_set: bool | None
-    #: Whether the processes have met in a collective since the last change between training and evaluation.
-    _has_joined: bool
-    #: The shards of parameters that FSDP has replaced by whole ones.
+    #: Whether a collective has run since the last switch between training and evaluation.
+    _has_reduced: bool
+    #: The shards of parameters that FSDP has replaced by full tensors.
     _shards: dict[str, Any]
 
     def _make_state(self, scale: Any, zero_point: Any, shape: Any, device: Any) -> None:
-        """Register the parameters or buffers of this mode with the values that they begin with."""
+        """Register the parameters or buffers of this mode with their initial values."""
         mode, given = self.mode, scale is not None
-        check_given(mode, self.symmetric, scale, zero_point)
+        check_scale_arguments(mode, self.symmetric, scale, zero_point)
         self._is_set = given or mode is ScaleMode.PER_BATCH
-        #: The arguments of the constructor, for ``reset_parameters``.
+        #: Constructor arguments, for ``reset_parameters``.
         self._given = {"scale": _copied(scale), "zero_point": _copied(zero_point)}
         if mode is ScaleMode.PER_BATCH:
             return
         if given:
-            start = self._spread(checked_scale(checked_tensor("scale", scale, device)), shape)
+            start = self._expanded(checked_scale(checked_tensor("scale", scale, device)), shape)
         else:
             start = torch.full(self._known_shape(shape), float("nan"), dtype=torch.float32, device=device)
         if mode is ScaleMode.LEARNED:
@@ -66,12 +66,12 @@ class ScaleState(torch.nn.Module):
             if not self.symmetric:
                 zeros = checked_tensor("zero_point", 0.0 if zero_point is None else zero_point, device)
                 zeros = checked_zero_point(zeros.to(start.dtype))
-                learned = torch.nn.Parameter(self._spread(zeros, start.shape))
+                learned = torch.nn.Parameter(self._expanded(zeros, start.shape))
             self.register_parameter("zero_point", learned)
         else:
             kept = None
             if zero_point is not None:
-                kept = self._spread(
+                kept = self._expanded(
                     checked_tensor("zero_point", zero_point, device, torch.int32), start.shape
                 )
             if mode is ScaleMode.EMA and not self.symmetric:
@@ -85,7 +85,7 @@ class ScaleState(torch.nn.Module):
 
     @torch.no_grad()
     def _reset(self) -> None:
-        """Set the state as the constructor does."""
+        """Reset the state to that of a new module."""
         if self.mode is ScaleMode.PER_BATCH:
             return
         for name, given in self._given.items():
@@ -94,10 +94,10 @@ class ScaleState(torch.nn.Module):
                     f"{name} was given on the meta device and has no values to reset to; load a state_dict, "
                     f"or make the module with values for {name}."
                 )
-        with lasting():
+        with outside_inference_mode():
             if self.mode is ScaleMode.EMA and tuple(self.scale.shape) != self._start_shape:
                 self._resize(self._start_shape)
-            self._outlive_inference()
+            self._replace_inference_buffers()
             for name, unset in (("scale", float("nan")), ("low", float("nan")), ("zero_point", 0)):
                 state = self._parameters.get(name, self._buffers.get(name))
                 given = self._given.get(name)
@@ -107,8 +107,8 @@ class ScaleState(torch.nn.Module):
                 self.rejected_batches.zero_()
         self._is_set = self._given["scale"] is not None
 
-    def _spread(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
-        """A given value, expanded to the shape of the scales."""
+    def _expanded(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
+        """``given``, expanded to the shape of the scales."""
         if shape is None and not given.dim() and not isinstance(self.granularity, PerTensor):
             raise InvalidArgs(
                 f"scale is one number, and {self.granularity} takes one for each of its scales; pass a "
@@ -130,38 +130,38 @@ class ScaleState(torch.nn.Module):
                 f"the shape of the scales of {self.granularity} is not known before the first batch, and an "
                 "optimizer must see them before; pass scale_shape=, for example (64,), or scale=."
             )
-        return _UNKNOWN
+        return _UNKNOWN_SHAPE
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training, or to evaluation.
+        """Switch to training mode, or to evaluation mode.
 
-        For evaluation the host must know whether there is a scale, so this waits for the device, once.
+        Evaluation mode synchronizes with the device once, to learn whether the scale is set.
         """
-        self._has_joined = self._has_joined and mode == self.training
+        self._has_reduced = self._has_reduced and mode == self.training
         super().train(mode)
         if not mode:
             self._has_scale()
         return self
 
     def _has_scale(self) -> bool:
-        """Whether there is a scale. If only the device knows, this waits for it, once."""
-        if self._is_set is None and may_wait(self.scale):
+        """Whether the scale is set. Synchronizes with the device if the host does not know."""
+        if self._is_set is None and can_synchronize(self.scale):
             self._is_set = bool(self.scale.numel()) and not bool(self.scale.isnan().any())
         return self._is_set is not False
 
-    def _kept(self, x: torch.Tensor) -> Used:
-        """The scale and zero point of the state. They are copied if a backward pass may follow an update."""
+    def _current_scale(self, x: torch.Tensor) -> Used:
+        """The scale and zero point of the state; copies if a backward pass may run after the next update."""
         if self.mode is not ScaleMode.EMA or not (torch.is_grad_enabled() and x.requires_grad):
             return self.scale, self.zero_point
         return self.scale.clone(), None if self.zero_point is None else self.zero_point.clone()
 
-    def _fit(self, shape: torch.Size) -> None:
-        """Give the state the shape of the scales of the first batch. Another shape later is refused."""
+    def _fit_shape(self, shape: torch.Size) -> None:
+        """Set the shape of the state from the first batch. Raises if a later batch has another shape."""
         if self.scale.shape == shape or isinstance(self.granularity, PerTensor):
             if self.mode is ScaleMode.EMA:
-                self._outlive_inference()
+                self._replace_inference_buffers()
             return
-        if tuple(self.scale.shape) != _UNKNOWN:
+        if tuple(self.scale.shape) != _UNKNOWN_SHAPE:
             raise InvalidArgs(
                 f"this batch has scales of shape {tuple(shape)}, and the state has "
                 f"{tuple(self.scale.shape)}; scales that are kept must not depend on the size of the batch. "
@@ -170,15 +170,15 @@ class ScaleState(torch.nn.Module):
         self._resize(tuple(shape))
 
     def _resize(self, shape: tuple[int, ...]) -> None:
-        """Replace the buffers of a moving average by unset ones of another shape."""
-        with lasting():
+        """Replace the buffers of a moving average with unset buffers of another shape."""
+        with outside_inference_mode():
             self.scale = self.scale.new_full(shape, float("nan"))
             if self.zero_point is not None:
                 self.zero_point = self.zero_point.new_zeros(shape)
                 self.low = self.low.new_full(shape, float("nan"))
 
-    def _outlive_inference(self) -> None:
-        """Replace buffers made in torch.inference_mode, as by ``to``: they are read-only outside of it."""
+    def _replace_inference_buffers(self) -> None:
+        """Replace buffers made in torch.inference_mode, as by ``to``, which are read-only outside of it."""
         if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return
         for name, buffer in self._buffers.items():
@@ -186,7 +186,7 @@ class ScaleState(torch.nn.Module):
                 self._buffers[name] = buffer.clone()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep the shard of a parameter while FSDP puts the whole parameter in its place."""
+        """Keep the shard of a parameter while FSDP replaces it with the full parameter."""
         if isinstance(value, torch.nn.Parameter):
             before = self._parameters.get(name)
             if is_sharded(before) and not is_sharded(value):
@@ -197,24 +197,24 @@ class ScaleState(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         key, learned = f"{prefix}scale", self.mode is ScaleMode.LEARNED
-        check_loaded(state_dict, prefix, learned, may_be_unset=self.mode is not ScaleMode.FIXED)
+        check_state_dict(state_dict, prefix, learned, may_be_unset=self.mode is not ScaleMode.FIXED)
         kept = state_dict.get(key)
         if self.mode is ScaleMode.EMA and isinstance(kept, torch.Tensor):
             shape, own = tuple(kept.shape), tuple(self.scale.shape)
-            if shape != own and _UNKNOWN in (shape, own):
+            if shape != own and _UNKNOWN_SHAPE in (shape, own):
                 self._resize(shape)
         if isinstance(self.granularity, PerTensor) and self.mode is not ScaleMode.PER_BATCH:
             state_dict = self._as_one_scale(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
-            unset = whole(self.scale.detach()).isnan()
-            # Every scale of a moving average must be set. A learned scale may be NaN after a bad step.
+            unset = full_tensor(self.scale.detach()).isnan()
+            # A moving average needs all scales set. A learned scale may be NaN after a bad step.
             self._is_set = unset.is_meta or (
                 unset.numel() > 0 and not bool(unset.all() if learned else unset.any())
             )
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
-        """A state_dict whose one scale has the shape of this module's, () or (1,)."""
+        """A state_dict with the single scale in the shape of this module, () or (1,)."""
         found = dict(state_dict)
         for name in ("scale", "low", "zero_point"):
             kept, own = found.get(f"{prefix}{name}"), getattr(self, name, None)
@@ -223,7 +223,7 @@ class ScaleState(torch.nn.Module):
         return found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move and cast. State is not cast below float32, where small scales vanish."""
+        """Move and cast the state, but never below float32, where small scales underflow."""
         state = {**self._parameters, **self._buffers}
         before = {name: tensor.detach() for name, tensor in state.items() if tensor is not None}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -244,19 +244,19 @@ class ScaleState(torch.nn.Module):
 
 
 def _copied(given: Any) -> Any:
-    """A copy of a tensor; any other value as it is."""
+    """A copy of a tensor; other values unchanged."""
     return given.detach().clone() if isinstance(given, torch.Tensor) else given
 
 
-def lasting() -> AbstractContextManager[Any]:
-    """A context in which new tensors are ordinary ones, also within torch.inference_mode."""
+def outside_inference_mode() -> AbstractContextManager[Any]:
+    """A context in which new tensors are not inference tensors."""
     if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
         return nullcontext()
     return torch.inference_mode(False)
 
 
-def may_wait(x: torch.Tensor) -> bool:
-    """Whether the host may wait for the device to read ``x``."""
+def can_synchronize(x: torch.Tensor) -> bool:
+    """Whether the host may synchronize with the device to read ``x``."""
     if torch.compiler.is_compiling():
         return False
     return not x.is_meta and not (x.is_cuda and torch.cuda.is_current_stream_capturing())

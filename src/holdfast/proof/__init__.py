@@ -1,1 +1,1 @@
-"""Proof that the bits hold: conformance, digests, mutants, exhaustive sweeps."""
+"""Verification of the bits: conformance tests, pinned digests, mutants, exhaustive sweeps, fuzzing."""

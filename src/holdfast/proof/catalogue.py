@@ -1,9 +1,9 @@
-"""What each plan takes and promises, found out by asking it: what is listed is what it accepts."""
+"""The dtypes, backends and guarantees of each plan, found by calling its own validation."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.core.stream import CPU_STREAM
-from holdfast.proof.conformance import cases_of, selected
+from holdfast.proof.conformance import cases_of, select_on
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A plan in the list. ``ulp`` is the largest error of each output over all cases."""
+    """One plan. ``ulp`` is the largest guaranteed error of each output over all cases."""
 
     plan: str
     op: str
@@ -36,17 +36,14 @@ class Entry:
     numerics_version: int = NUMERICS_VERSION
     cases: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def catalogue() -> list[Entry]:
-    """Every plan, in order of its name."""
+    """Every plan, sorted by name."""
     return [entry(plan) for _, plan in sorted(plans().items())]
 
 
 def entry(plan: AnyPlan) -> Entry:
-    """What is known of one plan. Compiles nothing."""
+    """The entry of one plan. Compiles nothing."""
     cases = cases_of(plan)
     names = [
         f.name
@@ -54,7 +51,7 @@ def entry(plan: AnyPlan) -> Entry:
         if cases and isinstance(getattr(cases[0].descriptor, f.name), torch.dtype)
     ]
     by_dtypes = {tuple(getattr(case.descriptor, name) for name in names): case for case in cases}
-    promises = [selected("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
+    promises = [select_on("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
     return Entry(
         plan=plan.__name__,
         op=plan.op,
@@ -72,21 +69,21 @@ def entry(plan: AnyPlan) -> Entry:
 
 
 def _errors(name: str, promises: list[PrecisionGuarantee]) -> list[float]:
-    """The errors that are promised for an output, where there is such an output."""
+    """The guaranteed errors of one output, for the cases that have this output."""
     return [promise.ulp[name] for promise in promises if name in promise.ulp]
 
 
 def _accepted(name: str, descriptors: list[Descriptor]) -> list[str]:
-    """The dtypes that field ``name`` may have, in some descriptor like these."""
+    """The dtypes that field ``name`` accepts in at least one of ``descriptors``."""
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    found = [dtype_name(dtype) for dtype in every if any(_valid(like, name, dtype) for like in descriptors)]
+    found = [dtype_name(dtype) for dtype in every if any(_valid(desc, name, dtype) for desc in descriptors)]
     return sorted(found, key=lambda known: (known.rstrip("0123456789"), int(re.sub(r"\D", "", known) or 0)))
 
 
-def _valid(like: Descriptor, name: str, dtype: torch.dtype) -> bool:
+def _valid(desc: Descriptor, name: str, dtype: torch.dtype) -> bool:
     changed: dict[str, Any] = {name: dtype}
     try:
-        replace(like, **changed).validate()
+        replace(desc, **changed).validate()
     except InvalidDescriptor:
         return False
     return True

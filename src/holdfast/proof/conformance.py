@@ -1,10 +1,10 @@
-"""Every case on every backend, through the plan protocol, compared with the reference bit for bit."""
+"""Runs every case on every backend through the plan protocol and compares its bits with the reference."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,22 +19,22 @@ from holdfast.core.case import Case, operands_of, poisoned
 from holdfast.core.checks import shown
 from holdfast.core.contract import PlanPreference
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Kernel, Plan
 from holdfast.core.registry import plans
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.workspace_layout import workspace_overruns
 
-#: What workspaces are filled with: NaN in every floating dtype.
+#: The byte that fills a workspace before a run: NaN in every floating dtype.
 WORKSPACE_FILL = 0xFF
-#: Bytes of the guard zone after a workspace.
+#: Size of the guard zone after a workspace, in bytes.
 TAIL = 4096
-#: The numbers of threads that must not change a bit.
+#: CPU thread counts to run with. All must give equal bits.
 THREADS = (1, 2, 8)
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a case: on a backend and a device, with so many threads, so many times."""
+    """A configuration to run a case in. ``times`` is the number of repeated runs."""
 
     backend: str
     device: str = "cpu"
@@ -49,7 +49,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Difference:
-    """A run that did not give the bits of the reference, or none at all."""
+    """A run whose bits differ from the reference, or that failed."""
 
     plan: str
     case: str
@@ -64,14 +64,14 @@ REFERENCE = Way("reference")
 
 
 def gpu_way() -> Way | None:
-    """How the gpu backend can run here, if it can. The interpreter has no freedom: once is enough."""
+    """How to run the gpu backend on this machine, or None. One run of the interpreter is enough."""
     if interpreted():
         return Way("gpu", times=1)
     return Way("gpu", "cuda") if torch.cuda.is_available() else None
 
 
 def ways() -> list[Way]:
-    """Every way to run a case on this machine, other than the reference once."""
+    """Every configuration that this machine can compare with the reference."""
     gpu = gpu_way()
     return [
         REFERENCE,
@@ -81,14 +81,14 @@ def ways() -> list[Way]:
 
 
 def cases_of(plan: AnyPlan) -> list[Case]:
-    """The named inputs of ``plan``; none if it names no module of cases."""
+    """The named cases of ``plan``. Empty if the plan declares no module of cases."""
     if not hasattr(plan, "cases"):
         return []
     return cast(list[Case], importlib.import_module(plan.cases).cases(plan))
 
 
 def plan_named(name: str) -> AnyPlan:
-    """The plan of this name, with or without ``Plan`` at its end."""
+    """The plan called ``name``. The suffix ``Plan`` is optional."""
     known = plans()
     for candidate in (name, f"{name}Plan"):
         if candidate in known:
@@ -99,10 +99,10 @@ def plan_named(name: str) -> AnyPlan:
     raise InvalidArgs(f"there is no plan called {shown(name)}{hint}. `holdfast plans` lists them all.")
 
 
-def moved(args: Args, device: str, wider: int = 0) -> Args:
-    """A copy of ``args`` on ``device``, with the same strides in a copy of the same memory.
+def copy_args(args: Args, device: str, wider: int = 0) -> Args:
+    """A copy of ``args`` on ``device``. Copies whole storages, so that strides and guard zones are kept.
 
-    The guard zones of every tensor are ``wider`` by so many bytes, a multiple of 16.
+    Adds ``wider`` bytes to the guard zone on each side of every tensor. It must be a multiple of 16.
     """
     copied = {}
     for name, value in operands_of(args).items():
@@ -119,31 +119,32 @@ def moved(args: Args, device: str, wider: int = 0) -> Args:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def cpu_threads(count: int | None, **sharing: int) -> Iterator[None]:
+    """Run on ``count`` CPU threads and divide even small problems among them. None: change nothing."""
     if count is None:
         yield
         return
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with shared_finely():
+        with shared_finely(**sharing):
             yield
     finally:
         torch.set_num_threads(before)
 
 
-#: Makes the plan that runs a case: by ``select``, or around a kernel that is not registered.
+#: Returns the plan that runs a case, with a registered kernel or with a given one.
 Select = Callable[[AnyPlan, Case, Stream], Plan[Any, Any]]
 
 
-def selected(backend: str) -> Select:
-    """Select the plan on ``backend``; no variant is compiled but the one that the case needs."""
+def select_on(backend: str) -> Select:
+    """Select the plan on ``backend``. Only the variant that the case needs is compiled."""
     pref = PlanPreference(backend=backend, precompile=False)
     return lambda plan, case, stream: plan.select(stream, case.descriptor, pref)
 
 
-def around(make: Callable[[AnyPlan, Any, torch.device], Kernel[Any]]) -> Select:
-    """Put a kernel that is not registered where ``select`` would put the one it picks."""
+def select_kernel(make: Callable[[AnyPlan, Any, torch.device], Kernel[Any]]) -> Select:
+    """Use a kernel that is not registered instead of one that ``plan.select`` picks."""
 
     def select(plan: AnyPlan, case: Case, stream: Stream) -> Plan[Any, Any]:
         case.descriptor.validate()
@@ -153,8 +154,8 @@ def around(make: Callable[[AnyPlan, Any, torch.device], Kernel[Any]]) -> Select:
     return select
 
 
-def guarded_workspace(size: int, device: str) -> Workspace:
-    """A workspace with a guard zone after its end, full of the bytes that no kernel may count on."""
+def poisoned_workspace(size: int, device: str) -> Workspace:
+    """A workspace followed by a guard zone. Both are filled with ``WORKSPACE_FILL``."""
     workspace = Workspace.allocate(size + TAIL if size else 0, device)
     if workspace.buffer is not None:
         workspace.buffer.fill_(WORKSPACE_FILL)
@@ -162,42 +163,45 @@ def guarded_workspace(size: int, device: str) -> Workspace:
 
 
 class Overrun(AssertionError):
-    """A kernel wrote to memory that is not its own. That is a difference, even if the result is right."""
+    """A kernel wrote out of bounds. This counts as a difference even if the result is right."""
 
 
 def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str = "cpu") -> Args:
-    """Run ``case`` on a copy of ``args``, and give the copy back, on the CPU."""
+    """Run ``case`` on a copy of ``args``, and return this copy on the CPU."""
     stream = Stream.current(device)
     made = select(plan, case, stream)
-    given = moved(args, device)
+    given = copy_args(args, device)
     verdict = made.can_implement(given)
     if not verdict:
         raise AssertionError(f"can_implement refuses the case: {verdict.reason}")
-    workspace = guarded_workspace(made.workspace_size(), device)
+    workspace = poisoned_workspace(made.workspace_size(), device)
     with guarded() as guards:
         made.run(stream, workspace, given)
-    overrun = [*guards.violations(), *strays(made.kernel.cuts, workspace, WORKSPACE_FILL)]
+    overrun = [
+        *guards.violations(),
+        *workspace_overruns(made.kernel.workspace_layouts, workspace, WORKSPACE_FILL),
+    ]
     if overrun:
         raise Overrun("; ".join(overrun))
-    return given if device == "cpu" else moved(given, "cpu")
+    return given if device == "cpu" else copy_args(given, "cpu")
 
 
-def expected(plan: AnyPlan, case: Case) -> tuple[Args, Args]:
-    """The args of a case, and the same after the reference has run on a copy of them."""
+def run_reference(plan: AnyPlan, case: Case) -> tuple[Args, Args]:
+    """The args of a case, and a copy of them that the reference has run on."""
     args = case.make()
-    return args, execute(plan, case, args, selected("reference"))
+    return args, execute(plan, case, args, select_on("reference"))
 
 
 def check(
     plan: AnyPlan, case: Case, way: Way, args: Args, reference: Args, select: Select
 ) -> list[Difference]:
-    """Run ``case`` one way and compare all of its memory, inputs included, with what the reference left."""
+    """Run ``case`` and compare the memory of all operands, inputs included, with the reference."""
     found = []
     for time in range(way.times):
         which = f"{way}, run {time + 1}" if way.times > 1 else str(way)
         try:
             detail = difference(plan, case, way, args, reference, select)
-        except Exception as error:  # a kernel may fail in any way, and each is a finding, not an end
+        except Exception as error:  # any failure of a kernel is a difference
             detail = f"{type(error).__name__}: {error}"
         if detail:
             found.append(Difference(plan.__name__, case.name, which, detail))
@@ -205,18 +209,19 @@ def check(
 
 
 def difference(plan: AnyPlan, case: Case, way: Way, args: Args, reference: Args, select: Select) -> str:
-    """Run ``case`` once and say where its memory differs from the reference's. It may raise anything."""
-    with _threads(way.threads):
+    """Run ``case`` once. Returns where its memory differs from the reference. The kernel may raise."""
+    with cpu_threads(way.threads):
         try:
-            return _compared(reference, execute(plan, case, args, select, way.device))
+            return first_mismatch(reference, execute(plan, case, args, select, way.device))
         except Overrun as overrun:
             return str(overrun)
 
 
-def _compared(reference: Args, result: Args) -> str:
-    results = operands_of(result)
-    for name, value in operands_of(reference).items():
-        if isinstance(value, torch.Tensor):
+def first_mismatch(expected: Args, found: Args, skip: Collection[str] = ()) -> str:
+    """Where the memory of the operands of ``found`` differs first, or an empty string."""
+    results = operands_of(found)
+    for name, value in operands_of(expected).items():
+        if isinstance(value, torch.Tensor) and name not in skip:
             differing = mismatch(name, value, results[name])
             if differing:
                 return str(differing)

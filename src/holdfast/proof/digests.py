@@ -1,7 +1,7 @@
-"""The pinned digests of every case: the bits must be what they were.
+"""The pinned digests of every case, which detect a change of the bits between versions.
 
-They are package data in the folder of each op. ``holdfast verify --write-digests`` writes them after a change
-of the numerics or of the cases, and never otherwise.
+They are package data in the folder of each op. ``holdfast verify --write-digests`` writes them. Run it only
+after a change of the numerics or of the cases.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Digests = dict[str, dict[str, str]]
 
 
 def path(plan: AnyPlan) -> Path:
-    """Where the digests of a plan are kept: in the folder of its op."""
+    """The file of the digests of a plan, in the folder of its op."""
     return Path(str(sys.modules[plan.__module__].__file__)).parent / "digests" / f"{plan.__name__}.json"
 
 
 @cache
 def pinned() -> Digests:
-    """The digests by plan and case, as far as they are of this version of the numerics."""
+    """The digests of the current numerics version, by plan and case."""
     files = {name: path(plan) for name, plan in plans().items()}
     kept = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     return {name: k["digests"] for name, k in kept.items() if k["numerics_version"] == NUMERICS_VERSION}
 
 
 def write(digests: Digests) -> None:
-    """Pin ``digests``, by plan and case. Plans that are not named keep theirs."""
+    """Pin ``digests``, by plan and case. Other plans keep their digests."""
     for name, known in digests.items():
         kept = {"numerics_version": NUMERICS_VERSION, "digests": known}
         file = path(plans()[name])
@@ -45,13 +45,13 @@ def write(digests: Digests) -> None:
 
 
 def of(plan: AnyPlan, reference: Args) -> str:
-    """The digest of what the reference made of a case; an output that was not asked for is left out."""
+    """The digest of the outputs of the reference. Outputs that are None are skipped."""
     outputs = {name: getattr(reference, name) for name in plan.outputs}
     return digest({name: out for name, out in outputs.items() if out is not None})
 
 
 def check(plan: AnyPlan, case: Case, found: str) -> Difference | None:
-    """Whether ``found`` is the digest that was pinned for a case."""
+    """None if ``found`` is the pinned digest of the case, else the difference."""
     known = pinned().get(plan.__name__, {}).get(case.name)
     if known == found:
         return None

@@ -1,4 +1,4 @@
-"""``holdfast explain``: which kernel would run for a descriptor, and why the others would not."""
+"""The command ``holdfast explain``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from holdfast.proof.conformance import plan_named
 
 
 def explain(
-    plan: Annotated[str, typer.Argument(help="The plan, such as QuantizePerChannelPlan.")],
+    plan: Annotated[str, typer.Argument(help="Name of the plan, such as QuantizePerChannelPlan.")],
     field: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="FIELD=VALUE",
-            help="Fields of its descriptor: shape=64,3,7,7 axis=0. Or its JSON, as this command prints it.",
+            help="Descriptor fields, such as shape=64,3,7,7 axis=0; or the descriptor as JSON.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="The device that it would run on.")] = "cpu",
-    backend: Annotated[str | None, typer.Option(help="Ask for this backend.")] = None,
+    device: Annotated[str, typer.Option(help="Device to run on.")] = "cpu",
+    backend: Annotated[str | None, typer.Option(help="Consider only this backend.")] = None,
 ) -> None:
-    """Say which implementation would run for a descriptor, and why the others would not."""
+    """Show which kernel would run for a descriptor, and why the others would not."""
     kind = plan_named(plan)
     descriptor = kind.Descriptor.from_fields(fields_of(kind.Descriptor, field or []))
     stream = Stream.current(device)
@@ -42,8 +42,8 @@ def explain(
     table = Table("implementation", "verdict")
     taken = next(candidate for candidate in candidates if not candidate.reason)
     for candidate in candidates:
-        way = getattr(made.kernel, "variant", "")
-        runs = f"runs, {way}" if way else "runs"
+        variant = getattr(made.kernel, "variant", "")
+        runs = f"runs, {variant}" if variant else "runs"
         served = runs if candidate is taken else "could run, but comes later"
         table.add_row(candidate.label, escape(candidate.reason or served))
     console.print(table)
@@ -62,9 +62,9 @@ def explain(
 
 
 def fields_of(kind: type[Descriptor], given: list[str]) -> dict[str, Any]:
-    """The fields in their JSON form, from words ``FIELD=VALUE`` or a JSON object.
+    """Parse arguments ``FIELD=VALUE`` or a JSON object into fields in JSON form.
 
-    A list may be written without its brackets, and a string without its quotes.
+    Brackets of a list and quotes of a string are optional.
     """
     found: dict[str, Any] = {}
     types = field_types(kind)  # type: ignore[arg-type]

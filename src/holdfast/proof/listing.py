@@ -1,8 +1,9 @@
-"""``holdfast plans``: every plan, what it takes and what it guarantees."""
+"""The command ``holdfast plans``."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -16,10 +17,10 @@ from holdfast.proof.catalogue import Entry, catalogue
 def plans(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every plan: the dtypes it takes, its backends, and what it guarantees."""
+    """List every plan: its dtypes, backends and guarantees."""
     entries = catalogue()
     if as_json:
-        print(json.dumps([entry.as_json() for entry in entries], indent=1))
+        print(json.dumps([asdict(entry) for entry in entries], indent=1))
         return
     table = Table(title=f"{len(entries)} plans", show_lines=True)
     table.add_column("plan", no_wrap=True)
@@ -32,7 +33,7 @@ def plans(
 
 
 def _dtypes(entry: Entry) -> str:
-    """The dtypes of each field. Dtypes that differ only in width share a word: float16/32/64."""
+    """The dtypes of each field, with widths merged: float16/32/64."""
     lines = []
     for field, names in entry.dtypes.items():
         widths: dict[str, list[str]] = {}

@@ -1,8 +1,7 @@
-"""Mutants tried: wrong references, and whether the cases of a plan tell each from the right one.
+"""Mutation testing of the cases: runs wrong versions of the reference, which at least one case must reject.
 
-A mutant takes the place of a kernel that ``select`` picked, and is compared in the same way. The control is
-the reference itself, passed through the same machinery unspoiled: it must pass, or a rejection would mean
-nothing. ``MUTANTS`` are those that every op lists in its ``mutants.py``, and ``WALK``, which fit any op.
+A mutant runs in place of the kernel that ``select`` picks. The control is the unchanged reference, run the
+same way: it must pass. ``MUTANTS`` are the mutants in the ``mutants.py`` of each op, and ``ANY_OP``.
 """
 
 from __future__ import annotations
@@ -15,21 +14,29 @@ import torch
 from holdfast import ops
 from holdfast.core.case import operands_of
 from holdfast.core.mutant import Mutant, MutantError, Run, changed, targets, used_targets
-from holdfast.core.plan import AnyPlan, Args, Kernel, Launch
+from holdfast.core.plan import AnyPlan, Args, Launch
 from holdfast.core.registry import plans
-from holdfast.proof.conformance import REFERENCE, Difference, around, cases_of, difference, expected
+from holdfast.proof.conformance import (
+    REFERENCE,
+    Difference,
+    cases_of,
+    difference,
+    run_reference,
+    select_kernel,
+)
 
 
-class _Spoiled:
-    """A reference kernel that runs through ``mutant.spoil``."""
+class _MutantKernel:
+    """The reference kernel, run through ``mutant.spoil``."""
 
     def __init__(self, mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> None:
         self.mutant, self.plan, self.desc = mutant, plan, desc
         self.kernel = plan._kernel("reference", desc, device)
-        self.workspace_size, self.cuts = self.kernel.workspace_size, self.kernel.cuts
+        self.workspace_size = self.kernel.workspace_size
+        self.workspace_layouts = self.kernel.workspace_layouts
 
     def compile(self) -> None:
-        """NumPy needs none."""
+        """Nothing to compile: the reference is NumPy."""
 
     def prepare(self, args: Args) -> Launch[Any]:
         def launch(stream: Any, workspace: Any, args: Args, addresses: Any) -> None:
@@ -41,28 +48,23 @@ class _Spoiled:
         return launch
 
 
-def kernel(mutant: Mutant, plan: AnyPlan, desc: Any, device: torch.device) -> Kernel[Any]:
-    """The mutant as a kernel of ``plan``."""
-    return _Spoiled(mutant, plan, desc, device)
-
-
 @lru_cache(maxsize=128)
 def _expected(name: str, number: int) -> tuple[Args, Args]:
-    """What a case of a plan starts with and ends with, kept while the plan's mutants are tried."""
+    """The args and the reference result of a case, cached for all mutants of the plan."""
     plan = plans()[name]
-    return expected(plan, cases_of(plan)[number])
+    return run_reference(plan, cases_of(plan)[number])
 
 
 def rejection(mutant: Mutant, plan: AnyPlan) -> Difference | None:
-    """The first case of ``plan`` that tells the mutant from the reference by its bits."""
+    """The first case of ``plan`` whose bits differ between mutant and reference, or None."""
     targets.clear()
     used_targets.clear()
-    select = around(partial(kernel, mutant))
+    select = select_kernel(partial(_MutantKernel, mutant))
     for number, case in enumerate(cases_of(plan)):
         args, reference = _expected(plan.__name__, number)
         try:
             detail = difference(plan, case, REFERENCE, args, reference, select)
-        except Exception as error:  # whatever it is, it shows nothing about the cases
+        except Exception as error:  # an exception does not show that the cases reject the mutant
             raise MutantError(
                 f"mutant {mutant.name!r} raised {type(error).__name__} in {plan.__name__}, "
                 f"case {case.name!r}: {error}. Only a difference counts; mend the mutant."
@@ -79,12 +81,9 @@ def rejection(mutant: Mutant, plan: AnyPlan) -> Difference | None:
 
 
 def written(plan: AnyPlan, args: Args) -> dict[str, torch.Tensor]:
-    """The outputs of a run by name, as far as they were asked for."""
+    """The outputs of a run by name, without those that are None."""
     outputs = {name: getattr(args, name) for name in plan.outputs}
     return {name: out for name, out in outputs.items() if out is not None}
-
-
-# Mistakes of the walk: what was computed is right, but not where it belongs.
 
 
 def _zeros(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
@@ -104,7 +103,7 @@ def _last_dropped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
             out.copy_(kept)
 
 
-#: Indices and offsets. Read at other strides they would be refused, and that is no difference.
+#: Dtypes of indices and offsets. With wrong strides they would be refused, which is no difference.
 _INDICES = (torch.int32, torch.int64)
 
 
@@ -126,19 +125,19 @@ def _accumulates(plan: AnyPlan) -> bool:
     return "accumulate" in plan.Args.__dataclass_fields__  # type: ignore[attr-defined]
 
 
-def _as_it_is(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
+def _unchanged(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
     run(args)
 
 
-CONTROL = Mutant("the reference itself", _as_it_is)
+CONTROL = Mutant("the reference itself", _unchanged)
 
-#: What can go wrong in the kernels of any op.
-WALK = (
+#: Mistakes in loops and addressing, which apply to any op.
+ANY_OP = (
     Mutant("zeros", _zeros),
     Mutant("last tile dropped", _last_dropped),
     Mutant("strides ignored", _strides_ignored),
     Mutant("accumulate ignored", _accumulate_ignored, only=_accumulates),
 )
 
-#: Every mistake that is tried, in any plan.
-MUTANTS: tuple[Mutant, ...] = (*WALK, *(mutant for own in ops.modules("mutants") for mutant in own.MUTANTS))
+#: Every mutant of every op.
+MUTANTS: tuple[Mutant, ...] = (*ANY_OP, *(mutant for own in ops.modules("mutants") for mutant in own.MUTANTS))

@@ -1,4 +1,4 @@
-"""``holdfast verify --report``: findings as one page that needs nothing beside itself."""
+"""``holdfast verify --report``: the results as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from holdfast.core.contract import printed_bound
-from holdfast.proof.stored import benchmark
+from holdfast.proof.report import SHOWN
+from holdfast.proof.result_files import load_benchmark
 from holdfast.proof.verify import PlanReport, Report
 
-#: Peers with a column of their own, and what the page calls them.
+#: Peers that have a column, and the titles of the columns.
 PEERS = {"torch op": "torch operator", "compiled": "torch.compile", "eager": "torch eager"}
-#: What is added up over all plans.
+#: Fields of PlanReport that are summed over all plans.
 TOTALS = ("passed", "cases", "runs", "pinned", "mutants", "mutants_caught", "swept", "sweeps")
-#: Differences that are written out; the rest is counted, and is in the JSON.
-SHOWN = 50
 
 
 def benchmarks(given: Sequence[Path] | None) -> list[dict[str, Any]]:
-    """The benchmarks in the files ``given``, or else those that a checkout has stored."""
+    """The benchmarks in the files ``given``. Default: those stored in the checkout, if there is one."""
     checkout = Path(__file__).parents[3]
     stored = (checkout / "benchmarks").glob("*.json") if (checkout / "pyproject.toml").exists() else ()
-    return [benchmark(path) for path in (given or sorted(stored))]
+    return [load_benchmark(path) for path in (given or sorted(stored))]
 
 
 def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
@@ -52,13 +51,13 @@ def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
 
 
 def combined(plan: PlanReport) -> str:
-    """One digest of the digests of all cases of a plan."""
+    """A digest over the digests of all cases of a plan."""
     lines = "".join(f"{case} {digest}\n" for case, digest in sorted(plan.digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()[:16]
 
 
 def _fuzz(made: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Differences may be listed or counted. The machine is named, since it may be another one."""
+    """A fuzz report for the template. ``differences`` may be a list or a count; ``on`` is the machine."""
     if made is None:
         return None
     found, machine = made["differences"], made.get("machine", {})
@@ -69,7 +68,7 @@ def _fuzz(made: dict[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Bar:
-    """One call of one case. ``share`` is of the copy ceiling; ``width`` is of the chart, in percent."""
+    """One bar of a chart. ``share`` is the fraction of the copy rate; ``width`` is in % of the chart."""
 
     name: str
     share: float
@@ -96,7 +95,7 @@ def _machine(made: dict[str, Any], here: bool) -> dict[str, Any]:
 
 
 def _family(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The cases of one family on one scale: the longest bar, or the ceiling, is its whole width."""
+    """The cases of one family. The longest bar, or the copy rate if longer, has the full width."""
     longest = max(1.0, *(share for row in rows for _, share in _shares(row)))
     return {
         "name": name,
@@ -115,7 +114,7 @@ def _family(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _shares(row: dict[str, Any]) -> list[tuple[str, float]]:
-    """The share of the copy ceiling that holdfast reaches, and then each peer that was timed."""
+    """The fraction of the copy rate that holdfast reaches, followed by that of each timed peer."""
     timed = [(peer, ratio) for peer in PEERS if (ratio := _speedup(row, peer))]
     return [("holdfast", row["of_copy"]), *((peer, row["of_copy"] / ratio) for peer, ratio in timed)]
 
@@ -126,13 +125,13 @@ def _speedup(row: dict[str, Any], peer: str) -> float | None:
 
 
 def _mean(ratios: Iterable[float]) -> float | None:
-    """The geometric mean, which is the one for ratios."""
+    """Geometric mean."""
     logs = [math.log(ratio) for ratio in ratios]
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def count(number: float) -> str:
-    """A whole number with its thousands apart; from a million on, rounded."""
+    """A number with thousands separators. Numbers from one million are rounded."""
     for size, word in ((1e9, "billion"), (1e6, "million")):
         if number >= size:
             return f"{number / size:,.1f} {word}"
@@ -140,7 +139,7 @@ def count(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits, in the unit that suits it."""
+    """A time with three significant digits, in minutes, s, ms or µs."""
     if seconds >= 100:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"
@@ -151,11 +150,11 @@ def duration(seconds: float) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A speed-up, or a dash where there is nothing to compare with."""
+    """A speed-up, or a dash for None."""
     if ratio is None:
         return "\N{EN DASH}"
     return f"{ratio:.{2 if ratio < 10 else 1}f}\N{MULTIPLICATION SIGN}"
 
 
-#: What the template calls to write numbers.
+#: Filters of the template that format numbers.
 FILTERS = {"count": count, "duration": duration, "times": times, "bound": printed_bound}

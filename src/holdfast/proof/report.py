@@ -1,4 +1,4 @@
-"""How a verification looks: a bar while it runs, then a table, then every difference."""
+"""Terminal output of ``holdfast verify``: a progress bar, a table, and the differences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.table import Table
 from holdfast.proof.verify import Progress as Tell
 from holdfast.proof.verify import Report
 
-#: Differences that are written out; the rest is counted, and is in the JSON.
+#: Maximum number of differences to print. The JSON has all of them.
 SHOWN = 50
 
 
 @contextmanager
-def bar(console: Console) -> Iterator[Tell]:
-    """A progress bar, and what moves it. Where nobody can watch a bar move: a line for each plan."""
+def progress_bar(console: Console) -> Iterator[Tell]:
+    """A progress bar; yields the function that updates it. Prints one line per plan if not on a terminal."""
     if not console.is_terminal:
         yield _lines(console)
         return
@@ -34,16 +34,16 @@ def _lines(console: Console) -> Tell:
 
     def tell(what: str, done: int, total: int) -> None:
         nonlocal last
-        subject, of_a_plan, _ = what.partition(":")
+        subject, is_plan, _ = what.partition(":")
         if subject != last:
-            console.print(f"checking {subject}" if of_a_plan else subject, soft_wrap=True, highlight=False)
+            console.print(f"checking {subject}" if is_plan else subject, soft_wrap=True, highlight=False)
             last = subject
 
     return tell
 
 
-def show(report: Report, console: Console) -> None:
-    """The table, the differences, and one line that says how it went."""
+def print_report(report: Report, console: Console) -> None:
+    """Print the table, the differences, and a summary line."""
     exhaustive = any(plan.swept for plan in report.plans)
     table = Table(title=f"{' = '.join(report.ways)} ({report.device})")
     for heading in ("plan", "cases", "runs", "mutants caught", *(["values swept"] if exhaustive else [])):

@@ -1,7 +1,7 @@
-"""Sweeps run: all float16 and bfloat16 values, all codes, and on CUDA all float32 values.
+"""Exhaustive sweeps: all float16 and bfloat16 values, all codes, and on CUDA all float32 values.
 
-Sixteen-bit inputs and codes are few enough to go through the reference. The 2^32 float32 values go through
-the cpu backend, itself proven against the reference, on all of its threads, and the gpu backend beside it.
+16-bit inputs and codes are compared with the reference. For the 2^32 float32 values the reference is too
+slow: there the gpu backend is compared with the multi-threaded cpu backend.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from holdfast.core.contract import PlanPreference
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.sweep import CHUNK, Float32Sweep, Sweep, scatter
-from holdfast.proof.conformance import Difference, Way, check, expected, gpu_way, selected
+from holdfast.proof.conformance import Difference, Way, check, gpu_way, run_reference, select_on
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A sweep, or a chunk of one, and how to run it on this machine.
+    """A sweep, or a chunk of one.
 
-    ``alone`` if it takes the whole machine. The others run side by side, so that their variants compile so.
+    ``values`` is the number of inputs. ``alone``: the sweep uses the whole machine. The others run in
+    parallel, which also compiles their variants in parallel.
     """
 
     plan: AnyPlan
@@ -37,7 +38,7 @@ class SweepRun:
 
 
 def sweeps() -> Iterator[SweepRun]:
-    """Every sweep that this machine can do."""
+    """Every sweep that this machine can run."""
     listed = ops.modules("sweeps")
     for module in listed:
         for sweep in module.sweeps():
@@ -48,30 +49,30 @@ def sweeps() -> Iterator[SweepRun]:
 
 
 def _ways() -> list[Way]:
-    """The interpreter would take hours; it has the cases."""
+    """The configurations to sweep. The interpreter is too slow."""
     gpu = gpu_way()
     return [Way("cpu", times=1), *([gpu] if gpu is not None and gpu.device == "cuda" else [])]
 
 
 def _against_reference(sweep: Sweep) -> list[Difference]:
     case = Case(sweep.name, sweep.descriptor, sweep.make)
-    args, reference = expected(sweep.plan, case)
+    args, reference = run_reference(sweep.plan, case)
     found = []
     for way in _ways():
-        found += check(sweep.plan, case, way, args, reference, selected(way.backend))
+        found += check(sweep.plan, case, way, args, reference, select_on(way.backend))
     return found
 
 
 def _over_float32(trials: Sequence[Float32Sweep]) -> Iterator[SweepRun]:
-    """Every trial on every float32: all of them on the values at hand, then on the next ones."""
+    """All float32 sweeps on every float32 value, chunk by chunk."""
     for first in range(-(2**31), 2**31, CHUNK):
         for trial in trials:
             name = f"every float32 from bits 0x{first & 0xFFFFFFFF:08x}, {trial.name}"
-            yield SweepRun(trial.plan, name, CHUNK, partial(_tried, trial, name, first), alone=True)
+            yield SweepRun(trial.plan, name, CHUNK, partial(_run_chunk, trial, name, first), alone=True)
 
 
 class _Buffers:
-    """The tensors of the float32 sweep, on both devices, made once: first touch is slow."""
+    """The tensors of the float32 sweep on both devices, reused because the first write to memory is slow."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -85,7 +86,7 @@ class _Buffers:
         self.outputs: dict[tuple[str, torch.dtype, int], torch.Tensor] = {}
 
     def load(self, first: int) -> None:
-        """Hold the values whose bits are ``first`` and those that follow."""
+        """Fill the inputs with ``CHUNK`` values, whose bit patterns start at ``first``."""
         if self.first != first:
             self.first = first
             for device, base in self.base.items():
@@ -104,25 +105,25 @@ class _Buffers:
 _buffers = lru_cache(maxsize=1)(_Buffers)
 
 
-def _tried(trial: Float32Sweep, name: str, first: int) -> list[Difference]:
-    held = _buffers()
-    held.load(first)
+def _run_chunk(trial: Float32Sweep, name: str, first: int) -> list[Difference]:
+    buffers = _buffers()
+    buffers.load(first)
     for device, backend in (("cuda", "gpu"), ("cpu", "cpu")):
         stream = Stream.current(device)
         plan = trial.plan.select(stream, trial.descriptor, PlanPreference(backend=backend, precompile=False))
-        args = trial.args(held.x[device], held.dy[device], held.out(device, trial))
+        args = trial.args(buffers.x[device], buffers.dy[device], buffers.out(device, trial))
         plan.run(stream, Workspace.allocate(plan.workspace_size(), device), args)
-    right, found = held.out("cpu", trial), held.out("cuda", trial)
+    right, found = buffers.out("cpu", trial), buffers.out("cuda", trial)
     if _equal(right.to("cuda", non_blocking=True), found):
         return []
     return [Difference(trial.plan.__name__, name, "gpu", str(mismatch("output", right, found.cpu())))]
 
 
 def _equal(right: torch.Tensor, found: torch.Tensor) -> bool:
-    """Whether all bits are the same, or else all but those of NaN."""
+    """Whether all bits are equal. NaNs are equal to each other."""
     if not right.is_floating_point():
         return torch.equal(right, found)
-    if right.dtype.itemsize == 1:  # codes, whose NaN has one pattern
+    if right.dtype.itemsize == 1:  # float8 codes: the bits of NaN are compared, too
         return torch.equal(right.view(torch.uint8), found.view(torch.uint8))
     return torch.equal(right.view(torch.int32), found.view(torch.int32)) or bool(
         ((right.view(torch.int32) == found.view(torch.int32)) | (right.isnan() & found.isnan())).all()

@@ -1,6 +1,6 @@
-"""What ``holdfast verify`` does: every plan, case and backend, the digests, the mutants, all there is.
+"""``holdfast verify``: runs every case of every plan on every backend; checks digests, mutants and sweeps.
 
-This counts and collects; how it looks is up to the caller, who is told of every step.
+It collects the results in a ``Report``. The caller prints them.
 """
 
 from __future__ import annotations
@@ -25,25 +25,35 @@ from holdfast.core.mutant import MutantError
 from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.proof import digests
-from holdfast.proof.ahead import compiling_ahead
+from holdfast.proof.background_compile import compile_in_background
 from holdfast.proof.catalogue import Entry, entry
-from holdfast.proof.conformance import Difference, Way, cases_of, check, execute, expected, selected, ways
+from holdfast.proof.conformance import (
+    Difference,
+    Way,
+    cases_of,
+    check,
+    execute,
+    run_reference,
+    select_on,
+    ways,
+)
 from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
-from holdfast.proof.sweeps import SweepRun, sweeps
+from holdfast.proof.sweeps import sweeps
 
-#: Told what is being done, how much of it is done, and how much there is in all.
+#: Called with the current step, the number of steps done, and the total number of steps.
 Progress = Callable[[str, int, int], None]
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Nobody is watching."""
+    """Report nothing."""
 
 
 @dataclass
 class PlanReport:
-    """What was found out about one plan.
+    """The results of one plan.
 
-    ``digests`` are of every case, as the reference gave it; ``pinned`` of them are the pinned ones.
+    ``digests`` are of the reference, by case. ``pinned`` is the number of digests that equal the pinned one.
+    ``swept`` is the number of values in all ``sweeps``.
     """
 
     plan: str
@@ -65,7 +75,7 @@ class PlanReport:
 
 @dataclass
 class Report:
-    """What was found out about all of them."""
+    """The results of all plans."""
 
     ways: list[str]
     plans: list[PlanReport]
@@ -90,7 +100,7 @@ class Report:
 
 
 def device_name() -> str:
-    """Where the gpu backend runs here, if it does."""
+    """The device of the gpu backend on this machine."""
     if interpreted():
         return "Triton's interpreter"
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
@@ -103,7 +113,7 @@ def verify(
     write_digests: bool = False,
     progress: Progress = _silent,
 ) -> Report:
-    """Check the plans called ``names``, or all of them."""
+    """Verify the plans called ``names``, or all plans if it is empty."""
     began = time.perf_counter()
     chosen = {name: plan for name, plan in plans().items() if not names or name in names}
     here = ways()
@@ -111,8 +121,8 @@ def verify(
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     report = Report([str(way) for way in here], [], device_name(), machine, date)
     written: digests.Digests = {}
-    with compiling_ahead(list(chosen)):
-        compile_variants(list(chosen.values()), here, progress)
+    with compile_in_background(list(chosen)):
+        compile_for_cuda(list(chosen.values()), here, progress)
         for plan in chosen.values():
             found = _conformance(plan, here, written if write_digests else None, progress)
             _mutants(plan, found, progress)
@@ -137,7 +147,7 @@ def _conformance(
         )
     for number, case in enumerate(cases):
         progress(f"{plan.__name__}: {case.name}", number, len(cases))
-        args, reference = expected(plan, case)
+        args, reference = run_reference(plan, case)
         report.digests[case.name] = found = digests.of(plan, reference)
         changed = digests.check(plan, case, found)
         report.pinned += changed is None
@@ -146,7 +156,7 @@ def _conformance(
         else:
             report.differences += [changed] if changed else []
         for way in here:
-            report.differences += check(plan, case, way, args, reference, selected(way.backend))
+            report.differences += check(plan, case, way, args, reference, select_on(way.backend))
             report.runs += way.times
     return report
 
@@ -171,11 +181,11 @@ def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
 def _exhaustive(report: Report, progress: Progress) -> None:
     by_plan = {found.plan: found for found in report.plans}
     every = [sweep for sweep in sweeps() if sweep.plan.__name__ in by_plan]
-    side_by_side = [sweep for sweep in every if not sweep.alone]
+    parallel = [sweep for sweep in every if not sweep.alone]
     alone = [sweep for sweep in every if sweep.alone]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = chain(pool.map(_swept, side_by_side), map(_swept, alone))
-        for number, (sweep, differences) in enumerate(zip(side_by_side + alone, results, strict=True)):
+        results = chain(pool.map(lambda sweep: sweep.run(), parallel), (sweep.run() for sweep in alone))
+        for number, (sweep, differences) in enumerate(zip(parallel + alone, results, strict=True)):
             found = by_plan[sweep.plan.__name__]
             found.differences += differences
             found.swept += sweep.values
@@ -183,14 +193,10 @@ def _exhaustive(report: Report, progress: Progress) -> None:
             progress(f"{found.plan}: {sweep.name}", number + 1, len(every))
 
 
-def _swept(sweep: SweepRun) -> list[Difference]:
-    return sweep.run()
+def compile_for_cuda(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: Progress = _silent) -> None:
+    """Run every case once on CUDA from many threads, so that the variants compile in parallel.
 
-
-def compile_variants(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: Progress = _silent) -> None:
-    """Run every case once on CUDA, on many threads: the variants compile side by side.
-
-    What fails here fails again when it is checked, and is reported there.
+    Errors are ignored here: verification reports them.
     """
     gpu = next((way for way in here if way.device == "cuda"), None)
     if gpu is None:
@@ -199,7 +205,7 @@ def compile_variants(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: P
     def compile_one(work: tuple[AnyPlan, Any]) -> None:
         plan, case = work
         with suppress(Exception):
-            execute(plan, case, case.make(), selected(gpu.backend), gpu.device)
+            execute(plan, case, case.make(), select_on(gpu.backend), gpu.device)
 
     every = [(plan, case) for plan in chosen for case in cases_of(plan)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

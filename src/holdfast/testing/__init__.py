@@ -1,4 +1,4 @@
-"""Proof for a step of one's own: ``assert_reproducible`` runs it again and again, and compares every bit."""
+"""``assert_reproducible``: runs a user's training step repeatedly and compares every bit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from holdfast.core.errors import InvalidArgs, NotReproducible
 from holdfast.testing.outputs import Difference, Outputs, differences, flattened
-from holdfast.testing.state import Copy, Cut, held, random_state, state_of, tensors_of
+from holdfast.testing.state import BatchSlice, Copier, random_state, state_of, stateful_objects, tensors_of
 
 __all__ = ["Reproducible", "assert_reproducible"]
 
-#: Differences that a message lists; the others are counted.
+#: Maximum number of differences in a message.
 SHOWN = 8
 
 _SAME = (
@@ -36,7 +36,7 @@ _IN_PLACE = (
 
 @dataclass(frozen=True)
 class Reproducible:
-    """What was found equal: how many runs, outputs and elements, and which runs were compared."""
+    """The result of ``assert_reproducible``: number of runs, outputs and elements, and the runs compared."""
 
     runs: int
     outputs: int
@@ -51,8 +51,8 @@ class Reproducible:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a step runs: on a device and so many threads, as they are where that is None."""
+class _Config:
+    """Device and number of CPU threads of a run. None: unchanged."""
 
     device: torch.device | None = None
     threads: int | None = None
@@ -71,47 +71,47 @@ def assert_reproducible(
     batch_split: int | Sequence[int] | None = None,
     devices: Sequence[str | torch.device] | None = None,
 ) -> Reproducible:
-    """Prove that ``step(*inputs)`` gives the same bits every time, or raise ``NotReproducible``.
+    """Check that ``step(*inputs)`` gives the same bits in every run. Raises ``NotReproducible`` otherwise.
 
-    The step runs ``repeats`` times on each number of CPU ``threads`` and on each of the ``devices``. Every
-    run gets copies of the inputs, and begins with the same state: modules, optimizers and generators among
-    the inputs or in ``model`` (one, or a list), and the random numbers of torch, NumPy and Python. Afterwards
-    all of that is as it was before.
+    The step runs ``repeats`` times for each number of CPU ``threads`` and on each of the ``devices``. Every
+    run gets copies of the inputs and starts from the same state: modules, optimizers and generators among the
+    inputs or in ``model`` (one object or a list), and the random generators of torch, NumPy and Python. All
+    state is restored at the end.
 
-    Compared are what the step returns, the gradients of the inputs, and the state afterwards: parameters,
-    gradients, buffers. NaN are equal to each other; 0.0 and -0.0 are not.
+    The check compares the returned values, the gradients of the inputs, and the parameters, gradients and
+    buffers after the step. NaNs are equal to each other; 0.0 and -0.0 are different.
 
-    With ``batch_split``, a number of parts or their sizes, the inputs are also cut along dim 0, and what the
-    step returns for each sample must be what it returns for it in the whole batch.
+    ``batch_split`` is a number of parts, or a list of their sizes. The step then also runs on parts of the
+    inputs, split along dim 0. The result of each sample must be the same as in the whole batch.
 
     >>> import torch, holdfast as hf
     >>> print(hf.testing.assert_reproducible(torch.sin, torch.linspace(0, 1, 10), threads=(1, 2)))
     1 output with 10 elements: equal in every bit in 6 runs, 3 on 1 thread; 3 on 2 threads.
     """
-    places = _places(repeats, threads, devices)
+    configs = _configs(repeats, threads, devices)
     trial = _Trial(step, inputs, model)
-    cuts = trial.cuts(batch_split)
-    if repeats * len(places) + len(cuts) < 2:
+    slices = trial.slices(batch_split)
+    if repeats * len(configs) + len(slices) < 2:
         raise InvalidArgs("One run has nothing to be compared with; give repeats=2 or more.")
-    with trial.undone():
-        first = trial.run(places[0])
-        for place in places:
-            for number in range(1 + (place == places[0]), repeats + 1):
-                between = _between(places[0], place, number)
-                again = trial.run(place, note=f"Only the second raised this: {between}.")
-                _compare(first, again, between, _cause(places[0], place))
-        compared = [f"{repeats} on {place}" if str(place) else f"{repeats} alike" for place in places]
-        if cuts:
-            whole, parts = _per_sample(first, [trial.run(places[0], cut) for cut in cuts], cuts)
-            sizes = ", ".join(str(cut.stop - cut.start) for cut in cuts)
+    with trial.restored():
+        first = trial.run(configs[0])
+        for config in configs:
+            for number in range(1 + (config == configs[0]), repeats + 1):
+                between = _between(configs[0], config, number)
+                again = trial.run(config, note=f"Only the second raised this: {between}.")
+                _compare(first, again, between, _advice(configs[0], config))
+        compared = [f"{repeats} on {config}" if str(config) else f"{repeats} alike" for config in configs]
+        if slices:
+            whole, parts = _per_sample(first, [trial.run(configs[0], rows) for rows in slices], slices)
+            sizes = ", ".join(str(rows.stop - rows.start) for rows in slices)
             _compare(whole, parts, f"the whole batch vs parts of {sizes}", _BATCH)
-            compared.append(f"{len(cuts)} on parts of {sizes} samples")
+            compared.append(f"{len(slices)} on parts of {sizes} samples")
     elements = sum(value.numel() if isinstance(value, torch.Tensor) else 1 for value in first.values())
-    return Reproducible(repeats * len(places) + len(cuts), len(first), elements, tuple(compared))
+    return Reproducible(repeats * len(configs) + len(slices), len(first), elements, tuple(compared))
 
 
 class _Trial:
-    """A step with its inputs and everything that has to be put back before it runs again."""
+    """A step, its inputs, and the state to restore before each run."""
 
     def __init__(self, step: Callable[..., Any], inputs: tuple[Any, ...], model: Any) -> None:
         if not callable(step):
@@ -121,7 +121,7 @@ class _Trial:
         self.model = list(model) if several else [] if model is None else [model]
         names = [f"model[{n}]" if several else "" for n in range(len(self.model))]
         found = {id(thing): (name, thing) for name, thing in zip(names, self.model, strict=True)}
-        for path, thing in held(inputs, "inputs"):
+        for path, thing in stateful_objects(inputs, "inputs"):
             found.setdefault(id(thing), (path, thing))
         self.states = [state_of(thing, path) for path, thing in found.values()]
         self.random, self.threads = random_state(), torch.get_num_threads()
@@ -129,8 +129,8 @@ class _Trial:
         self.before = self._tensors(inputs)
 
     @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Put everything back at the end."""
+    def restored(self) -> Iterator[None]:
+        """Restore all state on exit."""
         try:
             yield
         finally:
@@ -142,13 +142,13 @@ class _Trial:
             state.restore(device)
         self.random()
 
-    def run(self, place: _Place, cut: Cut | None = None, note: str = "") -> Outputs:
-        """Everything that can be compared after one run."""
-        self._restore(place.device)
-        torch.set_num_threads(place.threads or self.threads)
-        copy = Copy(place.device, cut, dict(self.owned))
+    def run(self, config: _Config, rows: BatchSlice | None = None, note: str = "") -> Outputs:
+        """Run the step once. Returns everything to compare."""
+        self._restore(config.device)
+        torch.set_num_threads(config.threads or self.threads)
+        copy = Copier(config.device, rows, dict(self.owned))
         given = copy(self.inputs, "inputs")
-        before = self.before if cut is None else self._tensors(given)
+        before = self.before if rows is None else self._tensors(given)
         try:
             result = self.step(*given)
         except Exception as error:
@@ -168,11 +168,11 @@ class _Trial:
         return outputs
 
     def _tensors(self, inputs: Any, grads: bool = False) -> Outputs:
-        """The inputs that are not the step's to change, or their gradients."""
+        """The tensors of the inputs that are not in ``model``, or their gradients."""
         return dict(tensors_of(inputs, "inputs", but=self.owned, grads=grads))
 
-    def cuts(self, split: int | Sequence[int] | None) -> list[Cut]:
-        """The parts of the batch."""
+    def slices(self, split: int | Sequence[int] | None) -> list[BatchSlice]:
+        """The parts of the batch, from the argument ``batch_split``."""
         if split is None:
             return []
         batch = next((t.shape[0] for _, t in tensors_of(self.inputs, "inputs") if t.ndim), 0)
@@ -189,14 +189,14 @@ class _Trial:
                 f"number of parts from 2 to {max(batch, 2)}, or the sizes of the parts, which add up to it."
             )
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
-        return [Cut(start, start + size, batch) for start, size in zip(starts, sizes, strict=True)]
+        return [BatchSlice(start, start + size, batch) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _places(repeats: int, threads: Sequence[int], devices: Sequence[Any] | None) -> list[_Place]:
+def _configs(repeats: int, threads: Sequence[int], devices: Sequence[Any] | None) -> list[_Config]:
     if not _whole(repeats) or repeats < 1:
         raise InvalidArgs(f"repeats is {repeats!r}; give a whole number from 1.")
     if not isinstance(threads, list | tuple) or not all(_whole(n) and n > 0 for n in threads):
@@ -205,9 +205,9 @@ def _places(repeats: int, threads: Sequence[int], devices: Sequence[Any] | None)
         raise InvalidArgs(f"devices is {devices!r}; give a list such as ('cpu', 'cuda').")
     counts: Sequence[int | None] = threads or (None,)
     if devices is None:
-        return [_Place(None, count) for count in counts]
+        return [_Config(None, count) for count in counts]
     known = [_device(device) for device in devices]
-    return [_Place(device, n) for device in known for n in (counts if device.type == "cpu" else (None,))]
+    return [_Config(device, n) for device in known for n in (counts if device.type == "cpu" else (None,))]
 
 
 def _device(given: Any) -> torch.device:
@@ -225,30 +225,30 @@ def _device(given: Any) -> torch.device:
     return device
 
 
-def _between(first: _Place, place: _Place, number: int) -> str:
-    if place == first:
-        return f"run 1 vs run {number}" + (f" on {place}" if str(place) else "")
-    return f"{first} vs {place}" + (f", run {number}" if number > 1 else "")
+def _between(first: _Config, config: _Config, number: int) -> str:
+    if config == first:
+        return f"run 1 vs run {number}" + (f" on {config}" if str(config) else "")
+    return f"{first} vs {config}" + (f", run {number}" if number > 1 else "")
 
 
-def _cause(first: _Place, place: _Place) -> str:
-    return _SAME if place == first else _DEVICES if place.device != first.device else _THREADS
+def _advice(first: _Config, config: _Config) -> str:
+    return _SAME if config == first else _DEVICES if config.device != first.device else _THREADS
 
 
-def _per_sample(first: Outputs, parts: list[Outputs], cuts: list[Cut]) -> tuple[Outputs, Outputs]:
-    """What the step returned for each sample: in the whole batch, and put together from the parts."""
-    size, whole, joined = cuts[0].size, {}, {}
+def _per_sample(first: Outputs, parts: list[Outputs], slices: list[BatchSlice]) -> tuple[Outputs, Outputs]:
+    """The outputs with one row per sample: from the whole batch, and concatenated from the parts."""
+    size, whole, joined = slices[0].size, {}, {}
     for path, value in first.items():
         if not (path.startswith("output") and isinstance(value, torch.Tensor) and value.ndim):
             continue
         pieces = [part.get(path) for part in parts]
         tensors = [piece for piece in pieces if isinstance(piece, torch.Tensor)]
         if value.shape[0] != size or any(piece.shape == value.shape for piece in tensors):
-            continue  # not one of each sample: a table that only happens to have as many rows
+            continue  # not one row per sample
         whole[path] = value
         fitting = len(tensors) == len(pieces) and all(
-            piece.shape == (cut.stop - cut.start, *value.shape[1:]) and piece.dtype == value.dtype
-            for piece, cut in zip(tensors, cuts, strict=True)
+            piece.shape == (rows.stop - rows.start, *value.shape[1:]) and piece.dtype == value.dtype
+            for piece, rows in zip(tensors, slices, strict=True)
         )
         joined[path] = torch.cat(tensors) if fitting else tensors[0] if tensors else None
     if not whole:

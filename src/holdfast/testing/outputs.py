@@ -1,4 +1,4 @@
-"""What a step leaves behind, as named tensors and plain values, compared bit for bit."""
+"""Flattens the outputs of a step into named tensors and plain values, and compares their bits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdfast.core import private
 from holdfast.core.bits import canonical
 from holdfast.core.errors import InvalidArgs
 
-#: Values that are compared with ==; floats and complex numbers go through their bits.
+#: Types that are compared with ==. Floats and complex numbers are compared as tensors.
 _PLAIN = (bool, int, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.Size, slice, range)
 
-#: Outputs by their path, such as ``output['loss']`` or ``grads['encoder.weight']``.
+#: Outputs by path, such as ``output['loss']`` or ``grads['encoder.weight']``.
 Outputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One output that two runs did not agree on. ``count`` of its ``size`` elements differ."""
+    """An output that differs between two runs: in ``count`` of its ``size`` elements."""
 
     path: str
     first: str
@@ -37,7 +38,7 @@ class Difference:
 
 
 def flattened(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The tensors and plain values in ``value``, each with its path. Tensors are copied to the CPU."""
+    """Yield the path and value of each tensor and plain value in ``value``. Tensors are copied to the CPU."""
     if isinstance(value, torch.Tensor):
         yield from _tensor(value, path)
     elif isinstance(value, torch.nn.Module):
@@ -56,7 +57,7 @@ def flattened(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, tuple) and hasattr(value, "_fields"):
         for name in value._fields:
             yield from flattened(getattr(value, name), f"{path}.{name}")
-    elif isinstance(value, _PLAIN):  # torch.Size is a tuple, and plain
+    elif isinstance(value, _PLAIN):  # before tuple, because torch.Size is one
         yield path, value
     elif isinstance(value, list | tuple):
         for number, item in enumerate(value):
@@ -81,8 +82,9 @@ def of_module(module: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, 
 def _tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, Any]]:
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
-        yield f"{path}.indices", tensor._indices().cpu().clone()
-        yield f"{path}.values", tensor._values().cpu().clone()
+        indices, values = private.sparse_parts(tensor)
+        yield f"{path}.indices", indices.cpu().clone()
+        yield f"{path}.values", values.cpu().clone()
     elif tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
         raise InvalidArgs(
             f"{path} is a nested or quantized tensor, or one of layout {tensor.layout}, which cannot be "
@@ -102,7 +104,7 @@ def _from_numpy(array: np.ndarray[Any, Any], path: str) -> torch.Tensor:
 
 
 def differences(first: Outputs, second: Outputs) -> list[Difference]:
-    """Every output that is not the same in both."""
+    """Every output that differs between two runs."""
     found = []
     for path in dict.fromkeys([*first, *second]):
         if path in first and path in second:
@@ -115,7 +117,7 @@ def differences(first: Outputs, second: Outputs) -> list[Difference]:
 
 
 def difference(path: str, first: Any, second: Any) -> Difference | None:
-    """Where two values differ first, or None. NaN are one pattern; zeros keep their sign."""
+    """The first difference of two values, or None. All NaNs are equal; 0.0 and -0.0 are different."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         same = type(first) is type(second) and not isinstance(first, torch.Tensor) and first == second
         return None if same else Difference(path, _described(first), _described(second))
@@ -130,7 +132,7 @@ def difference(path: str, first: Any, second: Any) -> Difference | None:
 
 
 def _differing(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Which elements have other bits."""
+    """Mask of the elements whose bits differ."""
     if first.is_complex():
         return _differing(first.real, second.real) | _differing(first.imag, second.imag)
     return _bits(first) != _bits(second)
@@ -138,7 +140,7 @@ def _differing(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
-        # torch has no arithmetic on float8. Widening is exact, and tells where NaN are.
+        # float8 has no isnan, but widening to float32 is exact.
         return tensor.contiguous().view(torch.uint8).masked_fill(tensor.float().isnan(), 0xFF)
     return canonical(tensor)
 

@@ -1,4 +1,4 @@
-"""State that a step changes: copied once, put back before every run."""
+"""Saves the state that a step changes, and restores it before every run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from holdfast.testing.outputs import flattened, of_module
 
 
 class State(Protocol):
-    """Something that a step may change."""
+    """Saved state of an object that a step may change."""
 
     def restore(self, device: torch.device | None) -> None:
-        """Put it back as it was, on ``device`` or on its own if that is None."""
+        """Restore the state, on ``device`` or on the original device if None."""
 
     def outputs(self) -> Iterator[tuple[str, Any]]:
-        """What it is now, by path."""
+        """The current state, by path."""
 
 
 class _Tensor:
-    """A tensor with its gradient. It stays the same object, so that whoever holds it sees it restored."""
+    """A tensor with its gradient. It is restored in place, so that other references see the change."""
 
     def __init__(self, tensor: torch.Tensor, path: str) -> None:
         self.tensor, self.path = tensor, path
@@ -43,7 +43,7 @@ class _Tensor:
         if now.is_leaf:
             now.grad = None
         alike = now.device == device and now.shape == before.shape and now.dtype == before.dtype
-        if alike and not _repeated(now):
+        if alike and not _has_overlap(now):
             with torch.no_grad():
                 now.copy_(before)
         else:
@@ -58,19 +58,19 @@ class _Tensor:
             yield from flattened(self.tensor.grad, f"{self.path}.grad")
 
 
-def _repeated(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory, as after ``expand``: torch refuses to write to such a tensor."""
+def _has_overlap(tensor: torch.Tensor) -> bool:
+    """Whether elements share memory, as after ``expand``. torch does not write to such tensors."""
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 class _Module:
-    """A module: its tensors, and what its attributes are bound to."""
+    """A module: its tensors and attributes."""
 
     def __init__(self, module: torch.nn.Module, path: str) -> None:
         self.module, self.path = module, path
         tensors = {id(t): t for t in [*module.parameters(), *module.buffers()]}
         self.tensors = [_Tensor(tensor, path) for tensor in tensors.values()]
-        # The tables of parameters, buffers and hooks stay the same objects: handles of hooks know them.
+        # Dicts of parameters, buffers and hooks are restored in place: handles of hooks refer to them.
         tables = [vars(part) for part in module.modules()]
         tables += [value for table in tables for value in table.values() if isinstance(value, dict)]
         self.tables = [(table, dict(table)) for table in tables]
@@ -122,7 +122,7 @@ class _Generator:
 
 
 class _Loadable:
-    """Anything else that can write its state and load it: a scheduler, a gradient scaler."""
+    """Any other object with state_dict and load_state_dict, such as a scheduler or a gradient scaler."""
 
     def __init__(self, holder: Any, path: str) -> None:
         self.holder, self.path, self.state = holder, path, copy.deepcopy(holder.state_dict())
@@ -135,7 +135,7 @@ class _Loadable:
 
 
 def state_of(thing: Any, path: str) -> State:
-    """Copy the state of ``thing``."""
+    """Save the state of ``thing``."""
     if isinstance(thing, torch.nn.Module):
         return _Module(thing, path)
     for kind, holder in _HOLDERS.items():
@@ -154,12 +154,12 @@ _HOLDERS: dict[type, Callable[[Any, str], State]] = {
     torch.Tensor: _Tensor,
     torch.Generator: _Generator,
 }
-#: Inputs that are handed over as they are, and restored in place, since optimizers and closures know them.
-HELD = (torch.nn.Module, torch.optim.Optimizer, torch.Generator)
+#: Inputs that are not copied but restored in place, because optimizers and closures refer to them.
+STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.Generator)
 
 
 def random_state() -> Callable[[], None]:
-    """What puts the random numbers of Python, NumPy and torch back where they are now."""
+    """A function that restores the current state of the random generators of Python, NumPy and torch."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
 
@@ -174,28 +174,28 @@ def random_state() -> Callable[[], None]:
 
 
 def _copied(value: Any, device: torch.device | None = None) -> Any:
-    return Copy(device)(value, "state")
+    return Copier(device)(value, "state")
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Samples ``start`` to ``stop`` of a batch of ``size``."""
+class BatchSlice:
+    """Samples ``start`` to ``stop`` of a batch of ``size`` samples."""
 
     start: int
     stop: int
     size: int
 
     def of(self, value: Any) -> Any:
-        """The samples in ``value``, or all of it where it has no such batch."""
+        """The slice of ``value`` along dim 0, or all of ``value`` if its dim 0 is not the batch."""
         return value[self.start : self.stop] if value.ndim and value.shape[0] == self.size else value
 
 
 @dataclass
-class Copy:
-    """Copies inputs to a device. What is one object in two places is one object in the copy."""
+class Copier:
+    """Copies inputs to a device. An object that occurs twice is copied once."""
 
     device: torch.device | None = None
-    cut: Cut | None = None
+    rows: BatchSlice | None = None
     made: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, value: Any, path: str) -> Any:
@@ -207,8 +207,8 @@ class Copy:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, np.ndarray):
-            return (self.cut.of(value) if self.cut else value).copy(order="K")
-        if isinstance(value, HELD):
+            return (self.rows.of(value) if self.rows else value).copy(order="K")
+        if isinstance(value, STATEFUL):
             return value
         if isinstance(value, torch.device):
             return self.device or value
@@ -218,15 +218,15 @@ class Copy:
             return type(value)(self(item, f"{path}[{number}]") for number, item in enumerate(value))
         if isinstance(value, dict):
             items = {key: self(item, f"{path}[{key!r}]") for key, item in value.items()}
-            return copy.copy(value) | items  # a dict of its own kind, such as an OrderedDict
+            return copy.copy(value) | items  # keeps the type, such as OrderedDict
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             made: Any = copy.copy(value)
-            for f in dataclasses.fields(value):  # a frozen one as well
+            for f in dataclasses.fields(value):  # also works for frozen dataclasses
                 object.__setattr__(made, f.name, self(getattr(value, f.name), f"{path}.{f.name}"))
             return made
         try:
             return copy.deepcopy(value)
-        except Exception as error:  # __deepcopy__ is the user's, and may raise anything
+        except Exception as error:  # __deepcopy__ of a user may raise anything
             raise InvalidArgs(
                 f"{path} is a {type(value).__name__}, which cannot be copied ({error}). Every run needs a "
                 f"copy of its own; give tensors, arrays, numbers, modules, or dicts, lists, tuples and "
@@ -235,26 +235,26 @@ class Copy:
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         device = self.device or value.device
-        made = (self.cut.of(value) if self.cut else value).detach().clone().to(device)
+        made = (self.rows.of(value) if self.rows else value).detach().clone().to(device)
         if isinstance(value, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
         made.requires_grad_(value.requires_grad)
         if value.is_leaf and value.grad is not None:
-            made.grad = (self.cut.of(value.grad) if self.cut else value.grad).detach().clone().to(device)
+            made.grad = (self.rows.of(value.grad) if self.rows else value.grad).detach().clone().to(device)
         return made
 
 
-def held(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def stateful_objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The modules, optimizers and generators in an input, with their paths."""
-    if isinstance(value, HELD):
+    if isinstance(value, STATEFUL):
         yield path, value
     else:
         for where, item in _items(value, path):
-            yield from held(item, where)
+            yield from stateful_objects(item, where)
 
 
 def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """What a container holds, with its path."""
+    """The items of a container, with their paths."""
     if isinstance(value, Mapping):
         yield from ((f"{path}[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, list | tuple):
@@ -268,7 +268,7 @@ def tensors_of(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Copies of the tensors and arrays in an input, or of their gradients, with their paths.
 
-    Objects whose id is in ``but`` are left out.
+    Skips objects whose id is in ``but``.
     """
     if id(value) in but:
         return

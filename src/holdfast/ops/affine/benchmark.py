@@ -91,7 +91,7 @@ class ScaledProblem(Problem):
     plan: AffinePlan[Any, Any]
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         inputs = (name for name in self.plan.tensors if name not in self.plan.outputs)
         return tuple(name for name in inputs if self.plan.descriptor.expected(name)[1].is_floating_point)
 

@@ -40,7 +40,7 @@ class ChooseScaleProblem(ScaledProblem):
     case: ChooseScaleCase
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         """No special values per tensor: one NaN makes the only scale NaN."""
         return () if isinstance(self.case.granularity, PerTensor) else ("x",)
 

@@ -21,11 +21,11 @@ from numba.extending import overload
 from holdfast.backends.cpu import BLOCK, compile_kernel, emit, jit, kernel, outlined, pointer, prefetch
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
-from holdfast.core.pieces import Pieces, first_address
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import (
     BFLOAT16,
     FLOAT16,
@@ -398,8 +398,8 @@ class Observer:
             walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
             self.most_pieces = partition(walk).pieces
         words = 2 * self.most_pieces * desc.view.scale_count if self.most_pieces > 1 else 0
-        self.pieces = Pieces()
-        self.maxima = self.pieces.take(words, _WORDS[self.item])
+        self.layout = WorkspaceLayout()
+        self.maxima = self.layout.take(words, _WORDS[self.item])
 
     def compile(self) -> None:
         _compile(self.item)
@@ -443,7 +443,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, RANGE, (0, 0))
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         self.observer.compile()
@@ -459,7 +459,7 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
         super().__init__(desc, device)
         result = SYMMETRIC if desc.symmetric else AFFINE
         self.observer = Observer(desc, result, desc.ends(*desc.code_range))
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         self.observer.compile()

@@ -19,10 +19,10 @@ import triton.language as tl
 
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.backends.steps import Steps
-from holdfast.core.pieces import Pieces
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import WHOLE_64
 from holdfast.ops.affine.gpu import meta_tensor
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
@@ -341,8 +341,8 @@ class Observer:
             walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
             self.most_pieces = _pieces_per_segment(walk, tile_of(walk, self.tile))
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
-        self.pieces = Pieces()
-        self.maxima = self.pieces.take(words, self.word)
+        self.layout = WorkspaceLayout()
+        self.maxima = self.layout.take(words, self.word)
 
     def add_steps(self, steps: Steps, args: Any, first: str, second: str) -> None:
         """Add the launches. They write to the operands ``first`` and ``second`` of ``args``."""
@@ -443,7 +443,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, device, "range", (0, 0))
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         made = {name: meta_tensor(*self.desc.expected(name)) for name in ("x", "low", "high")}
@@ -460,7 +460,7 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
         super().__init__(desc, device)
         ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, device, result_of(desc.symmetric, ends), ends)
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         names = ("x", "scale") if self.desc.symmetric else ("x", "scale", "zero_point")

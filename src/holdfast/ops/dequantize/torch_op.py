@@ -13,8 +13,14 @@ from holdfast.core.checks import require_bool, require_tensor, shown
 from holdfast.core.dtypes import dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, validate_granularity
-from holdfast.core.pages import fresh
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    PerChannel,
+    PerGroup,
+    validate_granularity,
+)
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
@@ -54,7 +60,7 @@ def _empty_real(q, dtype, length):
 def _dequantize(
     q, scale, scale_value, zero_point, zero_value, granularity, dtype, code_dtype=None, length=None
 ):
-    y = fresh(_empty_real(q, dtype, length))
+    y = on_huge_pages(_empty_real(q, dtype, length))
     codes = dtype_name(q.dtype) if code_dtype is None else code_dtype
     plan = _forward_plan(y.shape, codes, q.device, granularity, dtype, length is not None)
     args = DequantizeArgs(
@@ -74,7 +80,7 @@ def _dequantize_fake(
 
 
 def _dequantize_backward(dy, scale, scale_value, granularity, code_dtype):
-    dq = fresh(torch.empty_like(dy, dtype=parse_dtype(code_dtype)))
+    dq = on_huge_pages(torch.empty_like(dy, dtype=parse_dtype(code_dtype)))
     plan = _backward_plan(dy.shape, code_dtype, dy.device, granularity, dy.dtype)
     args = DequantizeBackwardArgs(dy=dy, scale=scale_value if scale is None else scale, dq=dq)
     plan.run(current_stream(dy.device), NO_WORKSPACE, args)

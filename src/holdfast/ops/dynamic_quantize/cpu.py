@@ -106,7 +106,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         self.result = SYMMETRIC if desc.symmetric else AFFINE
         self.ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, self.result, self.ends)
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)

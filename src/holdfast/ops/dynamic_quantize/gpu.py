@@ -176,7 +176,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         # If one pass is enough for contiguous tensors, the plan has no workspace for any layout.
         twice = not desc.empty and self._tile(self._walk(contiguous_strides(desc.shape), None)) is None
         self.observer = Observer(desc, device, self.result, self.ends, in_pieces=twice)
-        self.cut_workspace(self.observer.pieces)
+        self.set_workspace(self.observer.layout)
 
     def _walk(self, x: Sequence[int], q: Sequence[int] | None, *results: torch.Tensor | None) -> Segments:
         """The segments of x and q with these strides. Without ``q``, its strides are those of x."""

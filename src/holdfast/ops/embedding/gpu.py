@@ -1,4 +1,4 @@
-"""embedding, in Triton: rows are copied, a tile at a time. Its gradient is the segment sum."""
+"""embedding, in Triton: a copy of rows. The gradient is a segment sum."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from holdfast.backends.gpu import report
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import Steps
-from holdfast.core import deferred
+from holdfast.core import device_errors
 from holdfast.core.plan import Launch
 from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
 from holdfast.ops.segment_sum.gpu import TUNING
@@ -21,11 +21,11 @@ WARPS = 4
 
 @triton.jit(do_not_specialize=["count", "rows", "place"])
 def embedding(
-    out, weight, indices, box,
+    out, weight, indices, reports,
     count, rows, place, columns, tiles, sizes, out_strides, weight_strides, index_strides,
     RAISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The rows that ROWS indices name, in part of the columns; zeros where one names none."""
+    """Copy COLUMNS columns of the rows of ROWS indices; zeros for an index out of range."""
     tile = tl.program_id(0) % tiles
     number = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
@@ -38,11 +38,11 @@ def embedding(
     to = out + row_offsets(number, sizes, out_strides)[:, None] + column * out_strides[len(sizes) - 1]
     tl.store(to, row, mask=exists[:, None] & inside)
     if RAISE:
-        report(box, place, number, index, exists & ~known & (tile == 0))
+        report(reports, place, number, index, exists & ~known & (tile == 0))
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
-    """``embedding`` as a kernel."""
+    """``embedding``."""
 
     def compile(self) -> None:
         self.prepare(EmbeddingArgs.described(self.desc))
@@ -50,7 +50,7 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
     def prepare(self, args: EmbeddingArgs) -> Launch[EmbeddingArgs]:
         desc = self.desc
         raises = desc.bad_index == "raise"
-        box = deferred.box(self.device) if raises else None
+        reports = device_errors.reports_on(self.device) if raises else None
         rows, columns = TUNING.on(self.device).tile_of(desc.columns, desc.dtype.itemsize)
         tiles = -(-desc.columns // columns)
         walk = loops(desc.shape, args.indices.stride(), args.out.stride())
@@ -61,10 +61,10 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
             out="out",
             weight="weight",
             indices="indices",
-            box=box.words if box else "indices",
+            reports=reports.words if reports else "indices",
             count=desc.count,
             rows=desc.rows,
-            place=box.place(BadIndex(desc.rows)) if box else 0,
+            place=reports.word(BadIndex(desc.rows)) if reports else 0,
             columns=desc.columns,
             tiles=tiles,
             sizes=(*walk.sizes, desc.columns),

@@ -18,7 +18,7 @@ from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
-from holdfast.core.pages import fresh
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import current_stream, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
@@ -60,7 +60,7 @@ def _fake_quantize(
     x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste, grad_factor
 ):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
-    y = fresh(torch.empty_like(x))
+    y = on_huge_pages(torch.empty_like(x))
     args = FakeQuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -79,7 +79,7 @@ def _fake_quantize_backward(
     dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, ste
 ):
     plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, ste)
-    dx = fresh(torch.empty_like(x))
+    dx = on_huge_pages(torch.empty_like(x))
     args = FakeQuantizeBackwardArgs(
         dy=dy,
         x=x,

@@ -50,9 +50,9 @@ class LearnedProblem(ScaledProblem):
     case: LearnedCase
 
     @property
-    def seasoned(self) -> tuple[str, ...]:
+    def special_inputs(self) -> tuple[str, ...]:
         """No special values per tensor: one NaN makes the only sum NaN."""
-        return () if isinstance(self.case.granularity, PerTensor) else super().seasoned
+        return () if isinstance(self.case.granularity, PerTensor) else super().special_inputs
 
     def draw(self) -> Tensors:
         tensors = super().draw()
@@ -105,10 +105,12 @@ class LearnedProblem(ScaledProblem):
             )
         )
         if isinstance(granularity, PerTensor):
-            y = torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, factor)
+            y = torch.ops.aten._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, factor)
         else:
             axis = granularity.axis % x.dim()
-            y = torch._fake_quantize_learnable_per_channel_affine(x, scale, zero, axis, -128, 127, factor)
+            y = torch.ops.aten._fake_quantize_learnable_per_channel_affine(
+                x, scale, zero, axis, -128, 127, factor
+            )
         return lambda: torch.autograd.grad(y, (x, scale, zero), tensors["dy"], retain_graph=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,27 +27,40 @@ from holdfast.ops.fake_quantize_learned.plan import (
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
-    TREE,
-    cleared,
-    halve_lane,
+    RUNS_PER_TREE,
+    add_lane,
+    job_range,
+    lane_count,
     load,
+    load_per_segment,
     load_row,
-    load_shared,
     new_lane,
-    place_of,
-    put_lanes,
-    put_sums,
-    results,
-    row_results,
-    spare,
-    spread,
+    repeat_values,
+    result_address,
+    row_result_address,
+    scratch_run,
     store,
+    store_block_sums,
+    store_lane_sums,
     store_row,
-    width_of,
+    zeroed,
 )
 
-# Operand positions.
-_DX, _DY, _X, _DSCALE, _DZERO, _SCALE, _ZERO = range(7)
+
+class Operands(NamedTuple):
+    """The operands, in the order of the table of the walk."""
+
+    dx: Any
+    dy: Any
+    x: Any
+    dscale: Any
+    dzero_point: Any
+    scale: Any
+    zero_point: Any
+
+
+#: The position of each operand in the table.
+AT = Operands(*range(7))
 
 
 @jit
@@ -109,15 +122,16 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
-    width = width_of(count)
-    lanes = cleared(spare(walk, 0), width * taken, like)
-    zero_lanes = cleared(spare(walk, TREE), width * taken if learns_zero else 0, like)
-    dy = pointer(load(walk, _DY, segment, taken, begin, count, like), like)
-    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
-    run = results(walk, _DX, segment, taken, begin, count, accumulate)
+    width = lane_count(count)
+    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
+    zero_lanes = zeroed(scratch_run(walk, RUNS_PER_TREE), width * taken if learns_zero else 0, like)
+    dy = pointer(load(walk, AT.dy, segment, taken, begin, count, like), like)
+    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
+    run = result_address(walk, AT.dx, segment, taken, begin, count, accumulate)
     dx = pointer(run, like)
     if taken > 1 and count == width:
-        s, z = spread(walk, 0, scale, taken, count, like), spread(walk, 1, zero_point, taken, count, like)
+        s = repeat_values(walk, 0, scale, taken, count, like)
+        z = repeat_values(walk, 1, zero_point, taken, count, like)
         _per_lane(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
     else:
         for k in range(taken):
@@ -129,10 +143,10 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
                     estimate, dx, dy, x, here, there, scale[k], zero_point[k], limits, lanes, zero_lanes,
                     k * width, learns_zero,
                 )  # fmt: skip
-    store(walk, _DX, segment, taken, begin, count, run, accumulate, like)
-    put_sums(walk, 0, width, segment, taken, begin, sums[0], like)
+    store(walk, AT.dx, segment, taken, begin, count, run, accumulate, like)
+    store_block_sums(walk, 0, width, segment, taken, begin, sums[0], like)
     if learns_zero:
-        put_sums(walk, 1, width, segment, taken, begin, sums[1], like)
+        store_block_sums(walk, 1, width, segment, taken, begin, sums[1], like)
 
 
 @jit
@@ -145,27 +159,27 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
         lanes = new_lane(walk, 0, taken, like)
         zero_lanes = new_lane(walk, 1, taken if learns_zero else 0, like)
         for i in range(begin + lane, begin + count, LANES):
-            dy = pointer(load_row(walk, _DY, segment, taken, i, like), like)
-            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
-            run = row_results(walk, _DX, segment, i, accumulate)
+            dy = pointer(load_row(walk, AT.dy, segment, taken, i, like), like)
+            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
+            run = row_result_address(walk, AT.dx, segment, i, accumulate)
             dx = pointer(run, like)
             _per_lane(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
-            store_row(walk, _DX, segment, taken, i, run, accumulate, like)
-        halve_lane(walk, 0, lane, taken, like)
+            store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
+        add_lane(walk, 0, lane, taken, like)
         if learns_zero:
-            halve_lane(walk, 1, lane, taken, like)
-    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
+            add_lane(walk, 1, lane, taken, like)
+    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
     if learns_zero:
-        put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
+        store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
 
 
 @jit
 def _backward_tiles(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
     like = limits[0]
     for job in range(first, last):
-        place = place_of(walk, job)
-        scale = pointer(load_shared(walk, _SCALE, place[0], place[1], like), like)
-        zero_point = pointer(load_shared(walk, _ZERO, place[0], place[1], like), like)
+        place = job_range(walk, job)
+        scale = pointer(load_per_segment(walk, AT.scale, place[0], place[1], like), like)
+        zero_point = pointer(load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
         if walk[0][4]:
             _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
         else:
@@ -209,7 +223,7 @@ _BACKWARD: dict[SteKind, Any] = {
 @cache
 def _compile(ste: SteKind, compute: Float) -> None:
     compile_kernel(
-        _BACKWARD[ste], 0, 0, trees.no_jobs(), (0, 0), False, compute_scalars(compute, 0, 0), False
+        _BACKWARD[ste], 0, 0, trees.empty_walk(), (0, 0), False, compute_scalars(compute, 0, 0), False
     )
     trees.compile_for(compute)
 
@@ -221,8 +235,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
         learned = 1 if desc.zero_point_dtype is None else 2
-        self.sums, cut = trees.sums_of(count, length, desc.real.compute, learned)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, learned)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.ste, self.desc.real.compute)
@@ -246,7 +260,15 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         ) -> None:
             scale, zero_point = shared_tensors(args, compute)
             dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
-            operands = args.dx, args.dy, args.x, args.dscale, dzero_point, scale, zero_point
+            operands = Operands(
+                dx=args.dx,
+                dy=args.dy,
+                x=args.x,
+                dscale=args.dscale,
+                dzero_point=dzero_point,
+                scale=scale,
+                zero_point=zero_point,
+            )
             kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
 
             def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
@@ -257,7 +279,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
                 found,
                 operands,
                 [*kinds, zero_point_kind(zero_point.dtype)],
-                (_DSCALE, _DZERO) if learns_zero else (_DSCALE,),
+                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,),
                 self.sums,
                 compute,
                 workspace,

@@ -17,7 +17,7 @@ from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import Unsupported
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import granularity_named
-from holdfast.core.pages import fresh
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import Workspace
 from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA
@@ -76,7 +76,7 @@ def _backward(
         x=x,
         scale=scale_value if scale is None else scale,
         zero_point=zero_value if zero_point is None else zero_point,
-        dx=fresh(dx),
+        dx=on_huge_pages(dx),
         dscale=dscale,
         dzero_point=dzero_point if needs_dzero else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,20 +21,28 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
-    cleared,
-    halve_lane,
+    add_lane,
+    job_range,
+    lane_count,
     load,
     load_row,
     new_lane,
-    place_of,
-    put_lanes,
-    put_sums,
-    spare,
-    width_of,
+    scratch_run,
+    store_block_sums,
+    store_lane_sums,
+    zeroed,
 )
 
-# Operand positions.
-_X, _SCALE = range(2)
+
+class Operands(NamedTuple):
+    """The operands, in the order of the table of the walk."""
+
+    x: Any
+    scale: Any
+
+
+#: The position of each operand in the table.
+AT = Operands(*range(2))
 
 
 @jit
@@ -42,16 +50,16 @@ def _one_by_one(walk, place, sums, like):
     """A job of contiguous segments, one after another."""
     outlined()
     segment, taken, begin, count = place
-    width = width_of(count)
-    lanes = cleared(spare(walk, 0), width * taken, like)
-    x = pointer(load(walk, _X, segment, taken, begin, count, like), like)
+    width = lane_count(count)
+    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
+    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
     for k in range(taken):
         for row in range(0, count, LANES):
             here = k * count + row
             prefetch(x, here)
             for i in range(min(LANES, count - row)):
                 lanes[k * width + i] += abs(x[here + i])
-    put_sums(walk, 0, width, segment, taken, begin, sums, like)
+    store_block_sums(walk, 0, width, segment, taken, begin, sums, like)
 
 
 @jit
@@ -62,25 +70,25 @@ def _side_by_side(walk, place, sums, like):
     for lane in range(min(count, LANES)):
         lanes = new_lane(walk, 0, taken, like)
         for i in range(begin + lane, begin + count, LANES):
-            x = pointer(load_row(walk, _X, segment, taken, i, like), like)
+            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
             for c in range(taken):
                 lanes[c] += abs(x[c])
-        halve_lane(walk, 0, lane, taken, like)
-    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
+        add_lane(walk, 0, lane, taken, like)
+    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
 
 
 @kernel
 def _magnitudes(first, last, walk, sums, like):
     for job in range(first, last):
         if walk[0][4]:
-            _side_by_side(walk, place_of(walk, job), sums, like)
+            _side_by_side(walk, job_range(walk, job), sums, like)
         else:
-            _one_by_one(walk, place_of(walk, job), sums, like)
+            _one_by_one(walk, job_range(walk, job), sums, like)
 
 
 @cache
 def _compile(compute: Float) -> None:
-    compile_kernel(_magnitudes, 0, 0, trees.no_jobs(), 0, *compute_scalars(compute, 0))
+    compile_kernel(_magnitudes, 0, 0, trees.empty_walk(), 0, *compute_scalars(compute, 0))
     trees.compile_for(compute)
 
 
@@ -90,8 +98,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
-        self.sums, cut = trees.sums_of(count, length, desc.real.compute, 1)
-        self.cut_workspace(cut)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, 1)
+        self.set_workspace(layout)
 
     def compile(self) -> None:
         _compile(self.desc.real.compute)
@@ -109,9 +117,9 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
             trees.launch(
                 first_level,
                 found,
-                (args.x, args.scale),
+                Operands(x=args.x, scale=args.scale),
                 [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
-                (_SCALE,),
+                (AT.scale,),
                 self.sums,
                 compute,
                 workspace,

@@ -13,8 +13,12 @@ from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
-from holdfast.core.pages import fresh
+from holdfast.core.granularity import (
+    ONE_SCALE,
+    Granularity,
+    validate_granularity,
+)
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
@@ -55,7 +59,7 @@ def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max)
 
 def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max, packed=False):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, packed)
-    q = fresh(empty_codes(x, dtype, packed))
+    q = on_huge_pages(empty_codes(x, dtype, packed))
     args = QuantizeArgs(
         x=x,
         scale=scale_value if scale is None else scale,
@@ -74,7 +78,7 @@ def _quantize_fake(
 
 def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granularity, dtype, q_min, q_max):
     plan = _backward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max)
-    dx = fresh(torch.empty_like(x))
+    dx = on_huge_pages(torch.empty_like(x))
     args = QuantizeBackwardArgs(
         dy=dy,
         x=x,

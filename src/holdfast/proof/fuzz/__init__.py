@@ -1,7 +1,7 @@
-"""Problems that nobody picked: drawn from the whole space of every plan, and run every way there is.
+"""Fuzzing: random problems from the whole input space of every plan, run on every backend.
 
-``problem`` draws them and writes them as JSON, ``check`` runs one, ``shrink`` makes a failing one small, and
-``search`` goes on for as long as it is told, in several processes.
+``problem`` draws problems and converts them to JSON, ``check`` runs one problem, ``shrink`` reduces a failing
+problem, and ``search`` runs problems in several processes until a time limit.
 """
 
 from holdfast.proof.fuzz.check import Finding, check_problem

@@ -1,57 +1,60 @@
-"""One drawn problem, run every way there is on this machine, and compared bit for bit.
+"""Runs one random problem on every backend of this machine and compares the bits with the reference.
 
-The reference says what is right. A plan of each other backend runs the problem and its other form in turn, on
-1, 2 and 8 threads, so that what it remembers of earlier runs is used for tensors with other strides and other
-addresses. Every operand, output and workspace lies between guard zones, and so does every run of scratch and
-every piece of a workspace; outputs, scratch and workspaces are poisoned.
-The public function, with its gradients, must give the same bits. What is wrong must be refused with the same
-sentence everywhere, and leave no trace.
+One plan per backend runs the problem and its second form in turn, on 1, 2 and 8 threads. The two forms have
+different strides and addresses, which tests the state that a plan keeps between runs. Operands, workspaces,
+their parts and CPU scratch buffers lie between guard zones; outputs, scratch and workspaces are poisoned.
+The public function and its gradients must give the same bits. All backends must refuse invalid args with the
+same message, and write nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holdfast.backends.scratch import guarded
-from holdfast.backends.threads import shared_finely
 from holdfast.core.bits import canonical, mismatch
-from holdfast.core.case import operands_of
 from holdfast.core.contract import PlanPreference
-from holdfast.core.deferred import check_errors
+from holdfast.core.device_errors import check_errors
 from holdfast.core.draw import Space, space_of
 from holdfast.core.errors import HoldfastError, Unsupported
-from holdfast.core.pieces import strays
 from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.proof.conformance import THREADS, WORKSPACE_FILL, gpu_way, moved
+from holdfast.core.workspace_layout import workspace_overruns
+from holdfast.proof.conformance import (
+    THREADS,
+    WORKSPACE_FILL,
+    copy_args,
+    cpu_threads,
+    first_mismatch,
+    gpu_way,
+)
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.refusal import refused_everywhere
 
-#: Bytes around an operand that nobody may write to, besides those it has: a wrong row lands in them.
+#: Extra bytes in the guard zones of an operand, wide enough to catch a write to a wrong row.
 _WIDER = 2**16
-#: Bytes around a workspace that nobody may write to, and what they hold.
+#: Size in bytes of the guard zones around a workspace, and the byte that fills them.
 _GUARD, _PATTERN = 2**16, 0xA5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem that went wrong, and how."""
+    """A problem that failed. ``way`` is the configuration that failed."""
 
     plan: str
     problem: str
     way: str
     detail: str
-    #: Whether something was raised, rather than a difference found.
+    #: Whether an exception was raised, rather than a difference found.
     raised: bool = False
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The shell command that repeats the problem."""
         return f"holdfast fuzz --plan {self.plan} --problem '{self.problem}'"
 
     def __str__(self) -> str:
@@ -60,14 +63,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a run left behind: its args, and the error that it raised."""
+    """The args after a run, and the error that it raised."""
 
     args: Args
     error: str = ""
 
 
 class Differs(Exception):
-    """Two ways to run a problem do not agree."""
+    """Two configurations give different results for a problem."""
 
     def __init__(self, way: str, detail: str) -> None:
         super().__init__(detail)
@@ -77,16 +80,16 @@ class Differs(Exception):
 def check_problem(
     plan: AnyPlan, drawn: Drawn, *, interpret: bool = True, only: str | None = None
 ) -> Finding | None:
-    """Run ``drawn`` every way, or ``only`` on one backend, and report the first way that differs.
+    """Run ``drawn`` on every backend, or on the backend ``only``. Returns the first difference.
 
-    Without a GPU its kernels run if they may be interpreted.
+    Without a GPU, ``interpret`` runs the GPU kernels in Triton's interpreter.
     """
     try:
-        with _threads(1):  # all but the kernels that are told otherwise
+        with _threads(1):  # the default for everything outside _run
             _check(plan, drawn, interpret, only)
     except Differs as found:
         return Finding(plan.__name__, drawn.to_json(), found.way, str(found))
-    except Exception as error:  # whatever goes wrong with a problem is a finding, not the end of the search
+    except Exception as error:  # any failure is a finding
         detail = f"{type(error).__name__}: {error}"
         return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True)
     return None
@@ -108,7 +111,7 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> No
             _compare(plan, expected[turn % 2], _run(made, given[turn % 2], device, threads), way)
         if drawn.limit is not None:
             _check_limit(made, int(made.workspace_size() * drawn.limit), given[0], expected[0])
-        if (backend, device) != ("gpu", "cpu"):  # no function picks the interpreter
+        if (backend, device) != ("gpu", "cpu"):  # the public functions never use the interpreter
             _check_public(plan, space, drawn.problem, desc, given[0], expected[0], device)
         on_cpu += [made] if device == "cpu" else []
     if drawn.broken is not None:
@@ -118,7 +121,7 @@ def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> No
 
 
 def _backends(interpret: bool, only: str | None) -> dict[str, str]:
-    """The backends that are compared with the reference, and the device of each."""
+    """The backends to compare with the reference, and the device of each."""
     gpu = gpu_way() if interpret or torch.cuda.is_available() else None
     found = {"cpu": "cpu", **({"gpu": gpu.device} if gpu else {})}
     return {backend: device for backend, device in found.items() if only in (None, backend)}
@@ -131,26 +134,19 @@ def _selected(
     return plan.select(Stream.current(device), desc, pref)
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with shared_finely(least=64, worth=16):
-            yield
-    finally:
-        torch.set_num_threads(before)
+def _threads(count: int) -> AbstractContextManager[None]:
+    return cpu_threads(count, least=64, worth=16)
 
 
 def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Outcome:
-    """Run on a copy of ``args``, in a workspace between guard zones."""
-    given = moved(args, device, _WIDER)
+    """Run on a copy of ``args``, with guard zones around the workspace."""
+    given = copy_args(args, device, _WIDER)
     verdict = made.can_implement(given)
     if not verdict:
         raise Differs(made.backend, f"can_implement refuses what was drawn: {verdict.reason}")
     size = made.workspace_size()
     memory = torch.empty(size + 2 * _GUARD + 8, dtype=torch.uint8, device=device)
-    begin = _GUARD + size % 8  # any address will do
+    begin = _GUARD + size % 8  # workspaces need no alignment
     workspace, zones = memory[begin : begin + size], (memory[:begin], memory[begin + size :])
     workspace.fill_(WORKSPACE_FILL)
     for zone in zones:
@@ -167,26 +163,24 @@ def _run(made: Plan[Any, Any], args: Args, device: str, threads: int = 1) -> _Ou
         if touched:
             raise Differs(made.backend, f"{touched} bytes {name} the workspace were written")
     used = Workspace(workspace) if size else NO_WORKSPACE
-    overrun = [*guards.violations(), *strays(made.kernel.cuts, used, WORKSPACE_FILL)]
+    overrun = [*guards.violations(), *workspace_overruns(made.kernel.workspace_layouts, used, WORKSPACE_FILL)]
     if overrun:
         raise Differs(made.backend, "; ".join(overrun))
-    return _Outcome(given if device == "cpu" else moved(given, "cpu"), error)
+    return _Outcome(given if device == "cpu" else copy_args(given, "cpu"), error)
 
 
 def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> None:
     if expected.error != found.error:
         raise Differs(way, f"{expected.error or 'no error'!r} expected, {found.error or 'no error'!r} found")
-    deferred = bool(found.error) and way.startswith("gpu")  # what it wrote before it was heard of, it wrote
-    results = operands_of(found.args)
-    for name, value in operands_of(expected.args).items():
-        if isinstance(value, torch.Tensor) and not (deferred and name in plan.outputs):
-            differing = mismatch(name, value, results[name])
-            if differing:
-                raise Differs(way, str(differing))
+    # The GPU reports an error after the kernel has finished, so its outputs may be written.
+    deferred = bool(found.error) and way.startswith("gpu")
+    differing = first_mismatch(expected.args, found.args, skip=plan.outputs if deferred else ())
+    if differing:
+        raise Differs(way, differing)
 
 
 def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:
-    """With less workspace there is another kernel with the same bits, or none."""
+    """With a workspace limit, ``select`` must find a kernel with equal bits, or raise Unsupported."""
     device, way = usual.device.type, f"{usual.backend} with {limit} bytes of workspace"
     try:
         made = _selected(type(usual), usual.descriptor, usual.backend, device, limit)
@@ -201,7 +195,7 @@ def _check_public(
     plan: AnyPlan, space: Space, problem: Any, desc: Any, args: Args, expected: _Outcome, device: str
 ) -> None:
     way, error = f"public function on {device}", ""
-    given = moved(args, device)
+    given = copy_args(args, device)
     try:
         found = space.public(plan, problem, desc, given)
         check_errors()
@@ -214,13 +208,10 @@ def _check_public(
     for name, value in found.items():
         wanted, got = getattr(expected.args, name), value.detach().cpu()
         if (tuple(wanted.shape), wanted.dtype) != (tuple(got.shape), got.dtype):
-            found_one, plans_own = (f"{tuple(t.shape)} of {t.dtype}" for t in (got, wanted))
-            raise Differs(way, f"{name} is {found_one}; the plan's is {plans_own}")
+            public, planned = (f"{tuple(t.shape)} of {t.dtype}" for t in (got, wanted))
+            raise Differs(way, f"{name} is {public}; the plan's is {planned}")
         if not torch.equal(canonical(wanted), canonical(got)):
             raise Differs(way, str(mismatch(name, wanted.clone(), got.clone())))
-    after = operands_of(given if device == "cpu" else moved(given, "cpu"))
-    for name, value in operands_of(args).items():
-        if isinstance(value, torch.Tensor) and name not in plan.outputs:
-            differing = mismatch(name, value, after[name])
-            if differing:
-                raise Differs(way, f"an input was changed: {differing}")
+    differing = first_mismatch(args, given if device == "cpu" else copy_args(given, "cpu"), skip=plan.outputs)
+    if differing:
+        raise Differs(way, f"an input was changed: {differing}")

@@ -1,4 +1,4 @@
-"""``holdfast fuzz``: the search on the command line."""
+"""The command ``holdfast fuzz``."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from rich.table import Table
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.registry import plans
-from holdfast.proof.conformance import plan_named
 from holdfast.proof.fuzz.check import Finding, check_problem
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.search import Report, search
+from holdfast.proof.options import PlanOption, plan_names
 
 
 def fuzz(
-    plan: Annotated[
-        list[str] | None, typer.Option("--plan", metavar="NAME", help="Only this plan; may be repeated.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="How long to search.")] = 60.0,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed draws other problems.")] = 0,
+    plan: PlanOption = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of the search.")] = 60.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random problems.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one for each processor.")
+        int | None, typer.Option(min=1, help="Number of processes. Default: one per CPU.")
     ] = None,
     interpret: Annotated[
-        bool, typer.Option("--interpret", help="Run the GPU's kernels too, in Triton's interpreter: slow.")
+        bool, typer.Option("--interpret", help="Also run GPU kernels, in Triton's interpreter (slow).")
     ] = False,
     problem: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Repeat this problem of one plan, and nothing else.")
+        str | None, typer.Option(metavar="JSON", help="Repeat only this problem of one plan.")
     ] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write counts and findings to FILE.")
+        str | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE.")
     ] = None,
 ) -> None:
-    """Draw problems from the whole space of every plan; every way to run one must give the same bits."""
+    """Test random problems of every plan. Every backend must give equal bits."""
     console = Console()
     require_writable(json_file)
-    names = [plan_named(name).__name__ for name in plan or []]
+    names = plan_names(plan)
     if problem is not None:
         report = _repeat(names, problem, interpret)
     else:

@@ -1,4 +1,4 @@
-"""Drawn problems, and their JSON form: one line that repeats one of them."""
+"""Random problems, and their JSON form, which repeats a problem exactly."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from holdfast.core.granularity import Granularity, granularity_named
 from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.registry import plans
 
-#: Problems that share what is compiled for them.
+#: Number of problems per theme. The problems of a theme share compiled kernels.
 THEME = 25
-#: Draws of one problem before a space is called empty: some draws are no valid descriptor.
+#: Maximum number of draws to find a valid descriptor.
 _TRIES = 1000
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A problem, and what is done with it.
+    """A random problem and how to run it.
 
-    ``other`` has the same descriptor, but other values: the two take turns in one plan. Each has layouts of
-    its own, by operand; an operand without one is contiguous. ``limit`` is the share of the workspace that
-    ``select`` is allowed. ``broken`` numbers a mistake in the args that every backend must refuse.
+    ``other`` has the same descriptor as ``problem``, but different values. One plan runs both in turn.
+    ``layouts`` and ``other_layouts`` are by operand; operands that are not listed are contiguous. ``limit``
+    is the workspace limit for ``select``, as a fraction of the usual size. ``broken`` is the number of a
+    mistake in the args that every backend must refuse.
     """
 
     problem: Any
@@ -59,7 +60,7 @@ class Drawn:
 
     @classmethod
     def from_json(cls, plan: AnyPlan, text: str) -> Drawn:
-        """The problem that ``to_json`` wrote for ``plan``."""
+        """Parse the output of ``to_json`` for ``plan``."""
         try:
             data = {"other": {}, "layouts": {}, "other_layouts": {}, **json.loads(text)}
             kind = _problem_type(plan.__name__)
@@ -72,7 +73,7 @@ class Drawn:
             ) from None
 
     def args(self, plan: AnyPlan) -> tuple[Args, Args]:
-        """The args of the problem and of its other form, each operand in its layout."""
+        """The args of ``problem`` and of ``other``, each operand in its layout."""
         space = space_of(plan)
         first, second = (space.case(plan, problem).make() for problem in (self.problem, self.other))
         return _laid_out(first, self.layouts), _laid_out(second, self.other_layouts)
@@ -88,9 +89,9 @@ def _laid_out(args: Args, layouts: dict[str, str]) -> Args:
 
 
 def draw_problems(plan: AnyPlan, seed: int, budget: int, *, each: int = THEME) -> Iterator[Drawn]:
-    """The problems of ``plan`` for this seed, ``each`` of a theme, without an end.
+    """An endless sequence of problems of ``plan``, ``each`` per theme.
 
-    A tensor has ``budget`` elements at most.
+    ``budget`` is the maximum number of elements of a tensor.
     """
     for theme in count():
         for number in range(each):
@@ -101,16 +102,16 @@ def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
     """One problem of a theme: the first draw whose descriptor is valid."""
     space = space_of(plan)
     for again in range(_TRIES):
-        kinds = theme if again < 20 else f"{theme}~{again // 20}"  # some kinds fit no shape
+        kinds = theme if again < 20 else f"{theme}~{again // 20}"  # some kinds allow no valid shape
         draw = Draw(kinds, number + again * THEME, budget)
         problem = space.draw(plan, draw)
         try:
             space.case(plan, problem).descriptor.validate()
         except InvalidDescriptor:
             continue
-        like = space.draw(plan, Draw(kinds, -1 - number - again * THEME, budget))
+        second = space.draw(plan, Draw(kinds, -1 - number - again * THEME, budget))
         other = replace(
-            problem, name=f"{problem.name} other", **{name: getattr(like, name) for name in space.FREE}
+            problem, name=f"{problem.name} other", **{name: getattr(second, name) for name in space.FREE}
         )
         layouts, other_layouts = (_draw_layouts(plan, draw, problem) for _ in range(2))
         limit = draw.one_of((0.0, 0.5, 0.99, 1.0)) if draw.chance(4) else None
@@ -120,7 +121,7 @@ def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
 
 
 def _draw_layouts(plan: AnyPlan, draw: Draw, problem: Any) -> dict[str, str]:
-    """A layout for every operand there may be; where codes are packed, the bytes of a row stay together."""
+    """A random layout for every possible operand. The rows of packed codes stay contiguous."""
     packed = bool(getattr(problem, "packed", False))
     drawn = {
         f.name: draw.layout(written=f.name in plan.outputs, packed=packed and f.name == "q")

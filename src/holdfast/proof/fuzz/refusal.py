@@ -1,4 +1,4 @@
-"""Args with one mistake in them: every backend must refuse them in the same words, and write nothing."""
+"""Args with one mistake. Every backend must refuse them with the same message and write nothing."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from holdfast.core.bits import mismatch
 from holdfast.core.case import operands_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import Args, Plan
 from holdfast.core.stream import Stream, Workspace
-from holdfast.proof.conformance import moved
+from holdfast.proof.conformance import copy_args, first_mismatch
 
 
 def refused_everywhere(plans: Sequence[Plan[Any, Any]], args: Args, number: int) -> str:
-    """What is wrong with how ``plans``, all on the CPU, refuse one of the mistakes; nothing if all do."""
+    """Check that ``plans``, all on the CPU, refuse mistake ``number``. Returns what is wrong, or ''."""
     names = [name for name, value in operands_of(args).items() if isinstance(value, torch.Tensor)]
     name, mistake = names[number % len(names)], MISTAKES[number // len(names) % len(MISTAKES)]
     broken = mistake(getattr(args, name))
@@ -35,8 +34,8 @@ def refused_everywhere(plans: Sequence[Plan[Any, Any]], args: Args, number: int)
 
 
 def _sentence(made: Plan[Any, Any], args: Args, name: str, broken: Any) -> tuple[str, str]:
-    """How a plan refuses args in which ``name`` is ``broken``, and what it wrote all the same."""
-    given = moved(args, "cpu")
+    """The message of a plan that refuses args where ``name`` is ``broken``, and what it wrote anyway."""
+    given = copy_args(args, "cpu")
     setattr(given, name, broken)
     reason, sentence = made.can_implement(given).reason, ""
     try:
@@ -45,13 +44,7 @@ def _sentence(made: Plan[Any, Any], args: Args, name: str, broken: Any) -> tuple
         sentence = str(refused)
     if sentence != reason:
         return f"run says {sentence!r}, can_implement says {reason!r}", ""
-    after = operands_of(given)
-    for other, value in operands_of(args).items():
-        if other != name and isinstance(value, torch.Tensor):
-            differing = mismatch(other, value, after[other])
-            if differing:
-                return sentence, str(differing)
-    return sentence, ""
+    return sentence, first_mismatch(args, given, skip=(name,))
 
 
 def _of_another_dtype(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +64,8 @@ def _on_no_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _sparse(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.to_sparse() if tensor.dim() and tensor.dtype.is_floating_point else None
+    real = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1  # torch has no sparse codes
+    return tensor.to_sparse() if tensor.dim() and real else None
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -80,7 +74,7 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     return freed if tensor.numel() else None
 
 
-#: How an argument is made wrong. Each takes the tensor that was drawn; None if that makes no mistake.
+#: Functions that return an invalid version of a tensor, or None if it would be valid.
 MISTAKES: tuple[Callable[[torch.Tensor], Any], ...] = (
     _of_another_dtype,
     _with_one_more_axis,

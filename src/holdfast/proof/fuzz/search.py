@@ -1,4 +1,4 @@
-"""The search: themes of every plan in turn, for as long as it is told, in one process or in several."""
+"""Runs random problems of every plan, theme by theme, in one process or in several."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from holdfast.proof.fuzz.check import Finding, check_problem
 from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem, draw_problems
 from holdfast.proof.fuzz.shrink import shrink
 
-#: Elements that a tensor may have; fewer where every instruction is interpreted.
+#: Maximum number of elements of a tensor: compiled, and in Triton's interpreter, which is slow.
 BUDGET, INTERPRETED = 200_000, 8_000
-#: After this many findings of one plan the search leaves it alone.
-ENOUGH = 3
+#: Maximum number of findings per plan. The search then skips the plan.
+MAX_FINDINGS = 3
 
-#: Told of each problem: the plan, and how many are done in all.
+#: Called after each problem with the name of its plan and the total number of problems done.
 Progress = Callable[[str, int], None]
 
 
 @dataclass
 class Report:
-    """What a search did, and what it found."""
+    """The result of a search. ``problems`` counts the problems of each plan."""
 
     seed: int
     seconds: float = 0.0
@@ -65,12 +65,12 @@ class Report:
 
 
 def fuzz_plan(name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False) -> list[Finding]:
-    """So many problems of one plan, in this process; with ``interpret`` the GPU's kernels run interpreted."""
+    """Run ``problems`` problems of one plan in this process. ``interpret``: also GPU kernels, interpreted."""
     found: list[Finding] = []
     for drawn in islice(draw_problems(plans()[name], seed, INTERPRETED if interpret else BUDGET), problems):
         finding = _checked(name, drawn, interpret)
         found += [finding] if finding else []
-        if len(found) >= ENOUGH:
+        if len(found) >= MAX_FINDINGS:
             break
     return found
 
@@ -84,7 +84,7 @@ def search(
     interpret: bool,
     progress: Progress = lambda plan, done: None,
 ) -> Report:
-    """Problems of the plans called ``names``, or of all, for so many seconds, in ``jobs`` processes."""
+    """Run problems of the plans ``names``, or of all plans, for ``seconds`` seconds in ``jobs`` processes."""
     began = time.monotonic()
     report = Report(seed, interpreted=interpret)
     chosen = sorted(names or plans())
@@ -115,7 +115,7 @@ def search(
 
 
 class _Worker:
-    """A process that searches every ``jobs``-th theme. It says what it begins, so that a crash has a name."""
+    """A process that runs every ``jobs``-th theme. It sends each problem first, to identify crashes."""
 
     def __init__(
         self, names: list[str], seed: int, first: int, jobs: int, until: float, interpret: bool
@@ -130,7 +130,7 @@ class _Worker:
         theirs.close()
 
     def died(self) -> Finding | None:
-        """The problem that killed the process, if one did."""
+        """Wait for the process. Returns the problem that crashed it, or None."""
         self.process.join()
         if not self.process.exitcode or self.at is None:
             return None
@@ -138,7 +138,7 @@ class _Worker:
         return Finding(plan, problem, "process", f"it ended with exit code {self.process.exitcode}")
 
     def next(self, until: float) -> _Worker:
-        """Another process, which goes on after the theme that killed this one."""
+        """A new process that continues after the theme that crashed this one."""
         names, seed, jobs, interpret = self.given
         assert self.at is not None
         return _Worker(names, seed, self.at[0] + jobs, jobs, until, interpret)
@@ -149,7 +149,7 @@ def _work(
 ) -> None:
     until = time.monotonic() + seconds
     budget = INTERPRETED if interpret and gpu_way() else BUDGET
-    left = dict.fromkeys(names, ENOUGH)
+    left = dict.fromkeys(names, MAX_FINDINGS)
     for theme in count(first, jobs):
         for name in Random(f"{seed}/{theme}").sample(names, len(names)):
             if not left[name]:

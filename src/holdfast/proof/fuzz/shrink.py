@@ -1,4 +1,4 @@
-"""A smaller problem that fails as well: fields go back to their defaults, sizes go down."""
+"""Shrinks a failing problem: resets fields to their defaults and reduces sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.proof.fuzz.check import Finding
 from holdfast.proof.fuzz.problem import Drawn
 
-#: How long a failing problem is made smaller, in seconds.
-LONGEST = 20.0
+#: Time limit for shrinking one problem, in seconds.
+MAX_SECONDS = 20.0
 
 
 def shrink(drawn: Drawn, found: Finding, check: Callable[[Drawn], Finding | None]) -> Finding:
-    """The finding of the smallest problem that was found to fail, whichever way it fails."""
-    until = time.monotonic() + LONGEST
+    """The finding of the smallest failing problem. The failure may be another than ``found``."""
+    until = time.monotonic() + MAX_SECONDS
     smaller = True
     while smaller:
         smaller = False
@@ -32,7 +32,7 @@ def shrink(drawn: Drawn, found: Finding, check: Callable[[Drawn], Finding | None
 
 
 def _checked(candidate: Drawn, check: Callable[[Drawn], Finding | None]) -> Finding | None:
-    """What ``check`` finds. A candidate that makes no sense is no smaller problem."""
+    """Run ``check``. Invalid candidates count as passing."""
     try:
         found = check(candidate)
     except (InvalidDescriptor, ValueError, IndexError, ZeroDivisionError, AssertionError):
@@ -67,7 +67,7 @@ def _fewer(layouts: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _with(drawn: Drawn, name: str, value: Any) -> Drawn:
-    """Both forms of the problem with this value, where they shared the old one."""
+    """Set a field of the problem, and of ``other`` if both had the same value."""
     same = getattr(drawn.other, name) == getattr(drawn.problem, name)
     other = replace(drawn.other, **{name: value}) if same else drawn.other
     return replace(drawn, problem=replace(drawn.problem, **{name: value}), other=other)

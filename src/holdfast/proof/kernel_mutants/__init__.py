@@ -1,8 +1,7 @@
-"""Kernels with one mistake in their source. The cases must tell each from the reference, by its bits.
+"""Mutation testing of the kernels: Numba and Triton kernels with one line of source changed.
 
-The mutants of ``holdfast.proof.mutants`` are wrong references: they show what the cases can see. These are
-the real kernels, of Numba and of Triton, with one line changed: a tile dropped, a mask forgotten, a scratch
-run too short. Each is tried in a process of its own, on the cases of plans that use it.
-
-An op lists them in its ``kernel_mutants.py``.
+Examples are a dropped tile, a missing mask, a scratch buffer that is too short. At least one case must give
+other bits than the reference. Each mutant runs in its own process, on the cases of the plans that use the
+kernel. Each op lists its mutants in its ``kernel_mutants.py``. The mutants of ``holdfast.proof.mutants``, in
+contrast, are changed references, and test the cases.
 """

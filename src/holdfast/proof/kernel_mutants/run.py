@@ -1,4 +1,4 @@
-"""Kernel mutants tried, in processes that begin without a kernel."""
+"""Runs kernel mutants in a server process that has not imported any kernel."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants import server
 from holdfast.proof.kernel_mutants.trial import Trial
 
-#: Seconds after which a mutant is given up: it hangs, and is not caught.
+#: Time limit of one mutant in seconds. A mutant that exceeds it counts as not caught.
 LIMIT = 300.0
-#: Numba optimises little, which takes half of the time: what is wrong stays wrong.
+#: A low optimization level halves the compile time of Numba.
 _SETTINGS = {"NUMBA_OPT": "1"}
-#: Where there is no GPU, Triton's kernels run in its interpreter.
+#: Without a GPU, Triton kernels run in the interpreter.
 _WITHOUT_GPU = {"TRITON_INTERPRET": "1"}
 
 
 def trials(
     mutants: Mapping[str, KernelMutant], *, by: str = "cases", jobs: int = 2, limit: float = LIMIT
 ) -> Iterator[Trial]:
-    """Try mutants, which come by their labels, ``jobs`` side by side, and give each as it is done."""
+    """Run ``mutants``, given by label, ``jobs`` at a time. Yields each trial when it is done."""
     with TemporaryDirectory(prefix="holdfast-mutants-") as folder:
         request = server.Request(dict(mutants), by, jobs, limit, folder)
         with subprocess.Popen(
@@ -38,7 +38,7 @@ def trials(
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **_SETTINGS, **({} if torch.cuda.is_available() else _WITHOUT_GPU)},
-            start_new_session=True,  # so that it ends with all of its children
+            start_new_session=True,  # so that killpg also ends its children
         ) as process:
             assert process.stdin is not None and process.stdout is not None
             try:

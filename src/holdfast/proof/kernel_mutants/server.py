@@ -1,7 +1,7 @@
-"""The process that mutants are forked from: it has loaded torch and the compilers, and no kernel.
+"""The server process that forks one child per mutant. It has imported torch and the compilers, but no kernel.
 
-So a mutant costs the compilation of what it changes, and not the imports. It is told what to do in JSON on
-its standard input, and writes a line of JSON for each trial.
+Forking saves each mutant the imports. The server reads a request as JSON from stdin and writes one line of
+JSON per trial to stdout.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.mutant import KernelMutant
 from holdfast.proof.kernel_mutants.trial import Trial, attempt
 
-#: Seconds between two looks at the children.
+#: Interval between polls of the children, in seconds.
 _PAUSE = 0.02
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which mutants are tried, by which search, how many side by side, for how many seconds each at most."""
+    """Mutants by label, the search to use, parallel jobs, time limit per mutant in seconds, work folder."""
 
     mutants: dict[str, KernelMutant]
     by: str
@@ -47,7 +47,7 @@ class _Child:
 
 
 def serve(request: Request, tell: Callable[[Trial], None]) -> None:
-    """Try every mutant of the request, and tell of each as it is done."""
+    """Run every mutant of the request. Calls ``tell`` with each trial when it is done."""
     waiting, running = list(request.mutants), dict[int, _Child]()
     while waiting or running:
         while waiting and len(running) < request.jobs:
@@ -70,9 +70,9 @@ def _fork(label: str, number: int, request: Request) -> tuple[int, _Child]:
     if pid == 0:
         try:
             trial = attempt(label, request.mutants[label], request.by, folder)
-            (folder / "trial.json").write_text(json.dumps(trial.as_json()))
+            (folder / "trial.json").write_text(json.dumps(asdict(trial)))
         finally:
-            os._exit(0)  # nothing of the parent is flushed or closed twice
+            os._exit(0)  # skip the exit handlers of the parent
     return pid, _Child(label, folder, time.monotonic())
 
 
@@ -91,13 +91,13 @@ def main() -> None:
     import numba
     import triton.language  # noqa: F401
 
-    numba.njit(lambda x: x)(0)  # what Numba sets up with the first function, children find there
+    numba.njit(lambda x: x)(0)  # initializes Numba before the fork
     request = Request.from_json(json.load(sys.stdin))
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a kernel prints is no trial
+    os.dup2(2, 1)  # keep output of kernels out of the JSON
 
     def tell(trial: Trial) -> None:
-        print(json.dumps(trial.as_json()), file=out, flush=True)
+        print(json.dumps(asdict(trial)), file=out, flush=True)
 
     serve(request, tell)
 

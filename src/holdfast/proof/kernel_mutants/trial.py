@@ -1,11 +1,11 @@
-"""One mutant tried, in a process that has imported no kernel yet."""
+"""Runs one mutant, in a process that has not imported any kernel."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -21,7 +21,7 @@ from holdfast.proof.kernel_mutants.search import SEARCHES
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a mutant: the ``difference`` that it made, or the ``error`` that it ended with."""
+    """The result of one mutant: its first ``difference`` from the reference, or the ``error`` it raised."""
 
     mutant: str
     by: str
@@ -33,17 +33,14 @@ class Trial:
     def caught(self) -> bool:
         return self.difference is not None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Trial:
         found = fields["difference"]
         return cls(**{**fields, "difference": Difference(**found) if found else None})
 
 
-class _Serving(MetaPathFinder):
-    """Finds ``file`` for the module called ``name``."""
+class _MutantFinder(MetaPathFinder):
+    """Imports module ``name`` from ``file``."""
 
     def __init__(self, name: str, file: Path) -> None:
         self.name, self.file = name, file
@@ -55,11 +52,11 @@ class _Serving(MetaPathFinder):
 
 
 def attempt(label: str, mutant: KernelMutant, by: str, folder: Path) -> Trial:
-    """Run the plans with the mutant's source until one differs. Its source and code are in ``folder``."""
+    """Run the plans with the mutant's source until one differs. ``folder`` is for its source and cache."""
     began = time.perf_counter()
     try:
         difference, error = _searched(mutant, by, folder), ""
-    except Exception as raised:  # whatever it is, it is no difference
+    except Exception as raised:  # an exception is not a difference
         difference, error = None, f"{type(raised).__name__}: {raised}"
     return Trial(label, by, time.perf_counter() - began, difference, error)
 
@@ -71,8 +68,8 @@ def _searched(mutant: KernelMutant, by: str, folder: Path) -> Difference | None:
         raise RuntimeError(f"{mutant.module} was imported before its mutant could be.")
     file = folder / mutant.path.name
     file.write_text(mutant.source())
-    sys.meta_path.insert(0, _Serving(mutant.module, file))
-    numba.config.CACHE_DIR = str(folder)  # of its own: the right kernels are cached under the same names
+    sys.meta_path.insert(0, _MutantFinder(mutant.module, file))
+    numba.config.CACHE_DIR = str(folder)  # the unchanged kernels are cached under the same names
     for name in mutant.plans:
         found = SEARCHES[by](plans()[name], mutant)
         if found:

@@ -1,4 +1,4 @@
-"""What a module is given, checked: arguments of the constructor, and what a state_dict holds."""
+"""Checks of constructor arguments and of state_dicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 def checked_name(argument: str, given: Any, kind: type[Name]) -> Name:
-    """A member of the enumeration ``kind``."""
+    """Convert ``given`` to a member of the enum ``kind``."""
     try:
         return kind(given)
     except ValueError:
@@ -27,7 +27,7 @@ def checked_name(argument: str, given: Any, kind: type[Name]) -> Name:
         raise InvalidArgs(f"{argument} is {given!r}; accepted are {accepted}.") from None
 
 
-def checked_weight(momentum: Any) -> float:
+def checked_momentum(momentum: Any) -> float:
     if not isinstance(momentum, (int, float)) or isinstance(momentum, bool) or not 0 < momentum <= 1:
         raise InvalidArgs(
             f"momentum is {momentum!r}; it is the weight of a new batch, above 0 and at most 1, such as 0.1."
@@ -58,7 +58,7 @@ def checked_group(group: Any) -> Any:
 
 
 def checked_shape(shape: Any, granularity: Granularity) -> tuple[int, ...] | None:
-    """The shape of the scales, if it is given."""
+    """``scale_shape`` as a tuple; None stays None."""
     if shape is None:
         return None
     checked = whole_numbers("scale_shape", shape, (64,))
@@ -74,7 +74,7 @@ def checked_shape(shape: Any, granularity: Granularity) -> tuple[int, ...] | Non
 
 
 def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A tensor of one's own from what the caller gave; a scale is float32 unless it is float64."""
+    """A copy of ``value`` as a tensor. If ``dtype`` is None: float64 stays, all else becomes float32."""
     if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
         raise InvalidArgs(f"{name} is a {type(value).__name__}; it must be a number or a tensor.")
     try:
@@ -97,8 +97,8 @@ def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None
     return made.detach().to(device=device, dtype=dtype, copy=True)
 
 
-def check_given(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -> None:
-    """Raise where ``scale`` or ``zero_point`` is given to a mode that does not use it, or is missing."""
+def check_scale_arguments(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -> None:
+    """Raise if the mode does not use a given ``scale`` or ``zero_point``, or misses one."""
     given = scale is not None
     if given and mode in (ScaleMode.PER_BATCH, ScaleMode.EMA):
         raise InvalidArgs(f"scale is given, but mode {mode} finds it in the data; leave it out.")
@@ -112,21 +112,21 @@ def check_given(mode: ScaleMode, symmetric: bool, scale: Any, zero_point: Any) -
 
 
 def checked_scale(scale: torch.Tensor) -> torch.Tensor:
-    """A scale that was given; one that is on the host is looked at."""
+    """Check a given scale. Only values on the CPU are read."""
     if _readable(scale) and not bool(((scale > 0) & scale.isfinite()).all()):
         raise InvalidArgs(f"scale is {scale.tolist()}; a scale must be positive and finite.")
     return scale
 
 
 def checked_zero_point(zero_point: torch.Tensor) -> torch.Tensor:
-    """A zero point to learn from; one that is on the host is looked at."""
+    """Check the initial value of a learned zero point. Only values on the CPU are read."""
     if _readable(zero_point) and not bool(zero_point.isfinite().all()):
         raise InvalidArgs(f"zero_point is {zero_point.tolist()}; it must be finite.")
     return zero_point
 
 
 def checked_switches(state: Any, key: str = "_extra_state") -> tuple[bool, bool, bool]:
-    """frozen, observes and quantizes, from what ``get_extra_state`` gave."""
+    """Parse the result of ``get_extra_state`` into frozen, observes, quantizes."""
     good = isinstance(state, torch.Tensor) and state.device.type != "meta" and tuple(state.shape) == (3,)
     switches = state.tolist() if good else []
     if not good or any(switch not in (0, 1) for switch in switches):
@@ -141,8 +141,8 @@ def checked_switches(state: Any, key: str = "_extra_state") -> tuple[bool, bool,
     return frozen, observes, quantizes
 
 
-def check_loaded(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_be_unset: bool) -> None:
-    """Raise where a state_dict holds what no FakeQuantize has saved; what is on the host is looked at."""
+def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_be_unset: bool) -> None:
+    """Raise if a state_dict has values that no FakeQuantize saves. Only values on the CPU are read."""
 
     def refuse(name: str, shown: Any, accepted: str) -> None:
         raise InvalidArgs(
@@ -152,13 +152,13 @@ def check_loaded(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_
     for name in ("scale", "low", "zero_point", "rejected_batches"):
         value = state_dict.get(f"{prefix}{name}")
         if not isinstance(value, torch.Tensor):
-            continue  # missing, or torch says what is wrong
+            continue  # torch reports it
         floats = name in ("scale", "low") or (learned and name == "zero_point")
         if floats != value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             refuse(name, value.dtype, "of floating point numbers" if floats else "of integers")
         if not _readable(value):
             continue
-        if name == "scale" and not learned:  # an optimizer may have taken a learned one anywhere
+        if name == "scale" and not learned:  # an optimizer may give a learned scale any value
             good = (value > 0) & value.isfinite()
             if not bool((good | value.isnan() if may_be_unset else good).all()):
                 refuse(name, value.tolist(), "positive and finite")
@@ -169,5 +169,5 @@ def check_loaded(state_dict: Mapping[str, Any], prefix: str, learned: bool, may_
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for a device or for other processes."""
+    """Whether the values can be read without waiting for a device or for other processes."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"

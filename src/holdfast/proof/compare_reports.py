@@ -1,8 +1,9 @@
-"""Two machines' findings, compared: where the bits of one are not those of the other."""
+"""``holdfast verify --against``: compares the reports of two machines."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -10,10 +11,10 @@ from rich.markup import escape
 from holdfast.proof.verify import PlanReport, Report
 
 
-def differences(here: Report, there: Report, name: str, plans: Collection[str] = ()) -> Iterator[str]:
-    """A sentence for each difference, the first one first. ``there`` is called ``name``.
+def report_differences(here: Report, there: Report, name: str, plans: Collection[str] = ()) -> Iterator[str]:
+    """One sentence per difference, in the order of the plans. ``name`` is the label of ``there``.
 
-    ``plans`` are those that were asked for; all that either report has, if none is named.
+    Compares only the plans named in ``plans``, or all plans of both reports if it is empty.
     """
     if here.numerics_version != there.numerics_version:
         yield f"numerics version {here.numerics_version} here, {there.numerics_version} in {name}"
@@ -24,17 +25,17 @@ def differences(here: Report, there: Report, name: str, plans: Collection[str] =
         if plan not in theirs or plan not in ours:
             yield f"{plan} is only {'here' if plan in ours else f'in {name}'}"
         else:
-            yield from _of_plan(ours[plan], theirs[plan], name)
+            yield from _plan_differences(ours[plan], theirs[plan], name)
 
 
-def _of_plan(here: PlanReport, there: PlanReport, name: str) -> Iterator[str]:
+def _plan_differences(here: PlanReport, there: PlanReport, name: str) -> Iterator[str]:
     for case in dict.fromkeys([*here.digests, *there.digests]):
         ours, theirs = here.digests.get(case), there.digests.get(case)
         if ours is None or theirs is None:
             yield f"{here.plan}, case {case!r} is only {f'in {name}' if ours is None else 'here'}"
         elif ours != theirs:
             yield f"{here.plan}, case {case!r}: digest {ours} here, {theirs} in {name}"
-    # Digests are of the reference. A backend that left it on one machine only is a difference too.
+    # Digests cover the reference only. A backend that differs from it on one machine is a difference, too.
     for found in here.differences:
         if found not in there.differences:
             yield f"only here: {found}"
@@ -44,25 +45,16 @@ def _of_plan(here: PlanReport, there: PlanReport, name: str) -> Iterator[str]:
 
 
 def compare(here: Report, there: Report, name: str, plans: Collection[str], console: Console) -> bool:
-    """Print both machines and the first difference. True if there is none."""
+    """Print both machines and the first difference. Returns whether the reports are equal."""
+    show = partial(console.print, soft_wrap=True, highlight=False)
     for which, report in (("here", here), (name, there)):
-        console.print(
-            f"[bold]{escape(which)}[/] ({report.date[:10]}): {escape(str(report.machine))}, "
-            f"numerics {report.numerics_version}",
-            soft_wrap=True,
-            highlight=False,
-        )
-    found = list(differences(here, there, name, plans))
+        machine = f"{escape(str(report.machine))}, numerics {report.numerics_version}"
+        show(f"[bold]{escape(which)}[/] ({report.date[:10]}): {machine}")
+    found = list(report_differences(here, there, name, plans))
     if found:
         more = f" ({len(found) - 1} more)" if len(found) > 1 else ""
-        console.print(
-            f"[red]differs[/] first difference: {escape(found[0])}{more}", soft_wrap=True, highlight=False
-        )
+        show(f"[red]differs[/] first difference: {escape(found[0])}{more}")
         return False
     cases = sum(len(plan.digests) for plan in here.plans)
-    console.print(
-        f"[green]equal[/] {len(here.plans)} plans, {cases} cases: the digests are those in {escape(name)}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    show(f"[green]equal[/] {len(here.plans)} plans, {cases} cases: the digests are those in {escape(name)}")
     return True

@@ -1,6 +1,6 @@
-"""Every operand of every plan must have memory of its own: what has none is refused, and nothing is written.
+"""Every plan refuses operands without enough memory of their own, and writes nothing.
 
-A kernel gets addresses. Where there is no memory it would not fail but read and write somewhere else.
+Kernels take addresses. Without the check, a kernel would read and write the memory of other tensors.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch._subclasses import FakeTensorMode
 import holdfast as hf
 from holdfast.core.bits import canonical
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import cases_of, moved
+from holdfast.proof.conformance import cases_of, copy_args
 
 PLANS = hf.plans.all()
 
 
 @cache
 def smallest_case(plan: str) -> Case:
-    """A case without empty operands that has as many tensors as any, and among those the fewest bytes."""
+    """The case with the most tensors, none of them empty, and among those the case with the fewest bytes."""
 
     def merit(case: Case) -> tuple[int, int]:
         tensors = [value for value in operands_of(case.make()).values() if isinstance(value, torch.Tensor)]
@@ -40,7 +40,7 @@ def smallest_case(plan: str) -> Case:
 
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The same strides and values in a storage that no other tensor shares."""
+    """A copy with the same strides and values in its own storage."""
     copy = torch.empty_like(tensor)
     return copy.copy_(tensor) if tensor.stride() == copy.stride() else tensor.clone()
 
@@ -58,7 +58,7 @@ def shrunk(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shrunk_before_a_view(tensor: torch.Tensor) -> torch.Tensor:
-    """As many bytes as the tensor needs are left, but it begins later."""
+    """The storage keeps as many bytes as the tensor needs, but the tensor starts at an offset."""
     tensor = own_memory(tensor)
     size = tensor.untyped_storage().nbytes()
     longer = torch.zeros(2 * size, dtype=torch.uint8)
@@ -92,12 +92,12 @@ SPOILED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 
 
 def spoiled(tensor: torch.Tensor, how: str) -> torch.Tensor:
-    """Under a storage that was shrunk, torch itself looks at no element; it must not be asked to."""
+    """With a shrunk storage, torch must not access any element."""
     return SPOILED[how][0](tensor)
 
 
 class Idle:
-    """A kernel that does nothing: what is tested here comes before any kernel."""
+    """A kernel that does nothing. The tested checks run before the kernel."""
 
     workspace_size = 0
 
@@ -113,7 +113,7 @@ def idle(plan: str) -> Any:
 
 
 def settled(plan: str) -> tuple[Any, Any, Any]:
-    """A plan that has run three times, so that it recognises its args; the stream, and the args."""
+    """A plan that has run three times and so uses its cached launch; the stream, and the args."""
     made, stream, args = idle(plan), hf.Stream.current(), smallest_case(plan).make()
     for _ in range(3):
         made.run(stream, None, args)
@@ -140,12 +140,12 @@ def test_an_operand_without_memory(plan: str, how: str) -> None:
             assert each.can_implement(wrong).reason == sentence
         for output, before in outputs.items():
             assert torch.equal(before, canonical(getattr(args, output)))
-        made.run(stream, None, args)  # and right ones are taken as before
+        made.run(stream, None, args)  # valid args still work
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_storage_of_a_known_operand_is_freed(plan: str) -> None:
-    """Here the tensors are those of the last run: nothing has changed but their storages."""
+    """The tensors are the same objects as in the last run. Only their storages have changed."""
     for name, operand in operands_of(smallest_case(plan).make()).items():
         for left in (0, 1):
             if not isinstance(operand, torch.Tensor):
@@ -186,7 +186,7 @@ def test_a_workspace_that_shares_memory(plan: str, after_good_ones: bool) -> Non
         if not isinstance(tensor, torch.Tensor):
             continue
         inside = torch.zeros(2 * size + tensor.untyped_storage().nbytes(), dtype=torch.uint8)
-        start = -(-size // 64) * 64 - 64  # its first bytes are the last ones of the workspace
+        start = -(-size // 64) * 64 - 64  # it starts in the last bytes of the workspace
         bytes_of = inside[start:]
         at = bytes_of[: bytes_of.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
         shared = replace(args, **{name: at.as_strided(tensor.shape, tensor.stride())})
@@ -220,12 +220,12 @@ def test_a_workspace_without_memory(plan: str, left: int) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_a_plan_writes_has_a_new_version(plan: str) -> None:
-    """So that autograd notices that a tensor it saved is not what it was."""
+    """Autograd uses the version to detect that a saved tensor was modified."""
     for inference in (False, True):
         made, stream, args = settled(plan)
         if inference:
             with torch.inference_mode():
-                made.run(stream, None, moved(args, "cpu"))
+                made.run(stream, None, copy_args(args, "cpu"))
             continue
         versions = {
             name: tensor._version for name, tensor in operands_of(args).items() if torch.is_tensor(tensor)

@@ -1,11 +1,11 @@
-"""How a compiled graph changes the state of its module.
+"""Operators with which a compiled graph updates the state of its module.
 
-A graph is made once and run for many batches. Whether a batch is rejected, or is one that activation
-checkpointing runs again, is known only when it runs, so it is decided in operators that torch does not look
-into. They return the next state and what this batch uses, and tell the module what the host must know of it.
+Whether a batch is rejected, or belongs to a recomputation by activation checkpointing, is only known when the
+graph runs. Opaque operators decide it. They return the next state and the scale of this batch, and notify the
+module.
 
-A graph cannot hold a module. It holds the module's handle, a number in a tensor: a plain number would be part
-of the graph, and each of many equal modules would be compiled again.
+A graph cannot refer to a module. It takes the module's handle, an integer in a tensor. A Python int would be
+a constant of the graph, and torch.compile would compile each of several equal modules again.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -22,23 +22,23 @@ from holdfast.nn.recomputation import current_pass
 
 
 class Stateful(Protocol):
-    """What the operators tell a module."""
+    """The methods of a module that the operators call."""
 
     def note_blended(self, scale: torch.Tensor) -> None:
-        """``scale`` is the state from now on."""
+        """``scale`` is the new state."""
 
-    def accepts(self, start: list[torch.Tensor], told: torch.Tensor | None) -> bool | None:
-        """Whether ``start`` is one to learn from; None if no process had a batch."""
+    def accepts(self, start: list[torch.Tensor], any_data: torch.Tensor | None) -> bool | None:
+        """Whether learning may start from ``start``; None if no process had data."""
 
     def note_started(self, start: list[torch.Tensor]) -> None:
-        """Learning begins with ``start``."""
+        """Learning starts from ``start``."""
 
 
 _MODULES: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def new_handle(module: Stateful) -> torch.Tensor:
-    """A number by which a graph finds ``module``. It is random, since graphs are saved and loaded."""
+    """A handle of ``module`` for graphs. It is random because graphs can be saved and loaded."""
     key = secrets.randbits(62)
     _MODULES[key] = module
     with torch.inference_mode(False):
@@ -50,13 +50,13 @@ def _clones(tensors):
 
 
 def _used(state):
-    """The scale, and the zero point if there is one."""
+    """The scale, and the zero point if the state has one."""
     return [state[0], state[2]] if len(state) == 4 else [state[0]]
 
 
 def _settle(handle, state, blended):
     key, here = int(handle), current_pass()
-    if here.again is not None:
+    if here.rerun is not None:
         found = here.recall(key)
         used = _used(state) if found is None else [part for part in found if part is not None]
         return _clones(state) + _clones(used)
@@ -74,11 +74,11 @@ def _settle_fake(handle, state, blended):
     return [torch.empty_like(tensor) for tensor in (*state, *_used(state))]
 
 
-def _start(handle, state, start, told):
+def _start(handle, state, start, any_data):
     module = _MODULES.get(int(handle))
-    if module is None or current_pass().again is not None:
+    if module is None or current_pass().rerun is not None:
         return _clones(state)
-    accepted = module.accepts(start, told[0] if told else None)
+    accepted = module.accepts(start, any_data[0] if any_data else None)
     if accepted is None:
         return _clones(state)
     if not accepted:
@@ -87,7 +87,7 @@ def _start(handle, state, start, told):
     return _clones([*start, state[-1]])
 
 
-def _start_fake(handle, state, start, told):
+def _start_fake(handle, state, start, any_data):
     return [torch.empty_like(tensor) for tensor in state]
 
 
@@ -96,27 +96,27 @@ _settle_call = define(
 )
 _start_call = define(
     "start_learning",
-    "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] told) -> Tensor[]",
+    "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] any_data) -> Tensor[]",
     _start,
     _start_fake,
 )
 
 
-def settle(
+def settle_scale(
     handle: torch.Tensor, state: list[torch.Tensor], blended: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The next state, and the scale and zero point of this batch.
 
-    ``state`` and ``blended`` are a scale and the count of rejected batches; or a scale, the lower end of the
-    range, a zero point and that count.
+    ``state`` and ``blended`` are lists: scale and count of rejected batches; or scale, lower end of the
+    range, zero point and count.
     """
     found = cast(list[torch.Tensor], _settle_call(handle, state, blended))
     return found[: len(state)], found[len(state) :]
 
 
 def start_learning(
-    handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], told: torch.Tensor | None
+    handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], any_data: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """The next state: the parameters, and the count of rejected batches."""
-    call = _start_call(handle, state, start, [] if told is None else [told])
+    """The next state: the parameters and the count of rejected batches."""
+    call = _start_call(handle, state, start, [] if any_data is None else [any_data])
     return cast(list[torch.Tensor], call)

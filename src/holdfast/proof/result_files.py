@@ -1,4 +1,4 @@
-"""Findings that were written to a file, read back."""
+"""Loads the JSON files that ``holdfast verify``, ``fuzz`` and ``bench`` write."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from holdfast.proof.conformance import Difference
 from holdfast.proof.verify import PlanReport, Report
 
 
-def findings(path: Path) -> Report:
-    """What ``holdfast verify --json`` wrote, on this machine or another."""
+def load_report(path: Path) -> Report:
+    """Load the output of ``holdfast verify --json``."""
     made = _read(path, "holdfast verify --json FILE")
     try:
         return _report(made)
@@ -28,7 +28,7 @@ def findings(path: Path) -> Report:
         ) from None
 
 
-#: What a fuzz run has to say of itself. Its differences may be listed or counted.
+#: Required fields of a fuzz report, and their types. ``differences`` is a list or a count.
 _FUZZ: dict[str, tuple[type, ...]] = {
     "problems": (int,),
     "seed": (int,),
@@ -37,8 +37,8 @@ _FUZZ: dict[str, tuple[type, ...]] = {
 }
 
 
-def fuzz_run(path: Path) -> dict[str, Any]:
-    """What a fuzz run wrote."""
+def load_fuzz_report(path: Path) -> dict[str, Any]:
+    """Load the output of ``holdfast fuzz --json``."""
     made = _read(path, "holdfast fuzz --json FILE")
     for name, kinds in _FUZZ.items():
         if not isinstance(made.get(name), kinds):
@@ -49,13 +49,13 @@ def fuzz_run(path: Path) -> dict[str, Any]:
     return made
 
 
-#: What the page shows of a benchmark, and of each of its cases.
+#: Required fields of a benchmark, and of each of its cases.
 _BENCHMARK = ("device", "rows", "versions", "date", "copy_bytes_per_second")
 _CASE = ("name", "op", "shape", "seconds", "of_copy", "peers")
 
 
-def benchmark(path: Path) -> dict[str, Any]:
-    """What ``holdfast bench --json`` wrote."""
+def load_benchmark(path: Path) -> dict[str, Any]:
+    """Load the output of ``holdfast bench --json``."""
     made = _read(path, "holdfast bench --json FILE")
     missing = [name for name in _BENCHMARK if name not in made]
     missing = missing or [name for row in made["rows"] for name in _CASE if name not in row]
@@ -95,10 +95,7 @@ def _report(made: Mapping[str, Any]) -> Report:
 
 
 def _fields(kind: Any, made: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of dataclass ``kind``. A newer holdfast may have written others, which are left out."""
+    """The fields of dataclass ``kind``. Unknown fields, from a newer holdfast, are skipped."""
     known: tuple[Field[Any], ...] = fields(kind)
-    return {f.name: made[f.name] for f in known if f.name in made or _required(f)}
-
-
-def _required(f: Field[Any]) -> bool:
-    return f.default is MISSING and f.default_factory is MISSING
+    required = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+    return {f.name: made[f.name] for f in known if f.name in made or f.name in required}

@@ -1,4 +1,4 @@
-"""The rules of quantize and dequantize, by tables made by hand."""
+"""Tests of quantize and dequantize with hand-computed tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import holdfast as hf
 from holdfast.core.bits import canonical
 from holdfast.proof.conformance import gpu_way
 
-# The rules, by hand. Each table runs on every backend.
+# Each hand-computed table runs on every backend.
 
 GPU = gpu_way()
 BACKENDS = {"reference": "cpu", "cpu": "cpu", **({GPU.backend: GPU.device} if GPU else {})}
@@ -19,7 +19,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def quantized(backend: str, x: list[float], scale: float, zero_point: int, **fields: Any) -> list[Any]:
-    """Codes, by a plan on ``backend``."""
+    """Codes, computed by a plan on ``backend``."""
     device = BACKENDS[backend]
     desc = hf.plans.QuantizePerTensorDescriptor(shape=(len(x),), **fields)
     plan = hf.plans.QuantizePerTensorPlan.select(
@@ -43,7 +43,7 @@ def gradient(
     zero_point: int,
     dx: list[float] | None = None,
 ) -> torch.Tensor:
-    """The gradient of int8 codes, by a plan on ``backend``; added to ``dx`` if that is given."""
+    """The gradient of int8 codes, computed by a plan on ``backend``, and added to ``dx`` if given."""
     device = BACKENDS[backend]
     desc = hf.plans.QuantizePerTensorBackwardDescriptor(shape=(len(x),))
     plan = hf.plans.QuantizePerTensorBackwardPlan.select(

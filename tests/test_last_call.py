@@ -1,4 +1,4 @@
-"""A plan remembers what its last run was prepared for; whatever changes since then, it must notice."""
+"""A plan caches the launch of its last run. It must detect every change of the args since then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core import latest
+from holdfast.core import private
 
 SHAPE = (6, 4)
 
@@ -28,7 +28,7 @@ def make() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
 
 
 def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
-    """After two runs with like args, the third is recognised."""
+    """Run twice with similar args, so that the third run uses the cached launch."""
     plan, stream, args = make()
     for _ in range(3):
         plan.run(stream, None, args)
@@ -37,16 +37,16 @@ def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
 
 def test_the_third_run_is_recognised() -> None:
     plan, _stream, args = settled()
-    assert plan._latest is not None
-    assert plan._latest.places(args.operands(), args.options()) == plan._admitted[args.signature()[0]].fit
+    assert plan._last_call is not None
+    assert plan._last_call.places(args.operands(), args.options()) == plan._admitted[args.signature()[0]].fit
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["recognised", "without the internal interface"])
 def test_other_tensors_of_the_same_kind(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not known:
-        monkeypatch.setattr(latest, "TensorGuards", None)
+        monkeypatch.setattr(private, "guard_of", private.FALLBACKS["guard_of"])
     plan, stream, args = settled()
-    assert (plan._latest is not None) == known
+    assert (plan._last_call is not None) == known
     other = hf.plans.QuantizePerTensorArgs(
         x=-args.x, scale=args.scale * 2, zero_point=args.zero_point, q=torch.empty_like(args.q)
     )

@@ -1,4 +1,4 @@
-"""What is given to the public functions: wrong values, tensors without memory, and what they answer."""
+"""Tests of the arguments of public functions: wrong values, and tensors without memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def same(found: Any, expected: Any) -> bool:
 
 # Wrong values.
 
-#: A value, and the value that means the same, where an argument takes it.
+#: A value, and its equivalent if an argument accepts it.
 VALUES: dict[str, tuple[Any, Any]] = {
     **{
         repr(value): (value, value)
@@ -71,12 +71,12 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "PerChannel": (hf.PerChannel, hf.PerChannel),
     "a tensor": (torch.tensor(1.0), torch.tensor(1.0)),
 }
-#: Which types an argument with such an annotation takes; a whole number may stand for a real one.
+#: Accepted types by annotation. An int may stand for a float.
 TAKEN = {"int": (int,), "float": (float, int), "bool": (bool,), "str": (str,), "dtype": (torch.dtype,)}
 
 
 def may_take(call: Call, argument: str, value: Any) -> bool:
-    """Whether the function says that it takes values of this type."""
+    """Whether the annotation of the argument accepts values of this type."""
     hint = str(call.parameters[argument].annotation)
     if isinstance(value, torch.Tensor):
         return "Tensor" in hint
@@ -96,13 +96,13 @@ ARGUMENTS = [(name, argument) for name, call in CALLS.items() for argument in ca
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
 def test_wrong_values(name: str, argument: str, gradients: bool) -> None:
-    """Each is refused in our words, or is as good as a value that the documentation names."""
+    """Each raises a HoldfastError, or is equivalent to a documented value."""
     call = CALLS[name]
     leaves = {
         by: call.arguments[by].clone().requires_grad_(gradients) for by in call.by if by in call.tensors
     }
     before = {key: tensor.clone() for key, tensor in call.tensors.items()}
-    call(**leaves)  # what is remembered of good values must not let wrong ones through
+    call(**leaves)  # the cache for valid values must not accept wrong values
     good = call.arguments[argument]
     twins = [bool(good), float(good)] if type(good) is int else [int(good)] if type(good) is bool else []
     for value, meant in [*VALUES.values(), *((twin, twin) for twin in twins)]:
@@ -152,7 +152,7 @@ def test_tensors_of_other_kinds(name: str, argument: str, gradients: bool) -> No
 
 @every_tensor
 def test_tensors_on_meta(name: str, argument: str) -> None:
-    """All tensors on meta give the shape of the result; some of them are refused."""
+    """With all tensors on meta, the result has a shape only. A mix of meta and other tensors raises."""
     call = CALLS[name]
     whole = call(**{key: tensor.to("meta") for key, tensor in call.tensors.items()})
     for shape, right in zip(flat(whole), flat(call()), strict=True):
@@ -167,7 +167,7 @@ def test_tensors_on_meta(name: str, argument: str) -> None:
 
 @every_tensor
 def test_a_zero_tensor_is_zeros(name: str, argument: str) -> None:
-    """torch's autograd makes such tensors, and its operators take them."""
+    """torch's autograd creates such tensors, and its operators accept them."""
     call = CALLS[name]
     tensor = call.tensors[argument]
     zero = torch._efficientzerotensor(tensor.shape, dtype=tensor.dtype)
@@ -214,7 +214,7 @@ def test_a_storage_that_was_freed(name: str, argument: str, left: int, gradients
 
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.by])
 def test_a_storage_that_was_freed_before_backward(name: str) -> None:
-    """Of what was saved, and of the gradient itself."""
+    """The storage of saved tensors, and of the gradient itself."""
     call = CALLS[name]
     for sparse in {False, "embedding" in name}:
         changed = {"sparse": True} if sparse else {}

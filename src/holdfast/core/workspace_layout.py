@@ -1,4 +1,4 @@
-"""A workspace cut into typed pieces, known before there is a workspace."""
+"""Workspace layouts: typed regions of a workspace, planned before the workspace is allocated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from holdfast.core.stream import Workspace
 
-#: Every piece begins at a multiple of this many bytes, wherever the workspace itself begins.
+#: Alignment of the address of every region, bytes; also if the workspace itself is unaligned.
 ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class Piece:
+class Region:
     """``count`` elements, ``offset`` bytes from the first aligned byte of the workspace."""
 
     offset: int
@@ -24,11 +24,11 @@ class Piece:
     dtype: torch.dtype
 
     def like(self) -> torch.Tensor:
-        """A tensor that is what the piece will be, without memory."""
+        """A meta tensor with the size and dtype of the region."""
         return torch.empty(self.count, dtype=self.dtype, device="meta")
 
     def tensor(self, workspace: Workspace) -> torch.Tensor:
-        """The piece of ``workspace``."""
+        """The region as a tensor."""
         assert workspace.buffer is not None
         memory = workspace.buffer.view(-1).view(torch.uint8)
         begin = first_address(workspace) - memory.data_ptr() + self.offset
@@ -36,33 +36,33 @@ class Piece:
 
 
 def step_of(size: int) -> int:
-    """Bytes from the beginning of a piece of ``size`` bytes to that of the next."""
+    """Bytes from the start of a region of ``size`` bytes to the start of the next region."""
     return (-(-size // ALIGNMENT) + 1) * ALIGNMENT
 
 
-class Pieces:
-    """Pieces taken one after another; ``size`` is what a workspace must have for all of them.
+class WorkspaceLayout:
+    """Regions that follow each other in a workspace of ``size`` bytes.
 
-    After each piece there are at least ALIGNMENT bytes that belong to none: no kernel may write to them.
+    Each region is followed by a gap of at least ALIGNMENT bytes. Kernels must not write to gaps.
     """
 
     def __init__(self) -> None:
         self._end = 0
         self._ranges: list[tuple[int, int]] = []
 
-    def take(self, count: int, dtype: torch.dtype) -> Piece:
-        piece = Piece(self._end, count, dtype)
+    def take(self, count: int, dtype: torch.dtype) -> Region:
+        region = Region(self._end, count, dtype)
         self._ranges.append((self._end, self._end + count * dtype.itemsize))
         self._end += step_of(count * dtype.itemsize)
-        return piece
+        return region
 
-    def take_rows(self, rows: int, size: int) -> Piece:
-        """Take ``rows`` pieces of ``size`` bytes, ``step_of(size)`` bytes apart; the first is given back."""
+    def take_rows(self, rows: int, size: int) -> Region:
+        """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; return the first."""
         first, *_ = (self.take(size, torch.uint8) for _ in range(rows))
         return first
 
     def take_again(self, times: int) -> None:
-        """Take all that was taken until now ``times`` times more, each time ``size`` bytes further on."""
+        """Repeat all regions taken so far ``times`` times, each time ``size`` bytes further."""
         once, size = list(self._ranges), self._end
         for time in range(1, times + 1):
             self._ranges += [(begin + time * size, end + time * size) for begin, end in once]
@@ -70,29 +70,29 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        # The gap after the last piece makes up for a workspace that begins unaligned.
+        # The gap after the last region leaves room to align the start of the workspace.
         return self._end if any(end > begin for begin, end in self._ranges) else 0
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The first byte of each piece and one past its last, counted from the first aligned byte."""
+        """The half-open byte range of each region, relative to the first aligned byte."""
         return list(self._ranges)
 
 
-def strays(cuts: Sequence[Pieces], workspace: Workspace, filled: int) -> list[str]:
-    """What was written beside the pieces of a workspace that was full of the byte ``filled``, in words.
+def workspace_overruns(layouts: Sequence[WorkspaceLayout], workspace: Workspace, filled: int) -> list[str]:
+    """Error messages for bytes written outside the regions of a workspace that was filled with ``filled``.
 
-    It was cut in one of the ``cuts`` after another. It may be larger than it need be: what lies after the
-    last piece counts as well.
+    The run used the ``layouts`` one after another. The workspace may be larger than necessary: bytes after
+    the last region are checked too.
     """
     if workspace.buffer is None:
         return []
     memory = workspace.buffer.view(-1).view(torch.uint8)
     stray, first = (memory != filled).cpu(), first_address(workspace) - memory.data_ptr()
-    pieces = {piece for cut in cuts for piece in cut.ranges}
-    for begin, end in pieces:
+    regions = {region for layout in layouts for region in layout.ranges}
+    for begin, end in regions:
         stray[first + begin : first + end] = False
-    by_end = [(0, 0), *sorted(pieces, key=itemgetter(1))]
+    by_end = [(0, 0), *sorted(regions, key=itemgetter(1))]
     ends, by_piece = [end for _, end in by_end], dict[tuple[int, int], list[int]]()
     for place in (stray.nonzero().flatten() - first).tolist():
         before = by_end[max(bisect_right(ends, place) - 1, 0)]
@@ -105,7 +105,7 @@ def strays(cuts: Sequence[Pieces], workspace: Workspace, filled: int) -> list[st
 
 
 def first_address(workspace: Workspace) -> int:
-    """Where the pieces of a workspace begin; 0 if there is none."""
+    """The first aligned address of a workspace; 0 if it has no buffer."""
     if workspace.buffer is None:
         return 0
     return -(-workspace.buffer.data_ptr() // ALIGNMENT) * ALIGNMENT

@@ -1,6 +1,6 @@
-"""A process that is alone in training mode stops waiting when its group times out, and says what is wrong.
+"""A process that is alone in training mode raises CollectiveFailed when its group times out.
 
-Run as a script, this is one of the two processes.
+Run as a script, this file is one of the two processes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.nn import joined_range
-from two_processes import found_by_both
+from holdfast.nn import collectives
+from two_processes import run_two_processes
 
 SECONDS = 240
 TIMEOUT = timedelta(seconds=2)
 
-#: Each mode, and once more as on a device, where the host waits for the first meeting alone.
+#: Each mode on the host, and as on a device, where the host waits for the first collective only.
 MODES = ["ema", "per_batch", "learned"]
 WAYS = [(mode, on_device) for mode in MODES for on_device in (False, True)]
 
 
 def test_one_process_alone_in_training_mode_times_out_with_a_sentence(tmp_path: Path) -> None:
-    alone, beside = found_by_both(__file__, tmp_path, SECONDS)
+    alone, beside = run_two_processes(__file__, tmp_path, SECONDS)
     assert beside == {}
     for mode, on_device in WAYS:
         message, seconds = alone[mode, on_device]
@@ -49,25 +49,25 @@ def test_a_group_without_a_timeout_has_the_usual_patience() -> None:
         def _get_backend(self, device: torch.device) -> None:
             raise RuntimeError("no backend")
 
-    assert joined_range._patience(Unknown(), torch.device("cpu")) == timedelta(minutes=9)
+    assert collectives._host_timeout(Unknown(), torch.device("cpu")) == timedelta(minutes=9)
 
 
 @pytest.mark.parametrize("mode", ["ema", "learned"])
 def test_train_alone_makes_the_next_meeting_the_first(mode: str) -> None:
     module = hf.nn.FakeQuantize(mode=mode)
-    assert module._meeting().first and not module._meeting().first
+    assert module._collective().first and not module._collective().first
     module.train()
-    assert not module._meeting().first
+    assert not module._collective().first
     module.eval()
     module.train()
-    assert module._meeting().first
+    assert module._collective().first
 
 
 def trained_alone(mode: str, on_device: bool, group: Any) -> tuple[str, float]:
     module = hf.nn.FakeQuantize(mode=mode, process_group=group)
-    joined_range._waits_on_device = lambda tensor: on_device
+    collectives._waits_on_device = lambda tensor: on_device
     if on_device:
-        assert joined_range._patience(group, torch.device("cpu")) == 0.9 * TIMEOUT
+        assert collectives._host_timeout(group, torch.device("cpu")) == 0.9 * TIMEOUT
     start = time.monotonic()
     try:
         module(torch.ones(3))
@@ -81,8 +81,8 @@ def main(rank: int, folder: Path) -> None:
         "gloo", init_method=(folder.resolve() / "rendezvous").as_uri(), rank=rank, world_size=2
     )
     groups = {way: torch.distributed.new_group([0, 1], timeout=TIMEOUT) for way in WAYS}
-    for mode, on_device in WAYS:  # together, nothing fails
-        joined_range._waits_on_device = lambda tensor, on_device=on_device: on_device
+    for mode, on_device in WAYS:  # both processes take part
+        collectives._waits_on_device = lambda tensor, on_device=on_device: on_device
         module = hf.nn.FakeQuantize(mode=mode)
         for batch in (torch.tensor([1.0 + rank]), torch.tensor([3.0 - rank])):
             module(batch)
@@ -91,7 +91,7 @@ def main(rank: int, folder: Path) -> None:
     if rank == 0:
         found = {way: trained_alone(*way, groups[way]) for way in WAYS}
     else:
-        for group in groups.values():  # evaluation waits for nobody
+        for group in groups.values():  # evaluation has no collective
             hf.nn.FakeQuantize(mode="fixed", scale=0.5, process_group=group).eval()(torch.ones(3))
         while not (folder / "0.pt").exists():
             time.sleep(0.1)

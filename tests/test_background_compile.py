@@ -1,4 +1,4 @@
-"""Kernels that other processes compile while plans are checked."""
+"""Tests of compilation in background processes during verification."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof import ahead
+from holdfast.proof import background_compile
 from holdfast.proof.conformance import cases_of
 
 NAMES = ["SegmentSumPlan", "EmbeddingPlan", "AffineGridPlan", "LsqInitPlan", "ObserveRangePlan"]
 
 
 def test_others_work_while_plans_are_checked_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 3)
-    with pytest.raises(KeyError), ahead.compiling_ahead(NAMES) as others:
+    monkeypatch.setattr(background_compile.os, "cpu_count", lambda: 3)
+    with pytest.raises(KeyError), background_compile.compile_in_background(NAMES) as others:
         assert [other.poll() for other in others] == [None, None]
         raise KeyError
     assert all(other.poll() is not None for other in others)
@@ -30,14 +30,14 @@ def test_others_work_while_plans_are_checked_and_no_longer(monkeypatch: pytest.M
 def test_nobody_else_works_if_it_is_not_worth_it(
     names: list[str], processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead.os, "cpu_count", lambda: processors)
-    with ahead.compiling_ahead(names) as others:
+    monkeypatch.setattr(background_compile.os, "cpu_count", lambda: processors)
+    with background_compile.compile_in_background(names) as others:
         assert others == []
 
 
 def test_what_others_run_compiles_the_plans_that_they_are_told(tmp_path: Path) -> None:
-    """To the end, and into the cache that all share."""
-    command = [sys.executable, "-c", ahead._PROGRAM, "LsqInitPlan"]
+    """The program runs to its end and writes the kernels to the shared cache."""
+    command = [sys.executable, "-c", background_compile._PROGRAM, "LsqInitPlan"]
     shared = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=shared)
     assert done.stderr == ""
@@ -51,7 +51,7 @@ def test_every_case_is_tried_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> 
         tried.append(case.name)
         raise RuntimeError
 
-    monkeypatch.setattr(ahead, "execute", fail)
+    monkeypatch.setattr(background_compile, "execute", fail)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    ahead.compile_all(NAMES[:2])
+    background_compile.compile_all(NAMES[:2])
     assert tried == [case.name for name in NAMES[:2] for case in cases_of(hf.plans.all()[name])]

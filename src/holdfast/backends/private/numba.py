@@ -1,0 +1,231 @@
+"""Private interfaces of Numba: its compiler, its cache, its C functions.
+
+Numba's own pipeline serves every Python program. Kernels use a small part of the language: no closures, no
+``with``, no objects with a reference count. ``KernelCompiler`` leaves out the passes that look for these, and
+``remembering_types`` keeps what Numba has worked out about the types of a call for the next kernel.
+
+The functions at the end have a fallback each, in ``FALLBACKS``, through public interfaces: kernels are then
+compiled for longer, and in every process, to the same results.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+from holdfast.core.private import found_by
+
+#: The fallback of each interface, by name.
+FALLBACKS: dict[str, Callable[..., Any]] = {}
+
+
+#: Passes of Numba's pipeline that change nothing in a kernel, by the names of their classes.
+NEEDLESS = frozenset(
+    {
+        "WithLifting",
+        "InlineClosureLikes",
+        "MakeFunctionToJitFunction",
+        "InlineInlinables",
+        "FindLiterallyCalls",
+        "LiteralUnroll",
+        "LiteralPropagationSubPipelinePass",
+        "RewriteDynamicRaises",
+        "InlineOverloads",
+        "NopythonRewrites",
+        "DumpParforDiagnostics",
+        "NoPythonSupportedFeatureValidation",
+    }
+)
+
+
+@cache
+def _compilers() -> tuple[Any, Any, Any]:
+    """The compiler of kernels, that of what kernels call, and what makes Numba remember types."""
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+    from numba.core.compiler_machinery import PassManager
+    from numba.core.types.functions import BaseFunction
+
+    class KernelCompiler(Compiler):
+        """Numba's compiler without the passes that kernels do not need."""
+
+        def define_pipelines(self):
+            (whole,) = super().define_pipelines()
+            lean = PassManager(whole.pipeline_name)
+            lean.passes = [(kind, why) for kind, why in whole.passes if kind.__name__ not in NEEDLESS]
+            lean.finalize()
+            return [lean]
+
+    class _PartLibrary(JITCodeLibrary):
+        """The code of what kernels call: optimised with the kernel that it is linked to, never run alone."""
+
+        def _optimize_final_module(self) -> None:
+            """A kernel's optimisation covers its parts; here each level of calls would repeat it."""
+
+        def _finalize_final_module(self) -> None:
+            self._finalized = True  # as code to link; no machine code is made of it
+
+    class PartCompiler(KernelCompiler):
+        """Compiles what kernels call, as far as linking it takes."""
+
+        def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
+            flags.no_compile = True
+            library = _PartLibrary(targetctx.codegen(), "part")
+            super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+
+        def compile_extra(self, func):
+            part = super().compile_extra(func)
+            # Callers find a function by its entry point. This one is never called: it need only be its own.
+            entry_point: Any = [].append
+            part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
+            return part._replace(entry_point=entry_point)
+
+    known: dict[Any, Any] = {}
+    resolve = BaseFunction.get_call_type
+
+    def resolve_once(self, context, args, kws):
+        key = (self, context, args, tuple(kws.items()))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = resolve(self, context, args, kws)
+        return found
+
+    @contextmanager
+    def remembering() -> Iterator[None]:
+        kind: Any = BaseFunction
+        kind.get_call_type = resolve_once
+        try:
+            yield
+        finally:
+            kind.get_call_type = resolve
+
+    overridden = ("_optimize_final_module", "_finalize_final_module")
+    if not all(hasattr(JITCodeLibrary, name) for name in overridden):
+        raise NotImplementedError
+    return KernelCompiler, PartCompiler, remembering
+
+
+def kernel_options() -> dict[str, Any]:
+    """Numba's options for kernels: fewer passes, and no reference counts."""
+    found = found_by(_compilers)
+    return {"_nrt": False, "no_cfunc_wrapper": True, "pipeline_class": found[0]} if found else {}
+
+
+FALLBACKS["kernel_options"] = dict
+
+
+def part_options() -> dict[str, Any]:
+    """Numba's options for what kernels call: it is optimised with the kernel, and never run alone."""
+    found = found_by(_compilers)
+    if not found:
+        return {}
+    wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return {"_nrt": False, **wrappers, "pipeline_class": found[1]}
+
+
+FALLBACKS["part_options"] = dict
+
+
+def remembering_types() -> AbstractContextManager[None]:
+    """While kernels compile: resolve each function and its argument types once in a process.
+
+    Numba tries every overload of an operator at every place where it is used.
+    """
+    found = found_by(_compilers)
+    made: AbstractContextManager[None] = found[2]() if found else nullcontext()
+    return made
+
+
+FALLBACKS["remembering_types"] = nullcontext
+
+
+class CFunction:
+    """A function that is compiled for C by ``compile``; its ``address`` is None until then."""
+
+    def __init__(self, function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> None:
+        self._made = function, signature, options
+        self.address: int | None = None
+
+    def compile(self) -> None:
+        function, signature, options = self._made
+        self._compiled: Any = numba.cfunc(signature, **options)(function)
+        self.address = self._compiled.address
+
+
+def c_function(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
+    """What compiles ``function`` for C: it has an ``address``, None at first, and ``compile``.
+
+    With the private interface it takes fewer passes, and can be kept on disk.
+    """
+
+    def make() -> Any:
+        from numba.core.ccallback import CFunc
+
+        lean = {name: value for name, value in kernel_options().items() if name == "_nrt"}
+        types = (signature.args, signature.return_type)
+        return CFunc(function, types, {}, options | lean, pipeline_class=_compilers()[0])
+
+    return found_by(make) or CFunction(function, signature, options)
+
+
+FALLBACKS["c_function"] = CFunction
+
+
+def keep_on_disk(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
+    """Let Numba keep a compiled function in ``files(folder, base)``; without this it compiles it each time.
+
+    ``files`` has ``load(key)``, ``save(key, compiled)`` and ``flush()``. A disk that fails costs time only.
+    """
+    found_by(lambda: _attach_cache(compiled, function, files))
+
+
+FALLBACKS["keep_on_disk"] = lambda compiled, function, files: None
+
+
+def _attach_cache(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
+    from numba.core.caching import FunctionCache
+
+    class KernelCache(FunctionCache):
+        """Numba's cache of a function, with other files."""
+
+        on_disk = True
+
+        def __init__(self) -> None:
+            super().__init__(function)  # raises if there is no folder to write to
+            self._cache_file = files(Path(self._cache_path), self._impl.filename_base)
+
+        def load_overload(self, sig, target_context):
+            with suppress(OSError):
+                return super().load_overload(sig, target_context)
+            return None
+
+        def save_overload(self, sig, data):
+            with suppress(OSError):  # the disk is full, or gone, or not ours to write
+                super().save_overload(sig, data)
+
+    compiled._cache = KernelCache()
+
+
+def is_on_disk(compiled: Any) -> bool:
+    """Whether a compiled function is kept on disk."""
+    return getattr(getattr(compiled, "_cache", None), "on_disk", False)
+
+
+FALLBACKS["is_on_disk"] = lambda compiled: False
+
+
+def serialized(compiled: Any) -> bytes:
+    """A compiled function as bytes that ``pickle.loads`` reads."""
+    from numba.core.serialize import dumps
+
+    return bytes(dumps(compiled))
+
+
+FALLBACKS["serialized"] = pickle.dumps
