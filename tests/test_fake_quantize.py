@@ -581,7 +581,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "a range the wrong way round": (
         lambda: hf.fake_quantize(X, 0.1, q_min=5, q_max=-5), "q_min 5 is greater than q_max -5"
     ),
-    "a floating dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.float16), "names the integer codes"),
+    "a floating dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.float16), "names the codes that"),
     "a wide dtype": (lambda: hf.fake_quantize(X, 0.1, dtype=torch.int32), "dtype is torch.int32; accepted"),
     "no such estimator": (
         lambda: hf.fake_quantize(X, 0.1, **PLAIN, ste="cubic"), "ste is 'cubic'; accepted .* 'tanh'"

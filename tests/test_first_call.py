@@ -81,24 +81,24 @@ def test_a_function_is_compiled_when_a_kernel_calls_it(number: Any) -> None:
 INTERRUPTED = """
 import os, signal, time
 import torch, holdfast as hf
-from holdfast.backends import cpu
+from numba.core.ccallback import CFunc
 
 x = torch.tensor([1.0, -1.0])
 hf.quantize(x, 0.5, dtype=torch.int8)
-right = cpu.CFunc.compile
+right = CFunc.compile
 
 def pressed(self):
     os.kill(os.getpid(), signal.SIGINT)
     right(self)
 
-cpu.CFunc.compile = pressed
+CFunc.compile = pressed
 out = torch.zeros(2, dtype=torch.float32)
 try:
     y = hf.fake_quantize(x.bfloat16(), 0.5, dtype=torch.int8)
     time.sleep(1)
 except KeyboardInterrupt:
     print("interrupted")
-cpu.CFunc.compile = right
+CFunc.compile = right
 print(hf.fake_quantize(x.bfloat16(), 0.5, dtype=torch.int8).tolist())
 """
 
@@ -112,12 +112,12 @@ def test_a_function_that_cannot_be_compiled_ends_the_process(tmp_path: Path) -> 
     """An exception cannot pass through a kernel, and unwritten memory must not be returned."""
     program = """
 import torch, holdfast as hf
-from holdfast.backends import cpu
+from numba.core.ccallback import CFunc
 
 def fails(self):
     raise MemoryError("on purpose")
 
-cpu.CFunc.compile = fails
+CFunc.compile = fails
 hf.fake_quantize(torch.zeros(4, dtype=torch.bfloat16), 0.5, dtype=torch.int8)
 print("went on")
 """

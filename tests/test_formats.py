@@ -13,6 +13,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
+from holdfast.core.draw import Draw, space_of
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
@@ -336,3 +337,15 @@ def test_a_sku_names_the_float_format() -> None:
         for dtype in (torch.int8, E4)
     ]
     assert "float8_e4m3fn" in of_codes[1].mode and of_codes[0] != of_codes[1]
+
+
+@pytest.mark.parametrize(
+    "name", ["QuantizePerTokenPlan", "DequantizePerTensorPlan", "FakeQuantizePlan", "DynamicQuantizePlan"]
+)
+def test_the_search_draws_float_formats(name: str) -> None:
+    plan = hf.plans.all()[name]
+    drawn = [space_of(plan).draw(plan, Draw(f"theme {number}", 0, 1000)) for number in range(60)]
+    floating = [problem for problem in drawn if format_of(problem.codes, "codes").is_float]
+    assert 3 <= len(floating) <= 30
+    for problem in floating:
+        space_of(plan).case(plan, problem).descriptor.validate()

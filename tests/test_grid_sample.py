@@ -113,7 +113,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
     },
     "gpu_channels_last": {"tile": 128, "channels": 16},
     "gpu_dinput_by_corner": {"tile": 64},
-    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "enough": 8},
+    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "min_programs": 8},
 }
 
 

@@ -325,10 +325,10 @@ def test_further_levels_on_the_gpu_are_those_of_the_reference() -> None:
     found = segments_in_order(PerChannel(0).view(shape), (tensor,), (totals,))
     further = gpu.further_levels(found.length, 1)
     assert [left for left, _ in further] == [4097, 2]
-    sums, layout = gpu.sums_of(found.count, further, compute, 1)
+    sums, layout = gpu.workspace_sums(found.count, further, compute, 1)
     args = hf.plans.LsqInitArgs(x=totals, scale=totals)
     steps = Steps(torch.device(DEVICE), args)
-    gpu.add_further(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
+    gpu.add_further_levels(steps, found, further, sums, ("scale",), found.over.strides[1:], factor=0.5)
     workspace = Workspace.allocate(layout.size, DEVICE)
     values = spread("further", 2 * 4097, 24, -9, 9).astype(np.float32).reshape(2, 4097)
     sums[0][0].tensor(workspace).copy_(torch.from_numpy(values.flatten()))

@@ -111,9 +111,9 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
     small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
-    with order.TUNING.replaced(**({"merged": 100} if way == "torch.sort" else small)):
+    with order.TUNING.replaced(**({"max_merged": 100} if way == "torch.sort" else small)):
         if way == "many passes":
-            assert len(order.Order(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
+            assert len(order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
         assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
@@ -122,13 +122,15 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
 def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
     from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    tiles = {"cleared": 64, "block": 128, "tile": 64, "side": 64}
+    tiles = {"zero_tile": 64, "block": 128, "tile": 64, "side": 64}
     destinations = index_values(kind, "filled", (300,), 500, torch.int64)
     terms = row_values("filled", (300, 3), torch.float32)
     # Two passes and the spans, with all of 500 rows, with 300, and with 100, which is too few to use them.
     wanted = summed("reference", terms, destinations, 500)
     with order.TUNING.replaced(**tiles, pass_bytes=part * 4, span_bytes=part * 4):
-        assert order.Order(order.WorkspaceLayout(), torch.device(GPU), 300, 500).blank_bytes == 3 * part * 4
+        assert (
+            order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
+        )
         assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
 
 
@@ -139,7 +141,7 @@ def test_the_sku_names_a_sort_of_the_framework() -> None:
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
     for limit in (3000, 2999):
-        with order.TUNING.replaced(merged=limit):
+        with order.TUNING.replaced(max_merged=limit):
             found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 
@@ -178,7 +180,7 @@ def test_counting_finds_the_order(way: str, kind: str) -> None:
     layout = WorkspaceLayout()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with counting.TUNING.replaced(**WAYS[way]):
-        order = counting.Counting(layout, device, count, size, whole=True)
+        order = counting.CountingSort(layout, device, count, size, whole=True)
     assert order.sorts == (way == "torch.sort")
     on_device = indices.to(device)
     args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)

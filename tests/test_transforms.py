@@ -12,6 +12,7 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 
 import holdfast as hf
 from holdfast.core.autograd import LIBRARY, register_autograd
+from holdfast.core.torch_op import define
 from holdfast.core.values import rounded, spread
 
 
@@ -245,8 +246,7 @@ def test_torchs_own_registration_is_refused_by_transforms() -> None:
     torch.library.register_autograd("holdfast::refused_by_transforms", lambda ctx, dy: dy, lib=LIBRARY)
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         grad(lambda x: torch.ops.holdfast.refused_by_transforms(x).sum())(X)
-    LIBRARY.define("taken_by_transforms(Tensor x) -> Tensor")
-    LIBRARY.impl("taken_by_transforms", torch.clone, "CPU")
+    define("taken_by_transforms", "(Tensor x) -> Tensor", torch.clone, torch.empty_like)
     register_autograd("taken_by_transforms", lambda ctx, dy: (dy * 2,), by=["x"])
     assert torch.equal(
         grad(lambda x: torch.ops.holdfast.taken_by_transforms(x).sum())(X), torch.full_like(X, 2)

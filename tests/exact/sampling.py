@@ -19,7 +19,7 @@ from exact.indexed import numbers
 from exact.numbers import Array, Exact, lost_below
 from holdfast.numerics.reference import widen
 from holdfast.ops.grid_sample.plan import Mode
-from holdfast.ops.grid_sample.reference import axes_of, placed
+from holdfast.ops.grid_sample.reference import axes_of, padded_coordinate
 
 #: Number of elements to check: fewer than elsewhere, because a sample has many corners.
 SAMPLED = 8
@@ -80,7 +80,7 @@ class Corners:
         self.mode = desc.mode
         self.scales = [axis.scale.astype(np.float64) for axis in axes]
         with np.errstate(all="ignore"):
-            self.x = [placed(grid[..., a], size, desc)[0] for a, size in enumerate(sizes)]
+            self.x = [padded_coordinate(grid[..., a], size, desc)[0] for a, size in enumerate(sizes)]
         self.taps = [
             tuple(reversed(taps)) for taps in product(*(range(len(axis.index)) for axis in reversed(axes)))
         ]

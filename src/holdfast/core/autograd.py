@@ -1,9 +1,8 @@
-"""Gradients for a torch operator that the transforms of ``torch.func`` take as well.
+"""Gradients of torch operators, also under the transforms of ``torch.func``.
 
-``torch.library.register_autograd`` is for plain tensors: under ``torch.func.grad`` its operators are refused.
-A transform runs the operator's autograd kernel once for each of its levels, on tensors of that level, and
-goes on below; all that a kernel must do for it is to record that one level, and to leave recording on for
-the levels below.
+Operators of ``torch.library.register_autograd`` do not work under ``torch.func.grad``. A transform calls the
+operator's autograd kernel once per level, with tensors of that level, and then dispatches to the level below.
+The kernel must record its own level only and keep gradient recording enabled for the levels below.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {}
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """For a backward that needs nothing."""
+    """``setup_context`` of a backward that needs no saved values."""
 
 
 def register_autograd(
@@ -35,11 +34,10 @@ def register_autograd(
     by: Collection[str],
     setup_context: Callable[..., None] = _save_nothing,
 ) -> None:
-    """Let ``backward(ctx, *gradients)`` differentiate ``holdfast::name`` once it has been set up by
-    ``setup_context(ctx, inputs, output)``.
+    """Register ``backward(ctx, *gradients)`` for ``holdfast::name``, set up by ``setup_context``.
 
-    ``by`` names the arguments that there is a derivative with respect to. If one is asked for with respect to
-    any other argument, the call is refused: it would be zero without a word.
+    ``by`` names the differentiable arguments. If any other tensor requires a gradient, the call raises:
+    otherwise that gradient would silently be zero.
     """
     others = _tensors_but(name, by)
     if private.redispatch_below_autograd is None:
@@ -53,7 +51,7 @@ def register_autograd(
     below = _below(name, private.redispatch_below_autograd)
 
     class Recorded(torch.autograd.Function):
-        """The operator's arguments, then the keys that are left to dispatch on."""
+        """Takes the operator's arguments, then the dispatch keys that remain."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
@@ -69,8 +67,9 @@ def register_autograd(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            # Gradients in batches (is_grads_batched), and what was saved under a transform that is over, look
-            # like any tensor, but only torch can take them apart; where a mode is on, calls go through torch.
+            # Batched gradients (is_grads_batched) and tensors saved under a finished transform look like
+            # plain tensors, but only torch can unwrap them. While a mode is active, every call goes through
+            # torch.
             if ctx.transformed or any(map(is_batch, gradients)):
                 with BaseTorchFunctionMode():
                     return (*backward(ctx, *gradients), None)
@@ -92,10 +91,11 @@ def register_autograd(
 
 
 def register_constant(name: str, *, integers: bool = False) -> None:
-    """Let the results of ``holdfast::name`` be constants for autograd, as the function's documentation says.
+    """Make the results of ``holdfast::name`` constants for autograd, as documented for the function.
 
-    In forward mode, where a constant is zeros that look like a derivative, the call is refused. Only
-    integers have no derivative in any mode: ``integers`` if the result may be one.
+    In forward mode the call raises, because the tangent of a constant is a zero tensor that looks like a
+    derivative. Integer results have no derivative in any mode; ``integers`` says that results may be
+    integers.
     """
     if private.redispatch_below_autograd is None:
         torch.library.register_autograd(
@@ -125,12 +125,12 @@ def _refuse_derivatives_by(others: Sequence[tuple[int, str]], arguments: Sequenc
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` without a gradient. In forward mode it stays what it is, for the operator to refuse it."""
+    """``tensor`` detached. In forward mode it is returned unchanged, and the operator raises."""
     return tensor if private.in_forward_mode() else tensor.detach()
 
 
 def refuse_derivatives(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-    """The backward of an operator that has a derivative with respect to nothing."""
+    """The backward of an operator without differentiable arguments. It is never called."""
     raise AssertionError("an argument was recorded that has no derivative")
 
 
@@ -139,7 +139,7 @@ def _mark_constant(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _below(name: str, redispatch: Callable[..., Any]) -> Callable[[Any, Sequence[Any]], Any]:
-    """What goes on below autograd with ``holdfast::name``."""
+    """A function that redispatches ``holdfast::name`` below autograd."""
     return partial(redispatch, getattr(torch.ops.holdfast, name).default)
 
 
@@ -161,7 +161,7 @@ def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
 
 
 def is_batch(gradient: Any) -> bool:
-    """Whether this is one of the gradients that ``is_grads_batched`` hands to a backward."""
+    """Whether this is a batched gradient of ``is_grads_batched``."""
     return isinstance(gradient, torch.Tensor) and private.is_legacy_batch(gradient)
 
 

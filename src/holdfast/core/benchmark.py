@@ -1,4 +1,4 @@
-"""What a benchmark case is: a row of the table, and the same at a size on a device."""
+"""Benchmark cases: a ``Case`` is a row of the table, a ``Problem`` is a case at one size on one device."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from holdfast.core.dtypes import dtype_name
 from holdfast.core.plan import Plan
 from holdfast.core.stream import Stream, Workspace
 
-#: The operands of a plan by name; those that are optional may be None.
+#: The operands of a plan by name. Optional operands may be None.
 Tensors = dict[str, Any]
-#: What is timed.
+#: The call that is timed.
 Call = Callable[[], object]
 
-#: Values that kernels get wrong, put into the inputs of a check.
+#: Special values that ``put_special_values`` writes into the inputs of a check.
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 3e38, -3e38, 1e-42, 0.5, 1.5, -0.5, -2.5)
 
 
 class NoPeer(Exception):
-    """There is nothing to compare with; the message says why."""
+    """The peer does not exist for this case; the message says why."""
 
 
 @dataclass(frozen=True)
 class Case(ABC):
-    """One row of the table: a plan, or with ``function`` the public function, which allocates its output."""
+    """One row of the table. ``function`` times the public function, which allocates, instead of the plan."""
 
     op: str
-    variant: str  # what tells the rows of an op apart: a granularity, a mode, a shape
-    real: torch.dtype  # the floating dtype of the larger tensors
+    variant: str  # distinguishes the rows of an op: a granularity, a mode, a shape
+    real: torch.dtype  # floating dtype of the large tensors
     function: bool = field(default=False, kw_only=True)
 
     @property
     def label(self) -> str:
-        """The variant, in all detail."""
+        """The variant with all details."""
         return self.variant
 
     @property
     def dtypes(self) -> str:
-        """The dtypes, as the heading of a column."""
+        """The dtypes, as a column heading."""
         return dtype_name(self.real)
 
     @property
@@ -50,23 +50,23 @@ class Case(ABC):
         return f"{'hf.' if self.function else ''}{self.op} {self.label}, {self.dtypes}"
 
     def facts(self) -> dict[str, Any]:
-        """What the row says of itself in JSON; its family is the op that lists it."""
+        """Fields of the row in JSON. ``family`` is the op that lists the case."""
         family = type(self).__module__.split(".")[-2]
         return {"family": family, "real_dtype": dtype_name(self.real), "dtypes": self.dtypes}
 
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
-        """The size to measure at, where none is asked for: what fills the memory bus."""
+        """Default number of elements: enough to saturate memory bandwidth."""
         if on_gpu:
             return 2**26 if quick else 2**28 if self.real == torch.float32 else 2**27
         return 2**24 if quick else 2**25
 
     def at(self, elements: int) -> Case:
-        """This case with its largest tensor cut to ``elements``, where its name says sizes."""
+        """This case with its largest tensor reduced to ``elements``, if the case's name contains sizes."""
         return self
 
     @abstractmethod
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> Problem:
-        """The case at a size, the elements of its largest tensor, on the device of ``stream``."""
+        """The case on the device of ``stream``; its largest tensor has ``elements`` elements."""
 
 
 @dataclass(frozen=True)
@@ -79,33 +79,33 @@ class Problem(ABC):
 
     @abstractmethod
     def draw(self) -> Tensors:
-        """The operands of the plan by name: random inputs, and outputs with nothing in them."""
+        """The operands of the plan by name: random inputs and uninitialized outputs."""
 
     @abstractmethod
     def formula(self, tensors: Tensors) -> tuple[Callable[..., Any], list[Any]]:
-        """The op in a few lines of torch, as one would write it, and its inputs."""
+        """The op written in plain torch, and its inputs."""
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """torch's own operator for this work."""
+        """A call of torch's own operator for this op."""
         raise NoPeer("torch has no operator for this")
 
     def other_peers(self, tensors: Tensors) -> Mapping[str, Callable[[], Call]]:
-        """Whatever else there is to compare with: for each a name, and what makes its call."""
+        """Other peers: for each name, a function that returns the call to time."""
         return {}
 
     def put_special_values(self, tensors: Tensors) -> None:
-        """Put the hard values into the inputs, for a check; here, into those of a real dtype."""
+        """Write special values into the ``special_inputs``, before a check."""
         for name in self.special_inputs:
             flat = tensors[name].view(-1)
             flat[: len(_SPECIAL)] = torch.tensor(_SPECIAL, device=flat.device).to(flat.dtype)
 
     @property
     def special_inputs(self) -> tuple[str, ...]:
-        """The inputs that may hold any value."""
+        """Names of the floating inputs that may hold any value."""
         return ()
 
     def call(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """What is timed, with all else done before: a run of the plan, or the public function."""
+        """The call to time, with all preparation done: a run of the plan, or the public function."""
         if self.case.function:
             return self.function(tensors)
         make: Any = self.plan.Args
@@ -120,5 +120,5 @@ class Problem(ABC):
         return run
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
-        """The public function on the same tensors; its results are in the order of the plan's outputs."""
+        """A call of the public function on the same tensors; returns results in the order of the outputs."""
         raise NotImplementedError

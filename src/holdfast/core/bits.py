@@ -1,7 +1,7 @@
-"""Tensors as bits: compared with no tolerance, and summed up in a digest.
+"""Exact comparison and digests of tensors.
 
-NaN is one pattern, since its payload is not promised; zeros keep their sign. The elements of a floating dtype
-of one byte are codes: all of their bits are promised, also those of NaN.
+All NaN compare equal, because payload and sign of a NaN are not guaranteed. +0 and -0 differ. Elements of a
+one-byte floating dtype are codes: all their bits are compared, also those of NaN.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def digest(outputs: dict[str, torch.Tensor]) -> str:
-    """What the outputs are, in 16 hexadecimal digits."""
+    """A digest of the outputs: names, dtypes, shapes and bits; 16 hexadecimal digits."""
     total = hashlib.sha256()
     for name, tensor in outputs.items():
         total.update(f"{name} {dtype_name(tensor.dtype)} {tuple(tensor.shape)}\n".encode())
@@ -41,7 +41,7 @@ def digest(outputs: dict[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first place where two tensors differ, and how many places do."""
+    """The first element at which two tensors differ, and the number of elements that differ."""
 
     where: str
     expected: str
@@ -53,7 +53,7 @@ class Mismatch:
 
 
 def mismatch(name: str, expected: torch.Tensor, found: torch.Tensor) -> Mismatch | None:
-    """Where ``found`` differs from ``expected``, or else where the memory around it does."""
+    """The first difference between the tensors, or between the memory around them; None if there is none."""
     if same_layout(expected, found) and torch.equal(_bytes(expected), _bytes(found)):
         return None
     differs = (canonical(expected) != canonical(found)).nonzero()
@@ -71,7 +71,7 @@ def mismatch(name: str, expected: torch.Tensor, found: torch.Tensor) -> Mismatch
 
 
 def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie in their storages alike, so that storages may be compared in their place."""
+    """Whether shapes, strides and offsets are equal, so that comparing the storages compares the tensors."""
     return (
         one.shape == other.shape
         and one.stride() == other.stride()

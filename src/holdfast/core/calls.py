@@ -1,6 +1,6 @@
-"""Example calls: every public function with good arguments, which an op lists in its ``calls.py``.
+"""Example calls of public functions, listed in an op's ``calls.py``.
 
-Tests try something on each function and argument: a wrong kind of tensor, a gradient, export.
+Tests vary each call and each argument: a wrong kind of tensor, a gradient, export.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 
 @dataclass(frozen=True)
 class Call:
-    """A function, good arguments for it, and which of them it has a gradient with respect to."""
+    """A function with valid arguments. ``by`` names the differentiable arguments."""
 
     function: Callable[..., Any]
     arguments: dict[str, Any]
     by: tuple[str, ...] = ()
-    #: Arguments that no gradient flows through, as the documentation says.
+    #: Arguments that are documented to receive no gradient.
     constant: tuple[str, ...] = ()
-    #: Arguments whose codes are integers, which have no derivative in any mode.
+    #: Arguments that hold integer codes, which have no derivative in any mode.
     discrete: tuple[str, ...] = ()
 
     def __call__(self, **changed: Any) -> Any:

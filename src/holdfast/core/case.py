@@ -1,9 +1,9 @@
-"""Cases: named inputs of a plan, the same bits under every version of NumPy and torch.
+"""Cases: named inputs of a plan, with the same bits under every version of NumPy and torch.
 
-Tests, proof, benchmark and docs share them. Values come from raw random bits by integers and single IEEE-754
-operations; never from a distribution of a framework, whose bits are its own to change. Every tensor lies in a
-larger buffer that is full of poison, so that an output that was not written shows, and so does a write or a
-read beside it.
+Tests, proof, benchmark and docs share them. Values are derived from raw random bits by integer arithmetic and
+single IEEE-754 operations. Framework distributions are not used, because their bits may change between
+versions. Every tensor lies inside a larger poisoned buffer, which exposes unwritten outputs and out-of-bounds
+accesses.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from holdfast.core.descriptor import Descriptor
 from holdfast.core.plan import Args
 from holdfast.core.strided import contiguous_strides, span
 
-#: Elements of poison before and after a tensor; a multiple of what any dtype needs to stay aligned.
+#: Elements of poison before and after a tensor; a multiple of 16 bytes for every dtype.
 GUARD = 64
-#: What codes are poisoned with: each byte of it. Real numbers are poisoned with NaN.
+#: Each byte of poisoned integers and codes. Real numbers are poisoned with NaN.
 POISON_BYTE = 0xA5
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem with its tensors: ``make`` gives fresh args on the CPU, the outputs poisoned.
+    """One problem with its tensors. ``make`` returns new args on the CPU, with poisoned outputs.
 
-    If it is ``common``, others have all that is special about it, and together they have every combination.
-    That is worth the time of hardware, but not of the interpreter.
+    ``common`` cases complete the set of combinations, but other cases already cover each of their properties.
+    They run on hardware and are skipped under the interpreter, where they would take too long.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Case:
 
 
 def random_bits(label: str, count: int) -> npt.NDArray[np.uint64]:
-    """``count`` random words that depend on ``label`` alone."""
+    """``count`` random 64-bit words, seeded by ``label``."""
     seed = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
     return np.asarray(np.random.PCG64(seed).random_raw(count), dtype=np.uint64)
 
 
 def poisoned(size: int, dtype: torch.dtype) -> torch.Tensor:
-    """A flat tensor in which every element is conspicuous."""
+    """A 1-D tensor filled with poison."""
     if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.full((size,), float("nan"), dtype=dtype)
     return torch.full((size * dtype.itemsize,), POISON_BYTE, dtype=torch.uint8).view(dtype)
 
 
 def poisoned_output(shape: Sequence[int], dtype: torch.dtype, layout: str = "contiguous") -> torch.Tensor:
-    """An output that nobody has written yet."""
+    """An output tensor filled with poison."""
     return _place(tuple(shape), dtype, layout)
 
 
@@ -75,11 +75,11 @@ def _place(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Ten
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout that fits a tensor of any shape, written as ``"order=3 step=2"``; defaults are left out.
+    """A layout for a tensor of any shape, written as ``"order=3 step=2"``; defaults are left out.
 
-    ``order`` numbers the permutations of the axes in memory; with ``last`` the last axis stays innermost and
-    its elements side by side. ``step`` is the distance of innermost elements, ``gap`` the elements after each
-    row of them, ``shift`` those before the first; bit i of ``broadcast`` makes axis i repeat its first index.
+    ``order`` numbers the permutations of the axes in memory. With ``last`` the last axis stays innermost and
+    contiguous. ``step`` is the innermost stride, ``gap`` the number of unused elements after each innermost
+    row, ``shift`` the number of elements before the first. Bit i of ``broadcast`` gives axis i a stride of 0.
     """
 
     order: int = 0
@@ -99,7 +99,7 @@ class Layout:
         return " ".join(f"{name}={value}" for name, value in changed.items()) or "contiguous"
 
     def place(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-        """The strides for this shape, and how many elements the tensor begins late."""
+        """The strides for this shape, and the shift of the first element."""
         axes, order, code = list(range(len(shape))), [], self.order
         fixed = [axes.pop()] if self.last and axes else []
         while axes:
@@ -115,7 +115,7 @@ class Layout:
 
 
 def _in_order(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose axes lie in memory in this order, the last one innermost."""
+    """The strides of a dense tensor with this order of axes in memory, the last one innermost."""
     strides = [0] * len(shape)
     for axis, stride in zip(order, contiguous_strides([shape[axis] for axis in order]), strict=True):
         strides[axis] = stride
@@ -123,7 +123,7 @@ def _in_order(shape: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def _sliced(shape: tuple[int, ...], step: int, beside: int) -> tuple[int, ...]:
-    """The strides of every ``step``-th element of rows that are ``beside`` longer than that."""
+    """The strides of every ``step``-th element of rows that have ``beside`` further elements at the end."""
     wider = (*shape[:-1], shape[-1] * step + beside)
     return (*contiguous_strides(wider)[:-1], step)
 
@@ -132,7 +132,7 @@ def _last_first(shape: tuple[int, ...]) -> list[int]:
     return list(reversed(range(len(shape))))
 
 
-#: For a shape, the strides and how many elements the tensor begins late: 1 breaks every alignment.
+#: For a shape, the strides and the shift of the first element. A shift of 1 breaks every alignment.
 LAYOUTS: dict[str, Callable[[tuple[int, ...]], tuple[tuple[int, ...], int]]] = {
     "contiguous": lambda shape: (contiguous_strides(shape), 0),
     "unaligned": lambda shape: (contiguous_strides(shape), 1),

@@ -1,7 +1,8 @@
-"""Checks of what callers give. Each failure is a sentence: what was given, what is accepted, what to do.
+"""Checks of callers' arguments. An error message says what was given, what is accepted and what to do.
 
-Tensors reach a kernel as addresses, so a tensor must have memory there: all of its elements in one dense
-buffer. Numbers are checked by type, since ``1``, ``1.0`` and ``True`` are one key of a cache.
+Kernels receive addresses, so every tensor must be dense and have all its elements in memory. Numbers are
+checked by type, because ``1``, ``1.0`` and ``True`` are equal as keys of a cache. Functions named
+``refused_*`` return the reason for a refusal, or "".
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, InvalidDescriptor
 from holdfast.core.strided import span
 
-#: The whole numbers that torch's operators take.
+#: The range of integer arguments of torch operators.
 INT64 = -(2**63), 2**63 - 1
-#: The longest text of a value that a sentence shows.
+#: Longest text of a value in an error message, characters.
 _LONGEST = 80
 
 
 def shown(value: Any) -> str:
-    """``value`` as a sentence shows it: short, whatever it is."""
+    """The text of ``value`` in an error message, shortened if necessary."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
@@ -32,7 +33,7 @@ def shown(value: Any) -> str:
 
 
 def refused_kind(name: str, tensor: torch.Tensor) -> str:
-    """Why no kernel can take a tensor of this kind, or nothing. Reads no memory, so it can be traced."""
+    """Why no kernel accepts a tensor of this kind, or "". Reads no memory, so it can be traced."""
     if tensor.is_nested:
         return f"{name} is a nested tensor; it must be a dense one. Call to_padded_tensor() first."
     if tensor.layout is not torch.strided:
@@ -43,7 +44,7 @@ def refused_kind(name: str, tensor: torch.Tensor) -> str:
 
 
 def refused_memory(name: str, tensor: torch.Tensor) -> str:
-    """Why the memory of a dense tensor does not hold its elements, or nothing."""
+    """Why the memory of a dense tensor does not hold all its elements, or ""."""
     if private.has_dispatch(tensor):
         return f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass a plain tensor."
     if private.is_zerotensor(tensor):
@@ -60,7 +61,7 @@ def _holds(tensor: torch.Tensor, needed: int) -> bool:
 
 
 def short_memory(name: str, tensor: torch.Tensor, needed: int) -> str:
-    """The sentence for a tensor whose storage was freed or shrunk."""
+    """The error message for a tensor whose storage was freed or shrunk."""
     room = tensor.untyped_storage().nbytes()
     return (
         f"{name} needs {needed} bytes from element {tensor.storage_offset()} of its storage, which has "
@@ -78,10 +79,10 @@ def require_tensor(name: str, tensor: Any) -> None:
 
 
 def require_memory(name: str, tensor: torch.Tensor) -> None:
-    """Raise if a tensor's storage was freed or shrunk: torch would read there all the same.
+    """Raise if a tensor's storage was freed or shrunk.
 
-    For tensors that torch's own operations read before a kernel does. Under a transform it is the tensor
-    inside that has the memory; in a trace there is none.
+    For tensors that torch's own operations read before a kernel does: torch would read past the storage.
+    Under a transform the innermost tensor is checked. Traced tensors have no memory and are accepted.
     """
     tensor = private.unwrapped(tensor)
     if private.is_zerotensor(tensor) or tensor.is_meta or not private.has_storage(tensor):
@@ -106,14 +107,14 @@ def require_dtype(name: str, dtype: Any) -> None:
 
 
 def require_choice(name: str, value: Any, accepted: Collection[str]) -> None:
-    """Raise unless this is one of the accepted words."""
+    """Raise unless this is one of the accepted strings."""
     if not isinstance(value, str) or value not in accepted:
         named = ", ".join(repr(str(word)) for word in accepted)
         raise InvalidDescriptor(f"{name} is {shown(value)}; accepted are {named}.")
 
 
 def is_whole(value: Any) -> bool:
-    """Whether this is a whole number and no truth; a symbol of a compiler is one."""
+    """Whether this is an int or a SymInt, and not a bool."""
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
 
 
@@ -121,7 +122,7 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
     """``value`` as an int from ``least`` to ``most``."""
     if type(value) is not int:
         if isinstance(value, torch.SymInt):
-            return value  # type: ignore[return-value]  # the compiler's own number
+            return value  # type: ignore[return-value]
         value = _index(name, value)
     if not least <= value <= most:
         raise InvalidArgs(f"{name} is {shown(value)}; accepted are whole numbers from {least} to {most}.")
@@ -129,7 +130,7 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
 
 
 def _index(name: str, value: Any) -> int:
-    """Whole numbers of other libraries are taken; truths, and tensors, which may be far away, are not."""
+    """``value`` as an int. Bools are refused, and tensors, which would need a device synchronization."""
     if not isinstance(value, (bool, torch.Tensor)):
         try:
             return int(operator.index(value))

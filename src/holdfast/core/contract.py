@@ -1,4 +1,4 @@
-"""What a plan says of itself: which kernel it is, and what that kernel promises."""
+"""Records that describe a plan: the kernel that was selected, and its guarantees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.checks import is_whole, require_bool, shown
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidArgs
 
-#: The version of the arithmetic. Whatever can change a bit is a new version, with new digests.
+#: Version of the arithmetic. Any change that can change a bit increments it and needs new digests.
 NUMERICS_VERSION = 1
 
 Direction = Literal["forward", "backward"]
@@ -21,7 +21,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class KernelSku:
-    """Everything that can change a bit or a speed, so that it can be a cache key."""
+    """Identifies a kernel: every property that can change a bit or the speed. Usable as a cache key."""
 
     op: str
     direction: Direction
@@ -44,15 +44,15 @@ class KernelSku:
 
 @dataclass(frozen=True)
 class PrecisionGuarantee:
-    """What a plan promises of its bits.
+    """What a plan guarantees about its results.
 
-    ``ulp`` bounds, for each output, the distance from the exact result in units in the last place of the
-    output's dtype; for integer codes the unit is one code, and for a sum that may cancel it is that of the
-    sum of magnitudes.
+    ``ulp`` bounds the distance of each output from the exact result, in units in the last place (ULP) of the
+    output's dtype. For integer codes the unit is one code. For a sum whose terms may cancel it is the ULP of
+    the sum of magnitudes.
 
-    The bound is for results that do not overflow. A term of a sum that is a product or a quotient below the
-    normal range of the compute type is off by up to half of its smallest subnormal number instead; each such
-    term may add as much. With ``accumulate`` the old value is one more term, and is rounded once more.
+    The bound holds for results that do not overflow. A product or quotient below the normal range of the
+    compute type has an error of up to half the smallest subnormal number instead; each such term of a sum may
+    add this error. With ``accumulate`` the old value is a further term of the sum, with one more rounding.
     """
 
     compute_dtype: str
@@ -68,19 +68,19 @@ class PrecisionGuarantee:
 
 
 def error_in_ulp(roundings: float, compute: Float, out: Float) -> float:
-    """The error of a sum whose terms take part in ``roundings`` operations, in ULP of ``out``.
+    """The error bound of a sum in ULP of ``out``, if each term is rounded at most ``roundings`` times.
 
-    Let p be the precision of ``compute`` and u = 2^-p. One operation is off by at most u of its result, so
-    that k of them change a term by at most k u / (1 - k u) of itself, and the total by as much of the sum of
-    magnitudes, M. M is less than 2^p of its own ULP. So k operations are off by less than k / (1 - k u) ULP
-    of ``compute``. Rounding to ``out``, if that is another type, adds half an ULP.
+    Let p be the precision of ``compute`` and u = 2^-p. One operation has a relative error of at most u, so k
+    operations change a term by a relative error of at most k u / (1 - k u). The error of the sum is at most
+    this times M, the sum of magnitudes. M is less than 2^p ULP of M. Hence k operations have an error of less
+    than k / (1 - k u) ULP of ``compute``. Rounding to ``out``, if it is another type, adds half an ULP.
     """
     in_compute = roundings / (1 - roundings * 2.0**-compute.precision)
     return in_compute * 2.0 ** (out.precision - compute.precision) + (0.0 if out is compute else 0.5)
 
 
 def printed_bound(ulp: float) -> str:
-    """A bound with four decimals at most, rounded up: the printed number is a bound too."""
+    """A bound with at most four decimals, rounded up, so that the printed number is also a bound."""
     if not math.isfinite(ulp):
         return str(ulp)
     rounded = Decimal(ulp).quantize(Decimal("0.0001"), ROUND_CEILING, Context(prec=400))
@@ -89,7 +89,7 @@ def printed_bound(ulp: float) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer of ``can_implement``: true, or false with the reason."""
+    """Result of ``can_implement``: true, or false with a reason."""
 
     reason: str = ""
 
@@ -99,11 +99,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class PlanPreference:
-    """What the caller wants of ``select``.
+    """Options of ``select``.
 
-    ``backend`` names one ("reference", "cpu" or "gpu") or leaves the choice open; ``max_workspace_bytes``
-    bounds what ``workspace_size`` may ask for; ``precompile=False`` leaves compilation to the first ``run``,
-    which then compiles just the variant that it needs.
+    ``backend``: "reference", "cpu" or "gpu"; None allows any. ``max_workspace_bytes``: upper limit of
+    ``workspace_size``. ``precompile=False``: compile at the first ``run``, only the variant that it needs.
     """
 
     backend: str | None = None

@@ -1,4 +1,4 @@
-"""What an op declares, and what follows from it.
+"""Declarations of an op: the args of a plan, and names that are derived from its class.
 
 The args of a plan are a class whose fields are its operands::
 
@@ -13,7 +13,7 @@ other field is read. The descriptor's ``expected(name)`` gives the shape and dty
 
 The name of a plan's class gives the rest: ``ScaledAddBackwardPlan`` is the backward of the op
 ``scaled_add``, and its kernels are the classes ``ScaledAddBackward`` in the files ``cpu.py``, ``gpu.py`` and
-``reference.py`` beside its own, as far as there are such files.
+``reference.py`` of the same folder, if these files exist.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @typing.dataclass_transform(kw_only_default=True, eq_default=False)
 def arguments(kind: type[T]) -> type[T]:
-    """A dataclass of operands and options. Every run asks for both, so their methods are written out."""
+    """Make a dataclass of operands and options, with fast ``operands()`` and ``options()`` for every run."""
     made: Any = dataclass(kw_only=True, slots=True, eq=False)(kind)
     hints = typing.get_type_hints(made, include_extras=True)
     names = [field.name for field in fields(made)]
@@ -68,11 +68,11 @@ def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute a plan: a kernel class on a backend.
+    """A kernel class that computes a plan on a backend.
 
-    ``place`` is "module:class", imported when it is picked; a module that begins with a dot is beside the
-    plan's. ``name`` tells several ways on one backend apart; the first has none. ``why_not`` gives the reason
-    why it cannot serve a problem, or nothing.
+    ``place`` is "module:class", imported on selection; a leading dot means the plan's package. ``name``
+    distinguishes several implementations on one backend; the first has none. ``why_not`` returns the reason
+    why the implementation does not support a problem, or "".
     """
 
     backend: str
@@ -81,31 +81,32 @@ class Implementation:
     why_not: Callable[[Any, torch.device, PlanPreference], str] | None = None
 
     def beside(self, module: str) -> Implementation:
-        """The same, with the full name of its module."""
+        """This implementation with an absolute module name; ``module`` is the plan's."""
         package = module.rpartition(".")[0]
         return replace(self, place=package + self.place) if self.place.startswith(".") else self
 
 
 def on_backends(kernel: str) -> tuple[Implementation, ...]:
-    """The class ``kernel`` in the file of each backend."""
+    """The class ``kernel`` in the file of each backend, such as ``cpu.py``."""
     return tuple(Implementation(backend, f".{backend}:{kernel}") for backend in registry.backends())
 
 
 def resolved(module: str, ways: Iterable[Implementation]) -> tuple[Implementation, ...]:
-    """The ways that a plan of ``module`` has: those whose modules exist."""
-    return tuple(way for way in (way.beside(module) for way in ways) if _exists(way.place.partition(":")[0]))
+    """The implementations whose modules exist, with absolute names. ``module`` is the plan's."""
+    absolute = (way.beside(module) for way in ways)
+    return tuple(way for way in absolute if _exists(way.place.partition(":")[0]))
 
 
 def _exists(module: str) -> bool:
-    """Whether there is such a module; nothing is imported."""
+    """Whether the module exists. Imports nothing."""
     package = sys.modules.get(module.rpartition(".")[0])
     if module in sys.modules or package is None:
-        return not module.startswith(".")  # a module of a package that is not imported yet is taken on trust
+        return not module.startswith(".")  # if the package is not imported yet, assume that the module exists
     return PathFinder.find_spec(module, package.__path__) is not None
 
 
 def name_of_op(plan: str) -> tuple[str, Direction, str]:
-    """The op, the direction and the kernel class that the name of a plan's class stands for."""
+    """The op, the direction and the kernel class, derived from the name of a plan's class."""
     kernel = plan.removesuffix("Plan")
     forward = kernel.removesuffix("Backward")
     op = re.sub(r"(?<!^)(?=[A-Z])", "_", forward).lower()
@@ -113,7 +114,7 @@ def name_of_op(plan: str) -> tuple[str, Direction, str]:
 
 
 def bound_types(plan: type) -> tuple[type, type] | None:
-    """The descriptor and the args in ``Plan[descriptor, args]``, where a class names them itself."""
+    """The descriptor and args classes in ``Plan[descriptor, args]``, if the class has such a base."""
     for base in vars(plan).get("__orig_bases__", ()):
         given = typing.get_args(base)
         if len(given) == 2 and all(isinstance(kind, type) for kind in given):

@@ -1,4 +1,4 @@
-"""Descriptors: a problem without its tensors. Frozen, hashable, to JSON and back."""
+"""Descriptors: a problem without its tensors. They are frozen, hashable and convertible to and from JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from holdfast.core.granularity import Granularity, granularity_named
 Expected = tuple[tuple[int, ...], torch.dtype]
 
 MAX_RANK = 8
-#: A tensor has fewer elements than this.
+#: Exclusive limit of the elements of a tensor.
 MOST_ELEMENTS = 2**60
 
 
 def whole_numbers(name: str, given: Any, example: tuple[int, ...]) -> tuple[int, ...]:
-    """What was given as ``name``, as a tuple of whole numbers."""
+    """The argument ``name`` as a tuple of ints."""
     try:
         if any(isinstance(number, bool) for number in given):
             raise TypeError
@@ -42,9 +42,9 @@ def whole_numbers(name: str, given: Any, example: tuple[int, ...]) -> tuple[int,
 
 @dataclass(frozen=True, kw_only=True)
 class Descriptor:
-    """What every descriptor has. ``select`` validates it; ``validate`` may be called before.
+    """Base class of descriptors. ``select`` validates it; ``validate`` may be called before.
 
-    A subclass has a field ``dtype``, or says what ``real`` and ``named_dtypes`` are.
+    A subclass has a field ``dtype``, or overrides ``real`` and ``named_dtypes``.
     """
 
     shape: tuple[int, ...]
@@ -59,16 +59,16 @@ class Descriptor:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no element to work on, so that nothing is compiled or launched."""
+        """Whether there are no elements. Then nothing is compiled or launched."""
         return 0 in self.shape
 
     def expected(self, name: str) -> Expected | None:
-        """The shape and dtype that the operand called ``name`` must have; None if there must be none."""
+        """The required shape and dtype of the operand ``name``; None if the operand must be None."""
         return self.shape, self.real.torch
 
     @property
     def real(self) -> Float:
-        """The floating dtype that sets the compute type."""
+        """The floating dtype that determines the compute type."""
         return float_dtype(cast(Any, self).dtype, "dtype")
 
     @property
@@ -82,7 +82,7 @@ class Descriptor:
         return self.real.torch, self.real.torch
 
     def validate(self) -> None:
-        """Raise InvalidDescriptor, with a sentence, if the problem makes no sense."""
+        """Raise InvalidDescriptor if the problem is not valid."""
         kind: Any = type(self)
         for name, hint in field_types(kind).items():
             _validate_field(name, getattr(self, name), hint)
@@ -97,7 +97,7 @@ class Descriptor:
             raise InvalidDescriptor(
                 f"shape {shown(self.shape)} has more elements than any tensor; check its sizes."
             )
-        _ = self.real  # raises unless it is a floating dtype
+        _ = self.real  # raises if it is not a floating dtype
 
     def to_json(self) -> str:
         """The descriptor as a JSON object; ``Descriptor.from_json`` reads it back."""
@@ -106,7 +106,7 @@ class Descriptor:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The descriptor that ``text`` describes, validated. Called on a subclass, it must be that one."""
+        """The validated descriptor in ``text``. It must be an instance of ``cls``."""
         try:
             data = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
@@ -121,7 +121,7 @@ class Descriptor:
 
     @classmethod
     def from_fields(cls, data: dict[str, Any]) -> Self:
-        """The descriptor with these fields, in their JSON form, validated."""
+        """The validated descriptor with these fields, which have JSON types."""
         data = dict(data)
         name = data.pop("descriptor", cls.__name__)
         kind: Any = Descriptor._by_name.get(name) if isinstance(name, str) else None
@@ -155,7 +155,7 @@ def field_types(kind: type[Descriptor]) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in fields(kind)}
 
 
-#: What a field of each type takes, and the types whose values it takes as they are.
+#: For each type of a field, a description for error messages and the accepted types.
 _FIELDS: dict[Any, tuple[str, tuple[type, ...]]] = {
     bool: ("True or False", (bool,)),
     int: ("a whole number", (int,)),
@@ -166,7 +166,7 @@ _FIELDS: dict[Any, tuple[str, tuple[type, ...]]] = {
 
 
 def _validate_field(name: str, value: Any, hint: Any) -> None:
-    """Raise unless a field has a value of its own type. A truth is no number here."""
+    """Raise if the value of a field has the wrong type. A bool is not a number."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     (kind,) = (option for option in options if option is not type(None))
     if kind not in _FIELDS or (value is None and type(None) in options):
@@ -181,7 +181,7 @@ def _validate_field(name: str, value: Any, hint: Any) -> None:
 
 
 def encoded(value: Any) -> Any:
-    """A value of a field as JSON can hold it."""
+    """The value of a field as a JSON type."""
     if isinstance(value, torch.dtype):
         return dtype_name(value)
     if isinstance(value, Enum):
@@ -192,7 +192,7 @@ def encoded(value: Any) -> Any:
 
 
 def _decode(value: Any, hint: Any, where: str) -> Any:
-    """``value`` from JSON as the field's type, or a sentence that says what the field takes."""
+    """``value`` from JSON as the field's type. The error says what the field accepts."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         options = typing.get_args(hint)
         if value is None and type(None) in options:

@@ -1,11 +1,11 @@
-"""Errors that a device finds out about when the host has long gone on.
+"""Asynchronous errors: bad values that a kernel finds after the host has continued.
 
-A kernel that meets a value it cannot use leaves a report in memory that the host can read without asking the
-device: pinned memory, a few words for each device. Nothing waits for it. The next run of any plan looks at
-one word, and raises if there is a report; ``check_errors`` waits for the device first.
+A kernel that reads a bad value writes a report to pinned host memory. The host does not wait for it. The next
+run of any plan reads one word of this memory and raises if there is a report; ``check_errors`` synchronizes
+first.
 
-A report is one word: where the value stood in its upper half, and the value itself, as far as 32 bits hold
-it, in its lower half. Kernels keep the least, so of many bad values the first is reported.
+A report is one 64-bit word: the position of the value in the upper half, the value, clamped to 32 bits, in
+the lower half. Kernels store the minimum, so the bad value with the lowest position is reported.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch
 
 from holdfast.core.errors import HoldfastError
 
-#: What a word holds as long as nothing was reported in it.
+#: Content of a word without a report.
 NO_REPORT = 2**63 - 1
-#: How many kinds of complaint a device can keep apart. Any more share the last word.
+#: Number of error kinds with a word of their own on a device. Further kinds share the last word.
 KINDS = 1023
-#: The values that a report can hold; what lies beyond is reported as the nearest of them.
+#: The range of values in a report. Values outside are clamped.
 LEAST, MOST = -(2**31), 2**31 - 1
 
 
 class ErrorKind(Protocol):
-    """What a bad value was bad for. Hashable: complaints that are equal share a word."""
+    """Turns a report into an error. Hashable: equal kinds share a word."""
 
     def error(self, position: int, value: int) -> HoldfastError:
-        """The error to raise. It names the value as ``reported`` does: every backend uses the same words."""
+        """The error to raise. It shows the value by ``reported``, so messages are equal on all backends."""
         ...
 
 
 class Reports:
-    """The words of one device. The first is 1 when there is a report in any other."""
+    """The report words of one device, in pinned memory. Word 0 is 1 if any other word holds a report."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -43,28 +43,28 @@ class Reports:
         )
         self.words[0] = 0
         self.kinds: dict[ErrorKind, int] = {}
-        #: The same memory, for quick looks at the first word.
+        #: The same memory as a buffer, for fast reads of word 0.
         self._memory = self.words.numpy().data
 
     def word(self, kind: ErrorKind) -> int:
-        """Which word reports of this kind go to."""
+        """The index of the word for reports of this kind."""
         with _lock:
             return self.kinds.setdefault(kind, min(1 + len(self.kinds), KINDS))
 
     def raise_reported(self) -> None:
-        """Raise what was reported, if anything was, and forget it."""
+        """Raise the first reported error, if any, and clear its word."""
         if not self._memory[0]:
             return
-        for complaint, place in self.kinds.items():
-            report = int(self.words[place])
+        for kind, index in self.kinds.items():
+            report = int(self.words[index])
             if report != NO_REPORT:
-                self.words[place] = NO_REPORT
+                self.words[index] = NO_REPORT
                 self.words[0] = (self.words[1:] != NO_REPORT).any()
-                raise complaint.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
+                raise kind.error(report >> 32, ((report & 0xFFFFFFFF) ^ 2**31) - 2**31)
 
 
 def reported(value: int) -> str:
-    """A bad value in words, as far as a report can hold it."""
+    """The text of a bad value. Values outside the range of a report are given as a bound."""
     if value <= LEAST:
         return f"{LEAST} or less"
     return f"{MOST} or more" if value >= MOST else str(value)
@@ -75,7 +75,7 @@ _all_reports: tuple[Reports, ...] = ()
 
 
 def reports_on(device: torch.device) -> Reports:
-    """Where kernels on ``device`` leave their reports. Made when the first plan asks, never by a run."""
+    """The reports of kernels on ``device``. They are created when a kernel is prepared, not by a run."""
     global _all_reports
     with _lock:
         for found in _all_reports:
@@ -87,16 +87,16 @@ def reports_on(device: torch.device) -> Reports:
 
 
 def raise_reported() -> None:
-    """Raise the first error that a device has reported by now, if any. Does not wait for any device."""
+    """Raise the first error that any device has reported so far. Does not synchronize."""
     for found in _all_reports:
         found.raise_reported()
 
 
 def check_errors() -> None:
-    """Wait for the devices that have work of this library, then raise the first error they reported, if any.
+    """Synchronize the devices that this library has used, then raise the first error they reported, if any.
 
-    On CUDA a bad index does not stop a kernel, and nothing waits to hear of it: the error is raised by the
-    next call into this library, or here.
+    On CUDA a bad index does not stop a kernel, and the host does not wait for the kernel to end. The error is
+    raised by the next call into this library, or here.
     """
     for found in _all_reports:
         if found.device.type == "cuda":

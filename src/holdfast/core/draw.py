@@ -1,8 +1,8 @@
-"""Random problems: how a plan's space is drawn from.
+"""Random problems for the fuzzer.
 
-Draws depend on the seed alone, and are the same on every machine. Compiling is what a search over problems
-costs, so problems come in themes: what decides which variant of a kernel is compiled is drawn once for each
-theme (``kind``), everything else for each problem.
+Draws depend on the seed alone and are the same on every machine. Most of the time of a search is compilation.
+Problems are therefore grouped into themes: choices that select the compiled variant of a kernel are drawn
+once per theme (``kind``), all other choices once per problem.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Sizes around which loops, tiles, vectors and blocks of lanes end.
+#: Sizes at and next to powers of two, where loops, tiles and vectors end.
 _EDGES = [2**power + beside for power in range(2, 17) for beside in (-1, 0, 1)]
 _PRIMES = [2, 3, 5, 7, 11, 13, 17, 23, 37, 53, 97, 131, 257, 641, 1021, 4099]
 
 
 class Draw:
-    """The choices that make one problem. A tensor may have ``budget`` elements; most have far fewer."""
+    """The random choices of one problem. A tensor has at most ``budget`` elements, most have far fewer."""
 
     def __init__(self, theme: str, number: int, budget: int) -> None:
         self._kinds = Random(f"kinds of {theme}")
@@ -36,7 +36,7 @@ class Draw:
         self.budget = self.one_of([budget // 100, budget // 20, budget // 4, budget], [12, 6, 2, 1])
 
     def kind(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
-        """One of ``options``, the same for all problems of a theme: it decides what is compiled."""
+        """One of ``options``, the same for all problems of a theme: it selects the compiled variant."""
         return self._kinds.choices(options, weights)[0]
 
     def one_of(self, options: Sequence[T], weights: Sequence[int] | None = None) -> T:
@@ -49,7 +49,7 @@ class Draw:
         return self._random.randint(least, most)
 
     def size(self, most: int, least: int = 0) -> int:
-        """A size up to ``most``: rarely 0, often 1, a prime, or beside a power of two."""
+        """A size up to ``most``: rarely 0, often 1, a prime, or next to a power of two."""
         if least == 0 and self.chance(40):
             return 0
         least = max(least, 1)
@@ -65,7 +65,7 @@ class Draw:
         return self.between(least, min(most, max(least, 4 ** self.between(1, 12))))
 
     def shape(self, least_rank: int = 0, most_rank: int = 8) -> tuple[int, ...]:
-        """Any shape of no more than ``budget`` elements: a few axes mostly, up to eight."""
+        """A shape of at most ``budget`` elements and up to eight axes, mostly a few."""
         weights = [2, 6, 8, 6, 4, 2, 1, 1, 1][least_rank : most_rank + 1]
         rank = self.one_of(range(least_rank, most_rank + 1), weights)
         sizes, room = [1] * rank, self.budget
@@ -75,10 +75,10 @@ class Draw:
         return tuple(sizes)
 
     def layout(self, *, written: bool = False, packed: bool = False) -> str:
-        """Any layout. Elements of a ``written`` tensor never share memory; ``packed`` rows are contiguous."""
+        """A layout. Elements of a ``written`` tensor never share memory; ``packed`` rows are contiguous."""
         if self.chance(3):
             return "contiguous"
-        kinds = Random(self._kinds.random() + self.between(0, 2))  # a few layouts to a theme
+        kinds = Random(self._kinds.random() + self.between(0, 2))  # a few layouts per theme
         return str(
             Layout(
                 order=kinds.choice([0, 0, 1, kinds.randrange(40320)]),
@@ -92,17 +92,17 @@ class Draw:
 
 
 class Space(Protocol):
-    """What ``ops/<op>/space.py`` declares: every problem that a plan can be given, and its public function.
+    """The interface of ``ops/<op>/space.py``: the problems of a plan, and its public function.
 
     A problem is a frozen dataclass whose fields are numbers, strings, dtypes, enums, granularities, or tuples
-    of these. ``FREE`` names the fields that its descriptor does not depend on. Layouts are no part of it: the
-    search gives one to each operand.
+    of these. ``FREE`` names the fields that its descriptor does not depend on. A problem has no layouts: the
+    search assigns one to each operand.
     """
 
     FREE: Sequence[str]
 
     def draw(self, plan: type[Plan[Any, Any]], draw: Draw) -> Any:
-        """A problem; one whose descriptor is not valid is drawn again."""
+        """A random problem. The search draws again if its descriptor is not valid."""
 
     def case(self, plan: type[Plan[Any, Any]], problem: Any) -> Case:
         """The problem's descriptor and tensors."""
@@ -110,12 +110,12 @@ class Space(Protocol):
     def public(
         self, plan: type[Plan[Any, Any]], problem: Any, desc: Any, args: Args
     ) -> dict[str, torch.Tensor] | None:
-        """What the public function gives for ``args``, by the plan's names for its outputs; gradients too.
+        """Results and gradients of the public function for ``args``, by the names of the plan's outputs.
 
-        None if the function cannot be asked for this.
+        None if the function cannot express this problem.
         """
 
 
 def space_of(plan: type[Plan[Any, Any]]) -> Space:
-    """The space of a plan: the module ``space`` beside its cases."""
+    """The space of a plan: the module ``space`` in the package of its cases."""
     return cast(Space, importlib.import_module(plan.cases.removesuffix("cases") + "space"))

@@ -1,4 +1,4 @@
-"""The floating dtypes of real tensors, as records, and the names of dtypes."""
+"""Records of the floating dtypes of real tensors, and names of dtypes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import dtype as TorchDtype
 
 from holdfast.core.errors import InvalidDescriptor
 
-#: Zero points beyond this saturate, so that a code less a zero point is exact in float32.
+#: Zero points saturate at this magnitude, so that ``code - zero_point`` is exact in float32.
 ZERO_POINT_LIMIT = 2**23
 
 
 @dataclass(frozen=True)
 class Float:
-    """A floating dtype: ``precision`` counts the significand's bits, the hidden one included."""
+    """A floating dtype. ``precision`` is the number of bits of the significand, with the hidden bit."""
 
     torch: TorchDtype
     name: str
@@ -26,7 +26,7 @@ class Float:
 
     @property
     def compute(self) -> Float:
-        """The type that arithmetic on this dtype happens in."""
+        """The type in which kernels compute with this dtype."""
         return FLOATS[self.compute_name]
 
 
@@ -50,8 +50,9 @@ _BY_TORCH = {record.torch: record for record in FLOATS.values()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """What ``parse_dtype`` reads back. torch's operators take a dtype by this name: a program of
-    ``torch.export`` cannot be saved with a dtype of less than a byte.
+    """The name of a dtype, which ``parse_dtype`` reads.
+
+    Operators take dtypes by name, because ``torch.export`` cannot save a program with a sub-byte dtype.
     """
     return _NAMES[dtype]
 
@@ -66,7 +67,7 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def float_dtype(dtype: torch.dtype, what: str) -> Float:
-    """The record of a floating dtype, or a sentence that says what ``what`` accepts."""
+    """The record of a floating dtype. ``what`` names the argument in the error message."""
     record = _BY_TORCH.get(dtype)
     if record is None:
         named = ", ".join(f"torch.{name}" for name in FLOATS)

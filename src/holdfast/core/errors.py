@@ -1,26 +1,26 @@
-"""The errors: one tree, each also the builtin that a Python user would catch."""
+"""The errors of this library. Each is also a subclass of the matching builtin error."""
 
 from __future__ import annotations
 
 
 class HoldfastError(Exception):
-    """Every error that this library raises on purpose."""
+    """Base class of all errors that this library raises."""
 
 
 class InvalidDescriptor(HoldfastError, ValueError):
-    """The problem as described does not make sense."""
+    """The descriptor describes no valid problem."""
 
 
 class InvalidArgs(HoldfastError, ValueError, TypeError):
-    """The tensors given to a plan are not the ones that its descriptor describes."""
+    """The tensors given to a plan do not match its descriptor."""
 
 
 class InvalidIndex(HoldfastError, IndexError):
-    """An index names no row."""
+    """An index is out of range."""
 
 
 class Unsupported(HoldfastError, NotImplementedError):
-    """The problem makes sense, but nothing here can serve it; the message says why for each candidate."""
+    """No kernel supports the problem; the message gives the reason for each candidate."""
 
 
 class WorkspaceTooSmall(HoldfastError, ValueError):
@@ -32,4 +32,4 @@ class CollectiveFailed(HoldfastError, RuntimeError):
 
 
 class NotReproducible(HoldfastError, AssertionError):
-    """A step gave other bits than it did before; the message says which, where, and between which runs."""
+    """A repeated step gave different bits; the message says which tensor, where, and between which runs."""

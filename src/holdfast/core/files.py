@@ -9,11 +9,11 @@ from holdfast.core.errors import HoldfastError
 
 
 class UnusableFile(HoldfastError, ValueError):
-    """A file cannot be read or written, or does not hold what it was given for."""
+    """A file cannot be read or written, or its content is not valid."""
 
 
 def require_writable(*paths: str | Path | None) -> None:
-    """Refuse a file that could not be written later. None stands for no file."""
+    """Raise if one of the files cannot be written. None means no file."""
     for path in paths:
         if path is None:
             continue

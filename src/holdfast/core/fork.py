@@ -1,7 +1,7 @@
-"""What must not be halfway when the process forks.
+"""Locks that are taken before the process forks.
 
-A child has one thread, the one that forked. What another thread was in the middle of, an import or a
-compilation, would stay unfinished there for ever, and its lock held. So forking waits for these locks.
+A forked child has one thread. If another thread holds a lock at the time of the fork, because it imports or
+compiles, the lock is never released in the child. So ``os.fork`` waits for these locks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Held while a kernel's module is imported. It is taken first, since such a module adds locks of its own.
+#: Held while a kernel's module is imported. It is taken before all other locks, since such a module may add
+#: locks.
 importing = threading.RLock()
 
 _locks: list[Any] = []
@@ -25,7 +26,7 @@ def wait_for(lock: Any) -> None:
 
 
 def in_child(call: Callable[[], None]) -> None:
-    """Call this in every child, before anything else there."""
+    """Call ``call`` in every child, before the locks are released."""
     _in_child.append(call)
 
 

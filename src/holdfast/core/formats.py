@@ -1,4 +1,4 @@
-"""Number formats: what a code stands for, and how codes are stored and scaled.
+"""Number formats: the value of a code, and how codes are stored and scaled.
 
 A format is a frozen record. Everything that depends on the format (the range, the storage, the packing, the
 dtypes of a scale, whether there is a zero point, the code of NaN) is read from it. In the public functions a
@@ -22,11 +22,12 @@ LARGEST_CODE = 2**16
 
 @dataclass(frozen=True)
 class Scales:
-    """What the scales of a format may be.
+    """The scales that a format accepts.
 
-    ``dtypes``: the dtypes of a scale tensor. ``real``: the dtype of the real tensor, and a Python float, are
-    accepted as well. ``block``: elements along the last axis that share a scale; None leaves that to the
-    granularity. ``per_tensor``: one more float32 scale multiplies those of all blocks.
+    ``dtypes``: the dtypes of a scale tensor. ``real``: whether the dtype of the real tensor and a Python
+    float are accepted too. ``block``: number of elements along the last axis that share a scale; if it is
+    None, the granularity decides. ``per_tensor``: whether an additional float32 scale multiplies all block
+    scales.
     """
 
     dtypes: tuple[TorchDtype, ...] = (torch.float32,)
@@ -35,7 +36,7 @@ class Scales:
     per_tensor: bool = False
 
     def accepted(self, real: TorchDtype) -> tuple[TorchDtype, ...]:
-        """The dtypes of a scale tensor where the real tensor has the dtype ``real``."""
+        """The accepted dtypes of a scale tensor for a real tensor of dtype ``real``."""
         return tuple(dict.fromkeys((*self.dtypes, real))) if self.real else self.dtypes
 
 
@@ -43,18 +44,18 @@ class Scales:
 class Format:
     """A number format. ``real = (value of the code - zero_point) * scale``.
 
-    ``torch`` is the dtype that names the format, ``storage`` the dtype of a tensor with one code in each
-    element, ``bits`` the size of a code. ``code_range`` is the least and the greatest value of a code. A
-    quotient ``real / scale`` is rounded to the nearest value, ties to even; values outside ``code_range``,
-    infinities included, saturate.
+    ``torch`` is the dtype that names the format, ``storage`` the dtype of a tensor with one code per element,
+    ``bits`` the size of a code. ``code_range`` holds the least and the greatest value of a code. The quotient
+    ``real / scale`` is rounded to the nearest value, ties to even; values outside ``code_range``, infinities
+    included, saturate.
 
-    Without ``exponent_bits`` the values are integers, and a code is its value. With them a code is a sign, an
-    exponent and a mantissa, as in IEEE 754: the bias is ``2**(exponent_bits - 1) - 1``, and the exponent 0
-    holds the subnormal numbers and both zeros. ``nan`` is the code of NaN; if it is None, NaN takes the code
+    If ``exponent_bits`` is 0, values are integers and a code equals its value. Otherwise a code has a sign,
+    an exponent and a mantissa, as in IEEE 754: the bias is ``2**(exponent_bits - 1) - 1``, and exponent 0 is
+    for subnormal numbers and zeros. ``nan`` is the code of NaN; if it is None, NaN is quantized to the code
     of 0.0. ``infinity`` is the code of +infinity: dequantize reads it, quantize never writes it.
 
-    ``carried`` codes are integers in a floating dtype. They are differentiable and have no range of their
-    own: the caller gives one within ``code_range``.
+    ``carried`` codes are integers in a floating dtype. They are differentiable. The caller chooses their
+    range within ``code_range``.
     """
 
     torch: TorchDtype
@@ -81,7 +82,7 @@ class Format:
 
     @property
     def per_byte(self) -> int:
-        """Codes that share a byte when they are packed, the first in the low bits; 1 if none do."""
+        """Codes per byte when packed, the first in the low bits; 1 if codes cannot be packed."""
         return 8 // self.bits if self.bits < 8 else 1
 
     @property
@@ -122,7 +123,7 @@ def _integer(dtype: TorchDtype, name: str, bits: int, signed: bool, storage: Tor
 
 
 def _carried(carrier: Float) -> Format:
-    """Integers that the floating dtype holds exactly."""
+    """The format of integers that a floating dtype holds exactly."""
     most = min(2**carrier.precision, LARGEST_CODE)
     return Format(carrier.torch, carrier.name, carrier.bits, carrier.torch, (-most, most), carried=True)
 
@@ -150,8 +151,7 @@ E4M3FN = Format(
     zero_point=False,
 )
 
-#: The integer formats, the float formats, and integers carried in a floating dtype, by the names of the
-#: torch dtypes that stand for them.
+#: The integer formats, the float formats, and the integers carried in a floating dtype, by torch dtype name.
 INTEGERS = {f.name: f for f in (INT2, UINT2, INT4, UINT4, INT8, UINT8, INT16, UINT16)}
 FLOAT_FORMATS = {f.name: f for f in (E4M3FN,)}
 CARRIED = {f.name: f for f in map(_carried, FLOATS.values())}
@@ -160,7 +160,7 @@ _BY_TORCH = {f.torch: f for f in (*INTEGERS.values(), *FLOAT_FORMATS.values(), *
 
 
 def format_of(dtype: torch.dtype, what: str) -> Format:
-    """The format that a torch dtype stands for, or a sentence that says what ``what`` accepts."""
+    """The format that a torch dtype names. ``what`` names the argument in the error message."""
     found = _BY_TORCH.get(dtype)
     if found is None:
         raise InvalidDescriptor(

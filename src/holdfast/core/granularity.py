@@ -1,8 +1,8 @@
-"""How scales are shared: a granularity is a view of the tensor, never a kernel of its own.
+"""Granularities: which elements share a scale.
 
-Seen from its scales any tensor is [outer, channel, inner]: one scale for all (per tensor), one for each index
-of an axis (per channel), one for each row of the last axis (per token), or one for each run of neighbours
-along an axis (per group, which splits that axis in two).
+Kernels are the same for all granularities. A granularity gives a ``ScaleView`` of the tensor: one scale for
+all elements (per tensor), for each index of an axis (per channel), for each row of the last axis (per token),
+or for each run of neighbours along an axis (per group; the view splits that axis in two).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from holdfast.core.strided import contiguous_strides
 
 @dataclass(frozen=True)
 class ScaleView:
-    """A tensor seen from its scales.
+    """The shape of a tensor, and how scales are broadcast to it.
 
-    ``shape`` is the tensor's, with a grouped axis split in two (``split``); ``varies`` says along which of
-    these dimensions the scale changes; ``scale_shape`` is the shape that scales have.
+    ``shape`` is the tensor's shape. A grouped axis is split in two: ``split`` is (axis, group size).
+    ``varies`` says for each dimension of ``shape`` whether the scale varies along it. ``scale_shape`` is the
+    shape of the scale tensor.
     """
 
     shape: tuple[int, ...]
@@ -36,17 +37,17 @@ class ScaleView:
         return prod(self.scale_shape)
 
     def tensor_strides(self, strides: Sequence[int]) -> tuple[int, ...]:
-        """The tensor's strides, for the dimensions of ``shape``."""
+        """The tensor's strides in the dimensions of ``shape``."""
         if self.split is None:
             return tuple(strides)
         axis, group = self.split
         return (*strides[:axis], strides[axis] * group, *strides[axis:])
 
     def scale_strides(self, shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-        """The strides of a scale tensor for the dimensions of ``shape``; None if it has the wrong shape.
+        """The strides of a scale tensor in the dimensions of ``shape``; None if its shape is not accepted.
 
-        Accepted are ``scale_shape`` itself, the tensor's shape with 1 for each axis that shares a scale
-        (what ``keepdim=True`` leaves), and one flat axis of as many scales.
+        Accepted are ``scale_shape``, the tensor's shape with 1 for each axis that shares a scale (as from
+        ``keepdim=True``), and a 1-D tensor of ``scale_count`` scales.
         """
         if tuple(shape) == self.scale_shape:
             own = iter(strides)
@@ -62,10 +63,10 @@ class ScaleView:
 
 
 class Granularity:
-    """How many elements share a scale."""
+    """Which elements share a scale."""
 
-    #: The granularity in one word, which ``granularity_named`` reads back. It is kept rather than computed:
-    #: where a compiler traces, an axis may be a symbol, which no string can hold.
+    #: The granularity as a string, which ``granularity_named`` reads. It is stored at construction: in a
+    #: trace an axis may be a symbol, which has no string.
     name: str
 
     def __post_init__(self) -> None:
@@ -73,8 +74,8 @@ class Granularity:
         object.__setattr__(self, "name", ":".join([_NAMES[type(self)], *map(str, numbers)]))
 
     def view(self, shape: tuple[int, ...]) -> ScaleView:
-        """``shape`` seen from its scales; raises InvalidDescriptor if it cannot be shared this way."""
-        # Before the look-up: True equals 1, and would be found where that was.
+        """The scale view of ``shape``. Raises InvalidDescriptor if the granularity does not fit it."""
+        # Checked before the cache look-up, because True equals 1 as a key.
         for field in fields(self):  # type: ignore[arg-type]
             _require_whole(field.name, getattr(self, field.name))
         return _view(self, shape)
@@ -104,7 +105,7 @@ class PerChannel(Granularity):
 
 @dataclass(frozen=True)
 class PerToken(Granularity):
-    """One scale for each row of the last axis: the scales have the shape of the tensor less that axis."""
+    """One scale for each row of the last axis: the scales have the shape of the tensor without that axis."""
 
     def _view(self, shape: tuple[int, ...]) -> ScaleView:
         last = len(shape) - 1
@@ -113,9 +114,9 @@ class PerToken(Granularity):
 
 @dataclass(frozen=True)
 class PerGroup(Granularity):
-    """One scale for each ``group_size`` neighbours along ``axis``, which it must divide.
+    """One scale for each ``group_size`` neighbours along ``axis``; ``group_size`` must divide its size.
 
-    The scales have the tensor's shape, with ``shape[axis] // group_size`` in place of the axis.
+    The scales have the tensor's shape, with ``shape[axis] // group_size`` along ``axis``.
     """
 
     group_size: int
@@ -147,13 +148,13 @@ _NAMES: dict[type[Granularity], str] = {
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 
-#: What is meant where nothing is said.
+#: The default granularity.
 ONE_SCALE = PerTensor()
 
 
 @lru_cache(maxsize=1024)
 def granularity_named(name: str) -> Granularity:
-    """The granularity whose ``name`` this is."""
+    """The granularity with this ``name``."""
     kind, *numbers = name.split(":")
     try:
         return _KINDS[kind](*map(int, numbers))

@@ -1,7 +1,7 @@
-"""Imports of kernels, with the compilers behind them: an interrupt cannot leave one half done.
+"""Imports of kernel modules and their compilers, protected from interrupts.
 
-Python forgets a module whose import fails, but keeps those that it had imported by then. Numba cannot be
-imported on top of its own remains. So an interrupt waits until the import is over.
+If an import fails, Python drops that module but keeps the modules that it had already imported. After such a
+partial import Numba cannot be imported again. So an interrupt is delayed until the import has ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.core import fork
 
 
 def load(place: str) -> Any:
-    """What ``place``, "module:name", stands for."""
+    """Import the object at ``place``, which is "module:name"."""
     module, _, name = place.partition(":")
     with fork.importing:
         if module in sys.modules:
@@ -30,7 +30,7 @@ def load(place: str) -> Any:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Hand SIGINT to its handler only at the end. It is the main thread alone that handles signals."""
+    """Delay SIGINT until the end of the block. Only the main thread handles signals."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,8 +1,8 @@
-"""The launch that a plan did last, and whether new args are like those it was prepared for.
+"""The cache of a plan's last call, and the check whether new args match it.
 
-Reading dtype, shape, strides and device of every tensor from Python costs more than all else that ``run``
-does. torch can compare them with remembered ones in one call, by which its compiler guards what it compiled.
-Where that private interface is missing, every run takes the long way, to the same end.
+Reading dtype, shape, strides and device of every tensor in Python takes more time than the rest of ``run``.
+``TensorGuards``, which torch.compile uses for its guards, compares them with stored ones in one call. If this
+private interface is missing, every run looks up its full signature instead, with the same result.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _address = torch.Tensor.data_ptr
 _storage = torch.Tensor.untyped_storage
 _size = torch.UntypedStorage.nbytes
 
-#: The address of each operand, 0 for one of the host; and the bytes of each tensor's storage.
+#: The address of each operand, 0 for a host value; and the storage size of each tensor, bytes.
 Places = tuple[Sequence[int], Sequence[int]]
 
 
 def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The bytes of each tensor's storage, which may have been freed or shrunk since the last look."""
+    """The storage size of each tensor in bytes. It changes if the storage is freed or shrunk."""
     return list(map(_size, map(_storage, tensors)))
 
 
 class LastCall(Generic[T]):
-    """What was prepared for some operands and options, and a quick way to tell whether others are alike."""
+    """The launch prepared for some operands and options, and a fast check whether others match them."""
 
     __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "prepared")
 
@@ -49,16 +49,16 @@ class LastCall(Generic[T]):
 
     @classmethod
     def of(cls, prepared: T, operands: Sequence[Any], options: tuple[Any, ...]) -> Self | None:
-        """None where there is no quick way to compare."""
+        """The cache for this call; None if TensorGuards cannot compare these operands."""
         tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
         check = private.guard_of(tensors) if tensors else None
         return None if check is None else cls(prepared, check, operands, options)
 
     def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
-        """Where the operands are; None if they are unlike the remembered ones."""
-        if options is not self._options:  # an empty tuple is one object
+        """The places of the operands; None if they do not match the cached ones."""
+        if options is not self._options:  # the empty tuple is a singleton
             for option, known in zip(options, self._options, strict=True):
-                if option is not known:  # 1 equals True, and is none
+                if option is not known:  # compared by identity: 1 equals True
                     return None
         for i, kind, key in self._hosts:
             operand = operands[i]
@@ -67,9 +67,9 @@ class LastCall(Generic[T]):
         tensors = self._tensors_of(operands)
         try:
             for tensor in tensors:
-                if tensor.is_nested:  # it has no sizes, and the check, asked for them, would end the process
+                if tensor.is_nested:  # it has no sizes: the check would abort the process
                     return None
-        except AttributeError:  # a value of the host, where there was a tensor
+        except AttributeError:  # a host value instead of a tensor
             return None
         if not self._check(*tensors):
             return None
@@ -80,14 +80,14 @@ class LastCall(Generic[T]):
 
 
 def getter_of(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What takes the operands at these positions."""
+    """A function that returns the operands at these positions as a tuple."""
     if len(positions) > 1:
         return itemgetter(*positions)
-    # One position would give the operand itself, one slice gives it in a tuple.
+    # With one position itemgetter returns the operand itself; with a slice it returns a tuple.
     first = positions[0] if positions else 0
     return itemgetter(slice(first, first + len(positions)))
 
 
 def host_key(operand: Any) -> Any:
-    """What a launch depends on in a value of the host: a float may change from run to run."""
+    """The part of a host value that a launch depends on: only the type of a float, the value of an int."""
     return float if type(operand) is float else operand

@@ -1,4 +1,4 @@
-"""The machine and the versions that findings and figures come from."""
+"""The machine and package versions of a measurement or verification."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("triton", "numba", "numpy")
 
 @dataclass(frozen=True)
 class Machine:
-    """Processors, system and versions. What there is none of is None."""
+    """Processors, system and versions. Missing ones are None."""
 
     cpu: str
     cores: int
@@ -29,7 +29,7 @@ class Machine:
 
     @staticmethod
     def here(**versions: str) -> Machine:
-        """This machine. ``versions`` are named before those of the packages."""
+        """This machine. ``versions`` are listed before those of the packages."""
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         return Machine(
             cpu=processor(),
@@ -48,7 +48,7 @@ class Machine:
 
 
 def processor() -> str:
-    """The CPU's own name for itself."""
+    """The model name of the CPU."""
     listing = Path("/proc/cpuinfo")
     if listing.exists():
         for line in listing.read_text().splitlines():
@@ -58,7 +58,7 @@ def processor() -> str:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Python, torch and the packages below the kernels."""
+    """Versions of Python, torch and ``PACKAGES``; None for packages that are not installed."""
     made: dict[str, str | None] = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in PACKAGES:
         try:
@@ -71,14 +71,14 @@ def package_versions() -> dict[str, str | None]:
 def _system() -> str:
     try:
         name = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except (OSError, KeyError):  # not Linux, or a Linux that does not say
+    except (OSError, KeyError):  # not Linux, or no name in os-release
         name = ""
     kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
     return f"{name}, {kernel}" if name else kernel
 
 
 def _driver() -> str | None:
-    """The version of the NVIDIA driver, as its own tool tells it."""
+    """The version of the NVIDIA driver, from nvidia-smi."""
     asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         told = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout

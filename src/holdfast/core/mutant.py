@@ -1,6 +1,6 @@
-"""Mutants: deliberate mistakes, which an op lists beside its kernels and which its cases must reveal.
+"""Mutants: deliberate mistakes that the cases of an op must detect. They are listed in the op's folder.
 
-``Mutant`` is a mistake in the reference: one function replaced, or its result spoiled. ``KernelMutant`` is a
+``Mutant`` is a mistake in the reference: it replaces a function or changes the result. ``KernelMutant`` is a
 mistake in the source of a CPU or GPU kernel.
 """
 
@@ -21,17 +21,18 @@ from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE
 
 Run = Callable[[Args], None]
-#: Runs a reference kernel's launch on args, wrongly.
+#: Runs a reference kernel on args with a mistake. Takes the plan, the descriptor, the correct run and the
+#: args.
 Spoil = Callable[[AnyPlan, Any, Run, Any], None]
 
 
 class MutantError(Exception):
-    """A mutant that proves nothing: it raised, or what it replaces is gone or is never used."""
+    """A mutant that tests nothing: it raised, or its target does not exist or is never used."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake, and the plans in which it can be made (``op direction``; all if none is named)."""
+    """A mistake, and the plans that it applies to (``op direction``; all plans if empty)."""
 
     name: str
     spoil: Spoil
@@ -42,14 +43,14 @@ class Mutant:
         return (not self.plans or f"{plan.op} {plan.direction}" in self.plans) and self.only(plan)
 
 
-#: What the current mutant replaces, and which of these were used.
+#: The functions that the current mutant replaces, and those that were called.
 targets: set[str] = set()
 used_targets: set[str] = set()
 
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """``value``, a function or a property, for what ``owner`` calls ``name``, for as long as this is open."""
+    """Replace the attribute ``name`` of ``owner`` by ``value``, a function or property, inside the block."""
     if not hasattr(owner, name):
         raise MutantError(f"{owner.__name__} has no {name!r} to replace.")
     right, target = getattr(owner, name), f"{owner.__name__}.{name}"
@@ -62,7 +63,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _noted(target: str, value: Any) -> Any:
-    """``value``, noting that it is used."""
+    """``value``, wrapped to add ``target`` to ``used_targets`` when it is called."""
     if isinstance(value, property):
         return property(_noted(target, value.fget))
 
@@ -75,7 +76,7 @@ def _noted(target: str, value: Any) -> Any:
 
 
 def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
-    """Run with ``function`` in place of the function ``name`` of the op's reference."""
+    """Run with ``function`` instead of the function ``name`` of the op's reference."""
 
     def spoil(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
         module = importlib.import_module(plan.implementations("reference")[0].place.partition(":")[0])
@@ -86,7 +87,7 @@ def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
 
 
 def described(**fields: Any) -> Spoil:
-    """Run what the reference does for a descriptor with other ``fields``."""
+    """Run the reference for a descriptor with these ``fields`` changed."""
 
     def spoil(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
         other = plan._kernel("reference", replace(desc, **fields), CPU_STREAM.device)
@@ -104,7 +105,7 @@ def changed(args: Args, **operands: Any) -> Args:
 class KernelMutant:
     """A mistake in a kernel's source: ``new`` instead of ``old`` in ``module``.
 
-    Each of ``plans`` is run with it. Cases with ``likely`` in their names are tried first, to save time.
+    Each of ``plans`` runs with the mistake. Cases with ``likely`` in their names run first, to save time.
     """
 
     name: str
@@ -124,11 +125,11 @@ class KernelMutant:
 
     @property
     def backend(self) -> str:
-        """The backend that the kernel belongs to: a source that imports Triton is for the GPU."""
+        """The backend of the kernel: "gpu" if the source imports Triton."""
         return "gpu" if re.search(r"^import triton", self.path.read_text(), re.MULTILINE) else "cpu"
 
     def source(self) -> str:
-        """The source with the mistake in it."""
+        """The source with the mistake."""
         right = self.path.read_text()
         found = right.count(self.old)
         if found != 1:

@@ -1,7 +1,4 @@
-"""The operands of a run: where they lie, what a launch depends on in them, and the checks of the tensors.
-
-Each failure of a check is a sentence.
-"""
+"""The operands of a run: their places in memory, their launch keys, and checks of the tensors."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from holdfast.core.descriptor import Expected
 from holdfast.core.last_call import Places, host_key, storage_sizes
 from holdfast.core.strided import overlaps_itself, span
 
-#: A tensor, or a value that the host holds (a scale as a float, a zero point as an int or None).
+#: A tensor, or a host value (a scale as a float, a zero point as an int or None).
 Operand = torch.Tensor | float | int | None
 
-#: Places that no operands are at.
+#: Equal to the places of no operands.
 NO_PLACES: Places = ((), ())
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -30,10 +27,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 @dataclass
 class Extents:
-    """The bytes that each operand reaches over; for each tensor its position, these bytes, its itemsize."""
+    """Sizes of operands in memory, from the first byte to the last."""
 
-    of_operands: tuple[int, ...]
-    of_tensors: tuple[tuple[int, int, int], ...]
+    of_operands: tuple[int, ...]  # bytes; 0 for host values
+    of_tensors: tuple[tuple[int, int, int], ...]  # position among the operands, bytes, itemsize
 
     @classmethod
     def of(cls, operands: Sequence[Operand]) -> Self:
@@ -47,31 +44,31 @@ class Extents:
 
 
 def addresses_of(operands: Sequence[Operand]) -> list[int]:
-    """The address of each operand; 0 for a value of the host."""
+    """The address of each operand; 0 for a host value."""
     return [_address(operand) if isinstance(operand, torch.Tensor) else 0 for operand in operands]
 
 
 def _address(tensor: torch.Tensor) -> int:
     if type(tensor) not in _PLAIN and refused_memory("", tensor):
-        raise TypeError  # a tensor without memory, whose address means nothing
+        raise TypeError  # a tensor without memory has no address
     return tensor.data_ptr()
 
 
 def places_of(operands: Sequence[Operand]) -> Places:
-    """The address of each operand, and the bytes of each tensor's storage."""
+    """The address of each operand, and the storage size of each tensor."""
     rooms = storage_sizes(operand for operand in operands if isinstance(operand, torch.Tensor))
     return addresses_of(operands), rooms
 
 
 def misalignment_of(addresses: Sequence[int]) -> tuple[int, ...]:
-    """The distance of each address from a multiple of 16; empty if all are multiples. Kernels use that."""
+    """Each address modulo 16; empty if all addresses are aligned to 16 bytes. Selects the kernel variant."""
     if not reduce(or_, addresses, 0) & 15:
         return ()
     return tuple(address & 15 for address in addresses)
 
 
 def launch_key(operand: Operand) -> Any:
-    """What a launch depends on in an operand."""
+    """The properties of an operand that a launch depends on."""
     if isinstance(operand, torch.Tensor):
         kind = type(operand), operand.is_neg(), private.is_zerotensor(operand)
         return operand.dtype, operand.shape, operand.stride(), operand.device, kind
@@ -79,7 +76,7 @@ def launch_key(operand: Operand) -> Any:
 
 
 def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
-    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or nothing."""
+    """Why a kernel on ``device`` cannot read or write the memory of ``tensor``, or ""."""
     reason = refused_kind(name, tensor)
     if reason:
         return reason
@@ -91,7 +88,7 @@ def refused_place(name: str, tensor: torch.Tensor, device: torch.device) -> str:
 
 
 def refused_tensor(name: str, tensor: Any, expected: Expected | None) -> str:
-    """Why ``tensor`` is not what the descriptor asks for; if nothing is expected, there must be none."""
+    """Why ``tensor`` does not match the descriptor, or "". With ``expected=None`` it must be None."""
     if expected is None:
         return "" if tensor is None else f"{name} is given, and the descriptor says that there is none."
     shape, dtype = expected
@@ -102,7 +99,7 @@ def refused_tensor(name: str, tensor: Any, expected: Expected | None) -> str:
 
 
 def refused_dtype(name: str, tensor: Any, dtype: torch.dtype) -> str:
-    """Why ``tensor`` is not a tensor of ``dtype``, or nothing."""
+    """Why ``tensor`` is not a tensor of ``dtype``, or ""."""
     if not isinstance(tensor, torch.Tensor):
         return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
     if tensor.dtype != dtype:
@@ -111,7 +108,7 @@ def refused_dtype(name: str, tensor: Any, dtype: torch.dtype) -> str:
 
 
 def refused_output(name: str, out: torch.Tensor) -> str:
-    """Why a tensor cannot be written, or nothing."""
+    """Why a tensor cannot be written, or ""."""
     if overlaps_itself(out.shape, out.stride()):
         return (
             f"{name} has strides {tuple(out.stride())} for shape {tuple(out.shape)}, so that "
@@ -129,10 +126,10 @@ def refused_places(
     workspace: tuple[int, int],
     known: Places = NO_PLACES,
 ) -> str:
-    """Why memory is missing or shared, or nothing.
+    """Why the memory of an operand is too small or overlaps an output or the workspace, or "".
 
-    The first ``outputs`` operands are written. ``workspace`` is an address, 0 for none, and a size. What is
-    where it was ``known`` to be has all of its memory.
+    The first ``outputs`` operands are written. ``workspace`` is (address or 0, bytes). Operands at their
+    ``known`` places are not checked for size again.
     """
     addresses, rooms = places
     before, rooms_before = known

@@ -1,8 +1,7 @@
-"""The plan protocol: select, ask, run.
+"""Plans: a problem on one device, with a kernel selected for it.
 
-A plan is one problem (a descriptor) on one device with one kernel selected for it. ``run`` accepts tensors of
-any strides. What it works out about them (are they right? which loops? which compiled variant?) it remembers
-by their dtypes, shapes and strides, so that a repeated call costs a look-up and a launch.
+``run`` accepts tensors of any strides. It checks them, chooses the loops and the compiled variant, and caches
+the result by dtypes, shapes and strides. A repeated call costs one look-up and the launch.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ from holdfast.core.workspace_layout import WorkspaceLayout
 
 _NO_STREAM = object()
 
-#: What a prepared launch depends on, and the address of each operand (0 for a value of the host).
+#: The key of a prepared launch, and the address of each operand (0 for a host value).
 Signature = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
 class Args:
-    """The tensors of one run. ``core.declaration.arguments`` says what a subclass declares."""
+    """The operands and options of one run. ``core.declaration`` describes how a subclass declares them."""
 
     __slots__ = ()
 
-    #: The names of the operands that are written, of those that are read, and of the options.
+    #: The names of the operands that are written, of the operands that are read, and of the options.
     outputs: ClassVar[tuple[str, ...]]
     inputs: ClassVar[tuple[str, ...]]
     flags: ClassVar[tuple[str, ...]]
 
     @classmethod
     def described(cls, desc: Descriptor) -> Self:
-        """Args of contiguous tensors without memory, to prepare a kernel for what they are like."""
+        """Args of contiguous meta tensors, to compile a kernel without data."""
         expected = {name: desc.expected(name) for name in (*cls.outputs, *cls.inputs)}
         made: dict[str, Any] = {
             name: found and torch.empty(found[0], dtype=found[1], device="meta")
@@ -65,15 +64,15 @@ class Args:
         return cls(**made)
 
     def operands(self) -> tuple[Operand, ...]:
-        """What the kernel reads and writes, the outputs first."""
+        """The operands, outputs first."""
         raise NotImplementedError
 
     def options(self) -> tuple[bool, ...]:
-        """What a launch depends on besides its operands: flags, such as ``accumulate``."""
+        """The options, such as ``accumulate``."""
         return ()
 
     def signature(self) -> Signature:
-        """What a launch depends on, and the addresses of its operands."""
+        """The key of the launch, and the addresses of the operands."""
         operands = self.operands()
         addresses = addresses_of(operands)
         options = tuple((type(option), option) for option in self.options())
@@ -85,7 +84,7 @@ D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A", bound=Args)
 A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 
-#: Runs one prepared variant: the stream, the workspace, the args, and each operand's address.
+#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 
@@ -97,18 +96,18 @@ class Kernel(Protocol[A_contra]):
     workspace_layouts: tuple[WorkspaceLayout, ...]
 
     def compile(self) -> None:
-        """Compile the variant that contiguous tensors take."""
+        """Compile the variant for contiguous tensors."""
 
     def prepare(self, args: A_contra) -> Launch[Any]:
-        """Settle everything that follows from the dtypes, shapes and strides of valid ``args``."""
+        """Prepare the launch for the dtypes, shapes and strides of ``args``, which were checked."""
 
 
 class DescribedKernel(Generic[D]):
-    """What kernels have on any backend: a descriptor, a device, and no workspace unless they say so."""
+    """Base class of kernels on any backend. By default a kernel has no workspace."""
 
     workspace_size = 0
     workspace_layouts: tuple[WorkspaceLayout, ...] = ()
-    #: The framework's operator that sorts for this kernel, with scratch memory of its own; "" for none.
+    #: The torch operator that this kernel sorts with; it allocates its own scratch memory. "" for none.
     sorted_by = ""
     #: The variant that the kernel uses for this problem, if it has several; ``explain`` prints it.
     variant = ""
@@ -123,12 +122,12 @@ class DescribedKernel(Generic[D]):
         self.workspace_size = max(layout.size for layout in layouts)
 
     def compile(self) -> None:
-        """Nothing, where there is no compiler."""
+        """Does nothing: for backends without a compiler."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An implementation as ``select`` saw it: usable, or not for ``reason``."""
+    """An implementation that ``select`` considered. ``reason`` says why it is not usable; "" if it is."""
 
     backend: str
     reason: str = ""
@@ -136,7 +135,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The backend, and the name of the implementation where there are several."""
+        """The backend, and the name of the implementation if it has one."""
         impl = self.implementation
         return f"{self.backend} {impl.name}" if impl and impl.name else self.backend
 
@@ -146,35 +145,35 @@ class _Admitted(Generic[A]):
     launch: Launch[A] | None
     extents: Extents
     misalignment: tuple[int, ...]
-    #: Places that were found to fit: all memory is there, and no output is in that of another operand.
+    #: Places that passed the check of sizes and overlaps.
     fit: Places
-    #: Where the workspace was then; 0 for none.
+    #: The address of the workspace in that check; 0 for none.
     scratch: int
-    #: Takes the outputs that there are from the operands.
+    #: Returns the outputs that are not None, given the operands.
     written: Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Plan(Generic[D, A]):
     """One problem on one device, with a kernel selected for it.
 
-    A subclass is named for its op, as ``core.declaration`` tells, and says what ``ulp`` is. All else has a
-    default. ``abstract=True`` leaves it out of the registry.
+    The class name of a subclass gives its op (see ``core.declaration``). A subclass must define ``ulp``; all
+    else has a default. A subclass with ``abstract=True`` is not registered.
     """
 
     op: ClassVar[str]
     direction: ClassVar[Direction]
     Descriptor: ClassVar[type[Descriptor]]
     Args: ClassVar[type[Args]]
-    #: The names of the operands, outputs first; and of the outputs and inputs among them.
+    #: The names of all operands, outputs first; of the outputs; of the inputs.
     operands: ClassVar[tuple[str, ...]]
     outputs: ClassVar[tuple[str, ...]]
     inputs: ClassVar[tuple[str, ...]]
-    #: The implementations, best first on each backend.
+    #: The implementations; those of one backend are in order of preference.
     kernels: ClassVar[Sequence[Implementation]]
-    #: The module that lists the named inputs of this plan.
+    #: The module that lists the cases of this plan.
     cases: ClassVar[str]
 
-    #: How many combinations of strides and dtypes a plan remembers before it starts anew.
+    #: Maximum number of cached launches. The cache is cleared when it is full.
     _remembered: ClassVar[int] = 256
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
@@ -205,7 +204,7 @@ class Plan(Generic[D, A]):
         self.implementation = implementation
         self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
         self._last_call: LastCall[_Admitted[A]] | None = None
-        self._stream: object = _NO_STREAM  # the one that the last run was on
+        self._stream: object = _NO_STREAM  # the stream of the last run
 
     def __repr__(self) -> str:
         desc = self.descriptor
@@ -238,7 +237,7 @@ class Plan(Generic[D, A]):
 
     @classmethod
     def consider(cls, stream: Stream, desc: D, pref: PlanPreference | None = None) -> list[Candidate]:
-        """Every implementation with the reason why it would not be selected; the first without one is."""
+        """All candidates in order of preference. ``select`` takes the first one without a ``reason``."""
         pref = pref or PlanPreference()
         known = registry.backends()
         candidates = []
@@ -270,7 +269,7 @@ class Plan(Generic[D, A]):
 
     @classmethod
     def implementations(cls, backend: str) -> list[Implementation]:
-        """The implementations on a backend, best first."""
+        """The implementations on a backend, in order of preference."""
         return [impl for impl in cls.kernels if impl.backend == backend]
 
     @classmethod
@@ -286,7 +285,7 @@ class Plan(Generic[D, A]):
         return ""
 
     def ulp(self) -> dict[str, float]:
-        """The bound of each output's error; ``PrecisionGuarantee`` tells in which units."""
+        """The error bound of each output, in the units of ``PrecisionGuarantee``."""
         raise NotImplementedError
 
     def sku(self) -> KernelSku:
@@ -306,12 +305,12 @@ class Plan(Generic[D, A]):
         )
 
     def precision_guarantee(self) -> PrecisionGuarantee:
-        """What the kernel promises."""
+        """The guarantees of the selected kernel."""
         compute = self.descriptor.compute.name
         return PrecisionGuarantee(compute, compute, ulp=self.ulp())
 
     def bytes_moved(self) -> int:
-        """The fewest bytes that a run must read and write: the floor of its time."""
+        """The minimum number of bytes that a run reads and writes; bounds its time from below."""
         expected = filter(None, map(self.descriptor.expected, self.operands))
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in expected)
 
@@ -320,11 +319,11 @@ class Plan(Generic[D, A]):
         return self.kernel.workspace_size
 
     def can_implement(self, args: A) -> Verdict:
-        """Whether ``run`` would take these args; if not, why."""
+        """Whether ``run`` accepts these args, and the reason if it does not."""
         return Verdict(self._refusal(args))
 
     def run(self, stream: Stream, workspace: Workspace | torch.Tensor | None, args: A) -> None:
-        """Launch on ``stream``. Raises before anything is written if the args do not fit."""
+        """Launch on ``stream``. If the args are not valid, it raises before anything is written."""
         device_errors.raise_reported()
         if stream is not self._stream:
             self._stream = self._checked_stream(stream)
@@ -352,7 +351,7 @@ class Plan(Generic[D, A]):
                 raise InvalidArgs(reason)
         if admitted.launch is not None:
             admitted.launch(stream, workspace, args, places[0])
-            # What autograd saved and a kernel has overwritten must not go into a gradient unnoticed.
+            # Autograd then notices if a tensor that it saved for a gradient was overwritten.
             private.increment_version(admitted.written(operands))
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
@@ -370,7 +369,7 @@ class Plan(Generic[D, A]):
         return stream
 
     def _recall(self, args: A, operands: Sequence[Operand]) -> tuple[_Admitted[A] | None, Places]:
-        """What is remembered of args like these, if anything, and where their operands are."""
+        """The cached launch for these args, if any, and the places of their operands."""
         last, options = self._last_call, args.options()
         try:
             places = last and last.places(operands, options)
@@ -382,7 +381,7 @@ class Plan(Generic[D, A]):
                     return admitted, places
             remembered = self._admitted.get(args.signature()[0])
             places = places_of(operands)
-        except (AttributeError, RuntimeError, TypeError):  # no tensor, or one without memory of its own
+        except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without memory
             raise InvalidArgs(self._refusal(args)) from None
         if remembered is not None:
             self._last_call = LastCall.of(remembered, operands, options)
@@ -410,7 +409,7 @@ class Plan(Generic[D, A]):
         return admitted
 
     def _refusal(self, args: A, scratch: int = 0) -> str:
-        """Why these args cannot be run, or nothing. ``scratch`` is the address of the workspace."""
+        """Why these args are not accepted, or "". ``scratch`` is the address of the workspace."""
         if type(args) is not self.Args:
             return f"{type(self).__name__} was given {type(args).__name__}; it takes {self.Args.__name__}."
         for name, option in zip(self.Args.flags, args.options(), strict=True):
@@ -436,21 +435,21 @@ class Plan(Generic[D, A]):
         return refused_places(self.operands, len(self.outputs), operands, places, reached, workspace)
 
     def _refused_layout(self, args: A) -> str:
-        """Why an operand does not fit the descriptor, or nothing."""
+        """Why an operand does not match the descriptor, or ""."""
         reasons = (self._refused_operand(name, getattr(args, name)) for name in self.operands)
         return next(filter(None, reasons), "")
 
     def _refused_operand(self, name: str, operand: Any) -> str:
-        """Why ``operand`` is not what the descriptor expects of the one called ``name``, or nothing."""
+        """Why the operand ``name`` does not match the descriptor, or ""."""
         return refused_tensor(name, operand, self.descriptor.expected(name))
 
     def _refused_values(self, args: A) -> str:
-        """Why a value that the host holds cannot be used, or nothing. Asked on every run."""
+        """Why a host value cannot be used, or "". Called on every run."""
         return ""
 
 
 def _in_repr(desc: Descriptor, f: Field[Any]) -> bool:
-    """Whether a short description says this field: those left at their default are left out."""
+    """Whether the repr shows this field: it has no default, or another value than its default."""
     return bool(f.default is MISSING or getattr(desc, f.name) != f.default)
 
 

@@ -1,4 +1,4 @@
-"""What exists: the backends in order of preference, and the plans by name."""
+"""The registry: the backends in order of preference, and the plans by name."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to run kernels.
+    """A backend: reference, cpu or gpu.
 
-    ``why_not`` gives the reason why it cannot serve a device, or None; ``architecture`` names what it
-    compiles for. Neither imports a compiler.
+    ``why_not(device)`` returns the reason why the backend cannot run on a device, or None.
+    ``architecture(device)`` names the compilation target. Neither imports a compiler.
     """
 
     name: str
@@ -34,7 +34,7 @@ def register_backend(backend: Backend) -> None:
 
 
 def backends() -> dict[str, Backend]:
-    """The backends, most wanted first."""
+    """The backends, in order of preference."""
     return dict(_backends)
 
 

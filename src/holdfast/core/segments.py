@@ -1,8 +1,8 @@
-"""Segments: the elements that share a scale, and the loops that walk over them.
+"""Segments: the elements that share a scale, and the loops over them.
 
-A tensor seen from its scales is ``count`` segments of ``length`` elements. Where the order of a segment's
-elements matters (a sum), ``segments_in_order`` keeps it. Where it does not (a minimum or maximum),
-``segments_by_memory`` orders all loops by the memory that they walk.
+A tensor with scales has ``count`` segments of ``length`` elements. ``segments_in_order`` keeps the order of a
+segment's elements, which matters for a sum. ``segments_by_memory`` orders the loops by memory, for a minimum
+or maximum, where the order does not matter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from holdfast.core.strided import Space, coalesce
 
 @dataclass(frozen=True)
 class Segments:
-    """The loops ``over`` the segments and those ``within`` each.
+    """The loops ``over`` the segments and the loops ``within`` each segment.
 
-    ``over`` has strides for each tensor, then for each operand with a value per segment; ``within`` has
-    strides for the tensors alone. The innermost loop of all is called the columns. ``columns_within`` tells
-    whether it runs within a segment or over the segments.
+    ``over`` has strides for each tensor, then for each operand with one value per segment; ``within`` has
+    strides for the tensors only. The innermost loop is called the columns; ``columns_within`` says whether it
+    runs within a segment or over the segments.
     """
 
     over: Space
@@ -45,16 +45,16 @@ class Segments:
 
 
 def segment_length(view: ScaleView) -> int:
-    """The elements that share each scale."""
+    """The number of elements that share a scale."""
     return prod(size for size, varies in zip(view.shape, view.varies, strict=True) if not varies)
 
 
 def segments_in_order(
     view: ScaleView, tensors: Sequence[torch.Tensor], per_segment: Sequence[Operand]
 ) -> Segments:
-    """The loops over ``tensors``; the elements of a segment come in row-major order.
+    """The loops over ``tensors``. The elements of a segment are in row-major order.
 
-    The loops over segments follow the memory of the first tensor.
+    The loops over segments are ordered by the strides of the first tensor.
     """
     of_tensors = [view.tensor_strides(tensor.stride()) for tensor in tensors]
     over = _loops(view, _varying(view), (*of_tensors, *_strides(view, per_segment)))
@@ -67,11 +67,11 @@ def segments_in_order(
 def segments_by_memory(
     view: ScaleView, tensors: Sequence[Sequence[int]], per_segment: Sequence[Operand], *, packed: bool = False
 ) -> Segments:
-    """The loops over tensors with these strides, in the order of the first one's memory.
+    """The loops over tensors with these strides, ordered by the strides of the first tensor.
 
-    The columns run within a segment or over the segments, whichever has its elements closer together. The
-    last loop of both spaces is that of the columns; where it belongs to the other, its size is 1. ``packed``
-    keeps the last axis innermost, since its neighbours share bytes.
+    The columns run within a segment or over the segments, whichever has the smaller stride. Both spaces end
+    with the loop of the columns; in the space without columns its size is 1. ``packed`` keeps the last axis
+    innermost, because its neighbours share bytes.
     """
     of_tensors = [view.tensor_strides(strides) for strides in tensors]
     over = _loops(view, _varying(view), (*of_tensors, *_strides(view, per_segment)), keep_order=packed)
@@ -93,7 +93,7 @@ def _strides(view: ScaleView, per_segment: Sequence[Operand]) -> list[tuple[int,
 
 
 def _varying(view: ScaleView, varying: bool = True) -> list[int]:
-    """The axes along which the scale varies, or those along which it does not."""
+    """The axes along which the scale varies, or, with False, the other axes."""
     return [d for d, varies in enumerate(view.varies) if varies == varying]
 
 
@@ -106,7 +106,7 @@ def _loops(
 
 
 def _step(space: Space) -> float:
-    """The distance between neighbours of the innermost loop; infinite for a loop of one."""
+    """The stride of the innermost loop; infinite if its size is 1."""
     return space.strides[0][-1] if space.columns != 1 else float("inf")
 
 

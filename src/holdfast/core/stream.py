@@ -1,4 +1,4 @@
-"""Where a plan runs, and the memory it may use there."""
+"""Streams and workspaces: where a plan runs, and the scratch memory that it uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.core.huge_pages import on_huge_pages
 
 @dataclass(frozen=True)
 class Stream:
-    """A device, and on CUDA the queue on it. On the CPU there is one queue: the calling thread."""
+    """A device and, on CUDA, a stream of that device. On the CPU, work runs in the calling thread."""
 
     device: torch.device
     handle: int = 0
@@ -28,7 +28,7 @@ class Stream:
 
     @classmethod
     def current(cls, device: str | torch.device = "cpu") -> Stream:
-        """The stream that torch is using on ``device`` right now."""
+        """torch's current stream on ``device``."""
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError):
@@ -50,7 +50,7 @@ class Stream:
 
     @classmethod
     def wrap(cls, stream: Any) -> Stream:
-        """A ``torch.cuda.Stream`` as a holdfast one."""
+        """A ``torch.cuda.Stream`` as a holdfast ``Stream``."""
         if not hasattr(stream, "cuda_stream"):
             raise InvalidArgs(f"a {type(stream).__name__} was given as a stream; wrap a torch.cuda.Stream.")
         return cls(stream.device, stream.cuda_stream)
@@ -61,10 +61,10 @@ CPU_STREAM = Stream(torch.device("cpu"))
 
 @dataclass(frozen=True)
 class Workspace:
-    """Scratch memory that the caller owns. Its content means nothing before and after a run."""
+    """Scratch memory that the caller owns. Its content is undefined before and after a run."""
 
     buffer: torch.Tensor | None = None
-    #: The device, the address, the bytes of the storage and those of the buffer, when it was last accepted.
+    #: Device, address, bytes of the storage and bytes of the buffer when the buffer was last accepted.
     _accepted: tuple[torch.device | None, int, int, int] = field(
         default=(None, 0, 0, 0), init=False, repr=False, compare=False
     )
@@ -77,7 +77,7 @@ class Workspace:
 
     @classmethod
     def allocate(cls, size: int, device: str | torch.device) -> Workspace:
-        """A workspace of ``size`` bytes; none at all for 0."""
+        """A workspace of ``size`` bytes; without a buffer if ``size`` is 0."""
         size = whole_number("size", size, 0, 2**63 - 1)
         if not size:
             return NO_WORKSPACE
@@ -93,7 +93,7 @@ class Workspace:
 
     @classmethod
     def of(cls, buffer: Any) -> Workspace:
-        """A tensor of the caller as a workspace."""
+        """A workspace that uses the memory of a tensor."""
         return cls(buffer)
 
     @property
@@ -101,7 +101,7 @@ class Workspace:
         return 0 if self.buffer is None else self.buffer.numel() * self.buffer.element_size()
 
     def require(self, size: int, device: torch.device) -> int:
-        """The address of ``size`` bytes on ``device``, in one piece. Raises if there are none."""
+        """The address of the buffer. Raises unless it has ``size`` contiguous bytes on ``device``."""
         buffer = self.buffer
         where, address, room, accepted = self._accepted
         if (

@@ -1,9 +1,8 @@
-"""The index space of an element-wise kernel: a few nested loops, and each operand's strides in them.
+"""The index space of an element-wise kernel: a few nested loops, and the strides of each operand in them.
 
-Every tensor of a launch, scales included, is seen through one common shape; where an operand does not vary,
-its stride is 0. Neighbouring loops that every operand walks as one are merged, so a contiguous tensor with
-one scale is a single loop however many dimensions it had, and a transposed one keeps only what it needs.
-The last loop is called the columns, all others together the rows.
+All operands, scales included, are broadcast to one shape; a stride is 0 where an operand does not vary.
+Adjacent loops are merged if they are contiguous for every operand. So a contiguous tensor with one scale
+needs a single loop, whatever its rank. The last loop is called the columns, all others together the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Space:
-    """``sizes`` from the outermost loop to the columns; for each operand a stride (in elements) per loop."""
+    """``sizes`` of the loops, outermost first, and for each operand its strides in elements."""
 
     sizes: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -32,7 +31,7 @@ class Space:
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """The extent in elements of a strided tensor; 0 if it has no element."""
+    """The extent of a strided tensor in elements, from the first to the last; 0 if it is empty."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -49,7 +48,7 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two indices may reach the same element (exact for every layout that torch itself makes)."""
+    """Whether two indices may address the same element (exact for every layout that torch creates)."""
     if 0 in sizes:
         return False
     reach = 0
@@ -65,11 +64,11 @@ def overlaps_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 def coalesce(
     shape: Sequence[int], strides: Sequence[Sequence[int]], *, leader: int = 0, keep_order: bool = False
 ) -> Space:
-    """Merge the loops over ``shape`` as far as all operands allow.
+    """Order the loops over ``shape`` and merge adjacent loops where all operands allow it.
 
-    The loops are ordered by the strides of operand ``leader`` (the one that is written), so that the columns
-    run along its memory; ``keep_order`` leaves them as they are and keeps the last axis innermost, for
-    operands that share a byte between neighbours of that axis.
+    The loops are ordered by the strides of operand ``leader``, the output, so that the columns have its
+    smallest stride. ``keep_order`` keeps the order of the axes, with the last axis innermost, for packed
+    operands, in which neighbours along that axis share a byte.
     """
     last = len(shape) - 1
     dims = [d for d, size in enumerate(shape) if size != 1 or (keep_order and d == last)]

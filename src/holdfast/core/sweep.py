@@ -1,7 +1,7 @@
-"""Sweeps: problems that try every value of a type, which an op lists in its ``sweeps.py``.
+"""Sweeps: problems over every value of a type, listed in an op's ``sweeps.py``.
 
-``sweeps()`` there yields a ``Sweep`` for each problem over all 16-bit values or all codes. ``FLOAT32``, if it
-exists, lists what is tried on all float32 values.
+Its ``sweeps()`` yields a ``Sweep`` for each problem over all 16-bit values or all codes. Its ``FLOAT32``,
+which is optional, lists the problems over all float32 values.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 
 from holdfast.core.plan import AnyPlan, Args
 
-#: A scale and a zero point for each row: awkward scales and powers of two, odd and far zero points.
+#: A scale and a zero point for each row: inexact scales and powers of two, odd and large zero points.
 PAIRS = (
     (0.1, 0), (1 / 3, 3), (0.007, -5), (0.125, 1), (2.0**-20, -128), (1.0, 127), (96.5, -7), (0.3, 2**22 + 1),
 )  # fmt: skip
-#: Number of float32 values held at a time.
+#: Number of float32 values per chunk.
 CHUNK = 2**26
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One problem, small enough for the reference, with its number of values. ``make`` makes its args."""
+    """A problem, small enough for the reference, over ``values`` values. ``make`` returns its args."""
 
     plan: AnyPlan
     name: str
@@ -37,7 +37,7 @@ class Sweep:
 class Float32Sweep:
     """A problem of ``CHUNK`` elements, run on every float32 value chunk by chunk.
 
-    ``args`` takes x, a gradient of as many elements, and the output, which has shape ``out`` and ``dtype``.
+    ``args(x, gradient, output)`` makes the args; the output has ``out`` elements of ``dtype``.
     """
 
     plan: AnyPlan
@@ -49,7 +49,7 @@ class Float32Sweep:
 
 
 def every_16_bit(real: torch.dtype) -> torch.Tensor:
-    """Every value of a type of 16 bits, in a row for each of ``PAIRS``."""
+    """Every value of a 16-bit type, one row for each of ``PAIRS``."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(real)
     return every.expand(len(PAIRS), -1)
 
@@ -72,6 +72,6 @@ def zero_points() -> torch.Tensor:
 
 
 def scatter(whole: torch.Tensor, out: torch.Tensor) -> None:
-    """For each int32 the bits of a float32 from 1 to 2, with no order in them."""
+    """Hash each int32 of ``whole`` to the bits of a float32 in [1, 2)."""
     torch.mul(whole, -1640531535, out=out)
     out.bitwise_and_(0x007FFFFF).bitwise_or_(0x3F800000)

@@ -1,6 +1,6 @@
-"""Operators of torch: registration, tracing and vmap, and the plan behind a call.
+"""torch operators: registration, tracing and vmap, and the plan of a call.
 
-An operator takes plain values, so that torch can trace it: a dtype travels as its name. ``core.autograd``
+An operator takes plain values, so that torch can trace it; a dtype is passed by name. ``core.autograd``
 registers derivatives.
 """
 
@@ -28,10 +28,10 @@ P = TypeVar("P", bound=Plan[Any, Any])
 
 
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
-    """Register ``holdfast::name`` for the CPU and CUDA, and for tracing; return what calls it.
+    """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
 
-    A call that torch has nothing to do with (nothing traces, transforms, records or differentiates it) goes
-    straight to the kernel: torch's way there costs as much as the launch.
+    If nothing traces, transforms, profiles or differentiates a call, it bypasses torch's dispatcher, which
+    takes as long as the launch.
     """
     ARGUMENTS[name] = arguments_in(schema)
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
@@ -61,15 +61,16 @@ def arguments_in(schema: str) -> dict[str, str]:
 
 
 def _in_memory(argument: Any) -> Any:
-    """A zero tensor of torch as one with memory. torch would make it a view of one element."""
+    """Replace a zero tensor of torch by one with memory. torch itself would expand a single element."""
     zero = isinstance(argument, torch.Tensor) and private.is_zerotensor(argument)
     return argument.clone() if zero else argument
 
 
 def register_vmap(name: str, rule: Any) -> None:
-    """Let ``rule(info, in_dims, *arguments)`` be ``holdfast::name`` under ``torch.vmap``.
+    """Register ``rule(info, in_dims, *arguments)`` for ``holdfast::name`` under ``torch.vmap``.
 
-    A rule may copy its arguments by operations of torch, which do not ask whether there is memory.
+    The memory of all tensors is checked first, because a rule may copy them by torch operations, which do not
+    check.
     """
     names = tuple(ARGUMENTS[name])
 
@@ -83,9 +84,7 @@ def register_vmap(name: str, rule: Any) -> None:
 
 
 def _require_one_device(arguments: tuple[Any, ...]) -> None:
-    """Plans refuse tensors of other devices; without a plan, as where shapes are all that is asked for, it is
-    here that they are.
-    """
+    """Raise if tensors are on different devices. A traced call has no plan that would check this."""
     first, *others = (argument.device for argument in arguments if isinstance(argument, torch.Tensor))
     for device in others:
         if device != first:
@@ -97,6 +96,7 @@ _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 
 def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
+    """Whether nothing traces, transforms, profiles or differentiates a call with these arguments."""
     if is_compiling() or private.is_watched():
         return False
     positions = _plain_tensors(tuple(map(type, arguments)))
@@ -117,14 +117,14 @@ def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
 
 @lru_cache(maxsize=256)
 def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
-    """Where the tensors are among arguments of these types; None if any is of a type that torch treats."""
+    """Positions of the tensors among arguments of these types; None if there is any other type."""
     if not _TENSORS.union(_VALUES).issuperset(kinds):
         return None
     return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
 
 
 def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The rule that calls once for each sample: what is found in one never depends on another."""
+    """A vmap rule that calls ``call`` once per sample, so that no sample affects another."""
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         found = [
@@ -140,18 +140,18 @@ def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
 
 
 def named_dtype(name: str, dtype: Any) -> str:
-    """A dtype as an operator takes it."""
+    """The name of a dtype, as an operator takes it."""
     require_dtype(name, dtype)
     return dtype_name(dtype)
 
 
 def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
-    """The plan for the descriptor with these fields; it compiles what it needs when it needs it."""
+    """The plan for the descriptor with these fields. It compiles at the first run."""
     return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
 
 
 def current_stream(device: torch.device) -> Stream:
-    """The stream to launch on; on every call, so as cheap as torch allows."""
+    """torch's current stream on ``device``. Every call needs it, so it avoids torch.cuda's Python layer."""
     if device == CPU_STREAM.device:
         return CPU_STREAM
     return _stream(device, private.raw_stream(device.index))
@@ -161,5 +161,5 @@ _stream = lru_cache(maxsize=256)(Stream)
 
 
 def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
-    """What a run of ``plan`` needs, on the device of ``x``."""
+    """A new workspace for a run of ``plan`` on the device of ``x``."""
     return Workspace.allocate(plan.workspace_size(), x.device)

@@ -1,7 +1,7 @@
-"""Real values for cases: spread over binades, special ones, of every exponent, of any bits.
+"""Real values for cases: spread over binades, special values, every exponent, random bits.
 
-They are made in float64, where all of the arithmetic below is exact or rounds once. Then they are rounded to
-their dtype once.
+They are computed in float64, where the arithmetic below is exact or rounds once, and then rounded to their
+dtype.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from holdfast.core.dtypes import Float
 
 Array = npt.NDArray[Any]
 
-#: The integers that hold the bits of a float.
+#: The integer dtype for the bits of a float, by number of bits.
 BITS = {16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def rounded(values: Array, dtype: torch.dtype) -> torch.Tensor:
-    """float64 values as a tensor of ``dtype``; through float32 if that is narrower still."""
+    """float64 values as a tensor of ``dtype``; 16-bit dtypes are rounded to float32 first."""
     if dtype == torch.float64:
         return torch.from_numpy(np.ascontiguousarray(values))
     with np.errstate(over="ignore"):
@@ -31,7 +31,7 @@ def rounded(values: Array, dtype: torch.dtype) -> torch.Tensor:
 
 
 def spread(label: str, count: int, precision: int, least: int, most: int) -> Array:
-    """Numbers of ``precision`` bits and either sign, from 2**least to 2**most, each binade as likely."""
+    """Numbers of ``precision`` bits and random sign from 2**least to 2**most; every binade is as likely."""
     bits = random_bits(label, count)
     significand = (bits >> np.uint64(12) & np.uint64(2 ** (precision - 1) - 1)).astype(np.float64)
     exponent = (bits % np.uint64(most - least)).astype(np.int64) + least
@@ -48,13 +48,13 @@ def special_values(record: Float) -> torch.Tensor:
 
 
 def of_every_exponent(label: str, count: int, record: Float) -> torch.Tensor:
-    """Finite numbers of every size that the dtype has, subnormal ones included."""
+    """Finite numbers of every exponent of the dtype, subnormal numbers included."""
     info = torch.finfo(record.torch)
     least, most = (round(math.log2(end)) for end in (info.smallest_normal, info.max))
     return rounded(spread(label, count, record.precision, least - record.precision, most), record.torch)
 
 
 def of_any_bits(label: str, count: int, record: Float) -> torch.Tensor:
-    """Random bits: numbers of every size, infinities and NaN of any payload."""
+    """Random bits: numbers of every exponent, infinities, and NaN with any payload."""
     bits = torch.from_numpy((random_bits(label, count) >> np.uint64(64 - record.bits)).astype(np.int64))
     return bits.to(BITS[record.bits]).view(record.torch)

@@ -1,4 +1,4 @@
-"""A workspace cut into typed regions, known before there is a workspace."""
+"""Workspace layouts: typed regions of a workspace, planned before the workspace is allocated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core.stream import Workspace
 
-#: Every region begins at a multiple of this many bytes, wherever the workspace itself begins.
+#: Alignment of the address of every region, bytes; also if the workspace itself is unaligned.
 ALIGNMENT = 256
 
 
@@ -24,11 +24,11 @@ class Region:
     dtype: torch.dtype
 
     def like(self) -> torch.Tensor:
-        """A tensor that is what the region will be, without memory."""
+        """A meta tensor with the size and dtype of the region."""
         return torch.empty(self.count, dtype=self.dtype, device="meta")
 
     def tensor(self, workspace: Workspace) -> torch.Tensor:
-        """The region of ``workspace``."""
+        """The region as a tensor."""
         assert workspace.buffer is not None
         memory = workspace.buffer.view(-1).view(torch.uint8)
         begin = first_address(workspace) - memory.data_ptr() + self.offset
@@ -36,14 +36,14 @@ class Region:
 
 
 def step_of(size: int) -> int:
-    """Bytes from the beginning of a region of ``size`` bytes to that of the next."""
+    """Bytes from the start of a region of ``size`` bytes to the start of the next region."""
     return (-(-size // ALIGNMENT) + 1) * ALIGNMENT
 
 
 class WorkspaceLayout:
-    """WorkspaceLayout taken one after another; ``size`` is what a workspace must have for all of them.
+    """Regions that follow each other in a workspace of ``size`` bytes.
 
-    After each region there are at least ALIGNMENT bytes that belong to none: no kernel may write to them.
+    Each region is followed by a gap of at least ALIGNMENT bytes. Kernels must not write to gaps.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class WorkspaceLayout:
         return region
 
     def take_rows(self, rows: int, size: int) -> Region:
-        """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; the first is given back."""
+        """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; return the first."""
         first, *_ = (self.take(size, torch.uint8) for _ in range(rows))
         return first
 
     def take_again(self, times: int) -> None:
-        """Take all that was taken until now ``times`` times more, each time ``size`` bytes further on."""
+        """Repeat all regions taken so far ``times`` times, each time ``size`` bytes further."""
         once, size = list(self._ranges), self._end
         for time in range(1, times + 1):
             self._ranges += [(begin + time * size, end + time * size) for begin, end in once]
@@ -70,20 +70,20 @@ class WorkspaceLayout:
 
     @property
     def size(self) -> int:
-        # The gap after the last region makes up for a workspace that begins unaligned.
+        # The gap after the last region leaves room to align the start of the workspace.
         return self._end if any(end > begin for begin, end in self._ranges) else 0
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
-        """The first byte of each region and one past its last, counted from the first aligned byte."""
+        """The half-open byte range of each region, relative to the first aligned byte."""
         return list(self._ranges)
 
 
 def workspace_overruns(layouts: Sequence[WorkspaceLayout], workspace: Workspace, filled: int) -> list[str]:
-    """What was written beside the regions of a workspace that was full of the byte ``filled``, in words.
+    """Error messages for bytes written outside the regions of a workspace that was filled with ``filled``.
 
-    It was cut in one of the ``layouts`` after another. It may be larger than it need be: what lies after the
-    last region counts as well.
+    The run used the ``layouts`` one after another. The workspace may be larger than necessary: bytes after
+    the last region are checked too.
     """
     if workspace.buffer is None:
         return []
@@ -105,7 +105,7 @@ def workspace_overruns(layouts: Sequence[WorkspaceLayout], workspace: Workspace,
 
 
 def first_address(workspace: Workspace) -> int:
-    """Where the regions of a workspace begin; 0 if there is none."""
+    """The first aligned address of a workspace; 0 if it has no buffer."""
     if workspace.buffer is None:
         return 0
     return -(-workspace.buffer.data_ptr() // ALIGNMENT) * ALIGNMENT

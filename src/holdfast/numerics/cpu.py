@@ -1,7 +1,8 @@
-"""The arithmetic of the CPU kernels: conversions between what is stored and the compute type, and rounding.
+"""The arithmetic of the CPU kernels: rounding, and conversion between stored dtypes and the compute type.
 
-Numba has no 16-bit floats: they travel as their bits, and are converted in integer arithmetic that vectorises
-everywhere. Functions of an address take contiguous elements; ``like`` is any value of the compute type.
+Numba has no 16-bit floats. They are passed as bits and converted in integer arithmetic, which vectorizes on
+every CPU. Functions that take an address expect contiguous elements; ``like`` is any value of the compute
+type.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -19,12 +20,12 @@ from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.core.formats import E4M3FN, Format
 from holdfast.numerics.exponential import EXPONENTIALS
 
-# What an operand's elements are. The low four bits are the size of one in bytes; a kind of the size alone is
-# the compute type itself.
+# The kind of an operand's elements. The low four bits are the itemsize in bytes. A kind that has no other
+# bits is the compute type.
 FLOAT16, BFLOAT16, FLOAT32, FLOAT64 = 0x12, 0x22, 0x34, 0x48
 INT8, UINT8, INT16, UINT16, ZERO_POINT, FLOAT8_E4M3FN = 0x51, 0x61, 0x72, 0x82, 0x94, 0xA1
 ITEM_SIZE = 0x0F
-#: Added to a floating kind: these are zero points, to be rounded and saturated when they are widened.
+#: Flag of a floating kind: the elements are zero points, and ``widen`` rounds and saturates them.
 ROUNDED = 0x100
 
 _KINDS = {
@@ -42,18 +43,18 @@ _KINDS = {
 
 
 def kind(dtype: torch.dtype, compute: torch.dtype) -> int:
-    """The number by which kernels that compute in ``compute`` know the elements of a tensor."""
+    """The kind of elements of ``dtype``, for kernels that compute in ``compute``."""
     return compute.itemsize if dtype == compute else _KINDS[dtype]
 
 
 def zero_point_kind(dtype: torch.dtype) -> int:
-    """The number by which kernels know zero points of this dtype."""
+    """The kind of zero points of ``dtype``."""
     return _KINDS[dtype] | ROUNDED if dtype.is_floating_point else _KINDS[dtype]
 
 
 @emit
 def rint(typingctx, value):
-    """Round half to even, by the one instruction for it."""
+    """Round half to even, in one instruction."""
 
     def build(context, builder, signature, args):
         return builder.call(builder.module.declare_intrinsic("llvm.rint", [args[0].type]), args)
@@ -73,7 +74,7 @@ def zero(typingctx, like):
 
 @emit
 def reinterpret(typingctx, value, like):
-    """The bits of ``value`` as a value of the type ``like``."""
+    """The bits of ``value`` as type ``like``."""
 
     def build(context, builder, signature, args):
         return builder.bitcast(args[0], context.get_value_type(signature.return_type))
@@ -82,7 +83,7 @@ def reinterpret(typingctx, value, like):
 
 
 def to_odd_float32(value):
-    """``value`` as a float32 that rounds on to 16 bits as ``value`` itself would."""
+    """``value`` rounded to odd in float32. Rounding that to 16 bits equals rounding ``value`` to 16 bits."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -92,7 +93,7 @@ def _to_odd_float32(value):
         return lambda value: value
 
     def to_odd(value):
-        # Towards zero, with the last bit set if anything was lost: no tie can appear that was not there.
+        # Round towards zero, and set the last bit if the result is inexact: this creates no new ties.
         single = np.float32(value)
         bits = reinterpret(single, np.uint32)
         if abs(np.float64(single)) > abs(value):
@@ -105,7 +106,7 @@ def _to_odd_float32(value):
 
 
 def next_below(value):
-    """The greatest number that is less than ``value``, which is not NaN; -inf has none, and stays."""
+    """The greatest number less than ``value``; -inf for -inf. ``value`` is not NaN."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -119,14 +120,14 @@ def _next_below(value):
             return value
         if value == number(0):
             return -reinterpret(bits(1), number)
-        step = bits(-1) if value > number(0) else bits(1)  # from magnitude to magnitude
+        step = bits(-1) if value > number(0) else bits(1)  # to the next smaller or larger magnitude
         return reinterpret(bits(reinterpret(value, bits) + step), number)
 
     return below
 
 
 def tanh_slope(t):
-    """1 - tanh(t)**2, which is 4e / (1 + e)**2 with e = exp(-2|t|)."""
+    """1 - tanh(t)**2, computed as 4e / (1 + e)**2 with e = exp(-2|t|)."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -145,7 +146,7 @@ def _tanh_slope(t):
     def slope(t):
         v = -two * abs(t)
         v = v if v > floor else floor
-        # The integer nearest to v * log2_e is in the low bits of the sum too, and they reach the exponent.
+        # The low bits of ``near`` hold k = rint(v * log2_e). Shifted to the exponent, they multiply by 2^k.
         near = v * log2_e + magic
         k = near - magic
         r = (v - k * ln2_hi) - k * ln2_lo
@@ -159,14 +160,14 @@ def _tanh_slope(t):
     return slope
 
 
-# Numba computes integers in 64 bits; casting each step back keeps the vectors dense.
+# Numba computes integers in 64 bits. Each step is cast back, so that a vector has more lanes.
 
 
 @jit
 def widen_float16(bits):
     magnitude = np.uint32(np.uint32(bits & 0x7FFF) << 13)
     sign = np.uint32(np.uint32(bits & 0x8000) << 16)
-    # The exponent's bias differs by 112; the product is exact, and makes subnormals normal.
+    # The exponent biases differ by 112. The product is exact, and makes subnormal numbers normal.
     scaled = reinterpret(reinterpret(magnitude, np.float32) * np.float32(2.0**112), np.uint32)
     if magnitude >= np.uint32(0x7C00 << 13):
         scaled = np.uint32(magnitude | 0x7F800000)
@@ -183,9 +184,9 @@ def narrow_float16(value):
     bits = reinterpret(value, np.uint32)
     magnitude = np.uint32(bits & 0x7FFFFFFF)
     odd = np.uint32((magnitude >> 13) & 1)
-    # Rebiased by -112 and rounded half to even; a carry moves into the exponent, up to infinity.
+    # Subtract 112 from the exponent and round half to even. A carry increments the exponent, up to infinity.
     half = np.uint32(np.uint32(magnitude + odd + 0xC8000FFF) >> 13)
-    # The last bit of a number in [0.5, 1) weighs as much as that of a subnormal: the addition rounds.
+    # float32 numbers in [0.5, 1) have the spacing of subnormal float16 numbers: the addition rounds.
     lifted = reinterpret(reinterpret(magnitude, np.float32) + np.float32(0.5), np.uint32)
     if magnitude < np.uint32(0x38800000):
         half = np.uint32(lifted - 0x3F000000)
@@ -209,13 +210,14 @@ def narrow_bfloat16(value):
 def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
     """The functions of a float format: ``fits``, ``saturated``, ``encoded`` and ``decoded``.
 
-    For a t of either compute type, ``saturated(t)`` is the nearest value of the format as a float32, ties to
+    For t of either compute type, ``saturated(t)`` is the nearest value of the format as a float32, ties to
     even; it keeps NaN and the sign of a zero. ``encoded(t)`` is the code of that value, and ``decoded(code)``
-    the value of a code. ``fits(t)`` is whether t is in the range of the format once it is rounded; no NaN is.
+    is the value of a code. ``fits(t)`` says whether the rounded t is in the range of the format; it is false
+    for NaN.
 
-    A carry out of the mantissa moves into the exponent. Below the least normal number the steps are all those
-    of the subnormal numbers, which is the distance of float32 numbers from ``lift`` on: adding it rounds, and
-    leaves the code of a subnormal number in the low bits of the sum.
+    A carry out of the mantissa increments the exponent. Subnormal numbers of the format have the spacing of
+    float32 numbers at ``lift``: adding ``lift`` rounds to this spacing, and the low bits of the sum are the
+    code of the subnormal number.
     """
     dropped, exponent_shift = 23 - codes.mantissa_bits, 127 - codes.exponent_bias
     below_half, kept = np.uint32(2 ** (dropped - 1) - 1), np.uint32(2**32 - 2**dropped)
@@ -277,13 +279,13 @@ fits_e4m3fn, saturated_e4m3fn, encoded_e4m3fn, decoded_e4m3fn = float_format(E4M
 
 @jit
 def clamped_zero_point(point):
-    """A zero point of int32 within the limit."""
+    """An int32 zero point, clamped to ``ZERO_POINT_LIMIT``."""
     return min(max(point, np.int32(-ZERO_POINT_LIMIT)), np.int32(ZERO_POINT_LIMIT))
 
 
 @on_demand
 def widen(source, kind, first, last, target, like):
-    """Convert elements ``first`` to ``last`` of those at ``source`` to the compute type, at ``target``."""
+    """Convert elements ``first`` to ``last`` at ``source`` to the compute type, at ``target``."""
     wide = pointer(target, like)
     rounded = kind & ROUNDED
     kind ^= rounded
@@ -337,8 +339,8 @@ def widen(source, kind, first, last, target, like):
 def narrow(source, count, kind, target, like):
     """Convert ``count`` values of the compute type at ``source`` to elements of ``kind``, at ``target``.
 
-    Floats are rounded to nearest, ties to even; those of one byte saturate. For an integer kind the
-    values are integers in its range.
+    Floats are rounded to nearest, ties to even; one-byte floats saturate. For an integer kind the values must
+    be integers in its range.
     """
     wide = pointer(source, like)
     if kind == FLOAT16:
@@ -373,10 +375,10 @@ def narrow(source, count, kind, target, like):
 
 @on_demand
 def unpack(source, halvings, signed, count, target):
-    """Spread codes that share bytes, low bits first, to one byte each.
+    """Unpack codes that share bytes, low bits first, to one code per byte.
 
-    One byte becomes one word, whose bytes are its codes; the multiplication copies a code's sign bit into the
-    bits above it. Whole words are written, so up to 3 bytes past ``count``.
+    There are ``2**halvings`` codes in a byte. Each packed byte becomes one word, whose bytes are its codes;
+    the multiplication extends the sign bit of a code. Whole words are written: up to 3 bytes past ``count``.
     """
     shared = pointer(source, np.uint8)
     if halvings == 1:
@@ -398,7 +400,7 @@ def unpack(source, halvings, signed, count, target):
 
 @on_demand
 def pack(source, halvings, count, target):
-    """Gather codes of one byte each into shared bytes, low bits first; the last is filled up with zeros."""
+    """Pack codes of one byte each, ``2**halvings`` per byte, low bits first; pad the last byte with zeros."""
     shared = pointer(target, np.uint8)
     whole = count >> halvings
     if halvings == 1:

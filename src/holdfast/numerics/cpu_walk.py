@@ -1,6 +1,7 @@
-"""Walks over strided elements on the CPU: gathered into runs of the compute type, and scattered back.
+"""Strided loads and stores on the CPU, with conversion to and from the compute type.
 
-A walk is a table: the sizes of its loops, then the strides. A run is some elements side by side.
+A walk is an iteration over strided elements, described by a table: row 0 has the sizes of its loops, row 1
+the strides. A run is a contiguous range of elements.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -16,23 +17,23 @@ from holdfast.backends.cpu import copy, emit, jit, on_demand, outlined, pointer
 from holdfast.core.dtypes import Float
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen
 
-#: Elements that are converted or transposed at a time.
+#: Maximum number of elements per run.
 RUN = 256
 
 
 def table_of(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The loops over rows as kernels take them."""
+    """The table of a walk."""
     return np.array([sizes, strides], np.int64)
 
 
 def number(compute: Float) -> np.floating[Any]:
-    """Any number of the compute type."""
+    """A zero of the compute type: it gives kernels their type."""
     return np.float64(0) if compute.name == "float64" else np.float32(0)
 
 
 @jit
 def offset_of(number, table):
-    """Where element ``number`` of a walk lies. ``table`` has the sizes of the loops, then the strides."""
+    """The offset of element ``number`` of a walk, in elements."""
     inner = table.shape[1] - 1
     if inner == 0:
         return number * table[1, 0]
@@ -46,7 +47,7 @@ def offset_of(number, table):
 
 @emit
 def size_of(typingctx, like):
-    """The bytes of a value like this."""
+    """The size of a value of this type, bytes."""
 
     def build(context, builder, signature, args):
         return context.get_constant(types.int64, context.get_abi_sizeof(args[0].type))
@@ -56,7 +57,7 @@ def size_of(typingctx, like):
 
 @on_demand
 def move(source, step, count, target, target_step, item):
-    """Carry elements that are ``step`` apart to where they are ``target_step`` apart."""
+    """Copy ``count`` elements of ``item`` bytes from stride ``step`` to stride ``target_step``."""
     if item == 2:
         for i in range(count):
             pointer(target, np.uint16)[i * target_step] = pointer(source, np.uint16)[i * step]
@@ -70,7 +71,7 @@ def move(source, step, count, target, target_step, item):
 
 @jit
 def load_run(address, kind, step, count, raw, wide, like):
-    """The address of ``count`` elements in the compute type, side by side: in place, or in a scratch run."""
+    """The address of ``count`` contiguous elements in the compute type: in place, or in a scratch run."""
     outlined()
     item = kind & ITEM_SIZE
     if step != 1:
@@ -87,7 +88,7 @@ def load_run(address, kind, step, count, raw, wide, like):
 
 @jit
 def store_run(values, count, address, kind, step, raw, like):
-    """Write ``count`` values of the compute type to where they belong, narrowed."""
+    """Narrow ``count`` values of the compute type to ``kind`` and store them with stride ``step``."""
     outlined()
     item = kind & ITEM_SIZE
     if kind != item:
@@ -102,7 +103,7 @@ def store_run(values, count, address, kind, step, raw, like):
 
 @jit
 def load_span(address, kind, table, begin, end, raw, wide, like):
-    """Elements ``begin`` to ``end`` of a walk, in the compute type, side by side at ``wide``."""
+    """Load elements ``begin`` to ``end`` of a walk to ``wide``, contiguous and in the compute type."""
     outlined()
     inner = table.shape[1] - 1
     columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)
@@ -118,7 +119,7 @@ def load_span(address, kind, table, begin, end, raw, wide, like):
 
 @jit
 def store_span(values, address, kind, table, begin, end, accumulate, raw, old, like):
-    """Write values of the compute type to elements ``begin`` to ``end`` of a walk, or add them there."""
+    """Store values of the compute type to elements ``begin`` to ``end`` of a walk, or add them."""
     outlined()
     inner = table.shape[1] - 1
     columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)

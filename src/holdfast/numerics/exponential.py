@@ -1,8 +1,8 @@
-"""The constants of exp, for arguments that are not positive, in each compute type.
+"""Constants of exp(v) for v <= 0, in each compute type.
 
-exp(v) is p(r) * 2^k with k = rint(v * log2_e), r = (v - k * ln2_hi) - k * ln2_lo and
-p(r) = 1 + (r + r^2 * (c2 + r * (c3 + ...))). ln2_hi is so short that k * ln2_hi is exact. Arguments below
-``floor`` count as ``floor``, where the result is still a normal number.
+exp(v) = p(r) * 2^k with k = rint(v * log2_e), r = (v - k * ln2_hi) - k * ln2_lo and p(r) = 1 + (r + r^2 * (c2
++ r * (c3 + ...))). ln2_hi has few enough bits that k * ln2_hi is exact. Arguments are clamped to ``floor``
+from below, so that the result is a normal number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _hex = float.fromhex
 
 @dataclass(frozen=True)
 class Exponential:
-    """What exp is made of. ``magic`` is 1.5 * 2^(precision - 1): adding it rounds to an integer."""
+    """The constants of exp. ``magic`` is 1.5 * 2^(precision - 1): adding it rounds to an integer."""
 
     floor: float
     log2_e: float
@@ -28,7 +28,7 @@ class Exponential:
         return 1.5 * 2.0 ** (self.precision - 1)
 
 
-#: The polynomials are minimax in the relative error, which is 2^-27 and 2^-61.8.
+#: The polynomials minimize the maximum relative error, which is 2^-27 in float32 and 2^-61.8 in float64.
 EXPONENTIALS = {
     "float32": Exponential(
         floor=-80.0,

@@ -1,7 +1,7 @@
-"""The arithmetic, in Triton. Kernels that use it are compiled with ``enable_fp_fusion=False``.
+"""The arithmetic in Triton. Kernels that use it are compiled with ``enable_fp_fusion=False``.
 
-Everything here is an IEEE-754 operation rounded on its own, but for divisions: those are computed in other
-ways that are proven to give the correctly rounded quotient.
+Every operation is a single IEEE-754 operation, except divisions. They use faster sequences that give the
+correctly rounded quotient; the docstrings say why.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -17,13 +17,14 @@ from triton.language.extra.cuda import libdevice
 from holdfast.core import dtypes
 from holdfast.numerics.exponential import EXPONENTIALS
 
-#: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 wrongly: there both are spelled out.
+#: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 incorrectly; both need other code
+#: there.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 ZERO_POINT_LIMIT = tl.constexpr(dtypes.ZERO_POINT_LIMIT)
-#: 1.5 * 2^23: a float32 near it has an ulp of 1, and its integer part in its low bits.
+#: 1.5 * 2^23. float32 numbers near it have an ULP of 1, and their low bits hold the integer part.
 MAGIC = tl.constexpr(12582912)
 MAGIC_BITS = tl.constexpr(0x4B400000)
-#: From here on every number of the type is an integer.
+#: Every float32 or float64 number of at least this magnitude is an integer.
 WHOLE_32 = tl.constexpr(8388608.0)
 WHOLE_64 = tl.constexpr(4503599627370496.0)
 
@@ -41,11 +42,11 @@ MAGIC_64 = tl.constexpr(_EXP_64.magic)
 def quotient(x, s):
     """x / s, correctly rounded.
 
-    In float32 through float64: q is within an ulp of x / s there, so its remainder is exact and the second
-    line gives RN64(x / s); rounding that to float32 is rounding x / s itself, since a quotient of float32
-    numbers is either on a rounding boundary, and then exact in float64, or further from it than float64's
-    error. Where the remainder is not a number, q is already infinite, zero or NaN as x / s is; a zero keeps
-    the sign of q.
+    float32 is computed in float64. There q is within one ULP of x / s, so its remainder is exact and the
+    second fma gives RN64(x / s). Rounding this to float32 equals rounding x / s: a quotient of float32
+    numbers is either on a rounding boundary, and then exact in float64, or further from it than the error of
+    float64. Where the remainder is NaN, q is already infinite, zero or NaN like x / s. A zero keeps the sign
+    of q.
     """
     if x.dtype == tl.float64:
         return x / s
@@ -62,11 +63,11 @@ def quotient(x, s):
 
 @triton.jit
 def reciprocal(s):
-    """1 / s as the sum of two float64 of the same sign, for ``exact_quotient``.
+    """1 / s as the sum of two float64 numbers of the same sign, for ``exact_quotient``.
 
-    The first is an approximation, made less than 1 / s by about 2^-18 of it; what is missing follows from the
-    remainder, to 2^-70 of the whole. For a scale of zero both are infinite, for an infinite one both are
-    zero.
+    The first is an approximation, reduced to be smaller than 1 / s by about 2^-18 in relative terms. The
+    second is computed from the remainder; the sum has a relative error of 2^-70. If s is zero, both are
+    infinite; if s is infinite, both are zero.
     """
     if s.dtype == tl.float64 or INTERPRETED:
         return s, s
@@ -81,12 +82,13 @@ def reciprocal(s):
 
 @triton.jit
 def exact_quotient(x, s, most, rest):
-    """x / s, correctly rounded, whatever x and s are.
+    """x / s, correctly rounded, for all x and s.
 
-    In float32 through float64, with most + rest = 1 / s: before it is rounded, the sum is off by 2^-70 of
-    itself. A quotient of float32 numbers that is a float32 or lies half-way between two has 25 bits, and
-    float64 rounds to it; any other is further than 2^-49 of itself from these, which is more than float64's
-    error. Both products have the sign of x / s, so that infinities and zeros come out as they should.
+    float32 is computed in float64, with most + rest = 1 / s. Before rounding, the sum of the products has a
+    relative error of 2^-70. If a quotient of float32 numbers is a float32 or half-way between two, it has at
+    most 25 bits, and the sum rounds to it in float64. Any other quotient differs from these by more than
+    2^-49 of itself, which is more than the error of float64. Both products have the sign of x / s, so
+    infinities and zeros are correct.
     """
     if x.dtype == tl.float64:
         return x / s
@@ -99,11 +101,11 @@ def exact_quotient(x, s, most, rest):
 
 @triton.jit
 def inverse(s, QUICK: tl.constexpr):
-    """1 / s in float64, off by less than 2^-52 of itself.
+    """1 / s in float64, with a relative error of less than 2^-52.
 
-    QUICK takes a third of the instructions of a division, which counts where each column has a scale of its
-    own. But a division has a branch, before which all loads are begun: a kernel that computes for long is
-    faster with one.
+    QUICK needs a third of the instructions of a division, which matters if each column has its own scale. A
+    division contains a branch, and the compiler starts all loads before it, so kernels with much arithmetic
+    are faster with a division.
     """
     if QUICK and not INTERPRETED:
         most, rest = reciprocal(s)
@@ -114,11 +116,11 @@ def inverse(s, QUICK: tl.constexpr):
 
 @triton.jit
 def code_quotient(x, s, QUICK: tl.constexpr):
-    """x / s for finding a code: correctly rounded where its magnitude is at least 2^-126.
+    """x / s for computing a code: correctly rounded if its magnitude is at least 2^-126.
 
-    There a quotient of float32 numbers is never on a rounding boundary of float32, and at least 2^-49 of
-    itself away from the next one; the product with 1 / s is off by less than 2^-51 of itself. A smaller
-    quotient has the code of zero whatever its last bit.
+    There a quotient of float32 numbers is never on a rounding boundary of float32, and differs from every
+    boundary by at least 2^-49 of itself. The product with 1 / s has a relative error of less than 2^-51. A
+    smaller quotient has the code of zero, whatever its last bit.
     """
     if x.dtype == tl.float64:
         return x / s
@@ -128,10 +130,10 @@ def code_quotient(x, s, QUICK: tl.constexpr):
 
 @triton.jit
 def divisor(s):
-    """(unit, rs, rl) such that x / s is (x * unit) * (rs + rl) for finding a code; rs and rl have one sign.
+    """(unit, rs, rl) with x / s = (x * unit) * (rs + rl) for computing a code; rs and rl have the same sign.
 
-    A power of two brings the scale to where no step underflows. For a scale that is zero, infinite or NaN,
-    x * (1 / s) is infinite, zero or NaN exactly where x / s is.
+    ``unit``, a power of two, scales s so that no step underflows. If s is zero, infinite or NaN, then x * (1
+    / s) is infinite, zero or NaN exactly where x / s is.
     """
     one = tl.full(s.shape, 1.0, tl.float32)
     size = tl.abs(s)
@@ -147,11 +149,11 @@ def divisor(s):
 
 @triton.jit
 def short_code(x, s, q_min, q_max, z):
-    """``code`` where x has at most 11 bits, codes have at most 8, and z is at most 2^13, in float32 alone.
+    """``code`` in float32 only, for x of at most 11 bits, codes of at most 8 bits, and z of at most 2^13.
 
-    The sum is the rounded quotient but for a few significands of x and s, which were found by trying all of
-    them. There both the quotient and the sum have 16 bits or more: neither lies half-way between two codes,
-    and they have the same code. The conversion rounds half to even, saturates, and takes NaN for 0.
+    The sum equals the rounded quotient except for a few significands of x and s, which an exhaustive search
+    found. For these the quotient and the sum need 16 bits or more: neither is half-way between two codes, and
+    both have the same code. The conversion rounds half to even, saturates, and maps NaN to 0.
     """
     unit, rs, rl = divisor(s)
     x = x * unit
@@ -161,10 +163,11 @@ def short_code(x, s, q_min, q_max, z):
 
 @triton.jit
 def code(x, s, q_min, q_max, z):
-    """int(clamp(rint(x / s), q_min - z, q_max - z)) + z, with NaN taken for 0.
+    """int(clamp(rint(x / s), q_min - z, q_max - z)) + z, where a NaN quotient counts as 0.
 
-    In float32, adding 1.5 * 2^23 rounds a quotient to an integer, half to even, in the low bits of the sum.
-    Bounds beyond 2^22 would leave that binade; then an even number near them goes along, which moves no tie.
+    In float32, adding 1.5 * 2^23 rounds a quotient half to even, and the low bits of the sum are the integer.
+    Bounds beyond 2^22 would leave that binade. Then an even number ``base`` near the bounds is subtracted
+    too, which does not change ties.
     """
     lo = q_min - z
     hi = q_max - z
@@ -182,7 +185,7 @@ def code(x, s, q_min, q_max, z):
 
 @triton.jit
 def least_rounding_up_to(lo, DTYPE: tl.constexpr):
-    """The least t with rint(t) >= lo: lo - 0.5 if lo is even, else the next number above that."""
+    """The least t with rint(t) >= lo: lo - 0.5 if lo is even, otherwise the next number above lo - 0.5."""
     BITS: tl.constexpr = tl.int64 if DTYPE == tl.float64 else tl.int32
     bound = lo.to(DTYPE)
     half = bound - 0.5
@@ -194,7 +197,7 @@ def least_rounding_up_to(lo, DTYPE: tl.constexpr):
 
 @triton.jit
 def in_range(x, s, q_min, q_max, z, QUICK: tl.constexpr):
-    """q_min <= rint(x / s) + z <= q_max; false for NaN. Rounding is symmetric: both ends use one function."""
+    """q_min <= rint(x / s) + z <= q_max; false for NaN. Both ends use one function: rounding is symmetric."""
     t = code_quotient(x, s, QUICK)
     low = least_rounding_up_to(q_min - z, t.dtype)
     high = -least_rounding_up_to(z - q_max, t.dtype)
@@ -203,12 +206,12 @@ def in_range(x, s, q_min, q_max, z, QUICK: tl.constexpr):
 
 @triton.jit
 def open_range(s, q_min, q_max, z):
-    """(below, above): for float32 x, ``in_range`` is below < x < above.
+    """(below, above) such that, for float32 x, ``in_range`` is below < x < above.
 
-    A quotient is rounded to ``low`` or more if it lies above the middle between that and the number before.
-    The middle has 25 bits, the last of them 1, so its product with s is exact in float64 and no float32: no
-    quotient is the middle, and x / s lies above it where x lies above the product (below it, if s is
-    negative). If s is 0 or NaN, nothing lies between the ends; if it is infinite, so are they.
+    A quotient is rounded to ``low`` or more if it is above the midpoint of ``low`` and the float32 before it.
+    The midpoint has 25 bits and its last bit is 1. So its product with s is exact in float64 and is not a
+    float32: no quotient equals the midpoint, and x / s is above it exactly if x is above the product (below
+    it if s is negative). If s is 0 or NaN, the interval is empty; if s is infinite, both ends are infinite.
     """
     low = least_rounding_up_to(q_min - z, tl.float32)
     high = -least_rounding_up_to(z - q_max, tl.float32)
@@ -219,7 +222,7 @@ def open_range(s, q_min, q_max, z):
 
 @triton.jit
 def middle_before(x):
-    """The middle between x, a float32 that is not 0, and the float32 before it; in float64."""
+    """The midpoint of x, a float32 that is not 0, and the float32 before it; in float64."""
     return 0.5 * (x.to(tl.float64) + float32_before(x).to(tl.float64))
 
 
@@ -232,22 +235,23 @@ def float32_before(x):
 
 @triton.jit
 def rounded_down(x):
-    """The greatest float32 that is not above x, a float64."""
+    """The greatest float32 that is at most x, a float64."""
     near = x.to(tl.float32)
     return tl.where(near.to(tl.float64) > x, float32_before(near), near)
 
 
 @triton.jit
 def rounded_to_code(x, s, q_min, q_max, z):
-    """clamp(rint(x / s), q_min - z, q_max - z) * s, where a zero is +0 as that of an integer is.
+    """clamp(rint(x / s), q_min - z, q_max - z) * s, where a zero before the product is +0, like an integer 0.
 
-    NaN stays NaN; a quotient that is NaN otherwise counts as 0. It is rounded as in ``code``: what is added
-    is subtracted again, which leaves +0.
+    If x is NaN, the result is NaN; any other NaN quotient counts as 0. Rounding is as in ``code``: the number
+    that is added is subtracted again, which leaves +0.
 
-    In float32 the quotient is that of ``code_quotient``, and NaN passes through every step. Two changes of
-    1 / s make that right where x is none. If s is 0, a huge number gives 0 for 0 / 0 and the bounds for all
-    else. If s is infinite, every x gives NaN where 0 is a code, as inf * 0 does, and else infinities of one
-    sign: then a tiny number keeps the quotient from being NaN.
+    In float32 the quotient is that of ``code_quotient``, and NaN propagates through every step. Two changes
+    of 1 / s make the result right if x is not NaN. If s is 0, 1 / s is replaced by a huge number, which gives
+    0 for 0 / 0 and the bounds for all other x. If s is infinite and 0 is in the range, every x gives NaN, as
+    inf * 0 does. If s is infinite and 0 is not in the range, the result is an infinity, the same for all x;
+    there 1 / s is replaced by a tiny number, so that the quotient is not NaN.
     """
     lo = q_min - z
     hi = q_max - z
@@ -270,9 +274,9 @@ def rounded_to_code(x, s, q_min, q_max, z):
 
 @triton.jit
 def odd_float32(t):
-    """t as a float32 that rounds on to fewer bits as t itself would.
+    """t rounded to odd in float32. Rounding that to fewer bits equals rounding t to fewer bits.
 
-    It is rounded towards zero, and its last bit set if anything was lost: no tie appears that was not there.
+    It is rounded towards zero, and its last bit is set if the result is inexact: this creates no new ties.
     """
     if t.dtype == tl.float64:
         near = t.to(tl.float32)
@@ -288,9 +292,8 @@ def odd_float32(t):
 def float_magnitude(bits, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
     """The bits of a float32 without its sign, rounded to MANTISSA bits, ties to even.
 
-    It is rounded as if the exponent had no upper end; a carry moves into the exponent. NaN stays above all
-    numbers. Below the least normal number of EXPONENT bits the steps are all those of the subnormal numbers,
-    which is the distance of float32 numbers from LIFT on: adding it rounds.
+    The upper exponent is unlimited; a carry increments the exponent. NaN stays above all numbers. Subnormal
+    numbers of the format have the spacing of float32 numbers at LIFT: adding LIFT rounds to this spacing.
     """
     BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
     DROPPED: tl.constexpr = 23 - MANTISSA
@@ -304,14 +307,14 @@ def float_magnitude(bits, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
 
 @triton.jit
 def float_in_range(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
-    """Whether t, rounded to a float format, is at most q_max in magnitude; no NaN is."""
+    """Whether t, rounded to a float format, has a magnitude of at most q_max; false for NaN."""
     bits = odd_float32(t).to(tl.int32, bitcast=True)
     return float_magnitude(bits, EXPONENT, MANTISSA) <= q_max.to(tl.float32).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def rounded_to_float(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
-    """The nearest value of a float format up to q_max, as a float32; NaN and the sign of a zero stay."""
+    """The nearest value of a float format, at most q_max, as a float32. Keeps NaN and the sign of a zero."""
     single = odd_float32(t)
     bits = single.to(tl.int32, bitcast=True)
     magnitude = float_magnitude(bits, EXPONENT, MANTISSA)
@@ -322,7 +325,7 @@ def rounded_to_float(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr):
 
 @triton.jit
 def float_code(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, NAN: tl.constexpr):
-    """The code of ``rounded_to_float``, which is NAN where that is NaN."""
+    """The code of ``rounded_to_float(t)``; NAN if t is NaN."""
     BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
     LIFT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
     near = rounded_to_float(t, q_max, EXPONENT, MANTISSA)
@@ -338,7 +341,7 @@ def float_code(t, q_max, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, NAN: tl
 
 @triton.jit
 def float_value(codes, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: tl.constexpr):
-    """The values of codes of a float format, as float32; those above HIGHEST are NaN."""
+    """The values of codes of a float format, as float32. Magnitudes above HIGHEST are NaN."""
     BIAS: tl.constexpr = 2 ** (EXPONENT - 1) - 1
     LIFT: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
     codes = codes.to(tl.int32)
@@ -352,7 +355,7 @@ def float_value(codes, EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, HIGHEST: 
 
 @triton.jit
 def whole_zero_point(z):
-    """A floating zero point as an integer: rounded half to even, saturated, and 0 for NaN."""
+    """A floating zero point as an integer: rounded half to even and saturated; 0 for NaN."""
     if z.dtype == tl.float64:
         whole = tl.where(z < 0, -WHOLE_64, WHOLE_64)
     else:
@@ -365,9 +368,9 @@ def whole_zero_point(z):
 
 @triton.jit
 def near_minus_reciprocal(b):
-    """-1 / b as the hardware estimates it: within 2 ulp, infinite for zero and zero for an infinite b.
+    """The hardware's estimate of -1 / b: within 2 ULP; infinite if b is zero, zero if b is infinite.
 
-    It takes the minus of b along, where a division would need one more product for it.
+    A negation after the division would need an additional product.
     """
     return tl.inline_asm_elementwise(
         "{ .reg .f32 minus; neg.f32 minus, $1; rcp.approx.ftz.f32 $0, minus; }",
@@ -377,17 +380,18 @@ def near_minus_reciprocal(b):
 
 @triton.jit
 def nearer_minus_reciprocal(b, near):
-    """A step of Newton's towards -1 / b."""
+    """One Newton step from the estimate ``near`` towards -1 / b."""
     return tl.fma(tl.fma(b, near, 1.0), near, near)
 
 
 @triton.jit
 def minus_reciprocal(b):
-    """-1 / b, correctly rounded for every b from 2^-24 to 2^126; infinite for zero, zero for an infinite b.
+    """-1 / b, correctly rounded for every b from 2^-24 to 2^126; infinite if b is zero, zero if b is
+    infinite.
 
-    Two steps give it, from any estimate within 3 ulp, unless all 24 bits of b are ones: then -1 / b is just
-    beyond the middle of a power of two and the next number, and the steps may end at the first. That there
-    are no others was tried with every b.
+    Two Newton steps give it from any estimate within 3 ULP, unless all 24 bits of b are ones. Then -1 / b is
+    just beyond the midpoint of a power of two and the next number, and the steps may end at the power of two.
+    An exhaustive test over b found no other exception.
     """
     near = near_minus_reciprocal(b)
     y = nearer_minus_reciprocal(b, nearer_minus_reciprocal(b, near))
@@ -398,9 +402,9 @@ def minus_reciprocal(b):
 
 @triton.jit
 def minus_quotient(p, b, y):
-    """(p * y, -p / b) with y = -1 / b, the second correctly rounded if no step leaves the normal numbers.
+    """(p * y, -p / b) with y = -1 / b. The second is correctly rounded if all steps stay in the normal range.
 
-    By Markstein's theorem, if y is correctly rounded. With the minus in y no step needs one of its own.
+    This is Markstein's theorem, for a correctly rounded y. With the sign in y no step needs a negation.
     """
     near = p * y
     return near, tl.fma(tl.fma(b, near, p), y, near)
@@ -408,13 +412,16 @@ def minus_quotient(p, b, y):
 
 @triton.jit
 def tanh_argument(x, mid, s):
-    """4(x - mid) / s but for its sign, twice: the first is NaN where it is, the second is for ``tanh_slope``.
+    """Two values of 4(x - mid) / s, up to sign: the first shows where it is NaN, the second is for
+    ``tanh_slope``.
 
-    The second is correctly rounded where its magnitude is from 2^-25 to 160. Less gives the slope of zero and
-    more that of 160, whatever it is; if the first is infinite, it may be NaN. ``unit``, a power of two,
-    brings a scale to 1 or more (a subnormal one to 2^-22), so that no step leaves the normal numbers. As a
-    factor of x and mid it changes no rounding, and it is never less than 1: a difference beyond the largest
-    number is infinite with it too.
+    The second is correctly rounded if its magnitude is from 2^-25 to 160. Smaller magnitudes have the slope
+    at 0, larger ones the slope at 160, whatever their value. Where the first is infinite, the second may be
+    NaN.
+
+    ``unit``, a power of two, scales s to at least 1 (a subnormal s to at least 2^-22), so that all steps stay
+    in the normal range. As a factor of x and mid it changes no rounding. It is at least 1, so a difference
+    that overflows without it overflows with it too.
     """
     if x.dtype == tl.float64:
         argument = 4.0 * ((x - mid) / s)
@@ -432,13 +439,13 @@ def tanh_argument(x, mid, s):
 
 @triton.jit
 def tanh_slope(argument):
-    """1 - tanh(t)**2 for an argument of 4t or -4t. It is 4e / (1 + e)**2, where e = exp(-2|t|).
+    """1 - tanh(t)**2 for an argument of 4t or -4t, computed as 4e / (1 + e)**2 with e = exp(-2|t|).
 
-    In float32 everything is scaled by powers of two and by -1, which changes no rounding. ``r`` is twice what
-    exp is a polynomial of. The low bits of ``near`` hold 258 - k; shifted into the exponent and subtracted,
-    they multiply by 2^k, divide by 4, and turn the sign. So ``e`` is minus a quarter of exp, ``b`` a
-    sixteenth of (1 + exp)**2, and the result comes from -p / b as ``e`` comes from p. The products that are
-    fused with a sum are exact: that changes no bit.
+    In float32 all values are scaled by powers of two and by -1, which changes no rounding. ``r`` is twice the
+    argument of the polynomial. The low bits of ``near`` hold 258 - k. Shifted to the exponent and subtracted,
+    they multiply by 2^k, divide by 4 and change the sign. So ``e`` is -exp / 4, ``b`` is (1 + exp)**2 / 16,
+    and the result follows from -p / b as ``e`` follows from p. The products that are fused with a sum are
+    exact, so fusing changes no bit.
     """
     if argument.dtype == tl.float64:
         v = tl.minimum(tl.abs(argument) * 0.5, -FLOOR_64)
@@ -464,7 +471,7 @@ def tanh_slope(argument):
         if INTERPRETED:
             slope = -tl.div_rn(p, b)
         else:
-            # One step is enough here: tried with every argument, and every estimate within 2 ulp.
+            # One Newton step is enough: tested exhaustively, for every estimate within 2 ULP.
             _, slope = minus_quotient(p, b, nearer_minus_reciprocal(b, near_minus_reciprocal(b)))
         return (slope.to(tl.int32, bitcast=True) - shift).to(tl.float32, bitcast=True)
 
@@ -481,7 +488,7 @@ def widen(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def widen_pair(word, DTYPE: tl.constexpr):
-    """The two 16-bit floats in each word of 32 bits as float32, those in the low bits first; exact."""
+    """The two 16-bit floats in each 32-bit word as float32, the low half first; exact."""
     if DTYPE == tl.bfloat16:
         low, high = word << 16, word & -65536
         return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)

@@ -1,7 +1,7 @@
-"""The arithmetic, in NumPy: the definition that the other languages are held to.
+"""The arithmetic in NumPy: the definition that all other backends must match.
 
-Every operation is one IEEE-754 operation, rounded on its own to nearest, ties to even. Values compute in
-float32, or in float64 if they are float64; they are narrowed once, when they are stored.
+Every operation is a single IEEE-754 operation, rounded to nearest, ties to even. The compute type is float32,
+or float64 for float64 tensors. Results are rounded to the output dtype once, when they are stored.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def compute_type(compute: Float) -> type[np.float32] | type[np.float64]:
 
 
 def widen(tensor: torch.Tensor, compute: Float) -> Array:
-    """A tensor's values in the compute type; exact."""
+    """The values of a tensor in the compute type; exact."""
     return tensor.detach().to(compute.torch).numpy()
 
 
 def narrow_bfloat16(values: Array) -> Array:
-    """float32 to the bits of bfloat16, to nearest, ties to even; NaN stays NaN."""
+    """float32 values rounded to the bits of bfloat16, ties to even; NaN stays NaN."""
     bits = values.astype(np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
 def store(out: torch.Tensor, values: Array) -> None:
-    """Write ``values`` to ``out``, narrowing floats once."""
+    """Write ``values`` to ``out``. Floats are rounded once to the dtype of ``out``."""
     with np.errstate(over="ignore"):
         if out.dtype == torch.bfloat16:
             made = torch.from_numpy(np.ascontiguousarray(narrow_bfloat16(values))).view(torch.bfloat16)
@@ -48,7 +48,7 @@ def store(out: torch.Tensor, values: Array) -> None:
             made = torch.from_numpy(np.ascontiguousarray(values.astype(np.float16)))
         elif out.dtype == torch.uint16:
             made = torch.from_numpy(np.ascontiguousarray(values.astype(np.uint16)))
-        elif values.dtype == np.uint8:  # codes of 8 bits as they are
+        elif values.dtype == np.uint8:  # 8-bit codes are stored unchanged
             made = torch.from_numpy(np.ascontiguousarray(values)).view(out.dtype)
         else:
             made = torch.from_numpy(np.ascontiguousarray(values)).to(out.dtype)
@@ -56,19 +56,19 @@ def store(out: torch.Tensor, values: Array) -> None:
 
 
 def accumulated(old: torch.Tensor, values: Array, compute: Float) -> Array:
-    """What ``old`` holds plus ``values``, added in the compute type."""
+    """``old + values``, added in the compute type."""
     with np.errstate(all="ignore"):
         total: Array = widen(old, compute) + values
         return total
 
 
 def saturated(zero_point: Array) -> Array:
-    """The zero point as it is used."""
+    """The zero point, clamped to ``ZERO_POINT_LIMIT``."""
     return np.clip(zero_point, -ZERO_POINT_LIMIT, ZERO_POINT_LIMIT).astype(np.int64)
 
 
 def bounds(zero_point: Array, q_min: int, q_max: int, compute: Float) -> tuple[Array, Array, Array]:
-    """The zero point, saturated, and the code range less the zero point; exact in the compute type."""
+    """The saturated zero point z, ``q_min - z`` and ``q_max - z``; exact in the compute type."""
     z = saturated(zero_point)
     kind = compute_type(compute)
     return z, (q_min - z).astype(kind), (q_max - z).astype(kind)
@@ -81,10 +81,10 @@ def rounded_quotient(x: Array, scale: Array) -> Array:
 
 
 def nearest(t: Array, codes: Format) -> Array:
-    """t rounded to the mantissa of a float format, ties to even, as if its exponent had no upper end.
+    """t rounded to the mantissa of a float format, ties to even, with an unlimited upper exponent.
 
-    Below the least normal number the steps are those of the subnormal numbers. NaN, infinities and the sign
-    of a zero stay.
+    Below the least normal number, t is rounded to subnormal numbers. NaN, infinities and the sign of a zero
+    are kept.
     """
     with np.errstate(all="ignore"):
         exponent = np.maximum(np.frexp(t)[1] - 1, 1 - codes.exponent_bias)
@@ -93,14 +93,14 @@ def nearest(t: Array, codes: Format) -> Array:
 
 
 def encode(values: Array, codes: Format) -> Array:
-    """The codes of values of a float format. NaN takes the format's code for it."""
+    """The codes of values of a float format. NaN becomes ``codes.nan``, or 0 if that is None."""
     magnitudes = _values(codes)[: codes.highest_code + 1]
     found = np.searchsorted(magnitudes, np.abs(values)) | np.signbit(values) << (codes.bits - 1)
     return np.where(np.isnan(values), codes.nan or 0, found).astype(np.uint8)
 
 
 def decode(found: Array, codes: Format, compute: Float) -> Array:
-    """The values of the codes of a float format; exact."""
+    """The values of codes of a float format; exact."""
     return _values(codes).astype(compute_type(compute))[found]
 
 
@@ -110,7 +110,7 @@ def _values(codes: Format) -> Array:
 
 
 def exp_below_zero(v: Array, compute: Float) -> Array:
-    """exp(v) for v <= 0, floored where it would cease to be a normal number; NaN is taken for the floor."""
+    """exp(v) for v <= 0. v is clamped to ``floor``, so that the result is normal; NaN becomes ``floor``."""
     known, kind = EXPONENTIALS[compute.name], compute_type(compute)
     with np.errstate(all="ignore"):
         v = np.fmax(v, kind(known.floor))
@@ -126,7 +126,7 @@ def exp_below_zero(v: Array, compute: Float) -> Array:
 
 
 def tanh_slope(t: Array, compute: Float) -> Array:
-    """1 - tanh(t)**2, which is 4e / (1 + e)**2 with e = exp(-2|t|)."""
+    """1 - tanh(t)**2, computed as 4e / (1 + e)**2 with e = exp(-2|t|)."""
     kind = compute_type(compute)
     with np.errstate(all="ignore"):
         e = exp_below_zero(kind(-2) * np.abs(t), compute)

@@ -1,4 +1,4 @@
-"""The named inputs of affine_grid: both ranks and alignments, every dtype, sizes and layouts."""
+"""Named test inputs of affine_grid: both ranks and alignments, all dtypes, several sizes and layouts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.ops.affine_grid.plan import (
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about."""
+    """Parameters of a case; ``layouts`` are of the input and of the output."""
 
     name: str
     size: tuple[int, ...] = (7, 11)
@@ -32,7 +32,7 @@ class Problem:
     aligned: bool = False
     dtype: torch.dtype = torch.float32
     values: str = "spread"
-    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    layouts: tuple[str, str] = ("contiguous", "contiguous")
     accumulate: bool = False
 
     @property
@@ -47,7 +47,6 @@ class Problem:
 
 
 def problems() -> list[Problem]:
-    """What the cases are about."""
     found = []
     for (name, record), size, aligned in product(FLOATS.items(), ((7, 11), (3, 5, 6)), (False, True)):
         title = f"{len(size)}-d, {'corners' if aligned else 'edges'} aligned, {name}"
@@ -77,7 +76,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     if plan.direction == "forward":
         return Case(problem.name, AffineGridDescriptor(**problem.fields), partial(_forward, problem))
     return Case(problem.name, AffineGridBackwardDescriptor(**problem.fields), partial(_backward, problem))

@@ -1,6 +1,7 @@
-"""affine_grid on the CPU: some places at a time, in rows of their coordinates.
+"""affine_grid on the CPU.
 
-The gradient adds rows of places to the lanes of the tree sum. So every loop runs over places, and vectorises.
+Kernels process rows of up to LANES places, with one scratch row per coordinate; the gradient adds each row to
+the lanes of the tree sum. Every inner loop runs over places and vectorises.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -33,18 +34,18 @@ from holdfast.ops.tree_sum import blocks
 from holdfast.ops.tree_sum.blocks import blocks_of
 
 LANES, BLOCK = blocks.LANES, blocks.BLOCK
-#: Bytes of a row of scratch, and from one to the next: as many places as the tree sum has lanes.
+#: Bytes of a scratch row (LANES places of the widest type), and the distance between rows.
 _ROW_BYTES = LANES * 8
 ROW = step_of(_ROW_BYTES)
-# Rows of scratch: the coordinates along x, y and z, elements as they are stored, in the compute type, and as
-# they were, the elements of theta, and the lanes of the sums that make a row of dtheta.
+# Scratch rows: 0 to 2 are the coordinates x, y and z; then stored elements, elements in the compute type, old
+# values to accumulate to, a row of theta or dtheta, and the lanes of each element of a row of dtheta.
 _RAW, _OWN, _OLD, _THETA, _LANES = 3, 4, 5, 6, 7
 ROWS = _LANES + 4
 
 
 @kernel
 def _measure(sizes, divisors, along_at):
-    """The coordinates of the places along x, y and z, one axis after the other."""
+    """Write the coordinates along x, then y, then z."""
     along, at = pointer(along_at, divisors[0]), 0
     for a in range(3):
         size, divisor = sizes[a], divisors[a]
@@ -55,7 +56,7 @@ def _measure(sizes, divisors, along_at):
 
 @jit
 def _locate(begin, count, sizes, along_at, scratch, like):
-    """The coordinates of ``count`` places from ``begin`` on."""
+    """Write x, y and z of ``count`` places from ``begin`` to the first three scratch rows."""
     outlined()
     along = pointer(along_at, like)
     x, y, z = pointer(scratch, like), pointer(scratch + ROW, like), pointer(scratch + 2 * ROW, like)
@@ -74,10 +75,10 @@ def _locate(begin, count, sizes, along_at, scratch, like):
 
 @kernel
 def _map(first, last, sizes, axes, theta, grid, table, along_at, scratch, like):
-    """The rows ``first`` to ``last`` of up to LANES places, of one image after another.
+    """Compute the grid. A unit is a row of up to LANES places of one image; units ``first`` to ``last``.
 
-    ``theta`` and ``grid`` are (address, kind, step from image to image, step from axis to axis), with the
-    step along a row of theta; ``table`` has the loops over places.
+    ``grid`` is (address, kind, image stride, axis stride); ``theta`` is (the same, column stride). ``table``
+    holds the loops over places.
     """
     places = sizes[0] * sizes[1] * sizes[2]
     rows = (places + LANES - 1) // LANES
@@ -115,7 +116,7 @@ def _clear(lanes, like):
 
 @jit
 def _halved(lanes):
-    """The sum of all lanes, by neighbours."""
+    """Add neighbouring lanes until one is left."""
     width = LANES
     while width > 1:
         width //= 2
@@ -126,7 +127,7 @@ def _halved(lanes):
 
 @jit
 def _total(sums, count, lanes, like):
-    """The tree sum of the sums of blocks, whose memory is made use of."""
+    """The tree sum of ``count`` block sums. ``sums`` is overwritten."""
     while count > 1:
         blocks = (count + BLOCK - 1) // BLOCK
         for block in range(blocks):
@@ -142,7 +143,7 @@ def _total(sums, count, lanes, like):
 def _differentiate(
     first, last, sizes, axes, dtheta, dgrid, table, blocks, accumulate, along_at, sums_at, scratch, like
 ):
-    """The rows ``first`` to ``last`` of dtheta, image after image; operands are as those of ``_map``."""
+    """Rows ``first`` to ``last`` of dtheta, counted over all images. Operands are as in ``_map``."""
     places = sizes[0] * sizes[1] * sizes[2]
     (theta_at, theta_kind, theta_step, row_step), column_step = dtheta
     grid_at, grid_kind, grid_step, axis_step = dgrid
@@ -185,14 +186,14 @@ Operand = tuple[int, int, int, int]
 
 
 def _operand(tensor: torch.Tensor, axis: int, compute: Float) -> Operand:
-    """A tensor as kernels take it: its address, kind, and steps from image to image and along ``axis``."""
+    """(address, kind, image stride, stride of ``axis``) of a tensor."""
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(axis)
 
 
 class _MapKernel(MapKernel[D]):
-    """A kernel with the coordinates of its places, and scratch for each thread, in the workspace."""
+    """A kernel whose workspace holds the coordinates, and scratch for each thread."""
 
-    #: What is dealt out to threads.
+    #: Number of work items that the threads share.
     units: int
 
     def __init__(self, desc: D, device: torch.device) -> None:
@@ -214,17 +215,17 @@ class _MapKernel(MapKernel[D]):
         raise NotImplementedError
 
     def count_sums(self) -> int:
-        """The sums of blocks that a thread has to keep."""
+        """Number of block sums that each thread stores."""
         return 0
 
     def measured(self, workspace: Workspace) -> tuple[int, int]:
-        """The address where regions begin, and that of the coordinates, which are made here."""
+        """Write the coordinates. Returns the address of the workspace and that of the coordinates."""
         base = first_address(workspace)
         _measure(self.sizes, self.divisors, base + self.along.offset)
         return base, base + self.along.offset
 
     def share(self, first: int, last: int) -> tuple[int, int]:
-        """The units of some slots."""
+        """First and last unit of the threads ``first`` to ``last``."""
         return self.units * first // self.slots, self.units * last // self.slots
 
 
@@ -297,14 +298,14 @@ class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
         return launch
 
 
-_NOTHING, _NO_TABLE = (0, 8, 0, 0), table_of((1,), (1,))
+_NO_OPERAND, _NO_TABLE = (0, 8, 0, 0), table_of((1,), (1,))
 
 
 @cache
 def _compile(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
-    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NOTHING, 0), _NOTHING, _NO_TABLE, 0, 0, like)
+    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 0, 0, like)
 
 
 @cache
@@ -312,5 +313,5 @@ def _compile_backward(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
     compile_kernel(
-        _differentiate, 0, 0, (1, 1, 1), 2, (_NOTHING, 0), _NOTHING, _NO_TABLE, 1, False, 0, 0, 0, like
+        _differentiate, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 1, False, 0, 0, 0, like
     )

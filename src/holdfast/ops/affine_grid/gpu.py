@@ -1,7 +1,7 @@
-"""affine_grid in Triton: a tile of places at a time; for the gradient, a block of the tree sum.
+"""affine_grid in Triton.
 
-A program of the gradient sums one block of places for one row of dtheta, lane by lane; a second kernel adds
-the sums of blocks, level by level.
+A forward program computes one tile of places. A backward program sums one block of the tree sum for one row
+of dtheta; a second kernel adds the block sums, level by level.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -26,21 +26,21 @@ from holdfast.ops.affine_grid.plan import (
     MapDescriptor,
     MapKernel,
 )
-from holdfast.ops.grid_sample.gpu_coordinates import offset_of, split
-from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.grid_sample.gpu_coordinates import offset_of, unravel
+from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
-from holdfast.ops.tree_sum.gpu import halved, rows_inside
+from holdfast.ops.tree_sum.gpu import filled_rows, sum_lanes
 
-LANES = tl.constexpr(cut.LANES)
-ROWS = tl.constexpr(cut.ROWS)
-BLOCK = tl.constexpr(cut.BLOCK)
-#: Places of a tile, and the warps that share it, or the lanes of a block.
+LANES = tl.constexpr(block_sizes.LANES)
+ROWS = tl.constexpr(block_sizes.ROWS)
+BLOCK = tl.constexpr(block_sizes.BLOCK)
+#: Places per tile, and warps per program.
 TILE, WARPS = 512, 4
 
 
 @triton.jit
 def coordinate(index, size, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr):
-    """Where the places of an axis are, from -1 to 1."""
+    """Coordinates of the places ``index`` of an axis, from -1 to 1."""
     steps = tl.zeros(index.shape, tl.int32) + (tl.maximum(size - 1, 1) if ALIGNED else size)
     return quotient((2 * index.to(tl.int32) - (size - 1)).to(COMPUTE), steps.to(COMPUTE))
 
@@ -50,12 +50,12 @@ def affine_grid(
     grid, theta, places, tiles, sizes, strides, axis_step, theta_strides,
     AXES: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of one image's places."""
+    """Grid values of a tile of places of one image."""
     program = tl.program_id(0)
     n = (program // tiles).to(tl.int64)
     place = (program % tiles).to(INDEX) * TILE + tl.arange(0, TILE)
     inside = place < places
-    x, y, z = split(place, sizes, AXES)
+    x, y, z = unravel(place, sizes, AXES)
     out = grid + offset_of(n, x, y, z, strides)
     along_x = coordinate(x, sizes[0], ALIGNED, COMPUTE)
     along_y = coordinate(y, sizes[1], ALIGNED, COMPUTE)
@@ -75,17 +75,17 @@ def sum_places(
     sums, dgrid, places, blocks, sizes, strides, axis_step,
     AXES: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a row of dtheta over one block of places."""
+    """Block sums of one row of dtheta over one block of places."""
     program = tl.program_id(0)
     block = program % blocks
-    row_of_all = program // blocks
-    n, j = (row_of_all // AXES).to(tl.int64), row_of_all % AXES
+    theta_row = program // blocks
+    n, j = (theta_row // AXES).to(tl.int64), theta_row % AXES
     source = dgrid + j * axis_step
     of_x, of_y = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
     of_z, of_one = tl.zeros([LANES], COMPUTE), tl.zeros([LANES], COMPUTE)
-    for row in range(rows_inside(block.to(INDEX) + tl.arange(0, 1), places, ROWS)):
+    for row in range(filled_rows(block.to(INDEX) + tl.arange(0, 1), places, ROWS)):
         place = block.to(INDEX) * BLOCK + row * LANES + tl.arange(0, LANES)
-        x, y, z = split(place, sizes, AXES)
+        x, y, z = unravel(place, sizes, AXES)
         change = tl.load(source + offset_of(n, x, y, z, strides), mask=place < places, other=0.0)
         change = widen(change, COMPUTE)
         of_x += change * coordinate(x, sizes[0], ALIGNED, COMPUTE)
@@ -93,12 +93,12 @@ def sum_places(
         if AXES == 3:
             of_z += change * coordinate(z, sizes[2], ALIGNED, COMPUTE)
         of_one += change
-    first = sums + row_of_all.to(tl.int64) * (AXES + 1) * blocks + block + tl.arange(0, 1)
-    tl.store(first, halved(tl.reshape(of_x, (1, LANES)), 1, LANES))
-    tl.store(first + blocks, halved(tl.reshape(of_y, (1, LANES)), 1, LANES))
+    first = sums + theta_row.to(tl.int64) * (AXES + 1) * blocks + block + tl.arange(0, 1)
+    tl.store(first, sum_lanes(tl.reshape(of_x, (1, LANES)), 1, LANES))
+    tl.store(first + blocks, sum_lanes(tl.reshape(of_y, (1, LANES)), 1, LANES))
     if AXES == 3:
-        tl.store(first + 2 * blocks, halved(tl.reshape(of_z, (1, LANES)), 1, LANES))
-    tl.store(first + AXES * blocks, halved(tl.reshape(of_one, (1, LANES)), 1, LANES))
+        tl.store(first + 2 * blocks, sum_lanes(tl.reshape(of_z, (1, LANES)), 1, LANES))
+    tl.store(first + AXES * blocks, sum_lanes(tl.reshape(of_one, (1, LANES)), 1, LANES))
 
 
 @triton.jit
@@ -106,15 +106,15 @@ def sum_blocks(
     out, sums, length, blocks, theta_strides,
     AXES: tl.constexpr, FINAL: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """A further level: each element of dtheta has ``length`` sums, which make ``blocks``."""
+    """A further level: reduce the ``length`` sums of each element of dtheta to ``blocks`` sums."""
     program = tl.program_id(0)
     block = program % blocks
     element = (program // blocks).to(tl.int64)
     lanes = tl.zeros([LANES], COMPUTE)
-    for row in range(rows_inside(block + tl.arange(0, 1), length, ROWS)):
+    for row in range(filled_rows(block + tl.arange(0, 1), length, ROWS)):
         place = block * BLOCK + row * LANES + tl.arange(0, LANES)
         lanes += tl.load(sums + element * length + place, mask=place < length, other=0.0)
-    total = halved(tl.reshape(lanes, (1, LANES)), 1, LANES)
+    total = sum_lanes(tl.reshape(lanes, (1, LANES)), 1, LANES)
     if FINAL:
         n, j, k = element // (AXES * (AXES + 1)), element // (AXES + 1) % AXES, element % (AXES + 1)
         offset = n * theta_strides[0] + j * theta_strides[1] + k * theta_strides[2]
@@ -127,7 +127,7 @@ def sum_blocks(
 
 
 def _walk(desc: MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
-    """The sizes along x, y and z, the strides of images and along x, y and z, and the stride of axes."""
+    """Kernel parameters of a grid: sizes in the order x, y, z; strides of n, x, y, z; stride of the axis."""
     steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
     return {
         "places": desc.places,
@@ -142,7 +142,7 @@ def _constants(desc: MapDescriptor) -> dict[str, Any]:
         "AXES": desc.axes,
         "ALIGNED": desc.align_corners,
         "COMPUTE": tl.float64 if desc.compute.bits == 64 else tl.float32,
-        "INDEX": tl.int32 if desc.places < 2**31 - 2 * cut.BLOCK else tl.int64,
+        "INDEX": tl.int32 if desc.places < 2**31 - 2 * block_sizes.BLOCK else tl.int64,
     }
 
 
@@ -178,7 +178,7 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         super().__init__(desc, device)
         layout, self.elements = WorkspaceLayout(), desc.batch * desc.axes * (desc.axes + 1)
         self.lengths = [blocks_of(desc.places)]
-        while self.lengths[-1] > cut.BLOCK:
+        while self.lengths[-1] > block_sizes.BLOCK:
             self.lengths.append(blocks_of(self.lengths[-1]))
         self.sums = [layout.take(self.elements * length, desc.compute.torch) for length in self.lengths]
         self.set_workspace(layout)

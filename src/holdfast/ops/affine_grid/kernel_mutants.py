@@ -1,4 +1,4 @@
-"""The mistakes of making a grid of an affine map, and of its gradient."""
+"""Mutants of the affine_grid kernels."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ MUTANTS = (
     _backward(
         "two sums in one place",
         _GPU,
-        "tl.store(first + AXES * blocks, halved(",
-        "tl.store(first + 2 * blocks, halved(",
+        "tl.store(first + AXES * blocks, sum_lanes(",
+        "tl.store(first + 2 * blocks, sum_lanes(",
     ),
     _backward(
         "lanes of a narrower type",

@@ -1,4 +1,4 @@
-"""The mistakes of making a grid of an affine map."""
+"""Mutants of affine_grid and its gradient."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _axes_swapped(desc: MapDescriptor) -> list[Array]:
 
 
 def _in_steps(size: int, desc: MapDescriptor) -> Array:
-    """Coordinates that are -1 and some steps, each rounded, instead of quotients."""
+    """Coordinates as the first plus a rounded multiple of the step, instead of a quotient."""
     exact = _coordinates(size, desc)
     step = exact.dtype.type(2) / exact.dtype.type(max(size - 1 if desc.align_corners else size, 1))
     steps: Array = exact[:1] + step * np.arange(size).astype(exact.dtype)
@@ -32,7 +32,7 @@ def _in_steps(size: int, desc: MapDescriptor) -> Array:
 
 
 def _not_moved(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
-    """The last column of theta forgotten."""
+    """The last column of theta, the translation, is ignored."""
     theta = args.theta.clone()
     theta[..., -1] = 0
     run(changed(args, theta=theta))

@@ -1,8 +1,8 @@
-"""affine_grid: the grid by which grid_sample turns, scales and moves an image, and the gradient of that.
+"""affine_grid: a grid for grid_sample from affine matrices, and its gradient.
 
-``grid[n, place] = theta[n] @ (place's coordinates, 1)``, in the meaning of
-``torch.nn.functional.affine_grid``. A place's coordinates count each axis from -1 to 1, x first: from the
-centres of the outermost pixels, or from edge to edge.
+``grid[n, place] = theta[n] @ (coordinates of the place, 1)``, as ``torch.nn.functional.affine_grid``. The
+coordinates, x first, go from -1 to 1 on each axis: between the centres of the outermost pixels with
+``align_corners``, or else between the outer edges.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.ops.tree_sum.blocks import rounding_errors
 
-#: The longest axis of a grid: float32 counts twice its places without a gap.
+#: Maximum size of an axis of the grid: the numerators 2 * i - (size - 1) are exact in float32.
 LONGEST_AXIS = 2**24
-#: The places of one grid are counted in 31 bits.
+#: Maximum number of places of one grid, an int32.
 LIMIT = 2**31 - 1
 
 
@@ -50,7 +50,7 @@ class MapDescriptor(Descriptor):
 
     @property
     def places(self) -> int:
-        """The places of one grid."""
+        """Number of places of one grid."""
         return math.prod(self.output_size)
 
     @property
@@ -78,7 +78,7 @@ class MapDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class AffineGridDescriptor(MapDescriptor):
-    """A grid of every theta."""
+    """One grid for each theta."""
 
     @property
     def empty(self) -> bool:
@@ -91,7 +91,7 @@ class AffineGridBackwardDescriptor(MapDescriptor):
 
     @property
     def empty(self) -> bool:
-        return self.batch == 0  # without places it is zeros
+        return self.batch == 0  # without places, dtheta is zeros and must still be written
 
 
 @arguments
@@ -120,31 +120,31 @@ class MapKernel(DescribedKernel[D]):
 
 
 class MapPlan(Plan[D, A]):
-    """The statements that both directions make."""
+    """Mode and error bound of both directions."""
 
     def mode(self) -> str:
         desc = self.descriptor
         return f"{desc.axes}-d, {'corners' if desc.align_corners else 'edges'} aligned"
 
     def ulp(self) -> dict[str, float]:
-        """The unit is the last place of the sum of the magnitudes of what is added up."""
+        """The unit is one ULP of the sum of the magnitudes of the terms."""
         desc = self.descriptor
         return {self.outputs[0]: error_in_ulp(self._roundings(), desc.compute, desc.real)}
 
     def _roundings(self) -> int:
-        """How often a term is rounded on its way to the result."""
+        """Maximum number of roundings between a term and the result."""
         raise NotImplementedError
 
 
 class AffineGridPlan(MapPlan[AffineGridDescriptor, AffineGridArgs]):
-    """grid = theta times every place's coordinates and 1."""
+    """grid[n, place] = theta[n] @ (coordinates of the place, 1)."""
 
     def _roundings(self) -> int:
         return 2 + self.descriptor.axes  # the coordinate, its product with theta, and the sum
 
 
 class AffineGridBackwardPlan(MapPlan[AffineGridBackwardDescriptor, AffineGridBackwardArgs]):
-    """dtheta = dgrid times every place's coordinates and 1, summed over places."""
+    """dtheta[n] = the sum over places of the outer product of dgrid[n, place] and (coordinates, 1)."""
 
     def _roundings(self) -> int:
         return 2 + rounding_errors(self.descriptor.places)  # the coordinate, its product, and the sum

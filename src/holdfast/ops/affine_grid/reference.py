@@ -1,9 +1,10 @@
-"""What affine_grid and its gradient mean, in NumPy. Every operation is rounded on its own.
+"""affine_grid and its gradient in NumPy, the definition. Each operation is rounded separately.
 
     grid[n, place, j]  = ((theta[n, j, 0] * x + theta[n, j, 1] * y) + theta[n, j, 2] * z) + theta[n, j, 3]
-    dtheta[n, j, k]    = tree sum over places, row by row: dgrid[n, place, j] * (x, y, z or 1)
+    dtheta[n, j, k]    = tree sum over places in row-major order: dgrid[n, place, j] * (x, y, z or 1)
 
-In two dimensions there is no z. The coordinates x, y and z are correctly rounded quotients of whole numbers.
+A place is one point of the grid. In two dimensions there is no z. The coordinates x, y and z are correctly
+rounded quotients of integers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast.ops.tree_sum.reference import tree_sum
 
 
 def coordinates(size: int, desc: MapDescriptor) -> Array:
-    """Where the ``size`` places along an axis are, from -1 to 1; a single one is at 0."""
+    """Coordinates of the ``size`` places along an axis, from -1 to 1; a single place is at 0."""
     kind = compute_type(desc.compute)
     steps = size - 1 if desc.align_corners else size
     twice: Array = (2 * np.arange(size) - (size - 1)).astype(kind)
@@ -33,13 +34,13 @@ def coordinates(size: int, desc: MapDescriptor) -> Array:
 
 
 def places(desc: MapDescriptor) -> list[Array]:
-    """x, y and z of every place, row by row."""
+    """x, y and z of every place, each in row-major order."""
     along = [coordinates(size, desc) for size in desc.output_size]
     return [axis.reshape(-1) for axis in reversed(np.meshgrid(*along, indexing="ij"))]
 
 
 def affine_grid(theta: Array, desc: MapDescriptor) -> Array:
-    """(N, places, axes)."""
+    """The grid, of shape (N, places, axes)."""
     found = []
     with np.errstate(all="ignore"):
         for j in range(desc.axes):
@@ -52,7 +53,7 @@ def affine_grid(theta: Array, desc: MapDescriptor) -> Array:
 
 
 def gradient_of_theta(dgrid: Array, desc: MapDescriptor) -> Array:
-    """(N, axes, axes + 1)."""
+    """dtheta, of shape (N, axes, axes + 1)."""
     ones = np.ones(desc.places, dgrid.dtype)
     with np.errstate(all="ignore"):
         columns = [tree_sum(dgrid.transpose(0, 2, 1) * along) for along in [*places(desc), ones]]

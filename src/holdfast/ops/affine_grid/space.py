@@ -1,4 +1,4 @@
-"""Every problem of affine_grid and of its backward."""
+"""Random problems of affine_grid and its gradient, for the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""affine_grid for torch: operators, tracing, autograd, vmap, and the function that people call."""
+"""affine_grid for torch: operators, fake kernels, autograd, vmap, and the public function."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -84,16 +84,13 @@ def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.T
 
 
 def _differentiate_again(ctx: Any, ddtheta: torch.Tensor) -> tuple[Any, ...]:
-    """dtheta is linear in dgrid, with affine_grid as the transpose."""
+    """dtheta is linear in dgrid, and affine_grid is the transpose of that map."""
     return _forward(ddtheta, ctx.size, ctx.align_corners), None
 
 
 register_autograd("affine_grid", _differentiate, by=["theta"], setup_context=_save_for_backward)
 register_autograd(
-    "affine_grid_backward",
-    _differentiate_again,
-    by=["dgrid"],
-    setup_context=_save_for_second_backward,
+    "affine_grid_backward", _differentiate_again, by=["dgrid"], setup_context=_save_for_second_backward
 )
 
 
@@ -114,8 +111,8 @@ register_vmap("affine_grid_backward", _affine_grid_backward_batched)
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | None = False) -> torch.Tensor:
     """``torch.nn.functional.affine_grid``, with a gradient that has the same bits on every run and device.
 
-    ``theta`` is (N, 2, 3) or (N, 3, 4), and ``size`` that of the image to sample: (N, C, H, W) or (N, C, D,
-    H, W).
+    ``theta`` has shape (N, 2, 3) or (N, 3, 4). ``size`` is the shape of the sampled output: (N, C, H, W) or
+    (N, C, D, H, W).
 
     >>> import torch, holdfast as hf
     >>> hf.affine_grid(torch.tensor([[[1.0, 0, 0], [0, 1, 0]]]), (1, 1, 1, 2))

@@ -1,4 +1,4 @@
-"""Embedding and its gradient, against torch's own and against adding up with atomics."""
+"""Benchmarks of embedding and its gradient, against torch and against sums with atomics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from holdfast.ops.embedding.torch_op import embedding
 
 @dataclass(frozen=True)
 class EmbeddingCase(Case):
-    """``count`` indices of ``rows`` rows of ``columns``, spread as ``spread`` says: lookup, or gradient."""
+    """``count`` indices of distribution ``spread`` into ``rows`` rows of ``columns``: lookup or gradient."""
 
     rows: int
     columns: int
@@ -38,7 +38,7 @@ class EmbeddingCase(Case):
 
     @property
     def largest(self) -> int:
-        """The elements of the largest tensor."""
+        """Number of elements of the largest tensor."""
         return max(self.rows, self.count) * self.columns
 
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
@@ -76,7 +76,7 @@ class EmbeddingProblem(Problem):
     case: EmbeddingCase
 
     def draw(self) -> Tensors:
-        """Rows of eighths, so that any order of additions gives the same sum; and the indices."""
+        """Indices, and rows of multiples of 1/8, whose sums are exact in any order."""
         desc, device = self.plan.descriptor, self.stream.device
         generator = torch.Generator(device).manual_seed(20)
         tensors: Tensors = {}
@@ -111,7 +111,7 @@ class EmbeddingProblem(Problem):
         return torch.zeros_like(tensors["dweight"]).requires_grad_()
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
-        """Indexing; for the gradient ``index_add_``, which on CUDA adds with atomics."""
+        """Indexing; for the gradient ``index_add_``, which uses atomics on CUDA."""
         if not self.case.backward:
             return lambda weight, indices: weight[indices], [tensors["weight"], tensors["indices"]]
         rows = self.plan.descriptor.rows
@@ -133,7 +133,7 @@ class EmbeddingProblem(Problem):
         return lambda: dense(tensors["dout"], tensors["indices"], self.plan.descriptor.rows, -1, False)
 
 
-#: rows, columns, indices, how they are spread, dtype.
+#: (rows, columns, number of indices, their distribution, dtype).
 _SHAPES = (
     (50257, 768, 32768, "zipf", torch.float32),
     (128256, 4096, 16384, "zipf", torch.bfloat16),
@@ -157,7 +157,7 @@ def full_cases() -> list[EmbeddingCase]:
 
 
 def cpu_cases() -> list[EmbeddingCase]:
-    """The functions, since fresh memory for a gradient is most of what a CPU pays; and the plan alone."""
+    """The functions, since allocating the gradient dominates on a CPU; and the backward plan alone."""
     shape = (50257, 768, 8192, "zipf", torch.float32)
     return [
         _case(*shape, backward=False, function=True),

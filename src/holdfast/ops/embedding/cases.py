@@ -1,4 +1,4 @@
-"""The named inputs of embedding and of its backward."""
+"""Named test inputs of embedding and its gradient."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about. ``layouts`` are those of what is read, the indices, and what is written.
+    """Parameters of a case. ``layouts`` are of the input, the indices and the output.
 
-    ``padding`` stands for the row that is skipped; "every" makes it all that there is.
+    ``padding`` is the descriptor's ``padding_idx``.
     """
 
     name: str
@@ -105,7 +105,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_forward if plan.direction == "forward" else _backward)(problem)
 
 

@@ -1,4 +1,4 @@
-"""embedding on the CPU: rows are copied. Its gradient is the segment sum."""
+"""embedding on the CPU: a copy of rows. The gradient is a segment sum."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from holdfast.ops.embedding.plan import EmbeddingArgs, EmbeddingDescriptor
 from holdfast.ops.segment_sum.cpu import load_index, raise_outside
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
-#: How many indices before it is copied a row is asked for.
+#: Prefetch distance in indices.
 _AHEAD = 2
-#: Bytes of an output from which on it is streamed: most of it would be out of the caches before it is read.
+#: Outputs of at least this many bytes are written with streaming stores, since they do not fit the caches.
 _STREAMED_FROM = 2**24
 
 
 @kernel
 def embedding(first, last, indices, index_item, index_table, rows, weight, out, out_table, columns, item):
-    """Copy the rows that the indices ``first`` to ``last`` name; zeros where one names none.
+    """Copy the rows of the indices ``first`` to ``last``; zeros for an index out of range.
 
-    ``weight`` is (address, step from row to row, step from column to column); ``out`` is (address, step from
-    column to column, whether it is written past the caches).
+    ``weight`` is (address, row stride, column stride); ``out`` is (address, column stride, whether to use
+    streaming stores).
     """
     weight_at, row_step, step = weight
     out_at, out_step, streamed = out
@@ -40,8 +40,8 @@ def embedding(first, last, indices, index_item, index_table, rows, weight, out, 
                 for b in range(item):
                     pointer(target + i * out_step * item, np.uint8)[b] = 0
         elif step == 1 and out_step == 1:
-            soon = load_index(indices, index_item, min(n + _AHEAD, last - 1), index_table)
-            prefetch_run(weight_at + soon * row_step * item, columns * item)
+            ahead = load_index(indices, index_item, min(n + _AHEAD, last - 1), index_table)
+            prefetch_run(weight_at + ahead * row_step * item, columns * item)
             if streamed:
                 stream(target, weight_at + index * row_step * item, columns * item)
             else:
@@ -58,7 +58,7 @@ def _compile() -> None:
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
-    """``embedding`` as a kernel."""
+    """``embedding``."""
 
     def compile(self) -> None:
         _compile()

@@ -1,4 +1,4 @@
-"""embedding, in Triton: rows are copied, a tile at a time. Its gradient is the segment sum."""
+"""embedding, in Triton: a copy of rows. The gradient is a segment sum."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -25,7 +25,7 @@ def embedding(
     count, rows, place, columns, tiles, sizes, out_strides, weight_strides, index_strides,
     RAISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The rows that ROWS indices name, in part of the columns; zeros where one names none."""
+    """Copy COLUMNS columns of the rows of ROWS indices; zeros for an index out of range."""
     tile = tl.program_id(0) % tiles
     number = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
@@ -42,7 +42,7 @@ def embedding(
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
-    """``embedding`` as a kernel."""
+    """``embedding``."""
 
     def compile(self) -> None:
         self.prepare(EmbeddingArgs.described(self.desc))

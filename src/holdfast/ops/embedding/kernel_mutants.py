@@ -1,4 +1,4 @@
-"""The mistakes of looking rows up."""
+"""Mutants of the embedding kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MUTANTS = (
         "a row after the last",
         _CPU,
         "if index < 0 or index >= rows:",
-        "if index < 0 or index >= rows + (rows > 0):",  # without rows there is no memory to read from
+        "if index < 0 or index >= rows + (rows > 0):",  # an empty table has no memory to read
     ),
     _mutant("one byte of a zero", _CPU, "for b in range(item):", "for b in range(1):"),
     _mutant(

@@ -1,4 +1,4 @@
-"""The mistakes of ordered sums by row, and of looking rows up."""
+"""Mutants of embedding, its gradient and segment_sum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUMS = ("segment_sum forward", *_BACKWARD)
 
 
 def _in_one_go(terms: Array) -> Array:
-    """As if there were no chunks."""
+    """One sequential sum without chunks."""
     with np.errstate(all="ignore"):
         total = np.zeros(terms.shape[1:], terms.dtype)
         for term in terms:
@@ -60,7 +60,7 @@ def _in_bfloat16(terms: Array) -> Array:
 
 
 def _a_lost_duplicate(destinations: Array, segments: int) -> dict[int, Array]:
-    """Of two writes to a row at once, one is lost."""
+    """The first term of a row with several terms is lost, as in a race."""
     found = sources_of(destinations, segments)
     return {row: places[1:] if len(places) > 1 else places for row, places in found.items()}
 
@@ -78,7 +78,7 @@ def _nothing_is_padding(indices: Array, padding: int) -> Array:
 
 
 def _never_zeroed(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, compute: Float) -> None:
-    """Rows without terms stay as they are found."""
+    """Rows without terms keep their old values."""
     for row, total in sums.items():
         store(out[row], accumulated(out[row], total, compute) if accumulate else total)
 
@@ -90,7 +90,7 @@ def _nearest_row(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
 
 
 def _wrapped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-    """A bad index counts on from the other end."""
+    """A bad index is taken modulo the number of rows."""
     indices: torch.Tensor = args.indices  # type: ignore[attr-defined]
     run(changed(args, indices=indices.remainder(max(desc.rows, 1))))
 

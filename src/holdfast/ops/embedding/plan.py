@@ -1,7 +1,7 @@
-"""Embedding: rows of a table by their indices, and the gradient of the table.
+"""Embedding: rows of a table selected by indices, and the gradient of the table.
 
-The gradient of a row is the sum of the gradients of all places that read it: an ordered sum, so that a token
-that comes often loses nothing, and the sum has the same bits on every run.
+The gradient of a row is the ordered sum of the gradients of all positions that read it. It loses no accuracy
+for frequent tokens, and has the same bits on every run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from holdfast.ops.segment_sum.indexed import (
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingDescriptor(IndexedDescriptor):
-    """``shape`` is that of the indices; each reads one of ``num_embeddings`` rows of ``embedding_dim``.
+    """``shape`` is the shape of the indices; each reads a row of a (num_embeddings, embedding_dim) table.
 
-    An index that names no row reads as zeros. With ``bad_index`` "raise" it is an error too: before anything
-    is written on the CPU; on CUDA at the next run of any plan, or at ``check_errors``.
+    An index out of range reads as zeros. With ``bad_index`` "raise" it also raises an error: on the CPU
+    before anything is written; on CUDA at the next run of any plan, or at ``check_errors``.
     """
 
     num_embeddings: int
@@ -53,9 +53,9 @@ class EmbeddingDescriptor(IndexedDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBackwardDescriptor(IndexedDescriptor):
-    """Indices that are ``padding_idx``, or name no row, are skipped.
+    """Indices equal to ``padding_idx`` or out of range are skipped.
 
-    With ``scale_grad_by_freq`` the sum of a row is divided by how often it was read.
+    With ``scale_grad_by_freq`` the sum of a row is divided by its number of terms.
     """
 
     num_embeddings: int
@@ -101,7 +101,7 @@ class EmbeddingArgs(Args):
 class EmbeddingBackwardArgs(SummingArgs):
     """``dout`` and ``indices`` are read; ``dweight`` is written, or with ``accumulate`` added to.
 
-    A row that no index names is zeros; with ``accumulate`` it is left as it is.
+    A row without terms is set to zeros, or with ``accumulate`` left unchanged.
     """
 
     dout: torch.Tensor
@@ -111,7 +111,7 @@ class EmbeddingBackwardArgs(SummingArgs):
 
 
 class EmbeddingPlan(Plan[EmbeddingDescriptor, EmbeddingArgs]):
-    """out[n] = weight[indices[n]]; zeros where the index names no row."""
+    """out[n] = weight[indices[n]]; zeros for an index out of range."""
 
     def mode(self) -> str:
         return self.descriptor.bad_index

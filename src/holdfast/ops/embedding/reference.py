@@ -1,4 +1,4 @@
-"""What embedding means, in NumPy."""
+"""embedding and its gradient in NumPy, the definition."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from holdfast.ops.segment_sum.reference import ordered_sum, raise_outside, sourc
 
 
 def kept_indices(indices: Array, padding: int) -> Array:
-    """The indices that take part in the gradient; -1, which is no row, for the others."""
+    """The indices, with -1 in place of the padding index."""
     return np.where(indices == padding, -1, indices)
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
-    """Rows as they are; zeros where the index names none."""
+    """Copy rows; zeros for an index out of range."""
 
     def prepare(self, args: EmbeddingArgs) -> Launch[EmbeddingArgs]:
         desc = self.desc
@@ -39,7 +39,7 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
 
 
 class EmbeddingBackward(IndexedKernel[EmbeddingBackwardDescriptor]):
-    """``ordered_sum`` of the gradients that go to each row."""
+    """``ordered_sum`` of the gradients of each row."""
 
     def prepare(self, args: EmbeddingBackwardArgs) -> Launch[EmbeddingBackwardArgs]:
         desc = self.desc

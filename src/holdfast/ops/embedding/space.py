@@ -1,4 +1,4 @@
-"""Every problem of embedding and of its backward."""
+"""Random problems of embedding and its gradient, for the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""embedding for torch: operators, tracing, autograd, and the function that people call."""
+"""embedding for torch: operators, fake kernels, autograd, vmap, and the public function."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _embedding_backward_fake(dout, input, num_embeddings, padding_idx, scale_gra
 
 
 def _touched_rows_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
-    """The rows that were read, ascending, and their gradients. Their number is read from the device."""
+    """The distinct rows that were read, ascending, and their gradients. Synchronises with the device."""
     require_memory("input", input)
     require_memory("dout", dout)
     flat = input.reshape(-1)
@@ -111,23 +111,23 @@ def _touched_rows_backward_fake(dout, input, num_embeddings, padding_idx, scale_
     return input.new_empty((rows,), dtype=torch.int64), dout.new_empty((rows, dout.shape[-1]))
 
 
-_SKIPPING = "int padding_idx, bool scale_grad_by_freq"
+_OPTIONS = "int padding_idx, bool scale_grad_by_freq"
 
 _lookup = define(
     "embedding",
-    f"(Tensor input, Tensor weight, {_SKIPPING}, bool sparse, str bad_index) -> Tensor",
+    f"(Tensor input, Tensor weight, {_OPTIONS}, bool sparse, str bad_index) -> Tensor",
     _embedding,
     _embedding_fake,
 )
 _gradient = define(
     "embedding_backward",
-    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_SKIPPING}) -> Tensor",
+    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_OPTIONS}) -> Tensor",
     _embedding_backward,
     _embedding_backward_fake,
 )
 _touched_rows = define(
     "embedding_touched_rows_backward",
-    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_SKIPPING}) -> (Tensor, Tensor)",
+    f"(Tensor dout, Tensor input, SymInt num_embeddings, {_OPTIONS}) -> (Tensor, Tensor)",
     _touched_rows_backward,
     _touched_rows_backward_fake,
 )
@@ -137,18 +137,18 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) 
     input, weight, padding_idx, scale_grad_by_freq, sparse, _ = inputs
     ctx.save_for_backward(input)
     ctx.rows, ctx.sparse = weight.shape[0], sparse
-    ctx.skipping = padding_idx, scale_grad_by_freq
+    ctx.options = padding_idx, scale_grad_by_freq
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
     if not ctx.sparse:
-        return None, _gradient(dout, input, ctx.rows, *ctx.skipping), *[None] * 4
-    return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.skipping), *[None] * 4
+        return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
+    return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.options), *[None] * 4
 
 
 def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, rows: int, *rest: Any) -> Any:
-    """The gradient of a table of so many rows, of which ``touched_rows`` finds those that are not zero."""
+    """Sparse gradient of a table of ``rows`` rows; ``touched_rows`` computes its rows and values."""
     if is_batch(dout):
         refuse_samples()
     touched, values = touched_rows(dout, input, rows, *rest)
@@ -157,7 +157,7 @@ def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, 
 
 
 def refuse_samples(*given: Any) -> Any:
-    """The rule for vmap where there is none."""
+    """The vmap rule of sparse gradients: raise."""
     raise Unsupported(
         "sparse gradients of several samples were asked for (vmap, jacrev, is_grads_batched), whose rows "
         "differ from sample to sample; leave sparse out there."
@@ -170,12 +170,12 @@ register_autograd("embedding", _differentiate, by=["weight"], setup_context=_sav
 def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, input, _, padding_idx, scale_grad_by_freq = inputs
     ctx.save_for_backward(input)
-    ctx.skipping = padding_idx, scale_grad_by_freq
+    ctx.options = padding_idx, scale_grad_by_freq
 
 
 def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
-    padding_idx, scale_grad_by_freq = ctx.skipping
+    padding_idx, scale_grad_by_freq = ctx.options
     if scale_grad_by_freq:
         raise Unsupported(
             "the gradient of embedding's gradient is not there for scale_grad_by_freq=True; leave it out."
@@ -187,15 +187,12 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
 
 
 register_autograd(
-    "embedding_backward",
-    _differentiate_again,
-    by=["dout"],
-    setup_context=_save_for_double_backward,
+    "embedding_backward", _differentiate_again, by=["dout"], setup_context=_save_for_double_backward
 )
 
 
 def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-    """The gradient of what the rows of a sparse gradient hold."""
+    """The backward of a sparse gradient: raise."""
     raise Unsupported(
         "a sparse gradient was asked for its own gradient, which is not there; leave sparse out, or "
         "create_graph."
@@ -217,7 +214,7 @@ register_vmap("embedding_touched_rows_backward", refuse_samples)
 
 
 def checked_padding(padding_idx: int | None, rows: int) -> int:
-    """The row that is skipped, counted from 0; -1 for none."""
+    """``padding_idx`` as a row from 0; -1 for None."""
     if padding_idx is None:
         return -1
     if not is_whole(padding_idx):
@@ -231,7 +228,7 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
 
 
 def require_table(input: Any, weight: Any) -> None:
-    """Raise unless these are indices and a table."""
+    """Raise unless ``input`` holds indices and ``weight`` is a matrix."""
     require_tensor("input", input)
     require_tensor("weight", weight)
     if weight.dim() != 2:
@@ -244,7 +241,7 @@ def require_table(input: Any, weight: Any) -> None:
 
 
 def refuse_max_norm(max_norm: float | None, norm_type: float = 2.0) -> None:
-    """Say so, rather than change the table in place."""
+    """Raise if ``max_norm`` is given: it would change the table in place."""
     finite_number("norm_type", norm_type)
     if max_norm is not None:
         raise Unsupported(
@@ -265,17 +262,17 @@ def embedding(
     *,
     bad_index: str = "raise",
 ) -> torch.Tensor:
-    """The rows of ``weight`` that ``input`` names, as ``torch.nn.functional.embedding`` gives them.
+    """Look up the rows of ``weight`` at the indices ``input``, as ``torch.nn.functional.embedding``.
 
-    The gradient of a row is summed in the order of its places in ``input``, in float32 for the half
-    precisions, and rounded once: the same bits on every run and every device. The row at ``padding_idx`` gets
-    none. With ``scale_grad_by_freq`` each sum is divided by the number of its places. With ``sparse`` the
-    gradient is a coalesced ``torch.sparse_coo`` tensor of the rows that were read; how many they are must be
-    known to the host, so that on CUDA this one waits for the device. ``max_norm`` is refused.
+    The gradient of a row is summed in the order of its positions in ``input``, in float32 for float16 and
+    bfloat16, and rounded once: the same bits on every run and every device. The row at ``padding_idx`` gets
+    no gradient. With ``scale_grad_by_freq`` each sum is divided by its number of terms. With ``sparse`` the
+    gradient is a coalesced ``torch.sparse_coo`` tensor of the rows that were read; the host must know their
+    number, so on CUDA this synchronises with the device. ``max_norm`` is not supported.
 
-    An index that names no row is an IndexError. On CUDA nothing waits to find out: the row reads as zeros,
-    and the error is raised by the next call into this library or by ``holdfast.check_errors()``. With
-    ``bad_index="skip"`` it is zeros, without an error; either way its gradient goes nowhere.
+    An index out of range raises an IndexError. CUDA does not synchronise for this: the row reads as zeros,
+    and the next call into this library or ``holdfast.check_errors()`` raises the error. With
+    ``bad_index="skip"`` the row reads as zeros and no error is raised. Such an index has no gradient.
 
     >>> import torch, holdfast as hf
     >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()

@@ -1,4 +1,4 @@
-"""Embedding bags and the gradient of their table, against torch's own."""
+"""Benchmarks of embedding_bag and the gradient of its table, against torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from holdfast.ops.embedding_bag.torch_op import embedding_bag
 
 @dataclass(frozen=True)
 class BagCase(Case):
-    """``bags`` bags of ``length`` indices, drawn evenly from ``rows`` rows of ``columns``."""
+    """``bags`` bags of ``length`` uniform indices into ``rows`` rows of ``columns``."""
 
     rows: int
     columns: int
@@ -41,7 +41,7 @@ class BagCase(Case):
 
     @property
     def largest(self) -> int:
-        """The elements of the largest tensor."""
+        """Number of elements of the largest tensor."""
         return max(self.rows, self.bags) * self.columns
 
     def elements(self, *, on_gpu: bool, quick: bool) -> int:
@@ -85,7 +85,7 @@ class BagProblem(Problem):
     case: BagCase
 
     def draw(self) -> Tensors:
-        """Rows of eighths, so that any order of additions gives the same sum; indices, and offsets."""
+        """Indices, offsets, and rows of multiples of 1/8, whose sums are exact in any order."""
         desc, device = self.plan.descriptor, self.stream.device
         generator = torch.Generator(device).manual_seed(21)
         tensors: Tensors = {}
@@ -122,7 +122,7 @@ class BagProblem(Problem):
         return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
-        """Indexing and a reduction; for the gradient ``index_add_``, which on CUDA adds with atomics."""
+        """Indexing and a reduction; for the gradient ``index_add_``, which uses atomics on CUDA."""
         desc, mode, length = self.plan.descriptor, self.case.mode, self.case.length
 
         def forward(weight: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -154,7 +154,7 @@ def _case(mode: str, offsets: bool, bags: int, *, backward: bool, **more: Any) -
 
 
 def full_cases() -> list[BagCase]:
-    """Sums and means of bags between offsets, and as rows, both directions."""
+    """Sums and means of bags, by offsets and by rows, in both directions."""
     return [
         _case(mode, offsets, 8192, backward=backward)
         for backward in (False, True)
@@ -165,7 +165,7 @@ def full_cases() -> list[BagCase]:
 
 
 def cpu_cases() -> list[BagCase]:
-    """Every reduction by rows and by offsets, as the function is called; and the gradient of a mean."""
+    """The function in every mode, by rows and by offsets; and the gradient of the mean."""
     forward = [
         _case(mode, offsets, 8192, backward=False, function=True)
         for mode in MODES

@@ -1,4 +1,4 @@
-"""The named inputs of embedding_bag and of its backward."""
+"""Named test inputs of embedding_bag and its gradients."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about. ``layouts`` are those of what is read, of the indices and what goes with them,
-    and of what is written. ``bags`` are the lengths of bags with offsets; without them the rows of ``shape``
-    are bags. With ``last`` the end of the last bag is an offset too.
+    """Parameters of a case. ``layouts`` are of the inputs, of the indices, offsets and weights, and of the
+    outputs. ``bags`` are the lengths of bags given by offsets; None for the rows of ``shape``. With ``last``
+    the end of the last bag is an offset too.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Problem:
     frequency: bool = False
     accumulate: bool = False
     gradients: tuple[bool, bool] | None = None
-    upstream: str = ""  # the layout of dout, where it is not that of the table
+    upstream: str = ""  # layout of dout if it differs from the table's
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What both descriptors have."""
+        """Fields of both descriptors."""
         return {
             "shape": self.shape,
             "num_embeddings": self.rows,
@@ -80,7 +80,7 @@ class Problem:
         return laid_out(torch.from_numpy(begins).to(self.offsets_dtype or self.index_dtype), self.layouts[1])
 
     def real(self, what: str, *shape: int, layout: str = "") -> torch.Tensor:
-        """Values of the dtype, for anything that is read."""
+        """Values of an input."""
         made = row_values(f"bag {what}/{self.name}", shape, self.dtype, self.values)
         return laid_out(made, layout or self.layouts[0])
 
@@ -93,7 +93,7 @@ class Problem:
 
     @property
     def table(self) -> torch.Tensor:
-        """The rows; for a maximum, of few different values, so that there are ties."""
+        """The table; for a maximum, of few distinct values, so that there are ties."""
         if self.mode != "max" or self.values != "spread":
             return self.real("table", self.rows, self.columns)
         few = random_bits(f"bag ties/{self.name}", self.rows * self.columns) % np.uint64(5)
@@ -167,7 +167,7 @@ _BACKWARD = (
     Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
 )  # fmt: skip
 
-#: Of the shared ones, those whose backward has nothing that another has not.
+#: Shared problems whose backward is covered by others.
 _FORWARD_ALONE = (
     "float64",
     "padding in a sum",
@@ -186,7 +186,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_forward if plan.direction == "forward" else _backward)(problem)
 
 

@@ -1,8 +1,8 @@
 """embedding_bag on the CPU.
 
-One pass over the indices finds the row that each names and the bag that it is in. Bags are summed as segments
-are, with the rows of the table for terms; the gradient of the table is a segment sum whose terms are rows of
-``dout``, looked up by bag. The mean's gradient is divided once for each bag, before it is spread.
+One pass over the indices finds the row and the bag of each. Forward sums bags as segments whose terms are
+rows of the table. The gradient of the table is a segment sum whose terms are rows of ``dout``, selected by
+bag. The gradient of a mean is divided once per bag, before the sum.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -41,16 +41,16 @@ from holdfast.ops.segment_sum.cpu import (
     RUN_BYTES,
     TIMES,
     Ordering,
-    add_up,
     compile_for,
+    launch_sums,
     load_index,
-    ordered,
     raise_outside,
+    sort_by_row,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 CHUNK = indexed.CHUNK
-# Scratch runs: elements as they are stored, two rows in the compute type, what is best, where it was found.
+# Scratch runs: stored elements, two rows in the compute type, the maxima, their positions; then their number.
 _RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
 _RUN = step_of(RUN_BYTES)
 _SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
@@ -66,7 +66,7 @@ def _load_offset(offsets, entry):
 
 @kernel
 def check_offsets(offsets, count):
-    """Which offset is the first that is not where a bag can begin, -1 if none is; and the longest bag."""
+    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
     before, longest = 0, 0
     for entry in range(offsets[3]):
         offset = _load_offset(offsets, entry)
@@ -79,7 +79,7 @@ def check_offsets(offsets, count):
 
 @jit
 def _begin_of(bag, offsets, length, count):
-    """Where a bag begins, and the one before it ends."""
+    """Begin of a bag, which is the end of the bag before."""
     if offsets[3] == 0:
         return bag * length
     return _load_offset(offsets, bag) if bag < offsets[3] else count
@@ -87,59 +87,62 @@ def _begin_of(bag, offsets, length, count):
 
 @jit
 def _find_rows(first, last, bag, indices, table, rows, padding, kept_at, bags_at):
-    """The row of each index from ``first`` to ``last``; how many count, and whether all name a row."""
+    """Store the row of the indices ``first`` to ``last``, or -1 if skipped, and their bag.
+
+    Returns how many are not skipped, and whether all are in range.
+    """
     address, item, _ = indices
     kept, bag_of = pointer(kept_at, np.int32), pointer(bags_at, np.int32)
-    named = counted = 0
-    if item == 8 and table.shape[1] == 1 and table[1, 0] == 1:  # a loop that vectorises
-        side_by_side = pointer(address, np.int64)
+    in_range = counted = 0
+    if item == 8 and table.shape[1] == 1 and table[1, 0] == 1:  # this loop vectorises
+        contiguous = pointer(address, np.int64)
         for n in range(first, last):
-            index = side_by_side[n]
-            names = (index >= 0) & (index < rows)
-            counts = names & (index != padding)
+            index = contiguous[n]
+            valid = (index >= 0) & (index < rows)
+            counts = valid & (index != padding)
             kept[n] = np.int32(index) if counts else np.int32(-1)
-            named += names
+            in_range += valid
             counted += counts
     else:
         for n in range(first, last):
             index = load_index(address, item, n, table)
-            names = index >= 0 and index < rows
-            counts = names and index != padding
+            valid = index >= 0 and index < rows
+            counts = valid and index != padding
             kept[n] = np.int32(index) if counts else np.int32(-1)
-            named += names
+            in_range += valid
             counted += counts
     if bags_at != 0:
         for n in range(first, last):
             bag_of[n] = bag
-    return counted, named == last - first
+    return counted, in_range == last - first
 
 
 @kernel
 def find_bags(
     first, last, indices, table, offsets, bags, length, rows, padding, starts_at, kept_at, bags_at, counts_at
 ):
-    """Where the bags ``first`` to ``last`` begin, the row and the bag of each index, the rows of each bag.
+    """For the bags ``first`` to ``last``: store their begin and count, and the row and bag of each index.
 
-    ``indices`` is (address, bytes of each, how many); ``offsets`` is (address, bytes of each, step, how
-    many). An index that is left out has row -1, and one in no bag has bag -1; the bags may be unasked for.
-    Whether all indices name a row is told.
+    ``indices`` is (address, item size, count); ``offsets`` is (address, item size, stride, count). A skipped
+    index has row -1; an index in no bag has bag -1. ``bags_at`` is 0 if the bag of each index is not needed.
+    Returns whether all indices are in range.
     """
     starts, counts = pointer(starts_at, np.int32), pointer(counts_at, np.int32)
-    all_name = True
+    all_valid = True
     for bag in range(first, last):
         begin, end = (
             _begin_of(bag, offsets, length, indices[2]),
             _begin_of(bag + 1, offsets, length, indices[2]),
         )
         starts[bag] = begin
-        counts[bag], name = _find_rows(begin, end, bag, indices, table, rows, padding, kept_at, bags_at)
-        all_name &= name
+        counts[bag], valid = _find_rows(begin, end, bag, indices, table, rows, padding, kept_at, bags_at)
+        all_valid &= valid
     if last == bags:
         end = _begin_of(bags, offsets, length, indices[2])
         starts[bags] = end
-        _, name = _find_rows(end, indices[2], np.int64(-1), indices, table, rows, padding, kept_at, bags_at)
-        all_name &= name
-    return all_name
+        _, valid = _find_rows(end, indices[2], np.int64(-1), indices, table, rows, padding, kept_at, bags_at)
+        all_valid &= valid
+    return all_valid
 
 
 @jit
@@ -155,9 +158,9 @@ def _keep_best(row_at, place, count, best_at, found_at, like):
 
 @kernel
 def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at, scratch, like):
-    """The largest of each column in the bags ``first`` to ``last``, or with ``chosen_at`` where it was found.
+    """Maximum of each column in the bags ``first`` to ``last``; with ``chosen_at``, its position instead.
 
-    ``weight`` and ``output`` are (address, kind, step from row to row, step from column to column).
+    ``weight`` and ``output`` are (address, kind, row stride, column stride).
     """
     weight_at, weight_kind, weight_row, weight_step = weight
     out_at, out_kind, out_row, out_step = output
@@ -190,10 +193,9 @@ def max_bags(first, last, starts_at, kept_at, weight, columns, output, chosen_at
 
 @kernel
 def divide_rows(first, last, counts_at, rows, columns, out_at, item, scratch, like):
-    """The rows ``first`` to ``last``, each over its count, side by side in the compute type.
+    """Divide the rows ``first`` to ``last`` by their counts; store them contiguous in the compute type.
 
-    ``rows`` is (address, kind, step from row to row, step from column to column); ``item`` is what an element
-    of the compute type takes.
+    ``rows`` is (address, kind, row stride, column stride); ``item`` is the item size of the compute type.
     """
     address, row_kind, row_step, step = rows
     counts = pointer(counts_at, np.int32)
@@ -213,7 +215,7 @@ def divide_rows(first, last, counts_at, rows, columns, out_at, item, scratch, li
 
 @jit
 def _sum_products(a_at, b_at, count, chunks, levels, like):
-    """Add the products of two runs, chunk by chunk, to the ``levels`` of a sum; and count the chunks."""
+    """Add the products of two runs, chunk by chunk, to the ``levels`` of a sum. Returns the chunks so far."""
     outlined()
     a, b = pointer(a_at, like), pointer(b_at, like)
     for begin in range(0, count, CHUNK):
@@ -233,10 +235,10 @@ def _sum_products(a_at, b_at, count, chunks, levels, like):
 
 @kernel
 def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, output, accumulate, scratch, like):
-    """The gradients of the weights ``first`` to ``last``: sums over columns, in their order.
+    """Gradients of the per-sample weights ``first`` to ``last``: ordered sums over columns.
 
-    ``weight`` and ``dout`` are (address, kind, step from row to row, step from column to column), ``output``
-    is (address, kind, table of its loops).
+    ``weight`` and ``dout`` are (address, kind, row stride, column stride); ``output`` is (address, kind,
+    table of loops).
     """
     weight_at, weight_kind, weight_row, weight_step = weight
     dout_at, dout_kind, dout_row, dout_step = dout
@@ -274,17 +276,17 @@ def weight_gradients(first, last, kept_at, bags_at, weight, dout, columns, outpu
 
 @cache
 def _compile(entry: Any, compute: Float) -> None:
-    """Compile a kernel for a compute type, by a launch of nothing."""
+    """Compile a kernel for a compute type."""
     like, table, runs = number(compute), table_of((1,), (1,)), _SCRATCH.of_thread()
     starts, rows = runs, (0, like.itemsize, 1, 1)
-    nothing: dict[Any, tuple[Any, ...]] = {
+    empty: dict[Any, tuple[Any, ...]] = {
         max_bags: (0, 0, starts, starts, rows, 1, rows, 0, runs, like),
         divide_rows: (0, 0, starts, rows, 1, 0, like.itemsize, runs, like),
         weight_gradients: (
             0, 0, starts, starts, rows, rows, 1, (0, like.itemsize, table), False, runs, like,
         ),
     }  # fmt: skip
-    compile_kernel(entry, *nothing[entry])
+    compile_kernel(entry, *empty[entry])
 
 
 @cache
@@ -297,12 +299,12 @@ def _compile_finding() -> None:
 
 
 def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
-    """A matrix as kernels take it: address, kind, steps."""
+    """(address, kind, row stride, column stride) of a matrix."""
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
 
 
 class Found(NamedTuple):
-    """What ``find_bags`` leaves, by address; and the longest bag."""
+    """Addresses of the results of ``find_bags``, and the length of the longest bag."""
 
     starts: int
     kept: int
@@ -312,7 +314,7 @@ class Found(NamedTuple):
 
 
 class Bags:
-    """The regions of the workspace that ``find_bags`` fills; the bag of each index only if ``by_index``."""
+    """Workspace regions for ``find_bags``; ``by_index``: with the bag of each index."""
 
     def __init__(self, layout: WorkspaceLayout, desc: BagDescriptor, *, by_index: bool) -> None:
         self.desc = desc
@@ -329,7 +331,7 @@ class Bags:
         offsets: torch.Tensor | None,
         raises: bool,
     ) -> Found:
-        """Check offsets, with ``raises`` indices too, and find the bags; ``first`` is where regions begin."""
+        """Check offsets, and with ``raises`` indices; find the bags. ``first`` is the workspace's address."""
         desc, longest = self.desc, self.desc.length
         given = (0, 8, 1, 0)
         if offsets is not None:
@@ -339,18 +341,18 @@ class Bags:
                 raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
         starts, kept, counts = (first + region.offset for region in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
-        named = (indices.data_ptr(), indices.element_size(), desc.count)
-        unnamed: list[int] = []
+        index_operand = (indices.data_ptr(), indices.element_size(), desc.count)
+        invalid: list[int] = []
 
         def find(first: int, last: int) -> None:
             if not find_bags(
-                first, last, named, table, given, desc.bags, desc.length, desc.rows, desc.padding, starts,
-                kept, bags, counts,
+                first, last, index_operand, table, given, desc.bags, desc.length, desc.rows, desc.padding,
+                starts, kept, bags, counts,
             ):  # fmt: skip
-                unnamed.append(first)
+                invalid.append(first)
 
         parallel(find, desc.bags, desc.count)
-        if raises and unnamed:
+        if raises and invalid:
             raise_outside(indices, table, desc.rows)
         return Found(starts, kept, bags, counts, longest)
 
@@ -358,7 +360,7 @@ class Bags:
 def _factor(
     region: Region | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
 ) -> tuple[int, int, int]:
-    """What terms are multiplied by: weights in the compute type, side by side."""
+    """``factor`` of ``sum_segments``: the weights, contiguous in the compute type, or none."""
     if region is None or weights is None:
         return PLAIN, 0, 0
     wide = region.tensor(workspace)
@@ -406,7 +408,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 parallel(part, desc.bags, desc.count * desc.columns)
             else:
-                add_up(
+                launch_sums(
                     args.out,
                     Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
                     (weight[0], weight[1], weight[3], weight_table, found.kept),
@@ -462,9 +464,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 assert args.dweight is not None and self.starts is not None and self.places is not None
                 source, factor = self.terms(args, workspace, first, found)
                 starts, places = first + self.starts.offset, first + self.places.offset
-                add_up(
+                launch_sums(
                     args.dweight,
-                    ordered(args.indices, walk, desc.rows, starts, places, desc.padding),
+                    sort_by_row(args.indices, walk, desc.rows, starts, places, desc.padding),
                     source,
                     desc.compute,
                     factor=factor,
@@ -479,7 +481,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
     def terms(
         self, args: EmbeddingBagBackwardArgs, workspace: Workspace, first: int, found: Found
     ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
-        """What each place passes on to its row: a row of something, by bag, and what it is multiplied by."""
+        """``source`` and ``factor`` of ``sum_segments`` for the gradient of the table."""
         desc, compute, columns = self.desc, self.desc.compute, self.desc.columns
         dout, like = _rows(args.dout, compute), number(compute)
         elements = desc.count * columns if desc.bags else 0

@@ -1,14 +1,13 @@
 """embedding_bag, in Triton.
 
-Short bags are summed in the order of the indices by the program that owns them. Beside them, in the same
-launch, others read indices and offsets: they report what is wrong, and note where bags begin and which bag
-every 32nd place is in. Longer bags are then summed as segments are, with the rows of the table for
-terms; a launch that finds none ends at once.
+One program sums each short bag, in the order of the indices. Other programs of the same launch check indices
+and offsets, report errors, and store where bags begin and the bag of every 32nd place (a position in the
+flattened indices). A second launch sums longer bags as segments whose terms are rows of the table; it ends at
+once if there are none.
 
-The gradient of the table is a segment sum whose terms are rows of ``dout``, looked up by bag. The mean's
-gradient is divided once for each bag, before it is spread. Offsets are kept within bounds wherever they are
-used, so that wrong ones harm nothing; what the bags between them hold until the error is raised is not
-defined.
+The gradient of the table is a segment sum whose terms are rows of ``dout``, selected by bag. The gradient of
+a mean is divided once per bag, before the sum. Offsets are clamped wherever they are used, so wrong offsets
+access no foreign memory; the result of their bags is undefined until the error is raised.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -44,7 +43,7 @@ from holdfast.ops.segment_sum.gpu import (
     EVEN,
     STARTS,
     Bounds,
-    Summing,
+    SegmentSumSteps,
     Target,
     Terms,
     Walk,
@@ -54,24 +53,24 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
 )
 from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
-from holdfast.ops.segment_sum.gpu_merge_sort import Order, power_below
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, power_below
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of embedding_bag, beside that of the ordered sum."""
+    """Tuning of embedding_bag, besides that of the segment sum."""
 
-    #: Lanes of a program that finds bags, alone or beside others that sum them.
+    #: Elements per program of ``find_bags``: in its own launch, and in that of ``sum_short_bags``.
     lanes: int
     beside_lanes: int
-    #: Lanes of a program that differentiates weights.
+    #: Elements per program of ``weight_gradients``.
     weight_lanes: int
-    #: Of a program that sums short bags: bytes of a tile, warps, and rows whose loads are under way together.
+    #: For ``sum_short_bags``: bytes of a tile, warps, and rows loaded together.
     bag_bytes: int
     bag_warps: int = 1
     bag_unroll: int = 16
-    #: The most indices of a bag that one program sums.
+    #: Maximum indices of a short bag, which one program sums.
     short: int = 4 * CHUNK.value
     warps: int = 4
 
@@ -84,7 +83,7 @@ TUNING = Tuned(
 
 @triton.jit
 def bag_of(offsets, offset_step, place, entries, step):
-    """The bag that ``place`` is in: the last that begins no later; -1 for none."""
+    """Bag of a place: the last that begins at or before it; -1 for none. A binary search over ``offsets``."""
     found = tl.zeros(place.shape, tl.int32)
     while step > 0:
         probe = found + step
@@ -97,32 +96,29 @@ def bag_of(offsets, offset_step, place, entries, step):
 
 @triton.jit
 def load_kept(indices, place, here, rows, padding, sizes, strides):
-    """The row that each index names, and whether it is kept."""
+    """Row of each index, and whether it is kept: in range and not padding."""
     index = tl.load(indices + row_offsets(place, sizes, strides), mask=here, other=-1)
     return index, (index >= 0) & (index < rows) & (index != padding)
 
 
 @triton.jit(
     do_not_specialize=[
-        "count",
-        "rows",
-        "padding",
-        "bags",
-        "entries",
-        "length",
-        "step",
-        "bad_index",
-        "bad_offset",
+        "count", "rows", "padding", "bags", "entries", "length", "step", "bad_index", "bad_offset",
     ]
-)
+)  # fmt: skip
 def find_bags(
-    starts, maxima, keys, bags_of, left_out, indices, offsets, reports,
+    starts, maxima, keys, bags_of, skipped, indices, offsets, reports,
     count, rows, padding, bags, entries, length, step, bad_index, bad_offset,
     offset_step, sizes, strides,
     OFFSETS: tl.constexpr, KEYS: tl.constexpr, BAGS: tl.constexpr, COUNT: tl.constexpr, RAISE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """What is to be known of TILE indices, offsets and windows of 32 places, as far as it is asked for."""
+    """Process TILE indices, offsets and windows of 32 places.
+
+    OFFSETS: check offsets, store the begin of bags and the block's longest bag. KEYS: store the bag of the
+    first place of each window. BAGS: store the bag of each place. RAISE: report indices out of range. COUNT:
+    count the skipped indices of each bag.
+    """
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
@@ -157,7 +153,7 @@ def find_bags(
             report(reports, bad_index, number, index, inside & ((index < 0) | (index >= rows)))
         if COUNT:
             one = tl.full([TILE], 1, tl.int32)
-            tl.atomic_add(left_out + bag, one, mask=inside & ~kept & (bag >= 0), sem="relaxed")
+            tl.atomic_add(skipped + bag, one, mask=inside & ~kept & (bag >= 0), sem="relaxed")
 
 
 @triton.jit
@@ -165,10 +161,10 @@ def table_term(
     weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Term ``number`` is the row of the table that index ``number`` names, if it is kept."""
+    """Term ``number`` is the row of the table at index ``number``, if it is kept."""
     index, kept = load_kept(indices, number, here, numbers[0], numbers[1], sizes, place_strides)
     at = weight + (index.to(tl.int64) * strides[0])[:, None] + column * strides[1]
-    # Few rows are wanted twice: what else the cache holds is worth more.
+    # Few rows are read twice, so keep other data in the cache.
     value = tl.load(at, mask=kept[:, None] & inside, other=0.0, eviction_policy="evict_first")
     return widen(value, COMPUTE), kept.to(tl.int32)
 
@@ -178,7 +174,7 @@ def weighted_table_term(
     weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The same times its weight. What is left out is 0 * 0."""
+    """``table_term`` times its weight. A skipped term is 0 * 0."""
     value, kept = table_term(
         weight, indices, unused, factors, number, here, column, inside, sizes, strides, place_strides,
         factor_strides, numbers, COMPUTE,
@@ -190,7 +186,7 @@ def weighted_table_term(
 
 @triton.jit
 def load_bag(places, bags_of, number, here):
-    """Where term ``number`` in order stands among the indices, and its bag; -1 for none."""
+    """Place of term ``number`` in sorted order, and its bag; -1 for none."""
     place = tl.load(places + number, mask=here, other=0).to(tl.int32)
     return place, tl.load(bags_of + place, mask=here, other=-1)
 
@@ -206,7 +202,7 @@ def bag_term(
     dout, places, bags_of, factors, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Term ``number`` in order is the gradient of its place's bag."""
+    """Term ``number`` in sorted order is the row of ``dout`` of its bag."""
     _, bag = load_bag(places, bags_of, number, here)
     return load_bag_row(dout, bag, column, inside, strides, COMPUTE), here.to(tl.int32)
 
@@ -216,7 +212,7 @@ def weighted_bag_term(
     dout, places, bags_of, factors, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The same times the place's weight."""
+    """``bag_term`` times the weight of the place."""
     place, bag = load_bag(places, bags_of, number, here)
     value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
     at = factors + row_offsets(place, sizes, factor_strides)
@@ -229,7 +225,7 @@ def chosen_bag_term(
     dout, places, bags_of, chosen, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """The same where the bag's maximum came from this place."""
+    """``bag_term`` in the columns whose maximum came from this place, zeros elsewhere."""
     place, bag = load_bag(places, bags_of, number, here)
     value = load_bag_row(dout, bag, column, inside, strides, COMPUTE)
     at = chosen + (bag.to(tl.int64) * numbers[0])[:, None] + column
@@ -244,9 +240,9 @@ def add_bags(
     TERM: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Bags of up to 32 chunks, one after another, and how many terms count.
+    """Sums of bags of up to 32 chunks, and the number of terms that are counted.
 
-    No sum of a chunk is -0.0, so that adding a single one to +0.0 changes no bit.
+    A chunk sum is never -0.0, so adding a single one to +0.0 changes no bit.
     """
     total = tl.zeros([ROWS, COLUMNS], COMPUTE)
     counted = tl.zeros([ROWS], tl.int32)
@@ -267,29 +263,21 @@ def add_bags(
 
 @triton.jit(
     do_not_specialize=[
-        "count",
-        "bags",
-        "entries",
-        "length",
-        "step",
-        "bad_index",
-        "bad_offset",
-        "finders",
-        "cleared",
+        "count", "bags", "entries", "length", "step", "bad_index", "bad_offset", "find_programs", "cleared",
     ]
-)
+)  # fmt: skip
 def sum_short_bags(
     out, weight, indices, factors, offsets, starts, maxima, keys, arrivals, reports,
-    count, bags, entries, length, step, bad_index, bad_offset, finders, cleared,
+    count, bags, entries, length, step, bad_index, bad_offset, find_programs, cleared,
     offset_step, columns, tiles,
     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, OFFSETS: tl.constexpr, KEYS: tl.constexpr, RAISE: tl.constexpr, SHORT: tl.constexpr,
     BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """``find_bags`` for TILE places, arrivals cleared; or the sums of ROWS bags, if they are not long."""
+    """``find_bags`` for TILE elements, and zero ``arrivals``; or the sums of ROWS bags that are short."""
     follow()
-    if tl.program_id(0) < finders:
+    if tl.program_id(0) < find_programs:
         find_bags(
             starts, maxima, keys, keys, keys, indices, offsets, reports,
             count, numbers[0], numbers[1], bags, entries, length, step, bad_index, bad_offset,
@@ -299,14 +287,14 @@ def sum_short_bags(
         number = tl.program_id(0) * TILE + tl.arange(0, TILE)
         tl.store(arrivals + number, tl.zeros([TILE], tl.int32), mask=number < cleared)
     else:
-        program = tl.program_id(0) - finders
+        program = tl.program_id(0) - find_programs
         tile = program % tiles
         bag = program // tiles * ROWS + tl.arange(0, ROWS)
         column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
         inside = column < columns
         mine = bag < bags
         if OFFSETS:
-            # The last bag ends where the indices do, unless an offset says where it ends.
+            # The last bag ends with the indices, or at the last offset.
             at = offsets + bag.to(tl.int64) * offset_step
             begin = tl.load(at, mask=mine, other=0)
             end = tl.load(at + offset_step, mask=mine & (bag + 1 < entries), other=count)
@@ -334,7 +322,7 @@ def max_bags(
     BOUNDS: tl.constexpr, PLACES: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The largest of each column in ROWS bags, the first of equals and the first NaN; or its PLACES."""
+    """Maximum of each column in ROWS bags: the first NaN, or the first of equals. PLACES: store its place."""
     follow()
     tile = tl.program_id(0) % tiles
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
@@ -363,17 +351,17 @@ def max_bags(
 
 @triton.jit(do_not_specialize=["bags", "length"])
 def divide_rows(
-    divided, dout, starts, left_out, bags, length, columns, tiles, dout_strides,
+    divided, dout, starts, skipped, bags, length, columns, tiles, dout_strides,
     BOUNDS: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of ROWS bags, each over the number of its rows."""
+    """Divide the gradients of ROWS bags by the number of indices that their means count."""
     follow()
     tile = tl.program_id(0) % tiles
     bag = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
     mask = (bag < bags)[:, None] & (column < columns)
     _, amount = places_of(starts, bag, bag < bags, length, BOUNDS)
-    amount -= tl.load(left_out + bag, mask=bag < bags, other=0)
+    amount -= tl.load(skipped + bag, mask=bag < bags, other=0)
     at = dout + (bag.to(tl.int64) * dout_strides[0])[:, None] + column * dout_strides[1]
     value = widen(tl.load(at, mask=mask, other=0.0), COMPUTE)
     value = quotient(value, tl.maximum(amount, 1).to(COMPUTE)[:, None])
@@ -381,8 +369,8 @@ def divide_rows(
 
 
 @triton.jit
-def carried(lower, upper, full):
-    """A level of chunk sums after the one below it: where that is full, it is added and begins anew."""
+def carry(lower, upper, full):
+    """If ``full``, add level ``lower`` to level ``upper`` and restart ``lower`` from zero."""
     return tl.where(full, 0.0, lower), upper + tl.where(full, lower, 0.0)
 
 
@@ -393,9 +381,9 @@ def weight_gradients(
     sizes, strides, out_strides, dout_strides, weight_strides,
     ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """TILE weights' gradients: sums over the columns, in their order, four columns at a time.
+    """Gradients of TILE per-sample weights: ordered sums over the columns, loaded four at a time.
 
-    A lane walks along its own row, so that neighbouring lanes are a row apart; the cache holds their lines.
+    Each lane reads its own row, so neighbouring lanes load from different rows; the cache keeps the lines.
     """
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -425,12 +413,12 @@ def weight_gradients(
             total = (((total + first) + second) + third) + fourth
         one += total
         done = chunk + 1
-        one, two = carried(one, two, done % CHUNK == 0)
-        two, three = carried(two, three, done % (CHUNK * CHUNK) == 0)
-        three, four = carried(three, four, done % (CHUNK * CHUNK * CHUNK) == 0)
-        four, five = carried(four, five, done % (CHUNK * CHUNK * CHUNK * CHUNK) == 0)
-        five, six = carried(five, six, done % (CHUNK * CHUNK * CHUNK * CHUNK * CHUNK) == 0)
-    # All that is left is added upwards, full or not: a sum is never -0.0, so that +0.0 more changes no bit.
+        one, two = carry(one, two, done % CHUNK == 0)
+        two, three = carry(two, three, done % (CHUNK * CHUNK) == 0)
+        three, four = carry(three, four, done % (CHUNK * CHUNK * CHUNK) == 0)
+        four, five = carry(four, five, done % (CHUNK * CHUNK * CHUNK * CHUNK) == 0)
+        five, six = carry(five, six, done % (CHUNK * CHUNK * CHUNK * CHUNK * CHUNK) == 0)
+    # Add every level to the next, full or not: a sum is never -0.0, so adding +0.0 changes no bit.
     total = six + (five + (four + (three + (two + one))))
     to = out + row_offsets(place, sizes, out_strides)
     if ACCUMULATE:
@@ -444,7 +432,7 @@ def _compute(desc: BagDescriptor) -> Any:
 
 
 class Walks:
-    """The loops over the indices and what goes with them, as kernels take them."""
+    """Sizes of the loops over the indices, and strides of the indices and ``others`` in them."""
 
     def __init__(self, desc: BagDescriptor, indices: torch.Tensor, *others: torch.Tensor | None) -> None:
         strides = [indices.stride() if t is None else t.stride() for t in (indices, *others)]
@@ -454,10 +442,10 @@ class Walks:
 
 
 class Bags:
-    """What it takes to know the bags: regions of the workspace, and steps.
+    """Workspace regions and launches that find the bags.
 
-    ``keys`` are the bags of every 32nd place; ``bags`` those of all places; ``counted`` says that the
-    indices that are left out are counted; ``beside``, that bags are found beside programs that sum them.
+    ``keys``: store the bag of every 32nd place. ``bags``: store the bag of every place. ``counted``: count
+    the skipped indices of each bag. ``beside``: ``sum_short_bags`` finds the bags.
     """
 
     def __init__(
@@ -474,28 +462,21 @@ class Bags:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
         lanes = self.tuning.beside_lanes if beside else self.tuning.lanes
         self.even = desc.offsets is None
-        # Never nothing: every workspace has an address.
+        # At least one element, so that the workspace has an address.
         self.starts = layout.take(1 if self.even else desc.bags + 1, torch.int32)
         self.blocks = 0 if self.even else -(-(desc.bags + 1) // lanes)
         self.maxima = layout.take(self.blocks, torch.int32)
         self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
         self.keys = layout.take(self.windows, torch.int32)
         self.bags = layout.take(desc.count if bags else 0, torch.int32)
-        self.left_out = layout.take(desc.bags if counted else 0, torch.int32)
+        self.skipped = layout.take(desc.bags if counted else 0, torch.int32)
 
-    def add_steps(
-        self,
-        steps: Steps,
-        walks: Walks,
-        offsets: torch.Tensor | None,
-        raises: bool,
-    ) -> None:
-        """Add the steps."""
+    def add_steps(self, steps: Steps, walks: Walks, offsets: torch.Tensor | None, raises: bool) -> None:
         desc, lanes = self.desc, self.tuning.lanes
         listed = self.bags.count > 0
-        counted = listed and self.left_out.count > 0
-        if self.left_out.count:
-            add_clear(steps, self.left_out, lanes)
+        counted = listed and self.skipped.count > 0
+        if self.skipped.count:
+            add_clear(steps, self.skipped, lanes)
         entries = desc.offsets or 0
         work = self.work(raises)
         if not work:
@@ -508,7 +489,7 @@ class Bags:
             maxima=self.maxima,
             keys=self.keys,
             bags_of=self.bags,
-            left_out=self.left_out,
+            skipped=self.skipped,
             indices="indices",
             offsets="indices" if self.even else "offsets",
             reports=reports,
@@ -534,7 +515,7 @@ class Bags:
         )
 
     def report_words(self, raises: bool) -> tuple[StepOperand, int, int]:
-        """Where bad indices and offsets are reported; ``indices`` takes the place of unused reports."""
+        """The reports and their words for bad indices and offsets; "indices" if reports are unused."""
         desc = self.desc
         if self.even and not raises:
             return "indices", 0, 0
@@ -543,13 +524,13 @@ class Bags:
         return reports.words, bad_index, 0 if self.even else reports.word(BadOffset(desc.count))
 
     def work(self, raises: bool) -> int:
-        """How many indices, offsets or windows there are to be looked at."""
+        """Number of elements that ``find_bags`` processes."""
         places = self.desc.count if raises or self.bags.count else 0
         return max(places, 0 if self.even else self.desc.bags + 1, self.windows)
 
     @property
     def bounds(self) -> Bounds:
-        """How the places of a bag are found."""
+        """Bounds of the places of each bag."""
         if self.even:
             return Bounds(EVEN, length=self.desc.length)
         return Bounds(STARTS, self.starts, keys=self.keys, maxima=self.maxima, blocks=self.blocks)
@@ -563,7 +544,7 @@ def _add_max(
     weight_strides: tuple[int, ...],
     out_strides: tuple[int, ...],
 ) -> None:
-    """The step for a maximum, or where ``out`` is a region for its places."""
+    """Add the launch of ``max_bags``; if ``out`` is a region, it takes the places of the maxima."""
     desc, tuning = bags.desc, SUM_TUNING.on(bags.device)
     rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
     tiles = -(-desc.columns // columns)
@@ -595,7 +576,7 @@ def _add_max(
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
-    """Sum the short bags and look for the others, then sum those; or find the bags and take the maxima."""
+    """``sum_short_bags``, then the segment sum of longer bags; or ``find_bags``, then ``max_bags``."""
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -606,7 +587,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         )
         self.summing = None
         if sums:
-            self.summing = Summing(
+            self.summing = SegmentSumSteps(
                 layout, device, desc.count, desc.bags, desc.columns, desc.dtype, desc.longest,
                 desc.mode == "mean", short,
             )  # fmt: skip
@@ -644,25 +625,19 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return steps.launch
 
     def sum_short(
-        self,
-        steps: Steps,
-        args: EmbeddingBagArgs,
-        summing: Summing,
-        out: Target,
-        walk: Walk,
-        factors: str,
-        term: Any,
-    ) -> None:
+        self, steps: Steps, args: EmbeddingBagArgs, summing: SegmentSumSteps, out: Target, walk: Walk,
+        factors: str, term: Any,
+    ) -> None:  # fmt: skip
         desc, bags, cleared, tuning = self.desc, self.bags, summing.arrivals.count, self.tuning
         raises, entries, even = desc.bad_index == "raise", desc.offsets or 0, bags.even
-        finders = -(-max(bags.work(raises), cleared) // tuning.beside_lanes)
+        find_programs = -(-max(bags.work(raises), cleared) // tuning.beside_lanes)
         rows, columns = summing.tuning.tile_of(desc.columns, desc.dtype.itemsize, tuning.bag_bytes)
         tiles = -(-desc.columns // columns)
         owned = 0 if even and desc.length > tuning.short else desc.bags
         reports, bad_index, bad_offset = bags.report_words(raises)
         steps.add(
             sum_short_bags,
-            finders + -(-owned // rows) * tiles,
+            find_programs + -(-owned // rows) * tiles,
             out=out.at,
             weight="weight",
             indices="indices",
@@ -680,7 +655,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             step=power_below(entries),
             bad_index=bad_index,
             bad_offset=bad_offset,
-            finders=finders,
+            find_programs=find_programs,
             cleared=cleared,
             offset_step=1 if args.offsets is None else args.offsets.stride(0),
             columns=desc.columns,
@@ -704,7 +679,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
-    """Find the bags; order and sum what goes to each row; then the gradients of the weights."""
+    """``find_bags``, then the segment sum by row, then ``weight_gradients``."""
 
     def __init__(self, desc: EmbeddingBagBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -716,8 +691,8 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.chosen = layout.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
         self.order = self.summing = None
         if desc.sums:
-            self.order = Order(layout, device, desc.count, desc.rows)
-            self.summing = Summing(
+            self.order = MergeSort(layout, device, desc.count, desc.rows)
+            self.summing = SegmentSumSteps(
                 layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )
         self.set_workspace(layout)
@@ -749,7 +724,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         return steps.launch
 
     def terms(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> tuple[Terms, Walk, Any]:
-        """What each place passes on to its row: the operands, the walk through them, a term."""
+        """Operands, walk and term function of the gradient of the table."""
         desc = self.desc
         assert self.order is not None
         places, bags = self.order.places, self.bags.bags
@@ -765,7 +740,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 divided=self.divided,
                 dout="dout",
                 starts="indices" if self.bags.even else self.bags.starts,
-                left_out=self.bags.left_out,
+                skipped=self.bags.skipped,
                 bags=desc.bags,
                 length=desc.length,
                 columns=desc.columns,

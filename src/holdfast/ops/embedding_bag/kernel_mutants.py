@@ -1,4 +1,4 @@
-"""The mistakes of reducing rows by bags, and of spreading a bag's gradient."""
+"""Mutants of the embedding_bag kernels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MUTANTS = (
     _backward(
         "indices in no bag given to the last",
         _CPU,
-        "_find_rows(end, indices[2], -1, indices,",
-        "_find_rows(end, indices[2], bags - 1, indices,",
+        "_find_rows(end, indices[2], np.int64(-1), indices,",
+        "_find_rows(end, indices[2], np.int64(bags - 1), indices,",
         likely="beyond the last bag",
     ),
     _backward(
-        "a level carried and kept",
+        "a level carry and kept",
         _CPU,
         "            levels[level] = zero(like)\n            full",
         "            full",
@@ -70,7 +70,7 @@ MUTANTS = (
     _backward(
         "a mean over padding",
         _GPU,
-        "amount -= tl.load(left_out + bag, mask=bag < bags, other=0)",
+        "amount -= tl.load(skipped + bag, mask=bag < bags, other=0)",
         "amount -= 0",
         likely="padding",
     ),

@@ -1,4 +1,4 @@
-"""The mistakes of reducing rows by bags, and of spreading a bag's gradient."""
+"""Mutants of embedding_bag and its gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOTH = (*_FORWARD, *_BACKWARD)
 
 
 def _in_one_go(terms: Array) -> Array:
-    """As if there were no chunks."""
+    """One sequential sum without chunks."""
     with np.errstate(all="ignore"):
         total = np.zeros(terms.shape[1:], terms.dtype)
         for term in terms:
@@ -29,7 +29,7 @@ def _backwards(terms: Array) -> Array:
 
 
 def _a_lost_duplicate(destinations: Array, segments: int) -> dict[int, Array]:
-    """Of two writes to a row at once, one is lost."""
+    """The first term of a row with several terms is lost, as in a race."""
     found = sources_of(destinations, segments)
     return {row: places[1:] if len(places) > 1 else places for row, places in found.items()}
 
@@ -39,7 +39,7 @@ def _nothing_is_padding(indices: torch.Tensor, rows: int, padding: int) -> Array
 
 
 def _all_indices(kept: Array) -> int:
-    """A mean over padding too."""
+    """The mean counts padding."""
     return len(kept)
 
 
@@ -55,18 +55,18 @@ def _last_of_equals(rows: Array, kept: Array) -> Array:
 
 
 def _nan_is_least(rows: Array, kept: Array) -> Array:
-    """Comparisons with NaN are false, and nothing else is asked."""
+    """NaN loses every comparison."""
     return chosen_places(np.where(np.isnan(rows), -np.inf, rows), kept)
 
 
 def _to_the_end(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
-    """The last bag ends where the indices do, whatever the last offset says."""
+    """The last bag always ends with the indices, as if without the last offset."""
     begins = begins_of(desc, offsets)
     return np.append(begins[:-1], desc.count) if desc.bags else begins
 
 
 def _whatever_the_weight(terms: Array, weights: Array, kept: Array) -> Array:
-    """What is left out is multiplied all the same."""
+    """Skipped terms are multiplied too."""
     with np.errstate(all="ignore"):
         multiplied: Array = terms * weights[:, None]
         return multiplied
@@ -81,8 +81,8 @@ MUTANTS = (
     Mutant("a dropped chunk boundary in a bag", instead_of("ordered_sum", _in_one_go), _BOTH),
     Mutant("a bag in descending order", instead_of("ordered_sum", _backwards), _BOTH),
     Mutant("padding in a bag", instead_of("kept_indices", _nothing_is_padding), _BOTH),
-    Mutant("a mean over padding", instead_of("number_of", _all_indices), _BOTH),
-    Mutant("a mean by the reciprocal", instead_of("over", _times_the_reciprocal), _BOTH),
+    Mutant("a mean over padding", instead_of("counted_indices", _all_indices), _BOTH),
+    Mutant("a mean by the reciprocal", instead_of("divided_by", _times_the_reciprocal), _BOTH),
     Mutant("the last of equal maxima", instead_of("chosen_places", _last_of_equals), _BACKWARD),
     Mutant("a maximum that loses NaN", instead_of("chosen_places", _nan_is_least), _BOTH),
     Mutant("a last bag to the end", instead_of("begins_of", _to_the_end), _BOTH),

@@ -1,7 +1,7 @@
-"""Embedding bag: rows of a table gathered into bags and reduced, and the gradients of that.
+"""Embedding bag: the sum, mean or maximum of the rows of each bag of indices, and its gradients.
 
-A bag is a row of two-dimensional indices, or what lies between two offsets of one-dimensional ones. An index
-that is ``padding_idx``, or that names no row, is left out: it adds nothing, and does not count.
+A bag is a row of two-dimensional indices, or the range between two offsets in one-dimensional indices. An
+index equal to ``padding_idx`` or out of range is skipped: it adds nothing and does not count for the mean.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MODES = ("sum", "mean", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class BagDescriptor(IndexedDescriptor):
-    """``shape`` is that of the indices: bags of one size, or with ``offsets`` a list of all indices.
+    """``shape`` is the shape of the indices: (bags, length), or (count,) with ``offsets``.
 
-    ``offsets`` is how many of them there are, each where a bag begins; with ``include_last_offset`` the last
-    is where the last bag ends, and no bag begins there. Indices after that are in no bag.
+    ``offsets`` is the number of offsets; each is the begin of a bag. With ``include_last_offset`` the last
+    offset is the end of the last bag, and indices after it are in no bag.
     """
 
     num_embeddings: int
@@ -53,12 +53,12 @@ class BagDescriptor(IndexedDescriptor):
 
     @property
     def length(self) -> int:
-        """How many indices every bag has; 0 where offsets say."""
+        """Number of indices of every bag; 0 with offsets."""
         return self.shape[1] if self.offsets is None else 0
 
     @property
     def longest(self) -> int:
-        """The most indices that a bag can have."""
+        """Maximum number of indices of a bag."""
         return self.length if self.offsets is None else self.count
 
     @property
@@ -106,8 +106,8 @@ class BagDescriptor(IndexedDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagDescriptor(BagDescriptor):
-    """With ``bad_index`` "raise", an index that names no row is an error: before anything is written on the
-    CPU; on CUDA at the next run of any plan, or at ``check_errors``. Wrong offsets are one in any case."""
+    """With ``bad_index`` "raise", an index out of range raises an error: on the CPU before anything is
+    written; on CUDA at the next run of any plan, or at ``check_errors``. Wrong offsets always do."""
 
     bad_index: str = "raise"
 
@@ -122,9 +122,9 @@ class EmbeddingBagDescriptor(BagDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagBackwardDescriptor(BagDescriptor):
-    """Which gradients are wanted: ``dweight``, ``dper_sample_weights``, or both.
+    """``dweight`` and ``dper_sample_weights`` select the gradients to compute, at least one.
 
-    With ``scale_grad_by_freq`` the sum of a row is divided by how often its index was given.
+    With ``scale_grad_by_freq`` the sum of a row is divided by its number of terms.
     """
 
     scale_grad_by_freq: bool = False
@@ -133,7 +133,7 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
 
     @property
     def sums(self) -> bool:
-        """Whether there is a gradient of the table to be summed."""
+        """Whether there is a non-empty gradient of the table."""
         return self.dweight and self.num_embeddings > 0 and self.embedding_dim > 0
 
     @property
@@ -147,7 +147,7 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
     def expected(self, name: str) -> Expected | None:
         if name == "dper_sample_weights":
             return (self.shape, self.dtype) if self.dper_sample_weights else None
-        # What was chosen from a bag is found again, which costs reading the table and no memory to keep it.
+        # Mode "max" reads the table to find the maxima again, instead of storing their positions in forward.
         read_again = self.dper_sample_weights or (self.mode == "max" and self.dweight)
         if (name == "dweight" and not self.dweight) or (name == "weight" and not read_again):
             return None
@@ -169,7 +169,7 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
 
 @dataclass(frozen=True)
 class BadOffset:
-    """The complaint that an offset is not where a bag can begin."""
+    """Makes the error for a wrong offset."""
 
     count: int
 
@@ -182,7 +182,7 @@ class BadOffset:
 
 @arguments
 class EmbeddingBagArgs(Args):
-    """``out`` is written, one row for each bag; all else is read."""
+    """``out`` is written, one row per bag; the others are read."""
 
     weight: torch.Tensor
     indices: torch.Tensor
@@ -195,9 +195,9 @@ class EmbeddingBagArgs(Args):
 class EmbeddingBagBackwardArgs(Args):
     """``dweight`` and ``dper_sample_weights`` are written, or with ``accumulate`` added to.
 
-    ``per_sample_weights`` are read for the gradient of the table. ``weight`` is read for that of the weights,
-    and for mode "max". A row that no index names is zeros, and so is the gradient of a weight whose index is
-    left out; with ``accumulate`` they are left as they are.
+    ``per_sample_weights`` are read for ``dweight``. ``weight`` is read for ``dper_sample_weights``, and for
+    mode "max". A row without terms is set to zeros, and so is the gradient of the weight of a skipped index;
+    with ``accumulate`` they are left unchanged.
     """
 
     dout: torch.Tensor
@@ -211,7 +211,7 @@ class EmbeddingBagBackwardArgs(Args):
 
 
 class EmbeddingBagPlan(Plan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
-    """out[b] = the sum, the mean or the maximum of the rows that the indices of bag b name."""
+    """out[b] = the sum, mean or maximum of weight[i] over the indices i of bag b."""
 
     def mode(self) -> str:
         desc = self.descriptor
@@ -231,9 +231,9 @@ class EmbeddingBagPlan(Plan[EmbeddingBagDescriptor, EmbeddingBagArgs]):
 
 
 class EmbeddingBagBackwardPlan(Plan[EmbeddingBagBackwardDescriptor, EmbeddingBagBackwardArgs]):
-    """dweight[i] = the ordered sum, over all places of index i, of what its bag's gradient gives it.
+    """dweight[i] = the ordered sum, over all n with indices[n] == i in bag b, of the gradient by dout[b].
 
-    dper_sample_weights[n] = the ordered sum over the columns of the row's elements times the bag's gradient.
+    dper_sample_weights[n] = the ordered sum over columns of weight[indices[n]] * dout[b].
     """
 
     def mode(self) -> str:
@@ -263,7 +263,7 @@ class EmbeddingBagBackwardPlan(Plan[EmbeddingBagBackwardDescriptor, EmbeddingBag
 
 
 def _bytes_read(desc: BagDescriptor) -> int:
-    """What says which rows go where, and with which weight."""
+    """Bytes of the indices, offsets and per-sample weights."""
     offsets = 0 if desc.offsets is None else desc.offsets * desc.offsets_dtype.itemsize
     weights = desc.per_sample_weights * desc.dtype.itemsize
     return offsets + desc.count * (desc.index_dtype.itemsize + weights)

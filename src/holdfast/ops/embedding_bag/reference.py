@@ -1,4 +1,4 @@
-"""What embedding_bag means, in NumPy."""
+"""embedding_bag and its gradients in NumPy, the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.ops.segment_sum.reference import ordered_sum, raise_outside, sourc
 
 
 def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
-    """Where each bag begins, and where the last one ends."""
+    """The begin of each bag, then the end of the last bag."""
     if offsets is None:
         return np.arange(desc.bags + 1) * desc.length
     begins = offsets.numpy().astype(np.int64)
@@ -34,37 +34,37 @@ def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
 
 
 def kept_indices(indices: torch.Tensor, rows: int, padding: int) -> Array:
-    """The row that each index names; -1 if it is left out."""
+    """Row of each index; -1 if the index is padding or out of range."""
     flat = indices.numpy().reshape(-1).astype(np.int64)
     return np.where((flat >= 0) & (flat < rows) & (flat != padding), flat, -1)
 
 
 def gathered(weight: Array, kept: Array) -> Array:
-    """The rows that are kept, in order; a row that is left out is +0.0, which adds nothing to a sum."""
+    """The rows of the indices; +0.0, which does not change a sum, for skipped indices."""
     rows = weight[kept] if len(weight) else np.zeros((len(kept), weight.shape[1]), weight.dtype)
     return np.where(kept[:, None] >= 0, rows, weight.dtype.type(0))
 
 
 def weighted(terms: Array, weights: Array, kept: Array) -> Array:
-    """Each term times its weight; one that is left out stays +0.0 whatever its weight."""
+    """Each term times its weight; a skipped term stays +0.0 whatever its weight."""
     with np.errstate(all="ignore"):
         return np.where(kept[:, None] >= 0, terms * weights[:, None], terms.dtype.type(0))
 
 
-def number_of(kept: Array) -> int:
-    """How many indices of a bag its mean is taken over."""
+def counted_indices(kept: Array) -> int:
+    """Number of indices of a bag that its mean counts."""
     return int((kept >= 0).sum())
 
 
-def over(terms: Array, amount: int) -> Array:
-    """One division, correctly rounded; what there is nothing of stays as it is."""
+def divided_by(terms: Array, amount: int) -> Array:
+    """``terms`` divided by ``amount``, correctly rounded; unchanged if ``amount`` is 0."""
     with np.errstate(all="ignore"):
         divided: Array = terms / terms.dtype.type(max(amount, 1))
         return divided
 
 
 def chosen_places(rows: Array, kept: Array) -> Array:
-    """Where in a bag each column's maximum comes from: the first of equals, the first NaN; -1 for nowhere."""
+    """Position in the bag of each column's maximum: the first NaN, or the first of equals; -1 for none."""
     chosen = np.full(rows.shape[1], -1)
     best = np.zeros(rows.shape[1], rows.dtype)
     with np.errstate(all="ignore"):
@@ -76,7 +76,7 @@ def chosen_places(rows: Array, kept: Array) -> Array:
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
-    """One bag after another."""
+    """Sum, mean or maximum of each bag."""
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         desc = self.desc
@@ -96,17 +96,17 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return launch
 
     def reduced(self, rows: Array, kept: Array) -> Array:
-        """The rows of one bag as one. Those left out keep their place among the 32 of a chunk."""
+        """Reduce the rows of one bag. Skipped rows keep their position in the chunks of 32."""
         if self.desc.mode == "max":
             chosen = chosen_places(rows, kept)
             columns = np.arange(len(chosen))
             return np.where(chosen >= 0, rows[chosen, columns], 0) if len(rows) else 0.0 * columns
         total = ordered_sum(rows)
-        return over(total, number_of(kept)) if self.desc.mode == "mean" else total
+        return divided_by(total, counted_indices(kept)) if self.desc.mode == "mean" else total
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
-    """``ordered_sum`` of what goes to each row, and to each weight."""
+    """``ordered_sum`` of the terms of each row, and of the products of each weight."""
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
         desc = self.desc
@@ -130,18 +130,18 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         for row, places in sources_of(kept, desc.rows).items():
             sums[row] = ordered_sum(terms[places])
             if desc.scale_grad_by_freq:
-                sums[row] = over(sums[row], len(places))
+                sums[row] = divided_by(sums[row], len(places))
         store_rows(dweight, sums, args.accumulate, desc.compute)
 
     def terms(self, args: EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
-        """What each place passes on to its row; nothing if it is in no bag."""
+        """The term that each index adds to its row; zeros if the index is in no bag."""
         desc = self.desc
         dout = widen(args.dout, desc.compute)
         terms = np.zeros((desc.count, desc.columns), compute_type(desc.compute))
         for bag in range(desc.bags):
             places = slice(begins[bag], begins[bag + 1])
             if desc.mode == "mean":
-                terms[places] = over(dout[bag], number_of(kept[places]))
+                terms[places] = divided_by(dout[bag], counted_indices(kept[places]))
             elif desc.mode == "max":
                 assert args.weight is not None
                 rows = gathered(widen(args.weight, desc.compute), kept[places])
@@ -152,11 +152,11 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         if args.per_sample_weights is None:
             return terms
         end = begins[-1] if desc.bags else 0
-        bagged = np.where(np.arange(desc.count) < end, kept, -1)  # whose weight counts
+        bagged = np.where(np.arange(desc.count) < end, kept, -1)  # only weights of indices in a bag
         return weighted(terms, widen(args.per_sample_weights, desc.compute).reshape(-1), bagged)
 
     def run_weights(self, args: EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
-        """Sums over the columns, in their order."""
+        """Gradient of each weight: the ordered sum over the columns."""
         desc = self.desc
         assert args.weight is not None
         kept = kept_indices(args.indices, desc.rows, desc.padding)

@@ -1,4 +1,4 @@
-"""Every problem of embedding_bag and of its backward."""
+"""Random problems of embedding_bag and its gradients, for the fuzzer."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
 
 
 def _draw_bags(draw: Draw, count: int, last: bool) -> tuple[int, ...]:
-    """The lengths of bags, which have all of the indices or, with the last offset given, perhaps fewer.
+    """Lengths of bags. Their sum is ``count``; with the last offset given it may be less.
 
-    Rarely they have more, which is an error.
+    Rarely it is more, which is an error.
     """
     bags: list[int] = []
     left = count
@@ -51,7 +51,7 @@ def _draw_bags(draw: Draw, count: int, last: bool) -> tuple[int, ...]:
         bags.append(draw.size(left) if left and not draw.chance(4) else 0)
         left -= bags[-1]
     if not last and bags:
-        bags[-1] += left  # the last bag has the rest, whatever its length is said to be
+        bags[-1] += left  # without the last offset, the last bag extends to the end
     if draw.chance(25):
         bags.extend([left + 1, 0])
     return tuple(bags)
@@ -66,7 +66,7 @@ def public(
         how |= {"per_sample_weights": weights, "bad_index": desc.bad_index}
         return {"out": embedding_bag(args.indices, args.weight, args.offsets, **how)}
     if args.accumulate or desc.empty or (desc.per_sample_weights and weights is None):
-        return None  # where nothing is written, offsets are not looked at; the forward looks at them
+        return None  # a plan that writes nothing does not check offsets, but the function's forward does
     table = args.weight
     if table is None:
         table = torch.zeros(

@@ -1,4 +1,4 @@
-"""embedding_bag for torch: operators, tracing, autograd, and the function that people call."""
+"""embedding_bag for torch: operators, fake kernels, autograd, vmap, and the public function."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _backward_plan(device, scale_grad_by_freq, dweight, dper_sample_weights, **f
 
 
 def _fields(input, rows, columns, dtype, offsets, weights, mode, include_last_offset, padding_idx):
-    """What a descriptor says of these arguments."""
+    """The descriptor fields for these arguments."""
     return {
         "shape": input.shape,
         "num_embeddings": rows,
@@ -101,7 +101,7 @@ def _embedding_bag_backward(
     dout, input, weight, num_embeddings, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
     scale_grad_by_freq, of_table, of_weights,
 ):  # fmt: skip
-    """The gradients that are asked for; in place of the other, nothing."""
+    """(dweight, dper_sample_weights); an empty tensor for a gradient that is not needed."""
     device, columns = dout.device, dout.shape[1]
     plan = _backward_plan(
         device,
@@ -144,7 +144,7 @@ def _touched_rows_backward(
     dout, input, num_embeddings, offsets, per_sample_weights, mode, include_last_offset, padding_idx,
     scale_grad_by_freq,
 ):  # fmt: skip
-    """The rows that were named, ascending, and their gradients. Their number is read from the device."""
+    """The distinct rows that were read, ascending, and their gradients. Synchronises with the device."""
     for name, tensor in (("input", input), ("dout", dout)):
         require_memory(name, tensor)
     kept = (input >= 0) & (input < num_embeddings) & (input != padding_idx)
@@ -188,7 +188,7 @@ _touched_rows = define(
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, weight, offsets, weights, *settled, _, scale_grad_by_freq, sparse = inputs
-    # The table is read again for a maximum, and for the gradient of the weights; not for anything else.
+    # Only the gradients of a maximum and of the weights read the table.
     read_again = settled[0] == "max" or ctx.needs_input_grad[3]
     ctx.save_for_backward(input, weight if read_again else None, offsets, weights)
     ctx.rows, ctx.settled, ctx.scale_grad_by_freq, ctx.sparse = (
@@ -222,20 +222,13 @@ def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 
 
 register_autograd(
-    "embedding_bag",
-    _differentiate,
-    by=["weight", "per_sample_weights"],
-    setup_context=_save_for_backward,
+    "embedding_bag", _differentiate, by=["weight", "per_sample_weights"], setup_context=_save_for_backward
 )
 register_autograd(
-    "embedding_bag_backward",
-    _refuse_to_differentiate,
-    by=["dout", "weight", "per_sample_weights"],
+    "embedding_bag_backward", _refuse_to_differentiate, by=["dout", "weight", "per_sample_weights"]
 )
 register_autograd(
-    "embedding_bag_touched_rows_backward",
-    refuse_second_gradient,
-    by=["dout", "per_sample_weights"],
+    "embedding_bag_touched_rows_backward", refuse_second_gradient, by=["dout", "per_sample_weights"]
 )
 
 register_vmap("embedding_bag", by_sample(_forward))
@@ -244,7 +237,7 @@ register_vmap("embedding_bag_touched_rows_backward", refuse_samples)
 
 
 def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse):
-    """Raise unless these arguments go together."""
+    """Raise unless these arguments fit together."""
     require_table(input, weight)
     require_choice("mode", mode, MODES)
     if offsets is None and input.dim() != 2:
@@ -293,21 +286,20 @@ def embedding_bag(
     *,
     bad_index: str = "raise",
 ) -> torch.Tensor:
-    """The sum, mean or maximum of the rows that each bag of indices names, as
-    ``torch.nn.functional.embedding_bag`` gives them.
+    """The sum, mean or maximum of the rows of each bag, as ``torch.nn.functional.embedding_bag``.
 
-    Rows are added in the order of the bag, and gradients in the order of their places in ``input``, in
-    float32 for the half precisions, and rounded once: the same bits on every run and every device. Of equal
-    maxima the first one gets the gradient; NaN is larger than anything. A bag of nothing is zeros. With
-    ``scale_grad_by_freq`` the gradient of a row is divided by how often ``input`` names it. Nothing is kept
-    for backward but the arguments: for "max" it reads the table again. With ``sparse`` the gradient of the
-    table is a coalesced ``torch.sparse_coo`` tensor of the rows that were named; how many they are must be
-    known to the host, so that on CUDA this one waits for the device. ``max_norm`` is refused.
+    Rows are added in the order of the bag, and gradients in the order of their positions in ``input``, in
+    float32 for float16 and bfloat16, and rounded once: the same bits on every run and every device. The first
+    of equal maxima gets the gradient; NaN is larger than any number. An empty bag is zeros. With
+    ``scale_grad_by_freq`` the gradient of a row is divided by its number of terms. Backward saves only the
+    arguments: for "max" it reads the table again. With ``sparse`` the gradient of the table is a coalesced
+    ``torch.sparse_coo`` tensor of the rows that were read; the host must know their number, so on CUDA this
+    synchronises with the device. ``max_norm`` is not supported.
 
-    An index that names no row is an IndexError, and so are offsets that do not begin with 0, descend, or pass
-    the end. On CUDA nothing waits to find out: the error is raised by the next call into this library or by
-    ``holdfast.check_errors()``, and until then such an index is left out, as ``padding_idx`` is. With
-    ``bad_index="skip"`` it is left out without an error.
+    An index out of range raises an IndexError, and so do offsets that do not begin with 0, descend, or pass
+    the end. CUDA does not synchronise for this: the next call into this library or
+    ``holdfast.check_errors()`` raises the error, and until then such an index is skipped, as ``padding_idx``
+    is. With ``bad_index="skip"`` it is skipped without an error.
 
     >>> import torch, holdfast as hf
     >>> weight = torch.arange(6.0).reshape(3, 2).requires_grad_()

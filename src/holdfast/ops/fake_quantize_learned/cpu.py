@@ -27,23 +27,23 @@ from holdfast.ops.fake_quantize_learned.plan import (
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
-    TREE,
-    cleared,
-    halve_lane,
+    RUNS_PER_TREE,
+    add_lane,
+    job_range,
+    lane_count,
     load,
+    load_per_segment,
     load_row,
-    load_shared,
     new_lane,
-    place_of,
-    put_lanes,
-    put_sums,
-    results,
-    row_results,
-    spare,
-    spread,
+    repeat_values,
+    result_address,
+    row_result_address,
+    scratch_run,
     store,
+    store_block_sums,
+    store_lane_sums,
     store_row,
-    width_of,
+    zeroed,
 )
 
 
@@ -122,15 +122,16 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
-    width = width_of(count)
-    lanes = cleared(spare(walk, 0), width * taken, like)
-    zero_lanes = cleared(spare(walk, TREE), width * taken if learns_zero else 0, like)
+    width = lane_count(count)
+    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
+    zero_lanes = zeroed(scratch_run(walk, RUNS_PER_TREE), width * taken if learns_zero else 0, like)
     dy = pointer(load(walk, AT.dy, segment, taken, begin, count, like), like)
     x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
-    run = results(walk, AT.dx, segment, taken, begin, count, accumulate)
+    run = result_address(walk, AT.dx, segment, taken, begin, count, accumulate)
     dx = pointer(run, like)
     if taken > 1 and count == width:
-        s, z = spread(walk, 0, scale, taken, count, like), spread(walk, 1, zero_point, taken, count, like)
+        s = repeat_values(walk, 0, scale, taken, count, like)
+        z = repeat_values(walk, 1, zero_point, taken, count, like)
         _across(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
     else:
         for k in range(taken):
@@ -143,9 +144,9 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
                     k * width, learns_zero,
                 )  # fmt: skip
     store(walk, AT.dx, segment, taken, begin, count, run, accumulate, like)
-    put_sums(walk, 0, width, segment, taken, begin, sums[0], like)
+    store_block_sums(walk, 0, width, segment, taken, begin, sums[0], like)
     if learns_zero:
-        put_sums(walk, 1, width, segment, taken, begin, sums[1], like)
+        store_block_sums(walk, 1, width, segment, taken, begin, sums[1], like)
 
 
 @jit
@@ -160,25 +161,25 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
         for i in range(begin + lane, begin + count, LANES):
             dy = pointer(load_row(walk, AT.dy, segment, taken, i, like), like)
             x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
-            run = row_results(walk, AT.dx, segment, i, accumulate)
+            run = row_result_address(walk, AT.dx, segment, i, accumulate)
             dx = pointer(run, like)
             _across(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
             store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
-        halve_lane(walk, 0, lane, taken, like)
+        add_lane(walk, 0, lane, taken, like)
         if learns_zero:
-            halve_lane(walk, 1, lane, taken, like)
-    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
+            add_lane(walk, 1, lane, taken, like)
+    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
     if learns_zero:
-        put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
+        store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
 
 
 @jit
 def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
     like = limits[0]
     for job in range(first, last):
-        place = place_of(walk, job)
-        scale = pointer(load_shared(walk, AT.scale, place[0], place[1], like), like)
-        zero_point = pointer(load_shared(walk, AT.zero_point, place[0], place[1], like), like)
+        place = job_range(walk, job)
+        scale = pointer(load_per_segment(walk, AT.scale, place[0], place[1], like), like)
+        zero_point = pointer(load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
         if walk[0][4]:
             _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
         else:
@@ -221,7 +222,7 @@ _BACKWARD: dict[SteKind, Any] = {
 
 @cache
 def _compile(ste: SteKind, compute: Float) -> None:
-    compile_kernel(_BACKWARD[ste], 0, 0, trees.no_jobs(), (0, 0), False, numbers(compute, 0, 0), False)
+    compile_kernel(_BACKWARD[ste], 0, 0, trees.empty_walk(), (0, 0), False, numbers(compute, 0, 0), False)
     trees.compile_for(compute)
 
 
@@ -232,7 +233,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
         learned = 1 if desc.zero_point_dtype is None else 2
-        self.sums, layout = trees.sums_of(count, length, desc.real.compute, learned)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, learned)
         self.set_workspace(layout)
 
     def compile(self) -> None:

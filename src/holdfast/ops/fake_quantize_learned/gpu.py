@@ -40,16 +40,16 @@ from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
     STAGES,
-    add_further,
+    add_further_levels,
+    filled_rows,
+    from_double_bits,
     further_levels,
     index_type,
-    most_sums,
-    number,
-    pieces_of,
-    put_sums,
-    rows_inside,
+    max_sums,
+    splits_of,
+    store_sums,
+    tile_coordinates,
     tile_of,
-    tile_place,
 )
 
 
@@ -79,15 +79,15 @@ def fake_quantize_learned_backward(
     dx_within, dy_within, x_within,
     COMPUTE: tl.constexpr, STE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
     LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, ALIKE: tl.constexpr,
-    EVEN: tl.constexpr, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
+    EVEN: tl.constexpr, SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
     """dx, and what dscale and dzero_point are the sums of, for the blocks of one program."""
     COUNT: tl.constexpr = SEGMENTS * BLOCKS
-    segment, block, piece = tile_place(tiles, SEGMENTS, BLOCKS, PIECES, INDEX)
+    segment, block, split = tile_coordinates(tiles, SEGMENTS, BLOCKS, SPLITS, INDEX)
     exists = segment < segments
     if SCALE_ON_HOST:
-        s = number(scale_bits, COMPUTE)
+        s = from_double_bits(scale_bits, COMPUTE)
     else:
         s = widen(tl.load(scale + loop_offsets(segment, over, scale_over), mask=exists, other=1.0), COMPUTE)
     if ZERO == "none":
@@ -107,13 +107,13 @@ def fake_quantize_learned_backward(
     center = rounding_center(lo, z, COMPUTE)
     lo, hi = lo.to(COMPUTE), hi.to(COMPUTE)
 
-    start = (block * BLOCK + piece * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    start = (block * BLOCK + split * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
     dx_start = loop_offsets(segment, over, dx_over)[:, None]
     dy_start = dx_start if ALIKE else loop_offsets(segment, over, dy_over)[:, None]
     x_start = dx_start if ALIKE else loop_offsets(segment, over, x_over)[:, None]
     sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     zero_sums = tl.zeros([COUNT, WIDTH], COMPUTE)
-    for row in tl.range(ROWS if EVEN else rows_inside(block, extent[0], ROWS), num_stages=STAGES):
+    for row in tl.range(ROWS if EVEN else filled_rows(block, extent[0], ROWS), num_stages=STAGES):
         element = start + row * LANES
         to_dx = dx_start + loop_offsets(element, within, dx_within)
         to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)
@@ -139,14 +139,14 @@ def fake_quantize_learned_backward(
             gradient = widen(tl.load(dx + to_dx, mask=inside), COMPUTE) + gradient
         tl.store(dx + to_dx, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
-    put_sums(
-        dscale, sums, segment, block, piece, segments, blocks, factor_bits, factor_bits, over, dscale_over,
-        FINAL, ACCUMULATE, False, COUNT, WIDTH, PIECES,
+    store_sums(
+        dscale, sums, segment, block, split, segments, blocks, factor_bits, factor_bits, over, dscale_over,
+        FINAL, ACCUMULATE, False, COUNT, WIDTH, SPLITS,
     )  # fmt: skip
     if LEARNS_ZERO:
-        put_sums(
-            dzero_point, zero_sums, segment, block, piece, segments, blocks, factor_bits, factor_bits, over,
-            dzero_over, FINAL, ACCUMULATE, False, COUNT, WIDTH, PIECES,
+        store_sums(
+            dzero_point, zero_sums, segment, block, split, segments, blocks, factor_bits, factor_bits, over,
+            dzero_over, FINAL, ACCUMULATE, False, COUNT, WIDTH, SPLITS,
         )  # fmt: skip
 
 
@@ -156,8 +156,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.trees = 1 if desc.zero_point_dtype is None else 2
-        self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.sums, layout = most_sums(desc.view, self.pieces, desc.real.compute, self.trees)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, self.trees)
         self.set_workspace(layout)
 
     def compile(self) -> None:
@@ -184,8 +184,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
         tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
         found = segments_in_order(desc.view, tensors, shared)
-        tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
-        further = further_levels(found.length, tile.pieces)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        further = further_levels(found.length, tile.splits)
         sums: Sequence[StepOperand] = self.sums[0] if further else ("dscale", "dzero_point")
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
         dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over = found.over.strides
@@ -233,7 +233,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             INDEX=index_type(found),
             num_warps=tile.warps,
         )
-        add_further(
+        add_further_levels(
             steps, found, further, self.sums, ("dscale", "dzero_point")[: self.trees],
             (dscale_over, dzero_over), factor=desc.grad_factor, accumulate=args.accumulate,
         )  # fmt: skip

@@ -42,22 +42,22 @@ MUTANTS = (
     _mutant(
         "the number of a lane lost",
         _CPU,
-        "halve_lane(walk, 1, lane, taken, like)",
-        "halve_lane(walk, 1, 0, taken, like)",
+        "add_lane(walk, 1, lane, taken, like)",
+        "add_lane(walk, 1, 0, taken, like)",
         likely="4099x40",
     ),
     _mutant(
         "the zero point's sums over the scale's",
         _CPU,
-        "put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)",
-        "put_lanes(walk, 1, min(count, LANES), segment, taken, begin, sums[0], like)",
+        "store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)",
+        "store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[0], like)",
         likely="4099x40",
     ),
     _mutant(
         "all pieces of a sum in one place",
         _TREE_GPU,
-        "place = out + ((segment.to(tl.int64) * blocks + block) * PIECES + piece)",
-        "place = out + ((segment.to(tl.int64) * blocks + block) * PIECES)",
+        "place = out + ((segment.to(tl.int64) * blocks + block) * SPLITS + split)",
+        "place = out + ((segment.to(tl.int64) * blocks + block) * SPLITS)",
         likely="4099x40",
     ),
     _mutant(

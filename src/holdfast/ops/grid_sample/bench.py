@@ -1,4 +1,4 @@
-"""grid_sample and its gradients, against torch's own, whose gradients are not deterministic on CUDA."""
+"""Benchmarks of grid_sample and its gradients, against torch, whose gradients vary between runs on CUDA."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.grid_sample.torch_op import grid_sample
 
-#: Grids count in this: with sizes that are powers of two every sum is exact, whatever its order.
+#: Grid coordinates are multiples of this: with sizes that are powers of two, sums are exact in any order.
 STEP = 2.0**-10
 
 
 @dataclass(frozen=True)
 class GridSampleCase(Case):
-    """An image of ``shape`` sampled to ``size`` by a grid of some ``kind``: forward, or both gradients."""
+    """An image of ``shape`` sampled to ``size`` by a grid of ``kind``: forward, or both gradients."""
 
     shape: tuple[int, int, int, int]
     size: tuple[int, int]
@@ -40,7 +40,7 @@ class GridSampleCase(Case):
 
     @property
     def largest(self) -> int:
-        """The elements of the largest tensor."""
+        """Number of elements of the largest tensor."""
         images, channels, height, width = self.shape
         return images * channels * max(height * width, self.size[0] * self.size[1])
 
@@ -83,7 +83,7 @@ class GridSampleProblem(Problem):
     case: GridSampleCase
 
     def draw(self) -> Tensors:
-        """Pixels and gradients of eighths, and the grid."""
+        """The grid, and pixels and gradients that are multiples of 1/8."""
         desc, device = self.plan.descriptor, self.stream.device
         generator = torch.Generator(device).manual_seed(22)
         tensors: Tensors = {"grid": self._grid(generator)}
@@ -127,7 +127,7 @@ class GridSampleProblem(Problem):
         return lambda: torch.autograd.grad(out, known, dout, retain_graph=True)
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., Any], list[Any]]:
-        """torch's operator in float32, as one writes it for an image of 16 bits and its grid."""
+        """torch's operator in float32, as users write it for an image of 16 bits with a float32 grid."""
 
         def forward(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
             return F.grid_sample(image.float(), grid, align_corners=False).to(image.dtype)
@@ -144,7 +144,7 @@ class GridSampleProblem(Problem):
         return backward, [tensors["dout"], tensors["input"], tensors["grid"]]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """F.grid_sample and its gradients; it wants the grid in the dtype of the image."""
+        """F.grid_sample and its gradients, with the grid in the dtype of the image, as torch requires."""
         image, grid = tensors["input"], tensors["grid"].to(tensors["input"].dtype)
         if not self.case.backward:
             return lambda: F.grid_sample(image, grid, align_corners=False)
@@ -158,7 +158,7 @@ def _torch_sample(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
     return F.grid_sample(image, grid, align_corners=False)
 
 
-#: The image, the size of the output, the kind of grid.
+#: (shape of the image, output size, kind of grid).
 _SHAPES: tuple[tuple[tuple[int, int, int, int], tuple[int, int], str], ...] = (
     ((8, 64, 256, 256), (256, 256), "smooth"),
     ((8, 64, 256, 256), (256, 256), "random"),
@@ -179,7 +179,7 @@ def _case(
 
 
 def full_cases() -> list[GridSampleCase]:
-    """Both directions of every shape, in both dtypes, and the gradients of samples all on one pixel."""
+    """Both directions of every shape in two dtypes, and the gradients with all samples on one pixel."""
     found = [
         _case(*shape, real, backward=backward)
         for backward in (False, True)

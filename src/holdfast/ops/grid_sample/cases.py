@@ -1,7 +1,8 @@
-"""The named inputs of grid_sample: every mode, padding, alignment and dtype in 2-D and 3-D.
+"""Named test inputs of grid_sample: every mode, padding, alignment and dtype in 2-D and 3-D.
 
-Kinds of grids go round among these. Of every mode, padding and alignment there is one case, with dtypes that
-go round so that each mode and each padding meets every dtype; those with the other dtypes are common.
+The kind of grid cycles through these cases. Each combination of mode, padding and alignment has one case
+that is not ``common``, whose dtype cycles such that each mode and each padding meets every dtype. Its cases
+with the other dtypes are ``common``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about. ``image`` is (C, H, W) or (C, D, H, W); ``size`` is that of the output."""
+    """Parameters of a case. ``image`` is (C, H, W) or (C, D, H, W); ``size`` is the output size.
+
+    ``layouts`` are of the inputs and of the outputs.
+    """
 
     name: str
     image: tuple[int, ...]
@@ -48,11 +52,11 @@ class Problem:
     grid: str = "random"
     values: str = "spread"
     batch: int = 2
-    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    layouts: tuple[str, str] = ("contiguous", "contiguous")
     grid_layout: str = "contiguous"
     needs: tuple[bool, bool] = (True, True)  # dinput, dgrid
     accumulate: bool = False
-    of_sums: bool = False  # about sums that only gradients have
+    of_sums: bool = False  # for the gradients only
     common: bool = False
 
     @property
@@ -69,7 +73,7 @@ class Problem:
         }
 
 
-#: An image in 16 bits may have a grid in its own dtype, or in float32.
+#: (dtype of the image, dtype of the grid or None for the same).
 DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
     (torch.float32, None),
     (torch.bfloat16, torch.float32),
@@ -78,12 +82,11 @@ DTYPES: tuple[tuple[torch.dtype, torch.dtype | None], ...] = (
     (torch.bfloat16, None),
     (torch.float16, torch.float32),
 )
-#: The kinds of grids.
+#: Kinds of grids.
 GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on one pixel", "identity")
 
 
 def problems() -> list[Problem]:
-    """What the cases are about."""
     kinds = list(_every_kind())
     common = [problem for problem in kinds if problem.common]
     return [*(problem for problem in kinds if not problem.common), *_sizes(), *_layouts(), *common]
@@ -98,7 +101,7 @@ def _every_kind() -> Iterator[Problem]:
             for turn in range(len(DTYPES)):
                 dtype, grid_dtype = DTYPES[(n + n // 6 + axes + turn) % len(DTYPES)]
                 grid = GRIDS[(n + turn) % len(GRIDS)]
-                exact = grid == "on centres and borders"  # sizes by which coordinates come out even
+                exact = grid == "on centres and borders"  # needs sizes with exact coordinates
                 image = (3, 4, 8, 16) if exact else (3, 4, 5, 9)
                 yield Problem(
                     f"{axes}-d {mode}, {padding}, {'corners' if aligned else 'edges'} aligned, "
@@ -181,7 +184,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_forward if plan.direction == "forward" else _backward)(problem)
 
 
@@ -219,7 +222,7 @@ def _backward_args(problem: Problem, descriptor: GridSampleBackwardDescriptor) -
         if out is not None and problem.accumulate:
             out.copy_(_values(problem, name, tuple(out.shape)))
     image = laid_out(_values(problem, "input", descriptor.shape), of_input) if needs_dgrid else None
-    # Special gradients meet ordinary pixels, and the other way round.
+    # The roll makes special gradients meet ordinary pixels, and vice versa.
     dout = _values(problem, "dout", descriptor.output_shape).flatten().roll(7)
     return GridSampleBackwardArgs(
         dout=laid_out(dout.reshape(descriptor.output_shape), of_input),
@@ -249,7 +252,7 @@ def _uniform(label: str, count: int, least: float, most: float) -> Array:
 
 
 def grid_values(problem: Problem) -> torch.Tensor:
-    """A grid of the kind that the problem names."""
+    """A grid of kind ``problem.grid``."""
     axes, shape = len(problem.size), (problem.batch, *problem.size, len(problem.size))
     label, size = f"grid/{problem.name}", prod(shape)
     values = np.stack([_along(problem, a, label).reshape(shape[:-1]) for a in range(axes)], axis=-1)
@@ -262,7 +265,7 @@ def grid_values(problem: Problem) -> torch.Tensor:
 
 
 def _along(problem: Problem, axis: int, label: str) -> Array:
-    """The grid's coordinates along one axis, x first: (N, *size), flat or not."""
+    """Grid coordinates along one axis, x first, of shape (N, *size) or flat."""
     pixels, size = problem.image[-1 - axis], problem.size[-1 - axis]
     shape = (problem.batch, *problem.size)
     noise = partial(_uniform, f"{label}/{axis}", prod(shape))
@@ -270,7 +273,7 @@ def _along(problem: Problem, axis: int, label: str) -> Array:
     own = np.broadcast_to(
         steps[-1 - axis].reshape([-1 if d == len(steps) - 1 - axis else 1 for d in range(len(steps))]), shape
     )
-    if problem.grid == "affine":  # within a few hundredths of the identity, in every image another one
+    if problem.grid == "affine":  # a different map near the identity for every image
         bent = _uniform(f"{label}/{axis}/map", problem.batch, 0.97, 1.03).reshape(-1, *[1] * len(steps))
         moved = _uniform(f"{label}/{axis}/shift", problem.batch, -0.03, 0.03).reshape(bent.shape)
         return (2 * own + 1 - size) / max(size, 1) * bent + moved

@@ -1,7 +1,7 @@
-"""grid_sample as torch operations, which torch can differentiate as often as one likes.
+"""grid_sample composed of torch operations, differentiable any number of times.
 
-Only second derivatives with respect to the grid are computed this way. It is the formula of the reference,
-but not its order of additions: bits differ.
+Only second derivatives with respect to the grid use it. It has the formulas of the reference but another
+order of additions, so bits differ.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from itertools import product
 
 import torch
 
-from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
+from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 
 
 def _clipped(x: torch.Tensor, size: int) -> torch.Tensor:
-    """The coordinate held at the outermost centres; there it has no gradient."""
+    """Clip to the outermost pixel centres, without a gradient there."""
     held = torch.where(x > 0, torch.full_like(x, size - 1), torch.zeros_like(x))
     return torch.where((x > 0) & (x < size - 1), x, held)
 
@@ -28,16 +28,18 @@ def _reflected(x: torch.Tensor, size: int, align_corners: bool) -> torch.Tensor:
     return _clipped(torch.minimum(within, period - within) + low, size)
 
 
-def _placed(g: torch.Tensor, size: int, mode: str, padding: str, align_corners: bool) -> torch.Tensor:
+def _padded_coordinate(
+    g: torch.Tensor, size: int, mode: str, padding: str, align_corners: bool
+) -> torch.Tensor:
     x = (g + 1) / 2 * (size - 1) if align_corners else ((g + 1) * size - 1) / 2
     if padding == Padding.ZEROS:
-        near = (x >= -BESIDE) & (x <= size + BESIDE - 1)
-        return torch.where(near, x, torch.full_like(x, -BESIDE))
+        near = (x >= -MARGIN) & (x <= size + MARGIN - 1)
+        return torch.where(near, x, torch.full_like(x, -MARGIN))
     if mode != Mode.BICUBIC:
         return _clipped(x, size) if padding == Padding.BORDER else _reflected(x, size, align_corners)
     if padding == Padding.BORDER:
         x = torch.where(x.isnan(), torch.zeros_like(x), x)
-        return x.clamp(-BESIDE, size + BESIDE - 1)
+        return x.clamp(-MARGIN, size + MARGIN - 1)
     return torch.where(x.abs() <= LONGEST_AXIS, x, torch.zeros_like(x))
 
 
@@ -54,8 +56,8 @@ def _cubic_weights(t: torch.Tensor) -> list[torch.Tensor]:
 def _taps(
     g: torch.Tensor, size: int, mode: str, padding: str, align_corners: bool
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The pixels of each sample along one axis, with their weights."""
-    x = _placed(g, size, mode, padding, align_corners)
+    """(pixel index, weight) of each tap along one axis."""
+    x = _padded_coordinate(g, size, mode, padding, align_corners)
     first = torch.floor(x).detach()
     t, base = x - first, first.long()
     if mode == Mode.BILINEAR:
@@ -73,7 +75,7 @@ def _taps(
 def composed_grid_sample(
     image: torch.Tensor, grid: torch.Tensor, mode: str, padding: str, align_corners: bool
 ) -> torch.Tensor:
-    """``grid_sample``, bilinear or bicubic, in the wider dtype of its two tensors."""
+    """``grid_sample``, bilinear or bicubic, in the wider dtype of the two tensors."""
     axes, dtype = grid.shape[-1], torch.promote_types(image.dtype, grid.dtype)
     image, grid = image.to(dtype), grid.to(dtype)
     sizes = list(reversed(image.shape[2:]))

@@ -1,8 +1,8 @@
-"""grid_sample on the CPU: the samples of an image are located once, then its channels are taken in bundles.
+"""grid_sample on the CPU.
 
-A task is a part of one image: of its channels and, for dgrid, of its samples. Whoever works on it first
-finds the pixel and the weight of every corner of every sample, all samples of a corner side by side. Then
-bundles of channels are sampled, or receive their gradient, in loops that only multiply and add.
+A task is a part of one image: a range of its channels and, for dgrid, of its samples. It first computes the
+pixel and the weight of every corner of every sample, in arrays indexed [corner, sample]. Then it processes
+bundles of channels (``cpu_channel_vectors``) in loops that only multiply and add.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -24,12 +24,12 @@ from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import RUN, number, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_channel_vectors import (
-    add_weighed_rows,
+    add_weighted_rows,
     clear_row,
     copy_row,
     load_bundle,
+    set_weighted_rows,
     store_bundle,
-    weigh_rows,
 )
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
@@ -54,7 +54,7 @@ from holdfast.ops.grid_sample.cpu_gradient_sums import (
     sum_crowds,
 )
 from holdfast.ops.grid_sample.plan import (
-    BESIDE,
+    MARGIN,
     TAPS,
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -67,9 +67,9 @@ from holdfast.ops.grid_sample.plan import (
 from holdfast.ops.segment_sum.indexed import loops
 
 _NEAREST = MODES[Mode.NEAREST]
-#: Rows of scratch: those of three axes, and a few beside them.
+#: Scratch rows: those of three axes, and three for ``_store_dgrid``.
 _ROWS = 3 * AXIS_ROWS + 3
-#: How many channels a bundle can have.
+#: Possible numbers of channels of a bundle.
 LANES = (1, 4)
 
 D = TypeVar("D", bound=SampleDescriptor)
@@ -77,7 +77,7 @@ D = TypeVar("D", bound=SampleDescriptor)
 
 @jit
 def _locate(grid, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, raw, like):
-    """The pixel and the weight of every corner of every sample, all samples of a corner side by side."""
+    """Compute the pixel and the weight of every corner and sample, indexed [corner, sample]."""
     axes, taps = form[0], form[1]
     corners = taps * taps * (taps if axes == 3 else 1)
     for begin in range(0, samples, BLOCK):
@@ -91,14 +91,14 @@ def _locate(grid, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, r
 
 @jit
 def _first_channel(operand, n, channel):
-    """The address of the first pixel of a channel of an image."""
+    """Address of the first pixel of a channel of image ``n``."""
     address, kind, image_step, channel_step = operand
     return address + (n * image_step + channel * channel_step) * (kind & ITEM_SIZE)
 
 
 @jit
 def _load(operand, table, n, channel, width, count, rows_at, scratch, like, lanes):
-    """Some channels of an image to rows."""
+    """Load a bundle of ``width`` channels of image ``n``."""
     address = _first_channel(operand, n, channel)
     load_bundle(address, operand[1], operand[3], table, width, count, rows_at, scratch, like, lanes)
 
@@ -111,8 +111,8 @@ def _store(rows_at, operand, table, n, channel, width, count, accumulate, scratc
 
 
 @jit
-def _four(addresses_at, index, samples, first, rows, row):
-    """The rows of the pixels of four corners of a sample."""
+def _four_sources(addresses_at, index, samples, first, rows, row):
+    """Addresses of the pixels of four corners of a sample, from corner ``first``."""
     pixel = pointer(addresses_at, np.int32)
     at = first * samples + index
     return (
@@ -125,13 +125,13 @@ def _four(addresses_at, index, samples, first, rows, row):
 
 @jit
 def _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, lanes):
-    """Sum up the corners of every sample, four at a time. Before the first pixel there is one of zeros."""
+    """Sum the corners of every sample, four at a time. Pixel -1, before the first, holds zeros."""
     outlined()
     row, weight = len(lanes) * size_of(like), pointer(weight_at, like)
     for first in range(0, corners, 4):
         at = first * samples
         for i in range(samples):
-            sources = _four(pixel_at, i, samples, first, image_at, row)
+            sources = _four_sources(pixel_at, i, samples, first, image_at, row)
             weights = (
                 weight[at + i],
                 weight[at + samples + i],
@@ -139,14 +139,14 @@ def _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, 
                 weight[at + 3 * samples + i],
             )
             if first == 0:
-                weigh_rows(out_at + i * row, sources, weights, lanes)
+                set_weighted_rows(out_at + i * row, sources, weights, lanes)
             else:
-                add_weighed_rows(out_at + i * row, sources, weights, lanes)
+                add_weighted_rows(out_at + i * row, sources, weights, lanes)
 
 
 @jit
 def _pick_rows(image_at, pixel_at, samples, out_at, like, lanes):
-    """The pixel that each sample is, for the mode that looks at one."""
+    """Copy the pixel of each sample, for mode nearest."""
     outlined()
     row, pixel = len(lanes) * size_of(like), pointer(pixel_at, np.int32)
     for i in range(samples):
@@ -155,11 +155,11 @@ def _pick_rows(image_at, pixel_at, samples, out_at, like, lanes):
 
 @kernel
 def _sample(first, last, parts, extent, form, sizes, numbers, grid, image, out, tables, scratch, like, lanes):
-    """The tasks ``first`` to ``last``; each image has ``parts`` of them.
+    """Forward of the tasks ``first`` to ``last``; each image has ``parts`` tasks.
 
-    ``extent`` is (channels, pixels, samples, corners). ``grid`` is (address, kind, step from image to
-    image, step from axis to axis), ``image`` and ``out`` the same with channels for axes; ``tables`` are
-    their loops.
+    ``extent`` is (channels, pixels, samples, corners). ``form``, ``sizes`` and ``numbers`` are as in
+    ``find_taps``. ``grid`` is (address, kind, image stride, axis stride); ``image`` and ``out`` are (address,
+    kind, image stride, channel stride). ``tables`` hold their loops over samples or pixels.
     """
     channels, pixels, samples, corners = extent
     grid_table, image_table, out_table = tables
@@ -185,9 +185,9 @@ def _sample(first, last, parts, extent, form, sizes, numbers, grid, image, out, 
 
 @jit
 def part_of(count, part, parts, whole):
-    """The range of a part, cut between multiples of ``whole``."""
-    pieces = (count + whole - 1) // whole
-    return min(pieces * part // parts * whole, count), min(pieces * (part + 1) // parts * whole, count)
+    """Range of a part of ``count`` elements, with bounds that are multiples of ``whole``."""
+    layout = (count + whole - 1) // whole
+    return min(layout * part // parts * whole, count), min(layout * (part + 1) // parts * whole, count)
 
 
 @jit
@@ -195,7 +195,7 @@ def _store_dgrid(
     dgrid, table, source, form, sizes, numbers, begin, end, samples, pixel_at, sums_at, accumulate, rows_at,
     lines_at, like,
 ):  # fmt: skip
-    """The gradient of samples ``begin`` to ``end`` by every axis, from their corners' sums over channels."""
+    """dgrid of samples ``begin`` to ``end``, from the sums over channels of their corners."""
     outlined()
     axes, taps = form[0], form[1]
     corners = taps * taps * (taps if axes == 3 else 1)
@@ -228,25 +228,17 @@ def _differentiate(
     first, last, parts, needs, extent, form, sizes, numbers, grid, image, dout, dinput, dgrid, tables, levels,
     accumulate, scratch, like, lanes,
 ):  # fmt: skip
-    """The tasks ``first`` to ``last``; each image has ``parts`` of them: of its channels, and of its samples.
+    """Backward of the tasks ``first`` to ``last``; each image has ``parts`` tasks.
 
-    ``needs`` is (whether dinput is needed, whether dgrid is). The operands are as those of ``_sample``.
+    A task computes dinput of a part of the channels, and dgrid of a part of the samples. ``needs`` is
+    (dinput is needed, dgrid is needed). The operands are as in ``_sample``.
     """
     channels, pixels, samples, corners = extent
     grid_table, image_table, dout_table, dinput_table, dgrid_table = tables
     (
-        pixel_at,
-        weight_at,
-        rows_at,
-        lines_at,
-        dout_at,
-        image_at,
-        dinput_at,
-        terms_at,
-        crowds_at,
-        counts_at,
+        pixel_at, weight_at, rows_at, lines_at, dout_at, image_at, dinput_at, terms_at, crowds_at, counts_at,
         sums_at,
-    ) = scratch
+    ) = scratch  # fmt: skip
     located, crowded = -1, 0
     for task in range(first, last):
         n, part = task // parts, task % parts
@@ -270,30 +262,13 @@ def _differentiate(
                 scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixels, like, lanes)
                 if crowded > 0:
                     sum_crowds(
-                        crowded,
-                        terms_at,
-                        crowds_at,
-                        dout_at,
-                        weight_at,
-                        samples,
-                        dinput_at,
-                        rows_at,
-                        like,
+                        crowded, terms_at, crowds_at, dout_at, weight_at, samples, dinput_at, rows_at, like,
                         lanes,
-                    )
+                    )  # fmt: skip
                 _store(
-                    dinput_at,
-                    dinput,
-                    dinput_table,
-                    n,
-                    channel,
-                    width,
-                    pixels,
-                    accumulate,
-                    lines_at,
-                    like,
+                    dinput_at, dinput, dinput_table, n, channel, width, pixels, accumulate, lines_at, like,
                     lanes,
-                )
+                )  # fmt: skip
             if sums:
                 _load(image, image_table, n, channel, width, pixels, image_at, lines_at, like, lanes)
                 add_products(
@@ -311,20 +286,20 @@ def _differentiate(
 
 
 def _axis_numbers(size: int, desc: SampleDescriptor) -> tuple[Any, ...]:
-    """What coordinates along an axis are reckoned with, in the compute type.
+    """Constants of an axis in the compute type.
 
-    The size, the last pixel, a place beyond the image, pixels per unit of the grid, and the first mirror
-    and twice the distance to the other.
+    The size, the last pixel, a coordinate beyond the image, pixels per unit of the grid, the coordinate of
+    the first mirror, and the period of the reflection.
     """
     size_or_steps = size - 1 if desc.align_corners else size
     first_mirror = 0 if desc.align_corners else -0.5
-    values = (size, size - 1, size + BESIDE - 1, size_or_steps / 2, first_mirror, 2 * size_or_steps)
+    values = (size, size - 1, size + MARGIN - 1, size_or_steps / 2, first_mirror, 2 * size_or_steps)
     make = type(number(desc.compute))
     return tuple(make(value) for value in values)
 
 
 class _Problem(NamedTuple):
-    """A descriptor as kernels take it."""
+    """Kernel parameters of a descriptor."""
 
     extent: tuple[int, int, int, int]
     form: tuple[int, int, int, int, int]
@@ -349,13 +324,13 @@ class _Problem(NamedTuple):
 
 
 def _table(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The loops over the pixels or samples of a plane, row by row."""
+    """The loops over the pixels or samples of one channel, in row-major order."""
     space = loops(sizes, strides)
     return table_of(space.sizes, space.strides[0])
 
 
 def _operand(tensor: torch.Tensor | None, axis: int, compute: Float) -> tuple[int, int, int, int]:
-    """A tensor as kernels take it: its address, kind, and steps from image to image and along ``axis``."""
+    """(address, kind, image stride, stride of ``axis``) of a tensor."""
     if tensor is None:
         return 0, compute.bits // 8, 0, 0
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(axis)
@@ -365,11 +340,11 @@ _NO_TABLE = table_of((1,), (1,))
 
 
 class _SampleKernel(SampleKernel[D]):
-    """A kernel that deals tasks out to threads, each with scratch of its own in the workspace."""
+    """A kernel whose tasks run on several threads, each with its own scratch in the workspace."""
 
-    #: Bytes of bundles that a thread may have; channels are bundled as far as that allows.
+    #: Maximum bytes of bundles per thread, which limits the channels of a bundle.
     bundle_bytes = 2**26
-    #: The most threads that work.
+    #: Maximum number of threads.
     most_threads = 2**16
 
     def __init__(self, desc: D, device: torch.device) -> None:
@@ -382,17 +357,17 @@ class _SampleKernel(SampleKernel[D]):
         self.slots = max(min(threads, self.tasks), 1)
         self.lanes = (0,) * self._lanes(threads)
         self.layout = WorkspaceLayout()
-        self.take_pieces()
+        self.take_regions()
         self.slot_bytes = self.layout.size
         self.layout.take_again(self.slots - 1)
         self.set_workspace(self.layout)
 
     def rows_of_bundles(self) -> tuple[int, ...]:
-        """How many rows each bundle has."""
+        """Number of rows of each bundle."""
         raise NotImplementedError
 
     def _lanes(self, threads: int) -> int:
-        """The most channels to a bundle for which there are bundles enough, and memory."""
+        """Maximum channels of a bundle such that every thread has a bundle, and the bundles fit in memory."""
         desc, row = self.desc, sum(self.rows_of_bundles()) * self.desc.compute.bits // 8
         fitting = [
             lanes
@@ -401,8 +376,8 @@ class _SampleKernel(SampleKernel[D]):
         ]
         return max(fitting, default=1)
 
-    def take_pieces(self) -> None:
-        """Take the scratch of one thread."""
+    def take_regions(self) -> None:
+        """Allocate the scratch of one thread."""
         compute, entries = self.desc.compute.torch, self.desc.samples * self.desc.corners
         lines = (len(self.lanes) + 2) * RUN
         self.located = [
@@ -411,20 +386,20 @@ class _SampleKernel(SampleKernel[D]):
             self.layout.take_rows(_ROWS, ROW_BYTES),
             self.layout.take(lines, compute),
         ]
-        # Each with a row before the first.
+        # Each has one more row, before the first.
         self.bundles = [
             self.layout.take((rows + 1) * len(self.lanes) if rows else 0, compute)
             for rows in self.rows_of_bundles()
         ]
 
     def scratch(self, base: int) -> tuple[int, ...]:
-        """The addresses of these regions, and of the first row of each bundle."""
+        """Addresses of the regions, and of the first row of each bundle."""
         row = len(self.lanes) * self.desc.compute.bits // 8
         located = (base + region.offset for region in self.located)
         return (*located, *(base + region.offset + row for region in self.bundles))
 
-    def deal(self, work: Callable[[int, int, int], None], workspace: Workspace) -> None:
-        """Call ``work`` with ranges of tasks and the address of some scratch, on as many threads as torch."""
+    def run_tasks(self, work: Callable[[int, int, int], None], workspace: Workspace) -> None:
+        """Call ``work`` with ranges of tasks and the address of a thread's scratch, in parallel."""
         base = first_address(workspace)
 
         def part(first: int, last: int) -> None:
@@ -435,7 +410,7 @@ class _SampleKernel(SampleKernel[D]):
 
 
 def _parts(images: int, threads: int) -> int:
-    """As many parts of an image as make every thread busy, unless there are images enough for that."""
+    """Number of parts of an image such that the tasks balance over the threads."""
     parts = 1
     while images * parts < 4 * threads and images * parts % threads:
         parts += 1
@@ -472,18 +447,11 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
 
             def work(first: int, last: int, base: int) -> None:
                 _sample(
-                    first,
-                    last,
-                    self.parts,
-                    *self.problem,
-                    *operands,
-                    tables,
-                    self.scratch(base),
-                    like,
+                    first, last, self.parts, *self.problem, *operands, tables, self.scratch(base), like,
                     self.lanes,
-                )
+                )  # fmt: skip
 
-            self.deal(work, workspace)
+            self.run_tasks(work, workspace)
 
         return launch
 
@@ -495,8 +463,8 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         desc = self.desc
         return desc.samples, desc.pixels * desc.needs_dgrid, desc.pixels * desc.needs_dinput
 
-    def take_pieces(self) -> None:
-        super().take_pieces()
+    def take_regions(self) -> None:
+        super().take_regions()
         desc, take = self.desc, self.layout.take
         listed = desc.samples * desc.corners if desc.needs_dinput else 0
         self.terms, self.crowds = (take(count, torch.int32) for count in (listed, 3 * (listed // CHUNK + 1)))
@@ -510,7 +478,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
 
     def scratch(self, base: int) -> tuple[int, ...]:
         terms, crowds, sums = (base + region.offset for region in (self.terms, self.crowds, self.sums))
-        # Terms of no pixel are counted before the first.
+        # Terms outside the image are counted at pixel -1.
         return (*super().scratch(base), terms, crowds, base + self.counts.offset + 4, sums)
 
     def compile(self) -> None:
@@ -546,27 +514,27 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
                     self.scratch(base), like, self.lanes,
                 )  # fmt: skip
 
-            self.deal(work, workspace)
+            self.run_tasks(work, workspace)
 
         return launch
 
 
 class LeanGridSample(GridSample):
-    """The same on one thread, one channel at a time."""
+    """``GridSample`` on one thread, one channel at a time."""
 
     bundle_bytes = 0
     most_threads = 1
 
 
 class LeanGridSampleBackward(GridSampleBackward):
-    """The same on one thread, one channel at a time."""
+    """``GridSampleBackward`` on one thread, one channel at a time."""
 
     bundle_bytes = 0
     most_threads = 1
 
 
-def _nothing(compute: Float) -> tuple[Any, ...]:
-    """A problem without samples, to compile kernels with."""
+def _empty(compute: Float) -> tuple[Any, ...]:
+    """A problem without samples, for compiling kernels."""
     desc = GridSampleDescriptor(
         shape=(0, 0, 1, 1), output_size=(0, 0), input_dtype=compute.torch, grid_dtype=compute.torch
     )
@@ -577,7 +545,7 @@ def _nothing(compute: Float) -> tuple[Any, ...]:
 def _compile(compute: Float, lanes: tuple[int, ...]) -> None:
     operands = (_operand(None, 0, compute),) * 3
     compile_kernel(
-        _sample, 0, 0, 1, *_nothing(compute), *operands, (_NO_TABLE,) * 3, (0,) * 6, number(compute), lanes
+        _sample, 0, 0, 1, *_empty(compute), *operands, (_NO_TABLE,) * 3, (0,) * 6, number(compute), lanes
     )
 
 
@@ -585,6 +553,6 @@ def _compile(compute: Float, lanes: tuple[int, ...]) -> None:
 def _compile_backward(compute: Float, lanes: tuple[int, ...]) -> None:
     operands = (_operand(None, 0, compute),) * 5
     compile_kernel(
-        _differentiate, 0, 0, 1, (False, False), *_nothing(compute), *operands, (_NO_TABLE,) * 5, 1, False,
+        _differentiate, 0, 0, 1, (False, False), *_empty(compute), *operands, (_NO_TABLE,) * 5, 1, False,
         (0,) * 11, number(compute), lanes,
     )  # fmt: skip

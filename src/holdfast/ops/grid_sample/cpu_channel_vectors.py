@@ -1,8 +1,8 @@
-"""Bundles: some channels of an image side by side, a row for each pixel, so that one vector holds them all.
+"""Bundles: several channels of an image, interleaved, so that one vector holds all channels of a pixel.
 
-``lanes`` is a tuple as long as a row, whose elements mean nothing: the compiler knows its length. Lanes
-beyond the last channel hold +0.0. Before the first row there is room for one more, for what is beside the
-image.
+A bundle has one row per pixel and one lane per channel. ``lanes`` is a tuple of that length, which the
+compiler knows; its elements are not used. Lanes beyond the last channel hold +0.0. Row -1, before the first,
+is for pixels outside the image.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -26,7 +26,7 @@ def _store(builder, values, address):
     builder.store(values, builder.inttoptr(address, values.type.as_pointer())).align = 4
 
 
-def _spread(builder, value, row):
+def _broadcast(builder, value, row):
     nothing = ir.Constant(row, ir.Undefined)
     everywhere = ir.Constant(ir.VectorType(ir.IntType(32), row.count), [0] * row.count)
     first = builder.insert_element(nothing, value, ir.IntType(32)(0))
@@ -34,10 +34,10 @@ def _spread(builder, value, row):
 
 
 def _add_terms(context, builder, signature, args, total):
-    """Add weight times row to ``total``, for each of some rows in turn, and store that."""
+    """Add weight times row to ``total``, for each source in turn, and store the result."""
     target, sources, weights, _ = args
     for k in range(signature.args[1].count):
-        weight = _spread(builder, builder.extract_value(weights, k), total.type)
+        weight = _broadcast(builder, builder.extract_value(weights, k), total.type)
         row = _load(builder, builder.extract_value(sources, k), total.type)
         total = builder.fadd(total, builder.fmul(weight, row))
     _store(builder, total, target)
@@ -49,8 +49,8 @@ def _row_type(context, signature):
 
 
 @emit
-def weigh_rows(typingctx, target, sources, weights, lanes):
-    """The row at ``target`` = +0.0 + weight * row + weight * row + ..., in the order of the tuples."""
+def set_weighted_rows(typingctx, target, sources, weights, lanes):
+    """Row at ``target`` = +0.0 + weight * row + weight * row + ..., in the order of the tuples."""
 
     def build(context, builder, signature, args):
         row = _row_type(context, signature)
@@ -60,8 +60,8 @@ def weigh_rows(typingctx, target, sources, weights, lanes):
 
 
 @emit
-def add_weighed_rows(typingctx, target, sources, weights, lanes):
-    """The row at ``target`` += weight * row, for each of the tuples in turn."""
+def add_weighted_rows(typingctx, target, sources, weights, lanes):
+    """Row at ``target`` += weight * row, for each element of the tuples in turn."""
 
     def build(context, builder, signature, args):
         total = _load(builder, args[0], _row_type(context, signature))
@@ -72,7 +72,7 @@ def add_weighed_rows(typingctx, target, sources, weights, lanes):
 
 @emit
 def add_row(typingctx, target, source, like, lanes):
-    """The row at ``target`` += the row at ``source``."""
+    """Row at ``target`` += row at ``source``."""
 
     def build(context, builder, signature, args):
         row = ir.VectorType(args[2].type, signature.args[3].count)
@@ -84,7 +84,7 @@ def add_row(typingctx, target, source, like, lanes):
 
 @emit
 def copy_row(typingctx, target, source, like, lanes):
-    """The row at ``target`` = the row at ``source``."""
+    """Row at ``target`` = row at ``source``."""
 
     def build(context, builder, signature, args):
         _store(
@@ -97,7 +97,7 @@ def copy_row(typingctx, target, source, like, lanes):
 
 @emit
 def clear_row(typingctx, target, like, lanes):
-    """The row at ``target`` = +0.0."""
+    """Row at ``target`` = +0.0."""
 
     def build(context, builder, signature, args):
         row = ir.VectorType(args[1].type, signature.args[2].count)
@@ -108,8 +108,8 @@ def clear_row(typingctx, target, like, lanes):
 
 
 @jit
-def _turn_in(lines_at, step, count, rows_at, like, lanes):
-    """Lines that are ``step`` elements apart, one for each lane, to rows."""
+def _transpose_in(lines_at, step, count, rows_at, like, lanes):
+    """Transpose lines, one per lane and ``step`` elements apart, to rows."""
     lines, rows = pointer(lines_at, like), pointer(rows_at, like)
     for i in range(count):
         for lane in range(len(lanes)):
@@ -117,8 +117,8 @@ def _turn_in(lines_at, step, count, rows_at, like, lanes):
 
 
 @jit
-def _turn_out(rows_at, count, lines_at, step, like, lanes):
-    """Rows to lines; eight at a time, so that a line is written by vectors."""
+def _transpose_out(rows_at, count, lines_at, step, like, lanes):
+    """Transpose rows to lines, eight rows at a time, so that vectors write the lines."""
     rows, lines = pointer(rows_at, like), pointer(lines_at, like)
     whole = count // 8 * 8
     for begin in range(0, whole, 8):
@@ -131,22 +131,22 @@ def _turn_out(rows_at, count, lines_at, step, like, lanes):
 
 
 @jit
-def _side_by_side(table):
-    """Whether a walk is one loop over neighbours."""
+def _contiguous(table):
+    """Whether the loops are a single contiguous one."""
     return table.shape[1] == 1 and table[1, 0] == 1
 
 
 @jit
 def load_bundle(address, kind, channel_step, table, width, count, rows_at, scratch, like, lanes):
-    """``width`` channels, the first at ``address``, to ``count`` rows; ``table`` is the walk over pixels.
+    """Load ``width`` channels from ``address`` to ``count`` rows; ``table`` holds the loops over pixels.
 
-    ``scratch`` has room for a line of each lane, and two more.
+    ``scratch`` holds one line of RUN elements per lane, and two more.
     """
     outlined()
     item, row, line = kind & ITEM_SIZE, len(lanes) * size_of(like), RUN * size_of(like)
     whole = kind == item and width == len(lanes)
-    if whole and _side_by_side(table):
-        _turn_in(address, channel_step, count, rows_at, like, lanes)
+    if whole and _contiguous(table):
+        _transpose_in(address, channel_step, count, rows_at, like, lanes)
         return
     if channel_step == 1 and table.shape[1] == 1:
         step = table[1, 0] * item
@@ -168,7 +168,7 @@ def load_bundle(address, kind, channel_step, table, width, count, rows_at, scrat
         for lane in range(width):
             source = address + lane * channel_step * item
             load_span(source, kind, table, begin, end, raw, scratch + lane * line, like)
-        _turn_in(scratch, RUN, end - begin, rows_at + begin * row, like, lanes)
+        _transpose_in(scratch, RUN, end - begin, rows_at + begin * row, like, lanes)
 
 
 @jit
@@ -181,13 +181,13 @@ def widen_row(source, kind, width, target, like):
 
 @jit
 def store_bundle(rows_at, address, kind, channel_step, table, width, count, accumulate, scratch, like, lanes):
-    """``count`` rows to ``width`` channels, or added to what these hold; the rows may change."""
+    """Store ``count`` rows to ``width`` channels, or add them; the rows may be overwritten."""
     outlined()
     item, row, line = kind & ITEM_SIZE, len(lanes) * size_of(like), RUN * size_of(like)
     raw, old = scratch + len(lanes) * line, scratch + (len(lanes) + 1) * line
     whole = kind == item and width == len(lanes)
-    if whole and not accumulate and _side_by_side(table):
-        _turn_out(rows_at, count, address, channel_step, like, lanes)
+    if whole and not accumulate and _contiguous(table):
+        _transpose_out(rows_at, count, address, channel_step, like, lanes)
         return
     if channel_step == 1 and table.shape[1] == 1:
         step = table[1, 0] * item
@@ -205,7 +205,7 @@ def store_bundle(rows_at, address, kind, channel_step, table, width, count, accu
         return
     for begin in range(0, count, RUN):
         end = min(begin + RUN, count)
-        _turn_out(rows_at + begin * row, end - begin, scratch, RUN, like, lanes)
+        _transpose_out(rows_at + begin * row, end - begin, scratch, RUN, like, lanes)
         for lane in range(width):
             target, values = address + lane * channel_step * item, scratch + lane * line
             store_span(values, target, kind, table, begin, end, accumulate, raw, old, like)

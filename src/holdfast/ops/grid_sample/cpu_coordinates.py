@@ -1,8 +1,8 @@
-"""Where samples lie and what they are made of, on the CPU: some samples at a time, axis by axis.
+"""Coordinates and taps of samples on the CPU: a block of samples at a time, axis by axis.
 
-For each axis there are rows of scratch, an element for each sample: the coordinate, what it moves by when
-the grid moves by 1, and for each tap its pixel, its weight and the weight's slope. Every loop here runs
-over samples, so that it vectorises.
+Each axis has scratch rows with one element per sample: the coordinate, its scale (the derivative by the grid
+coordinate), and for each tap the pixel, the weight and the slope. Every loop runs over samples and
+vectorises.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
 
@@ -15,9 +15,9 @@ from holdfast.backends.on_demand import Real
 from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
 from holdfast.numerics.cpu_walk import RUN, load_span
-from holdfast.ops.grid_sample.plan import BESIDE, LONGEST_AXIS, Mode, Padding
+from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 
-#: Samples that are worked on at a time, the bytes of one of their rows, and from one row to the next.
+#: Samples of a block, bytes of a scratch row, and the distance between rows.
 BLOCK = RUN
 ROW_BYTES = BLOCK * 8
 ROW = step_of(ROW_BYTES)
@@ -27,12 +27,12 @@ PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
 _NEAREST, _BILINEAR, _BICUBIC = MODES.values()
 _ZEROS, _BORDER, _REFLECTION = PADDINGS.values()
 
-# The rows of an axis: the coordinate, its scale, and of each tap the pixel, the weight and the slope.
+# Rows of an axis: the coordinate, its scale, and the pixel, weight and slope of each of four taps.
 _X, _SCALE, INDEX, WEIGHT, SLOPE = 0, 1, 2, 6, 10
 AXIS_ROWS = 14
 
-# Exact in float32, so that they take on the compute type of what they meet.
-_HALF, _ONE, _BESIDE, _COUNTABLE = (np.float32(value) for value in (0.5, 1, BESIDE, LONGEST_AXIS))
+# Exact in float32; the other operand determines the compute type.
+_HALF, _ONE, _MARGIN, _COUNTABLE = (np.float32(value) for value in (0.5, 1, MARGIN, LONGEST_AXIS))
 _NEAR_A, _NEAR_B = np.float32(1.25), np.float32(2.25)
 _FAR_A, _FAR_B, _FAR_C, _FAR_D = (np.float32(value) for value in (0.75, 3.75, 6, 3))
 _NEAR_SLOPE_A, _NEAR_SLOPE_B = np.float32(3.75), np.float32(4.5)
@@ -41,7 +41,7 @@ _FAR_SLOPE_A, _FAR_SLOPE_B, _FAR_SLOPE_C = np.float32(2.25), np.float32(7.5), np
 
 @emit
 def floor(typingctx, value):
-    """The largest whole number that is not above, by the one instruction for it."""
+    """Floor, as a single instruction."""
 
     def build(context, builder, signature, args):
         return builder.call(builder.module.declare_intrinsic("llvm.floor", [args[0].type]), args)
@@ -51,7 +51,7 @@ def floor(typingctx, value):
 
 @jit
 def _coordinates(g_at, rows, count, aligned, numbers, like):
-    """Grid coordinates in pixels."""
+    """Convert grid coordinates to pixels."""
     g, x = pointer(g_at, like), pointer(rows + _X * ROW, like)
     size, last = numbers[0], numbers[1]
     if aligned:
@@ -63,11 +63,11 @@ def _coordinates(g_at, rows, count, aligned, numbers, like):
 
 
 @jit
-def _held_near(rows, count, numbers, like):
-    """Coordinates that have taps in the image; others go where none has."""
+def _limit_zeros(rows, count, numbers, like):
+    """Padding zeros: move coordinates without taps in the image to -MARGIN, with scale 0."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     beyond, scale = numbers[2], numbers[3]
-    before, zero_value = -(_BESIDE + zero(like)), zero(like)
+    before, zero_value = -(_MARGIN + zero(like)), zero(like)
     for i in range(count):
         here = x[i]
         near = here >= before and here <= beyond
@@ -76,10 +76,10 @@ def _held_near(rows, count, numbers, like):
 
 
 @on_demand
-def _held_at_border(rows, count, beyond: Real, scale: Real, like):
-    """Coordinates that have taps in the image; others go where all taps are at the border."""
+def _limit_border(rows, count, beyond: Real, scale: Real, like):
+    """Bicubic border: move coordinates without taps in the image to where all taps hit the border."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
-    before, zero_value = -(_BESIDE + zero(like)), zero(like)
+    before, zero_value = -(_MARGIN + zero(like)), zero(like)
     for i in range(count):
         here = x[i]
         far = beyond if here > zero_value else before if here < zero_value else zero_value
@@ -89,7 +89,8 @@ def _held_at_border(rows, count, beyond: Real, scale: Real, like):
 
 
 @on_demand
-def _held_countable(rows, count, scale: Real, like):
+def _limit_reflection(rows, count, scale: Real, like):
+    """Bicubic reflection: move coordinates that are too large for an index to 0, with scale 0."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     zero_value = zero(like)
     for i in range(count):
@@ -101,7 +102,7 @@ def _held_countable(rows, count, scale: Real, like):
 
 @on_demand
 def _reflected(rows, count, scale: Real, low: Real, period: Real, like):
-    """Mirrored coordinates, not yet clipped; the sign of their scale is the way they move."""
+    """Reflect coordinates, before ``_clipped``; the sign of the scale is the direction."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     zero_value = zero(like)
     if period == zero_value:
@@ -121,6 +122,7 @@ def _reflected(rows, count, scale: Real, low: Real, period: Real, like):
 
 @on_demand
 def _clipped(rows, count, fresh, last: Real, scale: Real, like):
+    """Clip coordinates to the image, with scale 0 there; ``fresh``: set the scale first."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     zero_value = zero(like)
     if fresh:
@@ -155,7 +157,7 @@ def _far_slope(u):
 
 @jit
 def _pixels_of(rows, taps, count, size, padding, aligned, like):
-    """Give each tap its pixel. The first has it already, before padding; -1 is beside the image."""
+    """Compute the pixel of each tap from the unpadded pixel of the first; -1 is outside the image."""
     if padding != _ZEROS and taps == 4:
         _padded_pixels(rows, count, size, padding, aligned)
         return
@@ -169,7 +171,7 @@ def _pixels_of(rows, taps, count, size, padding, aligned, like):
 
 @on_demand
 def _padded_pixels(rows, count, size, padding, aligned):
-    """``_pixels_of`` for the four taps of bicubic, which are padded one by one."""
+    """``_pixels_of`` for the four taps of bicubic, which are padded separately."""
     first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
     period = max(2 * (size - 1) if aligned else 2 * size, 1)
     turn = period if aligned else period - 1
@@ -228,7 +230,7 @@ def _bicubic_weights(rows, count, like):
 
 @jit
 def _weights(rows, mode, count, like):
-    """The first tap's pixel before padding, and every tap's weight and slope."""
+    """Compute the unpadded pixel of the first tap, and the weight and slope of every tap."""
     if mode == _BILINEAR:
         _bilinear_weights(rows, count, like)
     elif mode == _NEAREST:
@@ -239,12 +241,11 @@ def _weights(rows, mode, count, like):
 
 @jit
 def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
-    """The rows of every axis for samples ``begin`` to ``begin + count`` of one image.
+    """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
 
-    ``grid`` is (address, kind, table of the loops over samples, step from axis to axis). ``form`` is (axes,
-    taps, mode, padding, whether corners are aligned). ``sizes`` are the pixels along x, y and z;
-    ``numbers`` the same in the compute type, and what else coordinates are reckoned with: see
-    ``axis_numbers``.
+    ``grid`` is (address, kind, table of the loops over samples, axis stride). ``form`` is (axes, taps, mode,
+    padding, align_corners). ``sizes`` are the pixels along x, y and z; ``numbers`` are ``_axis_numbers`` of
+    each axis.
     """
     outlined()
     address, kind, table, step = grid
@@ -255,12 +256,12 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
         load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, g_at, like)
         _coordinates(g_at, rows, count, aligned, own, like)
         if padding == _ZEROS:
-            _held_near(rows, count, own, like)
+            _limit_zeros(rows, count, own, like)
         elif mode == _BICUBIC:
             if padding == _BORDER:
-                _held_at_border(rows, count, own[2], own[3], like)
+                _limit_border(rows, count, own[2], own[3], like)
             else:
-                _held_countable(rows, count, own[3], like)
+                _limit_reflection(rows, count, own[3], like)
         else:
             if padding == _REFLECTION:
                 _reflected(rows, count, own[3], own[4], own[5], like)
@@ -271,14 +272,14 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
 
 @jit
 def taps_of_corner(corner, axes, taps):
-    """Which tap of x, y and z a corner is; x changes fastest."""
+    """Taps of a corner along x, y and z; x is fastest."""
     x, rest = corner % taps, corner // taps
     return x, rest % taps, rest // taps if axes == 3 else 0
 
 
 @on_demand
 def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
-    """The product of a corner's weights, x times y times z; along ``slope_of`` the slope, -1 for none."""
+    """Product of a corner's weights, x times y times z, with the slope for axis ``slope_of``, -1 for none."""
     chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
     for a in range(axes):
         row = (SLOPE if a == slope_of else WEIGHT) + chosen[a]
@@ -293,7 +294,7 @@ def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
 
 @on_demand
 def pixel_of(rows_at, corner, axes, taps, width, height, count, target):
-    """The pixel of a corner, counted through the whole image; -1 if any of its taps is beside it."""
+    """Pixel of a corner as an index into the flattened image; -1 if any of its taps is outside."""
     chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int32)
     width, height = np.int32(width), np.int32(height)
     x = pointer(rows_at + (INDEX + chosen[0]) * ROW, np.int32)
@@ -312,5 +313,5 @@ def pixel_of(rows_at, corner, axes, taps, width, height, count, target):
 
 @jit
 def scale_row(rows_at, axis):
-    """The address of what an axis' coordinates move by when the grid moves by 1."""
+    """Address of the scales of an axis."""
     return rows_at + (axis * AXIS_ROWS + _SCALE) * ROW

@@ -1,8 +1,8 @@
-"""The sums that the gradients of grid_sample are made of, on the CPU.
+"""The sums of the gradients of grid_sample, on the CPU.
 
-dinput is scattered corner by corner, samples ascending: that is the order of its sum as long as a pixel has
-no more than 32 terms. Pixels with more are crowds: their terms are left out of the scattering, listed, and
-summed from the lists. dgrid needs, for every corner of a sample, a sum over channels.
+dinput is scattered corner by corner, in ascending order of samples. For a pixel of up to 32 terms that is the
+order of the ordered sum. A pixel with more terms is a crowd: its terms are not scattered but listed, and
+summed from the list. dgrid needs a sum over channels for every corner of a sample.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -13,17 +13,17 @@ import numpy as np
 from holdfast.backends.cpu import jit, outlined, pointer
 from holdfast.numerics.cpu import zero
 from holdfast.numerics.cpu_walk import size_of
-from holdfast.ops.grid_sample.cpu_channel_vectors import add_row, add_weighed_rows, clear_row, copy_row
+from holdfast.ops.grid_sample.cpu_channel_vectors import add_row, add_weighted_rows, clear_row, copy_row
 from holdfast.ops.segment_sum import indexed
 
 CHUNK = indexed.CHUNK
-#: Levels of chunk sums: enough for as many terms as there can be.
+#: Levels of chunk sums, enough for 2**31 terms.
 LEVELS = 7
 
 
 @jit
 def count_terms(pixel_at, entries, counts_at, pixels):
-    """How many terms each pixel has; and the most that any has. What lies before the first is anything."""
+    """Count the terms of each pixel, with pixel -1 for terms outside the image. Returns the maximum."""
     outlined()
     counts, pixel = pointer(counts_at, np.int32), pointer(pixel_at, np.int32)
     for i in range(-1, pixels):
@@ -38,10 +38,10 @@ def count_terms(pixel_at, entries, counts_at, pixels):
 
 @jit
 def list_crowds(pixel_at, entries, counts_at, pixels, terms_at, crowds_at):
-    """Lists of the terms of every pixel that has more than a chunk of them; gives the number of such pixels.
+    """List the terms of every crowd. Returns the number of crowds.
 
-    A crowd is (pixel, first term, one past the last). In ``pixel`` its terms are marked: they are below -1,
-    and -2 less the pixel.
+    ``crowds`` holds (pixel, begin, end) of each list in ``terms``. The terms of a crowd are marked in
+    ``pixel``: they become -2 - pixel.
     """
     outlined()
     counts, pixel = pointer(counts_at, np.int32), pointer(pixel_at, np.int32)
@@ -71,7 +71,7 @@ def list_crowds(pixel_at, entries, counts_at, pixels, terms_at, crowds_at):
 
 @jit
 def scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixels, like, lanes):
-    """Add each term to its pixel, corner by corner; those of no pixel or a crowd to one before the first."""
+    """Add each term to its pixel, corner by corner; terms outside the image or of a crowd to pixel -1."""
     outlined()
     row = len(lanes) * size_of(like)
     for i in range(-1, pixels):
@@ -81,15 +81,15 @@ def scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixe
         pixel, weight = pointer(pixel_at + at * 4, np.int32), pointer(weight_at + at * size_of(like), like)
         for i in range(samples):
             here = np.int64(max(pixel[i], np.int32(-1)))
-            add_weighed_rows(dinput_at + here * row, (dout_at + i * row,), (weight[i],), lanes)
+            add_weighted_rows(dinput_at + here * row, (dout_at + i * row,), (weight[i],), lanes)
 
 
 @jit
 def sum_crowds(number, terms_at, crowds_at, dout_at, weight_at, samples, dinput_at, levels_at, like, lanes):
     """The ordered sum of every crowd.
 
-    Chunk sums are added level by level, and in the end also from levels that are not full: a sum is never
-    -0.0, so that +0.0 more changes no bit.
+    A full level of chunk sums is added to the next. At the end every level is, full or not: a sum is never
+    -0.0, so adding the +0.0 of an empty level changes no bit.
     """
     outlined()
     row, weight = len(lanes) * size_of(like), pointer(weight_at, like)
@@ -107,7 +107,7 @@ def sum_crowds(number, terms_at, crowds_at, dout_at, weight_at, samples, dinput_
                 term = np.int64(terms[place])
                 while term >= corner_at + samples:
                     corner_at += samples
-                add_weighed_rows(chunk_at, (dout_at + (term - corner_at) * row,), (weight[term],), lanes)
+                add_weighted_rows(chunk_at, (dout_at + (term - corner_at) * row,), (weight[term],), lanes)
             add_row(levels_at, chunk_at, like, lanes)
             full, level = (begin - first) // CHUNK + 1, levels_at
             while full % CHUNK == 0:
@@ -122,9 +122,9 @@ def sum_crowds(number, terms_at, crowds_at, dout_at, weight_at, samples, dinput_
 
 @jit
 def add_products(dout_at, image_at, pixel_at, corners, samples, begin, count, fresh, sums_at, like, lanes):
-    """Add dout times pixel, lane by lane, to the sums of every corner of ``count`` samples from ``begin`` on.
+    """Add dout times pixel, lane by lane, to the sums of the corners of ``count`` samples from ``begin``.
 
-    The corners of a sample lie side by side. The sum of one beside the image may be anything.
+    The sums are indexed [sample, corner]. The sum of a corner outside the image is arbitrary.
     """
     outlined()
     row = len(lanes)
@@ -150,7 +150,7 @@ def add_products(dout_at, image_at, pixel_at, corners, samples, begin, count, fr
 
 @jit
 def _unmarked(pixel):
-    """The pixel itself, where it may be one of a crowd."""
+    """The pixel without the mark of a crowd."""
     here = np.int64(pixel)
     return here if here >= -1 else -2 - here
 
@@ -171,10 +171,10 @@ def clear(target_at, count, like):
 
 @jit
 def add_levels(sums_at, size, levels, done, channels, like):
-    """Add up what is full of the sums over channels, of which some are ``done``.
+    """Add full levels of the sums over channels to the next level, after ``done`` channels.
 
-    There are sums for each level. Those of the first are made anew for each chunk of channels; a level that
-    is full is added to the one above it, and in the end each is, full or not.
+    ``add_products`` restarts the first level for each chunk of channels. After the last channel every level
+    is added to the next, full or not.
     """
     if levels == 1 or (done % CHUNK != 0 and done != channels):
         return

@@ -1,13 +1,12 @@
 """grid_sample in Triton.
 
-Forward, a program takes some samples and goes through the channels: it finds their corners once. Backward,
-dinput is summed by pixel: ``cells`` where a pixel's samples are those of the cells around it, ``corners``
-everywhere else. dgrid is summed by sample, a thread for each, channel after channel.
+A forward program computes the corners of its samples once, then loops over channels. dinput is summed by
+pixel: ``gpu_dinput_by_cell`` for 2-D bilinear, ``gpu_dinput_by_corner`` otherwise. dgrid is summed by sample,
+one thread each, channel after channel.
 
-For the cells dout is copied, channels side by side and samples in the order of the cells: then samples that
-share pixels are neighbours, whatever the grid. dgrid of scattered samples is summed in that order too, from
-the copy. If samples side by side share pixels anyway, it is summed as they come, beside all that leads to
-dinput.
+By cell, dout is copied with channels last and samples in the order of the cells, so that samples that share
+pixels are neighbours. If the samples are scattered (``gpu_locality``), dgrid is computed in that order too,
+from the copy. Otherwise it is computed in the order of the samples, concurrently with dinput.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -33,15 +32,15 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     corner_slope,
     corner_weight,
     grid_strides_of,
-    kind_of,
     locate,
     offset_of,
     offset_type,
+    sampling_constants,
     sizes_of,
-    split,
     strides_of,
+    unravel,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_cell import FEW, CellSums
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import MANY_CHANNELS, CellSums
 from holdfast.ops.grid_sample.gpu_dinput_by_corner import CornerSums
 from holdfast.ops.grid_sample.gpu_locality import is_scattered
 from holdfast.ops.grid_sample.plan import (
@@ -54,30 +53,30 @@ from holdfast.ops.grid_sample.plan import (
     SampleKernel,
 )
 
-#: What the workspace of a batch may have: beyond that, fewer images are worked on at a time.
+#: Maximum workspace in bytes. If a batch needs more, fewer images are processed at a time.
 MOST_WORKSPACE = 2**31
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``grid_sample`` and ``grid_gradient``. A program has one sample for each thread."""
+    """Tuning of ``grid_sample`` and ``grid_gradient``. A program has one sample per thread."""
 
-    #: Samples and warps of a program forward with few channels, and with many: neighbours share the cache.
+    #: Samples and warps of ``grid_sample`` with few channels, and with many, where samples share the cache.
     few_samples: int
     few_warps: int
     many_samples: int
     many_warps: int
-    #: Samples and warps of a program of dgrid.
+    #: Samples and warps of ``grid_gradient``.
     grid_samples: int
     grid_warps: int
-    #: Registers of dgrid as samples come: enough for the loads of four channels to be under way together. The
-    #: compiler alone saves registers, and half of the loads wait for the other half.
+    #: Registers of ``grid_gradient`` in the order of the samples: enough to load four channels together. By
+    #: default the compiler uses fewer, and half of the loads wait for the other half.
     grid_registers: int = 80
-    #: Preferred shared-memory carve-out of dgrid, percent: room for three tiles of dout, copied beside it.
+    #: Preferred shared-memory carve-out of ``grid_gradient``, percent: room for three tiles of ``copy_rows``.
     grid_shared_percent: int = 28
-    #: Programs there should be forward, and the fewest channels that one is given to have more of them.
-    enough: int = 4096
-    least_share: int = 16
+    #: Desired number of forward programs, and the minimum channels per program when channels are split.
+    min_programs: int = 4096
+    min_share: int = 16
 
 
 TUNING = Tuned(
@@ -91,24 +90,25 @@ CHUNK, BLOCK = tl.constexpr(32), tl.constexpr(1024)
 
 @triton.jit
 def pixel_offset(n, x, y, z, strides):
-    """Where a corner's pixel is; of one beside the image, where another is that may be loaded instead."""
+    """Offset of a corner's pixel; outside the image, of a pixel inside, which is safe to load."""
     return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides)
 
 
 @triton.jit
-def among(channel, channels):
-    """Whether a channel is one of them, as a mask. Triton 3.9 interprets no mask that is a scalar."""
+def valid(channel, channels):
+    """channel < channels as a mask. The interpreter of Triton 3.9 does not accept a scalar mask."""
     return tl.full([1], channel, tl.int32) < channels
 
 
 @triton.jit
-def load_four(
-    base, at, first, channels, step, ROWS: tl.constexpr, FOURS: tl.constexpr, COMPUTE: tl.constexpr
-):
-    """Four channels from ``first`` on, side by side in ROWS; 0 past the last, which all FOURS have."""
+def load_four(base, at, first, channels, step, ROWS: tl.constexpr, FULL: tl.constexpr, COMPUTE: tl.constexpr):
+    """Load four channels from ``first``; 0 past the last channel.
+
+    ROWS: the channels are contiguous. FULL: the number of channels is a multiple of 4; no mask is needed.
+    """
     if ROWS:
         channel = first + tl.arange(0, 4)[None, :]
-        if FOURS:
+        if FULL:
             value = tl.load(base + at[:, None] + channel)
         else:
             value = tl.load(base + at[:, None] + channel, mask=channel < channels, other=0.0)
@@ -118,20 +118,20 @@ def load_four(
     else:
         at = at + tl.full([1], first, at.dtype) * step
         a = widen(tl.load(base + at), COMPUTE)
-        if FOURS:
+        if FULL:
             b = widen(tl.load(base + (at + step)), COMPUTE)
             c = widen(tl.load(base + (at + 2 * step)), COMPUTE)
             d = widen(tl.load(base + (at + 3 * step)), COMPUTE)
         else:
-            b = widen(tl.load(base + (at + step), mask=among(first + 1, channels), other=0.0), COMPUTE)
-            c = widen(tl.load(base + (at + 2 * step), mask=among(first + 2, channels), other=0.0), COMPUTE)
-            d = widen(tl.load(base + (at + 3 * step), mask=among(first + 3, channels), other=0.0), COMPUTE)
+            b = widen(tl.load(base + (at + step), mask=valid(first + 1, channels), other=0.0), COMPUTE)
+            c = widen(tl.load(base + (at + 2 * step), mask=valid(first + 2, channels), other=0.0), COMPUTE)
+            d = widen(tl.load(base + (at + 3 * step), mask=valid(first + 3, channels), other=0.0), COMPUTE)
     return a, b, c, d
 
 
 @triton.jit
 def store_four(at, first, channels, step, mask, a, b, c, d, ROWS: tl.constexpr):
-    """What ``load_four`` loads."""
+    """Store four channels from ``first``; ROWS: they are contiguous."""
     if ROWS:
         channel = first + tl.arange(0, 4)[None, :]
         value = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (a.shape[0], 4))
@@ -143,9 +143,9 @@ def store_four(at, first, channels, step, mask, a, b, c, d, ROWS: tl.constexpr):
     else:
         wide = at + tl.full([1], first, tl.int64) * step
         tl.store(wide, narrow(a, at.dtype.element_ty), mask=mask)
-        tl.store(wide + step, narrow(b, at.dtype.element_ty), mask=mask & among(first + 1, channels))
-        tl.store(wide + 2 * step, narrow(c, at.dtype.element_ty), mask=mask & among(first + 2, channels))
-        tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & among(first + 3, channels))
+        tl.store(wide + step, narrow(b, at.dtype.element_ty), mask=mask & valid(first + 1, channels))
+        tl.store(wide + 2 * step, narrow(c, at.dtype.element_ty), mask=mask & valid(first + 2, channels))
+        tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & valid(first + 3, channels))
 
 
 @triton.jit(do_not_specialize=["samples", "tiles", "share", "shares"])
@@ -155,15 +155,15 @@ def grid_sample(
     channels, sizes, out_sizes, image_strides, out_strides, grid_strides, grid_step, image_step, out_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, IMAGE_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
-    FOURS: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr,
+    FULL: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Some samples of one image, one to a thread, in a share of its channels."""
+    """TILE samples of one image, one per thread, in ``share`` channels."""
     program = tl.program_id(0)
     begin = program // tiles % shares * share
     n = program // tiles // shares
     sample = program % tiles * TILE + tl.arange(0, TILE)
     inside = sample < samples
-    x, y, z = split(sample, out_sizes, AXES)
+    x, y, z = unravel(sample, out_sizes, AXES)
     first, t, _scale = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
         AXES, MODE, PADDING, ALIGNED, COMPUTE,
@@ -171,14 +171,14 @@ def grid_sample(
     target = out + offset_of(n, x, y, z, out_strides)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
     zeros = tl.zeros([TILE], COMPUTE)
-    # What is beside the image adds 0: a sum that began with +0.0 stays as it is.
+    # A corner outside the image adds 0, which does not change a sum that starts from +0.0.
     for at in range(begin, tl.minimum(begin + share, channels), 4 if IMAGE_ROWS else 1):
         if IMAGE_ROWS:
             a, b, c, d = zeros, zeros, zeros, zeros
             for corner in tl.static_range(CORNERS):
                 px, py, pz, there = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
                 source = pixel_offset(n, px, py, pz, image_strides).to(OFFSET)
-                e, f, g, h = load_four(image, source, at, channels, image_step, True, FOURS, COMPUTE)
+                e, f, g, h = load_four(image, source, at, channels, image_step, True, FULL, COMPUTE)
                 if MODE == NEAREST:
                     a, b = tl.where(there, e, 0.0), tl.where(there, f, 0.0)
                     c, d = tl.where(there, g, 0.0), tl.where(there, h, 0.0)
@@ -188,7 +188,7 @@ def grid_sample(
                     c, d = tl.where(there, c + weight * g, c), tl.where(there, d + weight * h, d)
             store_four(target, at, channels, out_step, inside, a, b, c, d, OUT_ROWS)
         else:
-            # One at a time: with more, the cache lets go of what corners share.
+            # One channel at a time: with more, the cache evicts pixels that corners share.
             total = zeros
             channel = tl.full([1], at, OFFSET)
             for corner in tl.static_range(CORNERS):
@@ -205,28 +205,28 @@ def grid_sample(
 
 @triton.jit
 def add_four(
-    total, d, base, at, first, channels, step, ROWS: tl.constexpr, FOURS: tl.constexpr, COMPUTE: tl.constexpr
+    total, d, base, at, first, channels, step, ROWS: tl.constexpr, FULL: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """Add dout times pixel, channel after channel. What is not there adds 0 * 0."""
-    a, b, c, e = load_four(base, at, first, channels, step, ROWS, FOURS, COMPUTE)
+    """Add dout times pixel for four channels in order. Missing channels add 0 * 0."""
+    a, b, c, e = load_four(base, at, first, channels, step, ROWS, FULL, COMPUTE)
     return (((total + d[0] * a) + d[1] * b) + d[2] * c) + d[3] * e
 
 
 @triton.jit
 def sum_quad(
     dout, dout_at, image, at_0, at_1, at_2, at_3, channels, dout_step, image_step,
-    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr,
+    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr,
     COMPUTE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Over the channels, the ordered sums of dout times the pixel, for four corners."""
+    """Ordered sums over channels of dout times pixel, for four corners."""
     zeros = tl.zeros([TILE], COMPUTE)
     if DEPTH == 0:
-        d = load_four(dout, dout_at, 0, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
+        d = load_four(dout, dout_at, 0, channels, dout_step, DOUT_ROWS, FULL, COMPUTE)
         return (
-            add_four(zeros, d, image, at_0, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(zeros, d, image, at_1, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(zeros, d, image, at_2, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
-            add_four(zeros, d, image, at_3, 0, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE),
+            add_four(zeros, d, image, at_0, 0, channels, image_step, IMAGE_ROWS, FULL, COMPUTE),
+            add_four(zeros, d, image, at_1, 0, channels, image_step, IMAGE_ROWS, FULL, COMPUTE),
+            add_four(zeros, d, image, at_2, 0, channels, image_step, IMAGE_ROWS, FULL, COMPUTE),
+            add_four(zeros, d, image, at_3, 0, channels, image_step, IMAGE_ROWS, FULL, COMPUTE),
         )
     whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
     total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
@@ -235,11 +235,11 @@ def sum_quad(
         for chunk in range(block, tl.minimum(block + BLOCK, channels), CHUNK):
             sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
             for c in range(chunk, tl.minimum(chunk + CHUNK, channels), 4):
-                d = load_four(dout, dout_at, c, channels, dout_step, DOUT_ROWS, FOURS, COMPUTE)
-                sum_0 = add_four(sum_0, d, image, at_0, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
-                sum_1 = add_four(sum_1, d, image, at_1, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
-                sum_2 = add_four(sum_2, d, image, at_2, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
-                sum_3 = add_four(sum_3, d, image, at_3, c, channels, image_step, IMAGE_ROWS, FOURS, COMPUTE)
+                d = load_four(dout, dout_at, c, channels, dout_step, DOUT_ROWS, FULL, COMPUTE)
+                sum_0 = add_four(sum_0, d, image, at_0, c, channels, image_step, IMAGE_ROWS, FULL, COMPUTE)
+                sum_1 = add_four(sum_1, d, image, at_1, c, channels, image_step, IMAGE_ROWS, FULL, COMPUTE)
+                sum_2 = add_four(sum_2, d, image, at_2, c, channels, image_step, IMAGE_ROWS, FULL, COMPUTE)
+                sum_3 = add_four(sum_3, d, image, at_3, c, channels, image_step, IMAGE_ROWS, FULL, COMPUTE)
             block_0 += sum_0
             block_1 += sum_1
             block_2 += sum_2
@@ -261,27 +261,21 @@ def sum_quad(
 
 @triton.jit
 def add_slopes(
-    changes,
-    totals,
-    theres,
-    t,
-    CORNER: tl.constexpr,
-    AXES: tl.constexpr,
-    TAPS: tl.constexpr,
+    changes, totals, insides, t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr,
     MODE: tl.constexpr,
-):
-    """What four corners add to the change along x, y and z."""
+):  # fmt: skip
+    """Add slope times total of four corners to the derivatives along x, y and z."""
     x, y, z = changes
     for i in tl.static_range(4):
-        x = tl.where(theres[i], x + corner_slope(t, CORNER + i, 0, AXES, TAPS, MODE) * totals[i], x)
-        y = tl.where(theres[i], y + corner_slope(t, CORNER + i, 1, AXES, TAPS, MODE) * totals[i], y)
+        x = tl.where(insides[i], x + corner_slope(t, CORNER + i, 0, AXES, TAPS, MODE) * totals[i], x)
+        y = tl.where(insides[i], y + corner_slope(t, CORNER + i, 1, AXES, TAPS, MODE) * totals[i], y)
         if AXES == 3:
-            z = tl.where(theres[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
+            z = tl.where(insides[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
     return x, y, z
 
 
 @triton.jit
-def put_change(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr):
+def store_dgrid(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr):
     value = tl.where(scale != 0, change * scale, 0.0)
     if ACCUMULATE:
         value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value
@@ -294,38 +288,38 @@ def grid_gradient(
     count, samples, channels, sizes, out_sizes,
     dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, EITHER: tl.constexpr, IN_ORDER: tl.constexpr,
-    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FOURS: tl.constexpr, DEPTH: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHECK_LOCALITY: tl.constexpr, BY_CELL: tl.constexpr,
+    DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, DEPTH: tl.constexpr,
     OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Some samples, one to a thread, as they come; or IN_ORDER of the cells, where dout has its rows so.
+    """dgrid of TILE samples, one per thread, in the order of the samples; or BY_CELL, as the copy of dout.
 
-    If EITHER way is open, there is a launch for each, and they are summed in order if they are scattered.
+    CHECK_LOCALITY: both orders are launched, and the one that does not suit the grid returns at once.
     """
     follow()
-    if EITHER and is_scattered(tallies, count) != IN_ORDER:
+    if CHECK_LOCALITY and is_scattered(tallies, count) != BY_CELL:
         return
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
-    # Past the end the last sample is taken again, and not stored: then nothing needs a mask to be loaded.
+    # Past the end, the last sample is computed again and not stored, so that loads need no mask.
     number = tl.minimum(number, count - 1)
     place = number
-    if IN_ORDER:
+    if BY_CELL:
         place = tl.load(places + number).to(tl.int32)
     n = place // samples
-    x, y, z = split(place - n * samples, out_sizes, AXES)
+    x, y, z = unravel(place - n * samples, out_sizes, AXES)
     target = offset_of(n, x, y, z, dgrid_strides)
     zeros = tl.zeros([TILE], COMPUTE)
     if MODE == NEAREST:
         for a in tl.static_range(AXES):
-            put_change(dgrid, target + a * dgrid_step, zeros, zeros, inside, ACCUMULATE, COMPUTE)
+            store_dgrid(dgrid, target + a * dgrid_step, zeros, zeros, inside, ACCUMULATE, COMPUTE)
     else:
         first, t, scale = locate(
             grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
             AXES, MODE, PADDING, ALIGNED, COMPUTE,
         )  # fmt: skip
         dout_at = number.to(OFFSET) * channels
-        if not IN_ORDER:
+        if not BY_CELL:
             dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
         changes = (zeros, zeros, zeros)
         for corner in tl.static_range(0, (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS), 4):
@@ -339,13 +333,13 @@ def grid_gradient(
                 pixel_offset(n, x1, y1, z1, image_strides).to(OFFSET),
                 pixel_offset(n, x2, y2, z2, image_strides).to(OFFSET),
                 pixel_offset(n, x3, y3, z3, image_strides).to(OFFSET),
-                channels, dout_step, image_step, DOUT_ROWS, IMAGE_ROWS, FOURS, DEPTH, COMPUTE, TILE,
+                channels, dout_step, image_step, DOUT_ROWS, IMAGE_ROWS, FULL, DEPTH, COMPUTE, TILE,
             )  # fmt: skip
             changes = add_slopes(changes, totals, (in_0, in_1, in_2, in_3), t, corner, AXES, TAPS, MODE)
-        put_change(dgrid, target, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
-        put_change(dgrid, target + dgrid_step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
+        store_dgrid(dgrid, target, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
+        store_dgrid(dgrid, target + dgrid_step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
         if AXES == 3:
-            put_change(dgrid, target + 2 * dgrid_step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
+            store_dgrid(dgrid, target + 2 * dgrid_step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
 
 
 class GridSample(SampleKernel[GridSampleDescriptor]):
@@ -357,11 +351,11 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, tuning = self.desc, TUNING.on(self.device)
         tile, warps = tuning.few_samples, tuning.few_warps
-        if desc.channels >= FEW:
+        if desc.channels >= MANY_CHANNELS:
             tile, warps = tuning.many_samples, tuning.many_warps
         tiles = -(-desc.samples // tile)
-        # Channels are shared out among programs only if samples alone make too few of them.
-        shares = min(-(-tuning.enough // (desc.batch * tiles)), -(-desc.channels // tuning.least_share))
+        # Channels are split over programs only if the samples make too few programs.
+        shares = min(-(-tuning.min_programs // (desc.batch * tiles)), -(-desc.channels // tuning.min_share))
         share = -(-desc.channels // (4 * shares)) * 4
         shares = -(-desc.channels // share)
         steps = Steps(self.device, args)
@@ -384,10 +378,10 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
             grid_step=args.grid.stride(-1),
             image_step=args.input.stride(1),
             out_step=args.out.stride(1),
-            **kind_of(desc),
+            **sampling_constants(desc),
             IMAGE_ROWS=args.input.stride(1) == 1,
             OUT_ROWS=args.out.stride(1) == 1,
-            FOURS=desc.channels % 4 == 0,
+            FULL=desc.channels % 4 == 0,
             OFFSET=offset_type(args.input),
             TILE=tile,
             num_warps=warps,
@@ -396,14 +390,14 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
 
 
 class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
-    """Some images at a time: their dinput, then their dgrid."""
+    """dinput and dgrid, of as many images at a time as the workspace allows."""
 
     most_workspace = MOST_WORKSPACE
     copies = True
 
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        # What is counted in 31 bits, for each image.
+        # Per image, the largest count that must fit an int32.
         counted = max(desc.samples * desc.corners, math.prod(size + 1 for size in desc.image_size))
         self.images = max(min(desc.batch, LIMIT // counted), 1)
         while self.images > 1 and self.layout_for(self.images).size > self.most_workspace:
@@ -412,7 +406,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         self.set_workspace(*(self.layout_for(images) for images in (rest, self.images) if images))
 
     def layout_for(self, images: int) -> WorkspaceLayout:
-        """The workspace layout for this number of images."""
+        """Workspace regions for ``images`` images."""
         layout = WorkspaceLayout()
         if self.desc.needs_dinput:
             sums = self.sums_for(layout, images)
@@ -437,19 +431,19 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
                 Part(operand, first, images) for operand in ("dinput", "dgrid", "dout", "input", "grid")
             )
             sums = self.sums_for(WorkspaceLayout(), images) if desc.needs_dinput else None
-            # Few channels are read faster as they come, whatever the grid.
+            # With few channels, the order of the samples is always faster.
             ordered = sums if isinstance(sums, CellSums) and sums.copies else None
             of_grid = (dgrid, dout, image, grid) if args.dgrid is not None and desc.samples else None
             if isinstance(sums, CellSums):
                 sums.add_cells(steps, args, grid)
-            if of_grid and (ordered is None or ordered.either(args)):
-                # Beside the sums, unless others follow in the same workspace.
+            if of_grid and (ordered is None or ordered.depends_on_locality(args)):
+                # Concurrently with dinput, unless other images follow in the same workspace.
                 beside = sums is not None and images == desc.batch
-                self.add_grid_gradient(steps, args, images, ordered, of_grid, in_order=False, beside=beside)
+                self.add_grid_gradient(steps, args, images, ordered, of_grid, by_cell=False, beside=beside)
             if sums is not None:
                 sums.add_steps(steps, args, dinput, dout, grid)
             if of_grid and ordered is not None:
-                self.add_grid_gradient(steps, args, images, ordered, of_grid, in_order=True)
+                self.add_grid_gradient(steps, args, images, ordered, of_grid, by_cell=True)
         return steps.launch
 
     def add_grid_gradient(
@@ -460,16 +454,16 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         sums: CellSums | None,
         operands: tuple[StepOperand, ...],
         *,
-        in_order: bool,
+        by_cell: bool,
         beside: bool = False,
     ) -> None:
-        """dgrid as samples come, or in the order of ``sums``; or whether so, if the grid decides that."""
+        """Add a launch of ``grid_gradient``, in the order of the samples or of the cells in ``sums``."""
         desc, tuning = self.desc, TUNING.on(self.device)
         dgrid, dout, image, grid = operands
         assert args.dgrid is not None and args.input is not None
         wide = tl.int64 in (offset_type(args.input), offset_type(args.dout))
         offset = tl.int64 if wide or images * desc.samples * desc.channels >= 2**31 else tl.int32
-        rows, places = (sums.rows, sums.order.places) if sums and in_order else (dout, grid)
+        rows, places = (sums.rows, sums.order.places) if sums and by_cell else (dout, grid)
         steps.add(
             grid_gradient,
             -(-images * desc.samples // tuning.grid_samples),
@@ -492,25 +486,25 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             dout_step=args.dout.stride(1),
             image_step=args.input.stride(1),
             grid_step=args.grid.stride(-1),
-            **kind_of(desc),
-            EITHER=sums is not None and sums.either(args),
-            IN_ORDER=in_order,
-            DOUT_ROWS=in_order or args.dout.stride(1) == 1,
+            **sampling_constants(desc),
+            CHECK_LOCALITY=sums is not None and sums.depends_on_locality(args),
+            BY_CELL=by_cell,
+            DOUT_ROWS=by_cell or args.dout.stride(1) == 1,
             IMAGE_ROWS=args.input.stride(1) == 1,
-            FOURS=desc.channels % 4 == 0,
+            FULL=desc.channels % 4 == 0,
             DEPTH=(not 0 < desc.channels <= 4) + (desc.channels > BLOCK.value),
             OFFSET=offset,
             ACCUMULATE=args.accumulate,
             TILE=tuning.grid_samples,
             num_warps=tuning.grid_warps,
-            registers=None if in_order else tuning.grid_registers,
+            registers=None if by_cell else tuning.grid_registers,
             shared_percent=tuning.grid_shared_percent if beside else None,
             beside=beside,
         )
 
 
 class LeanGridSampleBackward(GridSampleBackward):
-    """One image at a time; where corners are summed, dout is not copied."""
+    """One image at a time; without the copy of dout if dinput is summed by corner."""
 
     most_workspace = 0
     copies = False

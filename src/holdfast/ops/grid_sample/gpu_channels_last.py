@@ -1,4 +1,4 @@
-"""Rows of channels, in Triton: dout copied so that the channels of a sample lie side by side."""
+"""A copy of dout with channels last, in Triton: one row of channels per sample."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -16,22 +16,22 @@ from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import Region
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
-    kind_of,
     locate,
     offset_of,
+    sampling_constants,
     sizes_of,
-    split,
     strides_of,
+    unravel,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
 
-#: Shorter rows are read faster where they are.
+#: Rows of fewer bytes are not copied.
 LEAST_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``copy_rows``: elements of a tile, the most channels of one, and the warps."""
+    """Tuning of ``copy_rows``: elements of a tile, its maximum channels, and the warps."""
 
     tile: int
     channels: int = 64
@@ -42,8 +42,8 @@ TUNING = Tuned(gpu=Tuning(tile=4096), interpreter=Tuning(tile=2**20))
 
 
 @triton.jit
-def put_fractions(fractions, target, t, inside):
-    """How far samples are from their corners nw, along x and y."""
+def store_fractions(fractions, target, t, inside):
+    """Store the fractions of samples along x and y."""
     tl.store(fractions + 2 * target.to(tl.int64), t[0], mask=inside)
     tl.store(fractions + 2 * target.to(tl.int64) + 1, t[1], mask=inside)
 
@@ -56,13 +56,13 @@ def copy_rows(
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, RANKED: tl.constexpr, SAMPLES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Some samples, in some channels. RANKED ones go where they belong, and so do their fractions."""
+    """Copy SAMPLES samples in CHANNELS channels. RANKED: in sorted order, with their fractions."""
     follow()
     tile = tl.program_id(0) % tiles
     number = tl.program_id(0) // tiles * SAMPLES + tl.arange(0, SAMPLES)
     inside = number < count
     n = number // samples
-    x, y, z = split(number - n * samples, out_sizes, AXES)
+    x, y, z = unravel(number - n * samples, out_sizes, AXES)
     channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :]
     mask = inside[:, None] & (channel < channels)
     source = dout + offset_of(n, x, y, z, dout_strides)[:, None] + channel.to(tl.int64) * dout_step
@@ -74,14 +74,14 @@ def copy_rows(
                 grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
                 AXES, MODE, PADDING, ALIGNED, COMPUTE,
             )  # fmt: skip
-            put_fractions(fractions, target, t, inside)
+            store_fractions(fractions, target, t, inside)
     else:
         target = number
     tl.store(rows + (target.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
 
 
 def worth_copying(desc: GridSampleBackwardDescriptor) -> bool:
-    """Whether rows are long enough."""
+    """Whether rows have at least LEAST_BYTES."""
     return desc.channels * desc.input_dtype.itemsize >= LEAST_BYTES
 
 
@@ -95,7 +95,7 @@ def add_copy(
     dout: StepOperand,
     ranked: tuple[Region, Region, StepOperand] | None = None,
 ) -> None:
-    """Copy dout; ``ranked`` are the fractions to be written, the ranks, and the grid."""
+    """Add the launch that copies dout; ``ranked`` are the fractions to write, the ranks, and the grid."""
     tuning = TUNING.on(device)
     channels = min(triton.next_power_of_2(desc.channels), tuning.channels)
     samples, tiles = tuning.tile // channels, -(-desc.channels // channels)
@@ -118,7 +118,7 @@ def add_copy(
         dout_step=args.dout.stride(1),
         grid_strides=grid_strides_of(args.grid),
         grid_step=args.grid.stride(-1),
-        **kind_of(desc),
+        **sampling_constants(desc),
         RANKED=ranked is not None,
         SAMPLES=samples,
         CHANNELS=channels,

@@ -1,4 +1,4 @@
-"""Where samples lie and what they are made of, in Triton: the formulas of the reference, axis by axis."""
+"""Coordinates, taps and corners of samples, in Triton: the formulas of the reference."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -15,7 +15,7 @@ from holdfast.numerics.gpu import WHOLE_32, WHOLE_64, quotient, widen
 from holdfast.ops.grid_sample import plan
 from holdfast.ops.grid_sample.plan import TAPS, Mode, Padding, SampleDescriptor
 
-BESIDE, LONGEST_AXIS = tl.constexpr(plan.BESIDE), tl.constexpr(plan.LONGEST_AXIS)
+MARGIN, LONGEST_AXIS = tl.constexpr(plan.MARGIN), tl.constexpr(plan.LONGEST_AXIS)
 NEAREST, BILINEAR, BICUBIC = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 ZEROS, BORDER, REFLECTION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 _MODES = {Mode.NEAREST: NEAREST, Mode.BILINEAR: BILINEAR, Mode.BICUBIC: BICUBIC}
@@ -24,7 +24,7 @@ _PADDINGS = {Padding.ZEROS: ZEROS, Padding.BORDER: BORDER, Padding.REFLECTION: R
 
 @triton.jit
 def rint(x):
-    """Half to even; x is no further from 0 than LONGEST_AXIS and a few."""
+    """Round half to even, for |x| up to LONGEST_AXIS plus a few."""
     WHOLE: tl.constexpr = WHOLE_64 if x.dtype == tl.float64 else WHOLE_32
     whole = tl.where(x < 0, -WHOLE, WHOLE).to(x.dtype)
     return tl.where(tl.abs(x) < WHOLE, (x + whole) - whole, x)
@@ -32,14 +32,14 @@ def rint(x):
 
 @triton.jit
 def clipped(x, scale, last):
-    """Held at the outermost centres; the scale is 0 where it is held."""
+    """Clip to the outermost pixel centres, with scale 0 there."""
     moves = (x > 0) & (x < last)
     return tl.where(moves, x, tl.where(x > 0, last, 0.0)), tl.where(moves, scale, 0.0)
 
 
 @triton.jit
 def reflected(x, scale, size, ALIGNED: tl.constexpr):
-    """Mirrored, not yet clipped; the sign of the scale is the way it moves. An axis of one has no mirrors."""
+    """Reflect, before ``clipped``; the sign of the scale is the direction. Zero if the period is 0."""
     low = 0.0 if ALIGNED else -0.5
     period = (2 * (size - 1) if ALIGNED else 2 * size).to(x.dtype) + tl.zeros_like(x)
     from_low = x - low
@@ -53,8 +53,8 @@ def reflected(x, scale, size, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def placed(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
-    """The coordinate where a sample is taken, and what it moves by when the grid moves by 1."""
+def padded_coordinate(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
+    """Coordinate of a sample after padding, and its scale: its derivative by the grid coordinate."""
     size = size + tl.zeros(g.shape, tl.int32)
     count, last = size.to(g.dtype), (size - 1).to(g.dtype)
     if ALIGNED:
@@ -63,8 +63,8 @@ def placed(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.const
     else:
         x = ((g + 1.0) * count - 1.0) * 0.5
         scale = count * 0.5
-    before = tl.full(g.shape, -BESIDE, g.dtype)
-    beyond = (size + (BESIDE - 1)).to(g.dtype)
+    before = tl.full(g.shape, -MARGIN, g.dtype)
+    beyond = (size + (MARGIN - 1)).to(g.dtype)
     near = (x >= before) & (x <= beyond)
     if PADDING == ZEROS:
         return tl.where(near, x, before), tl.where(near, scale, 0.0)
@@ -82,7 +82,7 @@ def placed(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.const
 
 @triton.jit
 def first_tap(x, MODE: tl.constexpr):
-    """The pixel of the first tap, before padding, and how far from a pixel the sample is."""
+    """Unpadded pixel of the first tap, and the fraction t of the coordinate."""
     if MODE == NEAREST:
         return rint(x).to(tl.int32), tl.zeros_like(x)
     else:
@@ -94,7 +94,7 @@ def first_tap(x, MODE: tl.constexpr):
 def tap_pixel(
     first, TAP: tl.constexpr, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """The pixel of a tap, along its axis; -1 if it is beside the image."""
+    """Pixel of a tap along its axis; -1 outside the image."""
     index = first + TAP
     if MODE == BICUBIC and PADDING == BORDER:
         return tl.minimum(tl.maximum(index, 0), size - 1)
@@ -129,7 +129,7 @@ def far_slope(u):
 
 @triton.jit
 def tap_weight(t, TAP: tl.constexpr, MODE: tl.constexpr):
-    """The weight of a tap for a sample that is ``t`` past a pixel."""
+    """Weight of a tap at fraction ``t``."""
     if MODE == NEAREST:
         return tl.full(t.shape, 1.0, t.dtype)
     elif MODE == BILINEAR:
@@ -143,7 +143,7 @@ def tap_weight(t, TAP: tl.constexpr, MODE: tl.constexpr):
 
 @triton.jit
 def tap_slope(t, TAP: tl.constexpr, MODE: tl.constexpr):
-    """How the weight of a tap changes with ``t``."""
+    """Derivative of ``tap_weight`` by ``t``."""
     if MODE == BILINEAR:
         return tl.full(t.shape, -1.0 if TAP == 0 else 1.0, t.dtype)
     elif TAP < 2:
@@ -155,7 +155,7 @@ def tap_slope(t, TAP: tl.constexpr, MODE: tl.constexpr):
 
 @triton.jit
 def load_coordinate(grid, at, inside, AXIS: tl.constexpr, AXES: tl.constexpr, step, COMPUTE: tl.constexpr):
-    """A coordinate of each sample; 0 for an axis that there is not."""
+    """Grid coordinate of each sample along AXIS; 0 if the grid has no such axis."""
     if AXIS < AXES:
         return widen(tl.load(grid + at + AXIS * step, mask=inside, other=0.0), COMPUTE)
     else:
@@ -168,13 +168,13 @@ def locate(
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """First taps, fractions and scales, each for x, y and z, of samples whose coordinates are at ``at``."""
+    """First taps, fractions and scales, each for x, y and z, of the samples at offsets ``at`` of the grid."""
     gx = load_coordinate(grid, at, inside, 0, AXES, step, COMPUTE)
     gy = load_coordinate(grid, at, inside, 1, AXES, step, COMPUTE)
     gz = load_coordinate(grid, at, inside, 2, AXES, step, COMPUTE)
-    x, scale_x = placed(gx, sizes[0], MODE, PADDING, ALIGNED)
-    y, scale_y = placed(gy, sizes[1], MODE, PADDING, ALIGNED)
-    z, scale_z = placed(gz, sizes[2], MODE, PADDING, ALIGNED)
+    x, scale_x = padded_coordinate(gx, sizes[0], MODE, PADDING, ALIGNED)
+    y, scale_y = padded_coordinate(gy, sizes[1], MODE, PADDING, ALIGNED)
+    z, scale_z = padded_coordinate(gz, sizes[2], MODE, PADDING, ALIGNED)
     first_x, tx = first_tap(x, MODE)
     first_y, ty = first_tap(y, MODE)
     first_z, tz = first_tap(z, MODE)
@@ -186,7 +186,7 @@ def corner_pixel(
     first, CORNER: tl.constexpr, sizes,
     AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The pixel of a corner along x, y and z, and whether it is in the image."""
+    """Pixel of a corner along x, y and z, and whether it is inside the image."""
     x = tap_pixel(first[0], CORNER % TAPS, sizes[0], MODE, PADDING, ALIGNED)
     y = tap_pixel(first[1], CORNER // TAPS % TAPS, sizes[1], MODE, PADDING, ALIGNED)
     if AXES == 3:
@@ -198,7 +198,7 @@ def corner_pixel(
 
 @triton.jit
 def corner_weight(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr):
-    """The product of a corner's weights, x times y times z."""
+    """Product of a corner's weights, x times y times z."""
     weight = tap_weight(t[0], CORNER % TAPS, MODE) * tap_weight(t[1], CORNER // TAPS % TAPS, MODE)
     return weight * tap_weight(t[2], CORNER // TAPS // TAPS, MODE) if AXES == 3 else weight
 
@@ -207,7 +207,7 @@ def corner_weight(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexp
 def factor(
     t, AXIS: tl.constexpr, CORNER: tl.constexpr, BY: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr
 ):
-    """What an axis has in a corner's slope by axis BY."""
+    """Factor of AXIS in the slope of a corner along axis BY."""
     TAP: tl.constexpr = (
         CORNER if AXIS == 0 else CORNER // TAPS if AXIS == 1 else CORNER // TAPS // TAPS
     ) % TAPS
@@ -218,14 +218,14 @@ def factor(
 def corner_slope(
     t, CORNER: tl.constexpr, BY: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr
 ):
-    """How a corner's weight changes with the coordinate along axis BY."""
+    """Derivative of ``corner_weight`` by the coordinate along axis BY."""
     slope = factor(t, 0, CORNER, BY, TAPS, MODE) * factor(t, 1, CORNER, BY, TAPS, MODE)
     return slope * factor(t, 2, CORNER, BY, TAPS, MODE) if AXES == 3 else slope
 
 
 @triton.jit
-def split(place, sizes, AXES: tl.constexpr):
-    """The index of each place along x, y and z."""
+def unravel(place, sizes, AXES: tl.constexpr):
+    """Indices along x, y and z of a row-major index."""
     row = place // sizes[0]
     if AXES == 3:
         return place - row * sizes[0], row % sizes[1], row // sizes[1]
@@ -235,13 +235,13 @@ def split(place, sizes, AXES: tl.constexpr):
 
 @triton.jit
 def offset_of(n, x, y, z, strides):
-    """Where the elements of places begin, in elements; the strides are those of images, x, y and z."""
+    """Offset in elements; the strides are of n, x, y and z."""
     offset = x.to(tl.int64) * strides[1] + y.to(tl.int64) * strides[2] + z.to(tl.int64) * strides[3]
     return n.to(tl.int64) * strides[0] + offset
 
 
-def kind_of(desc: SampleDescriptor) -> dict[str, Any]:
-    """What kernels that locate samples are compiled for."""
+def sampling_constants(desc: SampleDescriptor) -> dict[str, Any]:
+    """Constexpr parameters of the kernels that locate samples."""
     return {
         "AXES": desc.axes,
         "MODE": _MODES[desc.mode],
@@ -253,20 +253,20 @@ def kind_of(desc: SampleDescriptor) -> dict[str, Any]:
 
 
 def sizes_of(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Along x, y and z."""
+    """Sizes along x, y and z."""
     return tuple(max(pixels, 1) for pixels in (*reversed(size), 1)[:3])
 
 
 def strides_of(image: torch.Tensor) -> tuple[int, ...]:
-    """From image to image, and along x, y and z; for (N, C, ...)."""
+    """Strides of n, x, y and z of a tensor of shape (N, C, ...)."""
     return (image.stride(0), *(*reversed(image.stride()[2:]), 0)[:3])
 
 
 def grid_strides_of(grid: torch.Tensor) -> tuple[int, ...]:
-    """The same for (N, ..., coordinates)."""
+    """Strides of n, x, y and z of a tensor of shape (N, ..., axes)."""
     return (grid.stride(0), *(*reversed(grid.stride()[1:-1]), 0)[:3])
 
 
 def offset_type(image: torch.Tensor) -> Any:
-    """What counts the elements from the first of a tensor to its last."""
+    """Type of offsets within a tensor."""
     return tl.int32 if span(image.shape, image.stride()) < 2**31 else tl.int64

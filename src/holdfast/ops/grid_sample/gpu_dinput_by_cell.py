@@ -1,15 +1,15 @@
-"""dinput of bilinear samples of pictures, in Triton: samples are ordered by the cell that they fall in.
+"""dinput of 2-D bilinear samples, in Triton: samples are sorted by cell.
 
-A cell is the square between four pixels, or with the edge of the picture, between fewer. The corner nw of all
-samples in a cell is one pixel, and so are the other three: a pixel's terms are the samples of the four cells
-around it, one cell after another. So there is only one sample to order where there are four terms to sum.
+A cell is the square between four pixels, or fewer at the edge of the image. All samples of a cell have the
+same pixel as their corner nw, and likewise for the other three corners. So the terms of a pixel are the
+samples of the four cells around it, one cell after another. One sample is sorted for four terms.
 
-The terms of a pixel are read where they are if there are few channels. Of more channels dout is copied first,
-channels side by side and samples in the order of the cells.
+With few channels, the terms are read from dout. With more, dout is first copied with channels last and
+samples in the order of the cells.
 
-A pixel with no more than 32 terms is finished by the program that owns it. Of one that has more, a crowd,
-every chunk of 32 gets a slot; slots are given out by counting, and whoever gets which, the sums are the same.
-They are added up as those of long segments are.
+A pixel of up to 32 terms is summed by one program. A pixel with more terms is a crowd: each of its chunks of
+32 gets a slot. An atomic counter assigns the slots, and their order does not affect the sums. The slots are
+reduced as those of long segments are (``reduce_chunks``).
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -30,36 +30,35 @@ from holdfast.backends.tuning import Tuned
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.grid_sample.gpu_channels_last import add_copy, put_fractions
+from holdfast.ops.grid_sample.gpu_channels_last import add_copy, store_fractions
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
-    kind_of,
     locate,
     offset_of,
+    sampling_constants,
     sizes_of,
-    split,
     strides_of,
+    unravel,
 )
 from holdfast.ops.grid_sample.gpu_locality import count_scattered
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu import sum_upwards
-from holdfast.ops.segment_sum.gpu_counting_sort import SPARE, Counting, count_row
+from holdfast.ops.segment_sum.gpu import reduce_chunks
+from holdfast.ops.segment_sum.gpu_counting_sort import CALLER, CountingSort, count_row
 from holdfast.ops.segment_sum.indexed import loops
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Which of the order's tallies counts the slots that are taken.
-SLOTS = tl.constexpr(SPARE.value)
-#: So many channels are not few.
-FEW = 5
-#: What a sum needs of numbers of so many bytes; more would be taken to list crowds.
+#: Position in the sort's ``tallies`` that counts the assigned slots.
+SLOTS = tl.constexpr(CALLER.value)
+#: Minimum number of channels for which dout is copied.
+MANY_CHANNELS = 5
+#: Registers of ``sum_pixels`` by item size; without a limit the compiler uses more, for ``list_crowds``.
 SUM_REGISTERS = {2: 80, 4: 64}
 
 
 @dataclass(frozen=True)
 class Sums:
-    """A tile that is summed: its pixels, and how many of them are side by side; its warps; its terms whose
-    loads are under way together."""
+    """A tile of ``sum_pixels``: its pixels, its width in pixels, warps, and terms loaded together."""
 
     pixels: int
     wide: int
@@ -69,17 +68,17 @@ class Sums:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``CellSums``."""
+    """Tuning of ``CellSums``."""
 
-    #: Samples of a program that locates them, one for each thread, and its warps.
+    #: Samples per program of ``locate_cells``, one per thread, and warps.
     tile: int
     warps: int
-    #: The threads that share a pixel of many channels.
+    #: Threads per pixel with many channels.
     lanes: int
-    #: Tiles of many channels, and of few: there a warp goes on until the last of its pixels is done.
+    #: Tiles for many channels and for few; with few, a warp runs until the longest of its pixels is done.
     many: Sums
     few: Sums
-    #: The most programs that sum crowds.
+    #: Maximum programs of ``sum_chunks``.
     crowd_programs: int
 
 
@@ -99,19 +98,20 @@ TUNING = Tuned(
 def locate_cells(
     keys, counts, arrivals, tallies, fractions, grid,
     count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
-    COUNT: tl.constexpr, REST: tl.constexpr, FRACTIONS: tl.constexpr, EITHER: tl.constexpr,
+    COUNT: tl.constexpr, WITH_SKIPPED: tl.constexpr, FRACTIONS: tl.constexpr, CHECK_LOCALITY: tl.constexpr,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The cell of each sample, counted: ``rows`` if there is no pixel around it.
+    """Store the cell of each sample; ``rows`` if all its corners are outside the image.
 
-    And what else is wanted: FRACTIONS, as samples come; and if EITHER way is open, how many are scattered.
+    COUNT: count the samples of each cell. FRACTIONS: store the fractions, in the order of the samples.
+    CHECK_LOCALITY: count the scattered groups.
     """
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     n = number // samples
-    x, y, z = split(number - n * samples, out_sizes, AXES)
+    x, y, z = unravel(number - n * samples, out_sizes, AXES)
     first, t, _scale = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
         AXES, MODE, PADDING, ALIGNED, COMPUTE,
@@ -121,19 +121,19 @@ def locate_cells(
     cell = tl.where(there, n * cells + row * (sizes[0] + 1) + column, rows)
     tl.store(keys + number, cell, mask=inside)
     if COUNT:
-        count_row(counts, arrivals, tallies, number, cell, inside, rows, REST)
+        count_row(counts, arrivals, tallies, number, cell, inside, rows, WITH_SKIPPED)
     if FRACTIONS:
-        put_fractions(fractions, number, t, inside)
-    if EITHER:
+        store_fractions(fractions, number, t, inside)
+    if CHECK_LOCALITY:
         count_scattered(tallies, first, TILE)
 
 
 @triton.jit
 def terms_around(starts, pixel, exists, pixels, cells, width):
-    """Where the terms of each pixel are: first those as a corner nw, then as ne, as sw and as se.
+    """The terms of each pixel: first those with the pixel as corner nw, then as ne, sw and se.
 
-    Returned are the number of them; what to add to a term's number to find its sample in order, for each
-    corner; and which are the first terms of ne, sw and se.
+    Returns the number of terms; for each corner the difference between the sorted position of a sample and
+    the number of its term; and the numbers of the first terms of ne, sw and se.
     """
     n, place = pixel // pixels, pixel % pixels
     above = starts + n * cells + place // width * (width + 1) + place % width
@@ -154,7 +154,7 @@ def terms_around(starts, pixel, exists, pixels, cells, width):
 def load_block(
     dout, at, here, first, channels, step, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
 ):
-    """The channels of one block, for some samples; 0 where there are none."""
+    """Load one block of channels of dout; 0 for missing samples and channels."""
     channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     at = dout + at[:, None] + channel.to(tl.int64) * step
     return widen(tl.load(at, mask=here[:, None] & (channel < channels), other=0.0), COMPUTE)
@@ -166,9 +166,10 @@ def add_terms(
     BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
     BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The sums of ``size`` terms from ``begin`` on, one after another, in BLOCKS of channels.
+    """Sums of ``size`` terms from ``begin``, added one after another, in BLOCKS blocks of channels.
 
-    dout, whose rows have these sizes and strides, and the fractions are in order, or looked up BY_PLACE.
+    dout (with these sizes and strides) and the fractions are in sorted order, or BY_PLACE in the order of the
+    samples.
     """
     nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
     ne, sw, se = around[5], around[6], around[7]
@@ -199,12 +200,12 @@ def add_terms(
 
 
 @triton.jit
-def put(
+def store_pixels(
     dinput, pixel, wanted, sums, first, channels, pixels, sizes, strides, step,
     ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Write the pixels that are ``wanted``, or add to what is there."""
-    x, y, z = split(pixel % pixels, sizes, 2)
+    """Store the ``wanted`` pixels, or add to them if ACCUMULATE."""
+    x, y, z = unravel(pixel % pixels, sizes, 2)
     at = dinput + offset_of(pixel // pixels, x, y, z, strides)[:, None]
     for b in tl.static_range(BLOCKS):
         channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
@@ -217,7 +218,7 @@ def put(
 
 @triton.jit
 def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WIDE: tl.constexpr):
-    """The pixels of a tile that is WIDE pixels wide, and whether they exist; all pictures are stacked."""
+    """Pixels of a tile of width WIDE, and whether they exist. The images are stacked along y."""
     lane = tl.arange(0, PIXELS)
     x = number % across * WIDE + lane % WIDE
     y = number // across * (PIXELS // WIDE) + lane // WIDE
@@ -226,9 +227,9 @@ def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WID
 
 @triton.jit
 def list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, tiles):
-    """Give every chunk of every crowd a slot, which knows its pixel and which of the chunks it is.
+    """Assign a slot to every chunk of every crowd; store its pixel and chunk number.
 
-    Nobody has come to it yet, in any of the ``tiles`` of channels.
+    Zero the arrival counters of the slot, one for each of the ``tiles`` of channels.
     """
     wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
     first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
@@ -252,7 +253,7 @@ def sum_pixels(
     WIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels, in some channels; CROWDS, if there can be any, are given slots."""
+    """Sum a tile of pixels in BLOCKS * CHANNELS channels. CROWDS: assign slots to crowds."""
     follow()
     first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
     pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
@@ -263,7 +264,7 @@ def sum_pixels(
         dout, fractions, places, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
         dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
     )  # fmt: skip
-    put(
+    store_pixels(
         dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
         ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
     )  # fmt: skip
@@ -273,7 +274,7 @@ def sum_pixels(
 
 @triton.jit
 def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
-    """Whether slots are taken, their pixels, which of the chunks they are, and the terms around."""
+    """Whether slots are assigned, their pixels and chunk numbers, and ``terms_around`` of the pixels."""
     exists = slot < taken
     pixel = tl.load(owners + slot, mask=exists, other=0)
     chunk = tl.load(chunks + slot, mask=exists, other=0)
@@ -288,7 +289,7 @@ def sum_chunks(
     BY_PLACE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Chunks of crowds, PIXELS slots at a time, in some channels, and what they add up to."""
+    """Sum the chunks of crowds, PIXELS slots and CHANNELS channels at a time, and reduce them."""
     follow()
     taken = tl.load(tallies + SLOTS)
     for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
@@ -303,7 +304,7 @@ def sum_chunks(
             dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, 1, UNROLL,
         )  # fmt: skip
         channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :].to(tl.int64)
-        sum_upwards(
+        reduce_chunks(
             dinput, partials, arrivals, arrivals + tile * slots, pixel, slot - chunk, around[0], chunk,
             exists, sums[0], tl.zeros([PIXELS], tl.int32), channel, channel < channels,
             0, channels, dinput_sizes, dinput_strides,
@@ -312,9 +313,9 @@ def sum_chunks(
 
 
 class CellSums:
-    """What it takes to sum the samples of some pictures: regions of the workspace, and steps.
+    """Workspace regions and launches that compute dinput of ``images`` images by cell.
 
-    ``rows`` are copied ones of dout; there are none of few channels.
+    ``rows`` is the copy of dout; empty with few channels.
     """
 
     def __init__(
@@ -323,29 +324,29 @@ class CellSums:
         self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
         height, width = desc.image_size
         self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
-        self.copies = desc.channels >= FEW
+        self.copies = desc.channels >= MANY_CHANNELS
         self.keys = layout.take(self.count, torch.int32)
-        self.order = Counting(layout, device, self.count, images * self.cells, whole=self.copies)
+        self.order = CountingSort(layout, device, self.count, images * self.cells, whole=self.copies)
         self.fractions = layout.take(2 * self.count, desc.compute.torch)
         self.rows = layout.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
-        # A crowd of n terms has less than n / 32 + 1 chunks, and n is more than 32.
+        # A crowd of n > 32 terms has less than n / 32 + 1 chunks, so at most n / 16.
         crowded = desc.samples > CHUNK.value
         self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
         self.owners, self.chunks = (layout.take(self.slots, torch.int32) for _ in range(2))
         self.partials = layout.take(self.slots * desc.channels, desc.compute.torch)
-        # Four threads share a row of channels that was copied, each with up to 16 bytes.
+        # ``lanes`` threads share a copied row of channels, each with up to 16 bytes.
         most = self.tuning.lanes * 16 // desc.input_dtype.itemsize
         share = min(triton.next_power_of_2(max(desc.channels, 1)), most)
         self.share = share if self.copies else 1
         self.tiles = -(-desc.channels // self.share)
         self.arrivals = layout.take(self.slots * self.tiles, torch.int32)
 
-    def either(self, args: GridSampleBackwardArgs) -> bool:
-        """Whether it depends on the grid in which order dgrid is best summed."""
+    def depends_on_locality(self, args: GridSampleBackwardArgs) -> bool:
+        """Whether the locality of the grid decides the order in which dgrid is computed."""
         return self.copies and args.dgrid is not None and args.dout.stride(1) != 1
 
     def add_cells(self, steps: Steps, args: GridSampleBackwardArgs, grid: StepOperand) -> None:
-        """Find the cells of the samples, and if it matters whether samples are scattered."""
+        """Add the launches that find the cells of the samples."""
         desc, count, order = self.desc, self.count, self.order
         counts = not order.sorts
         order.add_clear(steps)
@@ -368,10 +369,10 @@ class CellSums:
                 grid_strides=grid_strides_of(args.grid),
                 grid_step=args.grid.stride(-1),
                 COUNT=counts,
-                REST=order.whole,
+                WITH_SKIPPED=order.whole,
                 FRACTIONS=not self.copies,
-                EITHER=self.either(args),
-                **kind_of(desc),
+                CHECK_LOCALITY=self.depends_on_locality(args),
+                **sampling_constants(desc),
                 TILE=self.tuning.tile,
                 num_warps=self.tuning.warps,
             )
@@ -384,7 +385,7 @@ class CellSums:
         dout: StepOperand,
         grid: StepOperand,
     ) -> None:
-        """Order the samples by cell, then sum them."""
+        """Add the launches that sort the samples by cell and sum them."""
         desc, count, order = self.desc, self.count, self.order
         order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=not order.sorts)
         if count and self.copies:
@@ -396,7 +397,7 @@ class CellSums:
     def add_sums(
         self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand, dout: StepOperand
     ) -> None:
-        """Sum the samples around each pixel."""
+        """Add the launches of ``sum_pixels`` and ``sum_chunks``."""
         desc, order, channels = self.desc, self.order, self.desc.channels
         sizes, tile = sizes_of(desc.image_size), self.tuning.many if self.copies else self.tuning.few
         assert args.dinput is not None
@@ -430,7 +431,7 @@ class CellSums:
             "dout_strides": dout_strides,
             "BY_PLACE": not self.copies,
             "ACCUMULATE": args.accumulate,
-            "COMPUTE": kind_of(desc)["COMPUTE"],
+            "COMPUTE": sampling_constants(desc)["COMPUTE"],
             "PIXELS": tile.pixels,
             "CHANNELS": self.share,
             "UNROLL": tile.unroll,

@@ -1,4 +1,4 @@
-"""dinput for every mode, in Triton: each corner of each sample is a term, and terms are ordered by pixel."""
+"""dinput for every mode, in Triton: the corners of the samples are terms of a segment sum by pixel."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -22,21 +22,21 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     corner_pixel,
     corner_weight,
     grid_strides_of,
-    kind_of,
     locate,
     offset_of,
+    sampling_constants,
     sizes_of,
-    split,
+    unravel,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
-from holdfast.ops.segment_sum.gpu import Bounds, Summing, Target, Terms, Walk
-from holdfast.ops.segment_sum.gpu_counting_sort import Counting
+from holdfast.ops.segment_sum.gpu import Bounds, SegmentSumSteps, Target, Terms, Walk
+from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort
 from holdfast.ops.segment_sum.indexed import loops
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``list_corners``: samples of a program, and its warps."""
+    """Tuning of ``list_corners``: samples per program, and warps."""
 
     tile: int
     warps: int = 4
@@ -51,13 +51,13 @@ def list_corners(
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The pixel and the weight of every corner: of each image all first ones, then all second ones, ..."""
+    """Store the pixel and the weight of every corner, indexed [image, corner, sample]."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < count
     n = number // samples
     sample = number - n * samples
-    x, y, z = split(sample, out_sizes, AXES)
+    x, y, z = unravel(sample, out_sizes, AXES)
     first, t, _ = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
         AXES, MODE, PADDING, ALIGNED, COMPUTE,
@@ -76,7 +76,7 @@ def corner_term(
     dout, places, rows_of, weights, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Term ``number`` in order is dout at its sample, times the corner's weight."""
+    """Term ``number`` in sorted order is dout at its sample, times the corner's weight."""
     place = tl.load(places + number, mask=here, other=0).to(tl.int32)
     weight = tl.load(weights + place, mask=here, other=0.0)
     row = place // numbers[0] * numbers[1] + place % numbers[1]
@@ -86,7 +86,7 @@ def corner_term(
 
 
 class CornerSums:
-    """What it takes to sum the corners of some images: regions of the workspace, and steps."""
+    """Workspace regions and launches that compute dinput of ``images`` images by corner."""
 
     def __init__(
         self,
@@ -100,15 +100,15 @@ class CornerSums:
         count, rows = images * desc.samples * desc.corners, images * desc.pixels
         self.keys = layout.take(count, torch.int32)
         self.weights = layout.take(count, desc.compute.torch)
-        self.order = Counting(layout, device, count, rows)
-        self.summing = Summing(
+        self.order = CountingSort(layout, device, count, rows)
+        self.summing = SegmentSumSteps(
             layout, device, count, rows, desc.channels, desc.input_dtype, desc.samples * desc.corners, False
         )
         copied = images * desc.samples * desc.channels if copies and worth_copying(desc) else 0
         self.rows = layout.take(copied, desc.input_dtype)
 
     def copied(self, args: GridSampleBackwardArgs) -> Region | None:
-        """The rows of dout that are copied, one after another; None if they stay where they are."""
+        """The region that takes the copy of dout; None if dout is not copied."""
         return self.rows if self.rows.count and args.dout.stride(1) != 1 else None
 
     def add_steps(
@@ -136,7 +136,7 @@ class CornerSums:
                 out_sizes=sizes_of(desc.output_size),
                 grid_strides=grid_strides_of(args.grid),
                 grid_step=args.grid.stride(-1),
-                **kind_of(desc),
+                **sampling_constants(desc),
                 TILE=tile,
                 num_warps=self.tuning.warps,
             )

@@ -1,8 +1,8 @@
-"""Whether samples side by side are taken side by side, in Triton.
+"""Locality of a grid, in Triton: whether neighbouring samples read neighbouring pixels.
 
-Then they are best read as they come, and dout with them; if not, in the order of the cells. A group of
-samples, those of a warp, is scattered if it takes pixels from many cache lines; the grid is if a quarter of
-its groups are. It is counted, and asked for, on the device.
+If they do, dgrid is computed in the order of the samples, otherwise in the order of the cells. A group of
+samples, those of one warp, is scattered if its pixels are in many cache lines. A grid is scattered if more
+than a quarter of its groups are. Both are computed and read on the device.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -12,18 +12,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from holdfast.ops.segment_sum.gpu_counting_sort import SPARE
+from holdfast.ops.segment_sum.gpu_counting_sort import CALLER
 
-#: Which of the order's tallies counts the scattered groups.
-SCATTERED = tl.constexpr(SPARE.value + 1)
-#: The samples of a group, the most lines if it is not scattered, and the pixels of a line: twice as many as
-#: there are, for a group seldom begins where a line does.
+#: Position in the sort's ``tallies`` that counts the scattered groups.
+SCATTERED = tl.constexpr(CALLER.value + 1)
+#: Samples of a group, maximum cache lines of a group that is not scattered, and pixels per line: twice the
+#: real number, since groups are not aligned to lines.
 GROUP, LINES, LINE = tl.constexpr(32), tl.constexpr(8), tl.constexpr(64)
 
 
 @triton.jit
 def count_scattered(tallies, first, TILE: tl.constexpr):
-    """Count the scattered groups among TILE samples whose corners nw are ``first``."""
+    """Count the scattered groups among TILE samples, given their first taps."""
     x = tl.reshape(first[0], (TILE // GROUP, GROUP))
     y = tl.reshape(first[1], (TILE // GROUP, GROUP))
     rows = tl.max(y, 1) - tl.min(y, 1) + 1
@@ -33,5 +33,5 @@ def count_scattered(tallies, first, TILE: tl.constexpr):
 
 @triton.jit
 def is_scattered(tallies, count):
-    """Whether more than a quarter of the groups of ``count`` samples are."""
+    """Whether more than a quarter of the groups of ``count`` samples are scattered."""
     return tl.load(tallies + SCATTERED) > count // (4 * GROUP)

@@ -1,4 +1,4 @@
-"""The mistakes of sampling an image, and of the gradients of that."""
+"""Mutants of the grid_sample kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mistakes of sampling an image, and of the gradients of that."""
+"""Mutants of grid_sample and its gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _corners, _pixel_coordinate = reference.corners, reference.pixel_coordinate
 
 
 def _axes_swapped(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
-    """x taken for y, in what is read and in what is written."""
+    """x and y swapped, in the grid and in dgrid."""
     swapped: dict[str, Any] = {"grid": args.grid.flip(-1)}
     dgrid = getattr(args, "dgrid", None)
     if dgrid is not None:
@@ -35,7 +35,7 @@ def _axes_swapped(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
 
 
 def _weights_swapped(axes: list[Axis], desc: SampleDescriptor) -> Iterator[Corner]:
-    """The second corner and the one after it with each other's weights."""
+    """The second and third corners have each other's weights."""
     every = list(_corners(axes, desc))
     if len(every) > 2:
         second, third = every[1], every[2]
@@ -51,24 +51,24 @@ def _last_corner_lost(axes: list[Axis], desc: SampleDescriptor) -> Iterator[Corn
 
 
 def _corners_reversed(axes: list[Axis], desc: SampleDescriptor) -> Iterator[Corner]:
-    """y fastest instead of x: the same terms in another order."""
+    """The same terms in reverse order."""
     return iter(list(_corners(axes, desc))[::-1])
 
 
 def _sample_lost(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
-    """The last sample of every tile of eight."""
+    """The last sample of every eight is lost."""
     dout = args.dout.flatten(2).clone()
     dout[..., 7::8] = 0
     run(changed(args, dout=dout.reshape(args.dout.shape)))
 
 
 def _in_double(g: Array, size: int, align_corners: bool) -> Array:
-    """A coordinate that is more exact than it is allowed to be."""
+    """Coordinates computed in float64: more exact than defined."""
     return _pixel_coordinate(g.astype(np.float64), size, align_corners).astype(g.dtype)
 
 
 def _not_clipped(x: Array, size: int) -> tuple[Array, Array]:
-    """The gradient goes on where the coordinate is held."""
+    """The gradient is not zero where the coordinate is clipped."""
     held, _ = _clipped(x, size)
     return held, np.ones_like(x, dtype=bool)
 
@@ -82,7 +82,7 @@ def _half_up(x: Array) -> Array:
 
 
 def _beside_is_read(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """Corners beside the image multiplied by 0 instead of left out."""
+    """Corners outside the image are multiplied by 0 instead of omitted."""
     out = np.zeros((desc.batch, desc.channels, desc.samples), image.dtype)
     with np.errstate(all="ignore"):
         for corner in _corners(reference.axes_of(grid, desc), desc):
@@ -92,7 +92,7 @@ def _beside_is_read(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
 
 
 def _samples_first(dout: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """Terms in the order of samples, then corners."""
+    """Terms ordered by sample, then corner."""
     dinput = np.zeros((desc.batch, desc.channels, desc.pixels), dout.dtype)
     every = list(_corners(reference.axes_of(grid, desc), desc))
     with np.errstate(all="ignore"):

@@ -1,7 +1,7 @@
-"""grid_sample: an image read at places that lie between its pixels, and the gradients of that.
+"""grid_sample: an image sampled at the coordinates of a grid, and its gradients.
 
-``out[n, c, place] = image[n, c] at grid[n, place]``, in the meaning of ``torch.nn.functional.grid_sample``.
-The grid counts each axis from -1 to 1, x first; what there is beside the image is a matter of the padding.
+``out[n, c, sample] = image[n, c] at grid[n, sample]``, as ``torch.nn.functional.grid_sample``. Grid
+coordinates, x first, go from -1 to 1 on each axis; the padding mode defines what is outside the image.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Plan
 from holdfast.ops.segment_sum.indexed import ordered_additions, summing_ulp
 
-#: The longest axis of an image: float32 counts its pixels without a gap.
+#: Maximum size of an axis of the image: its pixel indices are exact in float32.
 LONGEST_AXIS = 2**24
-#: So many pixels beside the image no tap is in it, in any mode.
-BESIDE = 4
-#: The pixels and the corners of all samples of one image are counted in 31 bits.
+#: This many pixels outside the image, no tap hits a pixel, in any mode.
+MARGIN = 4
+#: Maximum number of pixels, and of corners of all samples, of one image: an int32.
 LIMIT = 2**31 - 1
-#: The most channels: sums over them have no more than four levels.
+#: Maximum number of channels: sums over them have at most four levels.
 MOST_CHANNELS = 2**20
 
 
 class Mode(StrEnum):
-    """How a value between pixels is made of those around it."""
+    """Interpolation mode."""
 
     BILINEAR = "bilinear"
     NEAREST = "nearest"
@@ -41,23 +41,23 @@ class Mode(StrEnum):
 
 
 class Padding(StrEnum):
-    """What is beside the image."""
+    """Values outside the image."""
 
     ZEROS = "zeros"
     BORDER = "border"
     REFLECTION = "reflection"
 
 
-#: How many pixels each mode looks at along an axis.
+#: Number of taps of each mode along an axis.
 TAPS = {Mode.BILINEAR: 2, Mode.NEAREST: 1, Mode.BICUBIC: 4}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleDescriptor(Descriptor):
-    """``shape`` is that of the image: (N, C, H, W) or (N, C, D, H, W).
+    """``shape`` is the shape of the image: (N, C, H, W) or (N, C, D, H, W).
 
-    ``output_size`` is (H, W) or (D, H, W) of what is sampled. The grid has shape (N, *output_size, 2 or 3);
-    its dtype is the image's, or float32 for an image in 16 bits.
+    ``output_size`` is (H, W) or (D, H, W) of the output. The grid has shape (N, *output_size, 2 or 3); its
+    dtype is the image's, or float32 for an image of 16 bits.
     """
 
     output_size: tuple[int, ...]
@@ -94,17 +94,17 @@ class SampleDescriptor(Descriptor):
 
     @property
     def pixels(self) -> int:
-        """The pixels of one image, in one channel."""
+        """Number of pixels of one image, in one channel."""
         return math.prod(self.image_size)
 
     @property
     def samples(self) -> int:
-        """The samples taken of one image."""
+        """Number of samples of one image."""
         return math.prod(self.output_size)
 
     @property
     def corners(self) -> int:
-        """The pixels that a sample is made of."""
+        """Number of pixels that a sample interpolates."""
         return math.prod((TAPS[self.mode],) * self.axes)
 
     @property
@@ -121,7 +121,7 @@ class SampleDescriptor(Descriptor):
 
     @property
     def compute(self) -> Float:
-        """What coordinates, weights and sums are computed in."""
+        """The dtype in which coordinates, weights and sums are computed."""
         grid = float_dtype(self.grid_dtype, "grid_dtype").compute
         return max(self.real.compute, grid, key=lambda dtype: dtype.bits)
 
@@ -189,7 +189,7 @@ def _member(kind: type[StrEnum], name: str, value: Any) -> StrEnum:
 
 @dataclass(frozen=True, kw_only=True)
 class GridSampleDescriptor(SampleDescriptor):
-    """Samples of an image."""
+    """grid_sample."""
 
     @property
     def empty(self) -> bool:
@@ -198,14 +198,14 @@ class GridSampleDescriptor(SampleDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class GridSampleBackwardDescriptor(SampleDescriptor):
-    """The gradients with respect to the image and the grid, each only if it is needed."""
+    """The gradients with respect to the image and the grid, each only if needed."""
 
     needs_dinput: bool = True
     needs_dgrid: bool = True
 
     @property
     def empty(self) -> bool:
-        # Without samples dinput is zeros, and without channels dgrid is: they are written all the same.
+        # Without samples, dinput is zeros; without channels, dgrid is zeros. Both must still be written.
         written = (("dinput", self.shape), ("dgrid", self.grid_shape))
         return all(0 in shape for name, shape in written if getattr(self, f"needs_{name}"))
 
@@ -235,9 +235,9 @@ class GridSampleArgs(Args):
 
 @arguments
 class GridSampleBackwardArgs(Args):
-    """``dout`` and the forward's ``grid`` are read, and its ``input`` if there is a ``dgrid`` to compute.
+    """``dout`` and the forward's ``grid`` are read, and its ``input`` if ``dgrid`` is needed.
 
-    ``dinput`` and ``dgrid`` are written, or with ``accumulate`` added to; each is None if it is not needed.
+    ``dinput`` and ``dgrid`` are written, or with ``accumulate`` added to; each is None if not needed.
     """
 
     dout: torch.Tensor
@@ -257,12 +257,12 @@ class SampleKernel(DescribedKernel[D]):
 
 
 class SamplePlan(Plan[D, A]):
-    """The statements that both directions make.
+    """Mode, error bound and bytes moved of both directions.
 
-    The error is counted from the place that a sample has once its coordinates are rounded. The unit is the
-    last place of a sum of magnitudes: of the pixels that a sample is made of (out), of dout over all samples
-    that a pixel is part of (dinput), and of dout times pixel over all pixels of a sample and all channels,
-    times what the coordinate moves by when the grid moves by 1 (dgrid).
+    The error is relative to the exact result at the rounded coordinates. The unit is one ULP of a sum of
+    magnitudes: of the pixels of a sample (out); of dout over all samples that use a pixel (dinput); of dout
+    times pixel over the pixels of a sample and all channels, times the derivative of the coordinate by the
+    grid (dgrid).
     """
 
     def mode(self) -> str:
@@ -271,7 +271,7 @@ class SamplePlan(Plan[D, A]):
         return f"{desc.axes}-d {desc.mode}, {where}, {dtype_name(desc.grid_dtype)} grid"
 
     def bytes_moved(self) -> int:
-        """Of the image, only the pixels under samples are read."""
+        """At most the corners of the samples are read of the image."""
         desc, moved = self.descriptor, super().bytes_moved()
         if "input" in self.inputs and desc.expected("input") is not None:
             unread = max(desc.pixels - desc.samples * desc.corners, 0)
@@ -279,44 +279,45 @@ class SamplePlan(Plan[D, A]):
         return moved
 
 
-# The errors of weights and slopes, in units of 2^-p where p is the precision of the compute type. They are
-# absolute: a weight is 1 at most. A number below 1, 2, 4 or 8 is rounded by at most 1/2, 1, 2 or 4 units.
+# Absolute errors of weights and slopes, in units of 2^-p, where p is the precision of the compute type.
+# Weights are at most 1. Rounding a number below 1, 2, 4 or 8 has an error of at most 1/2, 1, 2 or 4 units.
 #
-# A sample lies at t from 0 to 1 past its first tap. t and 1 - t are each off by 1/2 at most: t is rounded
-# only just left of the first pixel, and there 1 - t is exact. So is a linear weight.
+# A sample is at t from 0 to 1 past its first tap. t and 1 - t each have an error of at most 1/2: t is rounded
+# only just left of the first pixel, and there 1 - t is exact. Linear weights are t and 1 - t.
 #
-# Cubic taps are u away. u is t or 1 - t for the near taps, off by 1/2; it is one more for the far taps, and
-# off by 3/2. With the roundings of each operation in turn, and Sterbenz's lemma where a difference is exact:
+# A cubic tap is at distance u. For near taps u is t or 1 - t, with an error of 1/2; for far taps it is one
+# more, with an error of 3/2. The roundings of each operation in turn, with Sterbenz's lemma for exact
+# differences, give:
 #   near weight  ((5/4 u - 9/4) u) u + 1            2.1 u, + 1, times u, + 1/2, + 1/2, + 1.35 / 2    < 5
 #   far weight   ((15/4 - 3/4 u) u - 6) u + 3       3 u, + 4, times u, + 2; largest at u = 2         <= 22
 #   near slope   (15/4 u - 9/2) u                   at u = 1: 2 u, + 1/2, + 3 / 2                    <= 4
 #   far slope    (15/2 - 9/4 u) u - 6               at u = 1: 6 u, + 4, + 3 * 3 / 2                  < 15
-# Near weights are at most 1, far ones 4/27; near slopes 1.35, far ones 3/4. A product of two, rounded once,
-# is worst where the far weight's error meets the largest near factor.
+# Near weights are at most 1, far weights 4/27; near slopes 1.35, far slopes 3/4. The error of a product of
+# two, rounded once, is largest for the error of a far weight times the largest near factor.
 CUBIC_WEIGHT_ERROR = 24.0  # 22 + 4/27 * 5 + 1/2
 CUBIC_SLOPE_ERROR = 31.0  # 1.35 * 22 + 4/27 * 4 + 1/2
 CUBIC_SLOPE = 1.35
 
 
 def weight_error(desc: SampleDescriptor) -> float:
-    """The error of a corner's weight, in units of 2^-p: one factor along each axis, and their products."""
+    """Error of a corner's weight, in units of 2^-p: one factor per axis, and their products."""
     if desc.mode == Mode.NEAREST:
         return 0.0
     return CUBIC_WEIGHT_ERROR if desc.mode == Mode.BICUBIC else desc.axes - 0.5
 
 
 def slope_error(desc: SampleDescriptor) -> float:
-    """The error of a corner's slope in the same units. A linear one is 1 or -1 times the other weights."""
+    """Error of a corner's slope in the same units. A linear slope is 1 or -1 times the other weights."""
     return CUBIC_SLOPE_ERROR if desc.mode == Mode.BICUBIC else desc.axes - 1.5
 
 
 def lean(backend: str, kernel: str) -> Implementation:
-    """A kernel with the same bits that needs less workspace, and more time: for a limited workspace."""
+    """A slower kernel with the same bits and less workspace, for a limited workspace."""
     return Implementation(backend, f".{backend}:{kernel}", "lean")
 
 
 class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
-    """out = the image at the places of the grid; each place is a weighted sum of the pixels around it."""
+    """out = the image at the coordinates of the grid: weighted sums of the corners of each sample."""
 
     kernels = (*on_backends("GridSample"), lean("cpu", "LeanGridSample"))
 
@@ -324,12 +325,12 @@ class GridSamplePlan(SamplePlan[GridSampleDescriptor, GridSampleArgs]):
         desc = self.descriptor
         if desc.mode == Mode.NEAREST:
             return {"out": 0.0}
-        # After the weights: a product with the pixel, and the sum of the products.
+        # Besides the weight: the product with the pixel, and the sum of the products.
         return {"out": error_in_ulp(weight_error(desc) + desc.corners, desc.compute, desc.real)}
 
 
 class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSampleBackwardArgs]):
-    """dinput = each pixel's share of dout; dgrid = how dout changes as the places move."""
+    """dinput and dgrid: the gradients of grid_sample by the image and by the grid."""
 
     kernels = (
         *on_backends("GridSampleBackward"),
@@ -341,11 +342,11 @@ class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSample
         desc = self.descriptor
         if desc.mode == Mode.NEAREST:
             return {"dinput": summing_ulp(desc.real, desc.samples), "dgrid": 0.0}
-        # Only where cubic taps are clipped or mirrored do several corners of a sample lie on one pixel.
+        # Several corners of a sample hit one pixel only if cubic taps are clipped or reflected.
         folded = desc.mode == Mode.BICUBIC and desc.padding_mode != Padding.ZEROS
         terms = desc.samples * (desc.corners if folded else 1)
-        # Besides the slope: the products of dout with the pixel, of their sum over channels with the slope,
-        # of the sum over corners with the scale, and both sums.
+        # Besides the slope: the product of dout and the pixel, the sum over channels, the product with the
+        # slope, the sum over corners, and the product with the scale.
         steps = desc.corners + 2 + ordered_additions(desc.channels)
         largest = CUBIC_SLOPE if desc.mode == Mode.BICUBIC else 1.0
         rounded = slope_error(desc) + largest * steps

@@ -1,16 +1,15 @@
-"""What grid_sample and its gradients mean, in NumPy. Every operation is rounded on its own.
+"""grid_sample and its gradients in NumPy, the definition. Each operation is rounded separately.
 
-A sample lies at coordinates (x, y, and z in 3-D) that are counted in pixels. Along each axis it has taps:
-the pixels that it is made of, each with a weight. A corner is one tap of every axis, and its weight is the
-product of theirs, x times y times z. Corners are counted with x fastest: nw, ne, sw, se.
+A sample has coordinates (x, y, and z in 3-D) in pixels. Along each axis it has taps: the pixels that it
+interpolates, each with a weight. A corner is one tap of every axis; its weight is the product of the taps'
+weights, x times y times z. Corners are numbered with x fastest: nw, ne, sw, se.
 
     out[n, c, sample]    = sum over corners: weight * pixel
     dinput[n, c, pixel]  = ordered sum over corners, then samples: weight * dout
     dgrid[n, sample, x]  = scale * sum over corners: slope * (ordered sum over channels: dout * pixel)
 
-The sums over corners start from +0.0 and go from the first corner to the last. A corner that lies beside the
-image takes no part in any sum: it is left out, not multiplied by 0. One in the image takes part whatever its
-weight.
+The sums over corners start from +0.0 and go from the first corner to the last. A corner outside the image is
+omitted from every sum, not multiplied by 0. A corner inside is added whatever its weight.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import numpy as np
 from holdfast.core.plan import Launch
 from holdfast.numerics.reference import Array, accumulated, store, widen
 from holdfast.ops.grid_sample.plan import (
-    BESIDE,
     LONGEST_AXIS,
+    MARGIN,
     GridSampleArgs,
     GridSampleBackwardArgs,
     GridSampleBackwardDescriptor,
@@ -39,7 +38,7 @@ from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
 
 
 def pixel_coordinate(g: Array, size: int, align_corners: bool) -> Array:
-    """Where a grid coordinate lies, in pixels: the centre of the first is 0."""
+    """Grid coordinate in pixels; the centre of the first pixel is 0."""
     kind = g.dtype.type
     one, two = kind(1), kind(2)
     x: Array = ((g + one) / two) * kind(size - 1) if align_corners else ((g + one) * kind(size) - one) / two
@@ -47,12 +46,12 @@ def pixel_coordinate(g: Array, size: int, align_corners: bool) -> Array:
 
 
 def pixels_per_unit(size: int, align_corners: bool) -> float:
-    """What the coordinate moves by when the grid moves by 1; exact."""
+    """Derivative of the pixel coordinate by the grid coordinate; exact."""
     return ((size - 1) if align_corners else size) / 2
 
 
 def clipped(x: Array, size: int) -> tuple[Array, Array]:
-    """The coordinate held at the outermost centres, and whether it still moves; NaN is held at the first."""
+    """Clip to the outermost pixel centres; also whether x was strictly inside. NaN becomes 0."""
     kind = x.dtype.type
     last = kind(size - 1)
     moves = (x > 0) & (x < last)
@@ -60,10 +59,10 @@ def clipped(x: Array, size: int) -> tuple[Array, Array]:
 
 
 def reflected(x: Array, size: int, align_corners: bool) -> tuple[Array, Array]:
-    """The coordinate mirrored into the image as often as need be, and which way it moves: 1, -1, or 0.
+    """Reflect x into the image, and the derivative of the result by x: 1, -1 or 0.
 
-    Mirrors stand at the outermost centres, or at the edges, half a pixel further; what is still beyond the
-    centres is clipped.
+    Mirrors are at the outermost pixel centres, or at the edges, half a pixel further out; the result is then
+    clipped to the centres.
     """
     kind = x.dtype.type
     low = kind(0 if align_corners else -0.5)
@@ -79,21 +78,21 @@ def reflected(x: Array, size: int, align_corners: bool) -> tuple[Array, Array]:
     return mirrored, np.where(moves, np.where(turned ^ (from_low < 0), kind(-1), kind(1)), kind(0))
 
 
-def placed(g: Array, size: int, desc: SampleDescriptor) -> tuple[Array, Array]:
-    """The coordinate where a sample is taken, and what it moves by when the grid moves by 1.
+def padded_coordinate(g: Array, size: int, desc: SampleDescriptor) -> tuple[Array, Array]:
+    """Coordinate of a sample after padding, and its derivative by the grid coordinate.
 
-    It is always finite and within ``LONGEST_AXIS`` and a few pixels, so that its floor is an index.
+    The coordinate is finite and at most ``LONGEST_AXIS`` plus a few pixels, so its floor is an index.
     """
     kind = g.dtype.type
     x = pixel_coordinate(g, size, desc.align_corners)
     scale = kind(pixels_per_unit(size, desc.align_corners))
     if desc.padding_mode == Padding.ZEROS:
-        near = (x >= -BESIDE) & (x <= size + (BESIDE - 1))
-        return np.where(near, x, kind(-BESIDE)), np.where(near, scale, kind(0))
-    if desc.mode == Mode.BICUBIC:  # its taps are clipped or mirrored, each by itself
+        near = (x >= -MARGIN) & (x <= size + (MARGIN - 1))
+        return np.where(near, x, kind(-MARGIN)), np.where(near, scale, kind(0))
+    if desc.mode == Mode.BICUBIC:  # its taps are clipped or reflected separately
         if desc.padding_mode == Padding.BORDER:
-            near = (x >= -BESIDE) & (x <= size + (BESIDE - 1))
-            far = np.where(x > 0, kind(size + (BESIDE - 1)), np.where(x < 0, kind(-BESIDE), kind(0)))
+            near = (x >= -MARGIN) & (x <= size + (MARGIN - 1))
+            far = np.where(x > 0, kind(size + (MARGIN - 1)), np.where(x < 0, kind(-MARGIN), kind(0)))
             return np.where(near, x, far), np.where(near, scale, kind(0))
         countable = np.abs(x) <= LONGEST_AXIS
         return np.where(countable, x, kind(0)), np.where(countable, scale, kind(0))
@@ -105,12 +104,12 @@ def placed(g: Array, size: int, desc: SampleDescriptor) -> tuple[Array, Array]:
 
 
 def nearest_index(x: Array) -> Array:
-    """The pixel that a coordinate is nearest to; of two, the even one."""
+    """Nearest pixel; half to even."""
     return np.rint(x).astype(np.int64)
 
 
 def mirrored_index(index: Array, size: int, align_corners: bool) -> Array:
-    """The pixel that stands for one beside the image, among integers."""
+    """Reflect a pixel index into the image, in integer arithmetic."""
     period = 2 * (size - 1) if align_corners else 2 * size
     if period == 0:
         return np.zeros_like(index)
@@ -119,35 +118,35 @@ def mirrored_index(index: Array, size: int, align_corners: bool) -> Array:
 
 
 def near_weight(u: Array) -> Array:
-    """The cubic weight of a tap that is u away, u up to 1."""
+    """Cubic weight of a tap at distance u, for u from 0 to 1."""
     kind = u.dtype.type
     weight: Array = ((kind(1.25) * u - kind(2.25)) * u) * u + kind(1)
     return weight
 
 
 def far_weight(u: Array) -> Array:
-    """The cubic weight of a tap that is u away, u from 1 to 2."""
+    """Cubic weight of a tap at distance u, for u from 1 to 2."""
     kind = u.dtype.type
     weight: Array = ((kind(3.75) - kind(0.75) * u) * u - kind(6)) * u + kind(3)
     return weight
 
 
 def near_slope(u: Array) -> Array:
-    """The derivative of ``near_weight``."""
+    """Derivative of ``near_weight``."""
     kind = u.dtype.type
     slope: Array = (kind(3.75) * u - kind(4.5)) * u
     return slope
 
 
 def far_slope(u: Array) -> Array:
-    """The derivative of ``far_weight``."""
+    """Derivative of ``far_weight``."""
     kind = u.dtype.type
     slope: Array = (kind(7.5) - kind(2.25) * u) * u - kind(6)
     return slope
 
 
 def cubic(t: Array) -> tuple[list[Array], list[Array]]:
-    """The weights of the taps at -1, 0, 1 and 2, for a sample at t from 0 to 1, and their slopes in t."""
+    """Weights of the taps at -1, 0, 1 and 2 for a sample at t from 0 to 1, and their derivatives by t."""
     one = t.dtype.type(1)
     rest = one - t
     weights = [far_weight(t + one), near_weight(t), near_weight(rest), far_weight(rest + one)]
@@ -157,9 +156,10 @@ def cubic(t: Array) -> tuple[list[Array], list[Array]]:
 
 @dataclass(frozen=True)
 class Axis:
-    """The taps of every sample along one axis: each with its pixel (-1 beside the image), weight and slope.
+    """The taps of every sample along one axis: pixel index (-1 outside the image), weight and slope.
 
-    ``scale`` is what the coordinate moves by when the grid moves by 1: 0 if the sample stays where it is.
+    The slope is the derivative of the weight by the coordinate. ``scale`` is the derivative of the coordinate
+    by the grid coordinate: 0 where padding holds the coordinate.
     """
 
     index: list[Array]
@@ -169,9 +169,9 @@ class Axis:
 
 
 def taps(g: Array, size: int, desc: SampleDescriptor) -> Axis:
-    """The taps along an axis of ``size`` pixels, for grid coordinates ``g``."""
+    """Taps along an axis of ``size`` pixels, for grid coordinates ``g``."""
     kind = g.dtype.type
-    x, scale = placed(g, size, desc)
+    x, scale = padded_coordinate(g, size, desc)
     one = np.ones_like(x)
     if desc.mode == Mode.NEAREST:
         index, weight, slope = [nearest_index(x)], [one], [one]
@@ -193,14 +193,14 @@ def taps(g: Array, size: int, desc: SampleDescriptor) -> Axis:
 
 
 def axes_of(grid: Array, desc: SampleDescriptor) -> list[Axis]:
-    """The taps along x, y and z for a grid of shape (N, samples, 2 or 3)."""
+    """Taps along x, y and z for a grid of shape (N, samples, 2 or 3)."""
     with np.errstate(all="ignore"):
         return [taps(grid[..., a], size, desc) for a, size in enumerate(reversed(desc.image_size))]
 
 
 @dataclass(frozen=True)
 class Corner:
-    """One corner of every sample: its pixel (-1 beside the image), weight, and slope by each axis."""
+    """One corner of every sample: pixel (-1 outside the image), weight, and slope along each axis."""
 
     pixel: Array
     weight: Array
@@ -208,7 +208,7 @@ class Corner:
 
 
 def corners(axes: list[Axis], desc: SampleDescriptor) -> Iterator[Corner]:
-    """Every corner in order, x fastest."""
+    """All corners in order, x fastest."""
     sizes = list(reversed(desc.image_size))
     for chosen in product(*(range(len(axis.index)) for axis in reversed(axes))):
         tap = list(reversed(chosen))
@@ -236,12 +236,12 @@ def _product(factors: list[Array]) -> Array:
 
 
 def at_pixels(image: Array, pixel: Array) -> Array:
-    """image[n, c, pixel[n, sample]]; any number for a pixel of -1."""
+    """image[n, c, pixel[n, sample]]; arbitrary for a pixel of -1."""
     return np.take_along_axis(image, np.maximum(pixel, 0)[:, None, :], axis=2)
 
 
 def grid_sample(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """(N, C, samples) of an image (N, C, pixels)."""
+    """Samples, of shape (N, C, samples), of an image of shape (N, C, pixels)."""
     axes = axes_of(grid, desc)
     out = np.zeros((desc.batch, desc.channels, desc.samples), image.dtype)
     with np.errstate(all="ignore"):
@@ -254,7 +254,7 @@ def grid_sample(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
 
 
 def gradient_of_input(dout: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """(N, C, pixels): for every pixel, what the samples around it add up to."""
+    """dinput, of shape (N, C, pixels)."""
     dinput = np.zeros((desc.batch, desc.channels, desc.pixels), dout.dtype)
     every = list(corners(axes_of(grid, desc), desc))
     with np.errstate(all="ignore"):
@@ -267,7 +267,7 @@ def gradient_of_input(dout: Array, grid: Array, desc: SampleDescriptor) -> Array
 
 
 def gradient_of_grid(dout: Array, image: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """(N, samples, 2 or 3): along every axis, how the sum of dout * out changes as the grid moves."""
+    """dgrid, of shape (N, samples, 2 or 3)."""
     axes = axes_of(grid, desc)
     changes = [np.zeros((desc.batch, desc.samples), dout.dtype) for _ in axes]
     with np.errstate(all="ignore"):
@@ -298,7 +298,7 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
 
 
 class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
-    """``gradient_of_input`` and ``gradient_of_grid``, each if it is needed."""
+    """``gradient_of_input`` and ``gradient_of_grid``, each if needed."""
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
         desc = self.desc

@@ -1,4 +1,4 @@
-"""Every problem of grid_sample and of its backward."""
+"""Random problems of grid_sample and its gradients, for the fuzzer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""grid_sample for torch: operators, tracing, autograd, vmap, and the function that people call."""
+"""grid_sample for torch: operators, fake kernels, autograd, vmap, and the public function."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ def _backward_plan(
     )  # fmt: skip
 
 
-_kept = threading.local()
-#: Bytes of workspace on the CPU that a thread holds on to: fresh memory costs a fault for each page.
-_KEPT_BYTES = 2**26
+_cached = threading.local()
+#: CPU workspaces of up to this many bytes are cached per thread, since fresh memory costs page faults.
+_CACHED_BYTES = 2**26
 
 
 def _workspace(plan, device):
     size = plan.workspace_size()
-    if device.type != "cpu" or size > _KEPT_BYTES:
+    if device.type != "cpu" or size > _CACHED_BYTES:
         return Workspace.allocate(size, device)
-    if getattr(_kept, "workspace", NO_WORKSPACE).size < size:
-        _kept.workspace = Workspace.allocate(size, device)
-    return _kept.workspace if size else NO_WORKSPACE
+    if getattr(_cached, "workspace", NO_WORKSPACE).size < size:
+        _cached.workspace = Workspace.allocate(size, device)
+    return _cached.workspace if size else NO_WORKSPACE
 
 
 def _in_channels_last(image: torch.Tensor) -> bool:
-    """Whether the channels of a pixel lie side by side; False where that cannot be told."""
+    """Whether the image has channels last; False if it is also contiguous."""
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
     return not image.is_contiguous() and image.is_contiguous(memory_format=last)
 
@@ -104,7 +104,7 @@ def _grid_sample_fake(image, grid, mode, padding_mode, align_corners):
 
 
 def _gradients(dout, grid, input_size, channels_last, needs_dinput, needs_dgrid):
-    """Room for dinput and dgrid; one that is not needed has no element."""
+    """Allocate dinput and dgrid; an empty tensor for one that is not needed."""
     dinput = _empty(dout, tuple(input_size), channels_last) if needs_dinput else dout.new_empty(0)
     dgrid = (
         torch.empty(grid.shape, dtype=grid.dtype, device=grid.device) if needs_dgrid else grid.new_empty(0)
@@ -136,12 +136,9 @@ def _grid_sample_backward_fake(dout, image, grid, input_size, channels_last, *re
 
 
 _forward = define(
-    "grid_sample",
-    f"(Tensor input, Tensor grid, {_KIND_SCHEMA}) -> Tensor",
-    _grid_sample,
-    _grid_sample_fake,
+    "grid_sample", f"(Tensor input, Tensor grid, {_KIND_SCHEMA}) -> Tensor", _grid_sample, _grid_sample_fake
 )
-# The image may be left out where dgrid is not needed; so its size and layout are said.
+# The image may be None if dgrid is not needed, so its size and layout are parameters.
 _backward = define(
     "grid_sample_backward",
     f"(Tensor dout, Tensor? input, Tensor grid, SymInt[] input_size, bool channels_last, {_KIND_SCHEMA}, "
@@ -171,7 +168,7 @@ def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[t
 
 
 def _differentiate_again(ctx: Any, ddinput: torch.Tensor, ddgrid: torch.Tensor) -> tuple[Any, ...]:
-    """dinput is linear in dout, with grid_sample as the transpose; dgrid is differentiated by torch."""
+    """dinput is linear in dout, and grid_sample is the transpose; torch differentiates dgrid."""
     dout, image, grid = ctx.saved_tensors
     found: list[torch.Tensor | None] = [None, None, None]
     if ctx.needs_dinput and ddinput is not None:
@@ -187,7 +184,7 @@ def _differentiate_again(ctx: Any, ddinput: torch.Tensor, ddgrid: torch.Tensor) 
 
 
 def _second_by_grid(ctx, dout, image, grid, ddgrid):
-    """The gradients of dgrid, times ``ddgrid``, with respect to dout, the image and the grid."""
+    """Gradients of dgrid times ``ddgrid`` with respect to dout, the image and the grid."""
     for name, tensor in (("dout", dout), ("input", image), ("grid", grid), ("ddgrid", ddgrid)):
         require_memory(name, tensor)
 
@@ -209,7 +206,7 @@ register_autograd(
 
 
 def _folded(info, dims, tensors):
-    """The tensors with the batch of vmap as part of their own; each sample's bits are its own anyway."""
+    """Fold the batch of vmap into the batch of each tensor; bits of an image do not depend on the batch."""
     for tensor, dim in zip(tensors, dims, strict=True):
         if tensor is None:
             yield None
@@ -247,11 +244,11 @@ def grid_sample(
 ) -> torch.Tensor:
     """``torch.nn.functional.grid_sample``, with gradients that have the same bits on every run and device.
 
-    ``input`` is (N, C, H, W) with a ``grid`` of (N, OH, OW, 2), or (N, C, D, H, W) with a grid of
-    (N, OD, OH, OW, 3). The grid may be in float32 where the input has 16 bits; one that is narrower than the
-    input is widened. An input with its channels last has an output, and a gradient, with its channels last.
-    Coordinates that are not finite, or far off, sample nothing if there are zeros beside the image, and else
-    a pixel of the image; they have no gradient.
+    ``input`` has shape (N, C, H, W) with a ``grid`` of shape (N, OH, OW, 2), or (N, C, D, H, W) with a grid
+    of shape (N, OD, OH, OW, 3). The grid may be float32 for an input of 16 bits; a grid narrower than the
+    input is widened. For an input with channels last, the output and the gradient have channels last. A
+    coordinate that is not finite or far outside samples zero with padding "zeros", and a pixel of the image
+    otherwise; it has no gradient.
 
     >>> import torch, holdfast as hf
     >>> image = torch.arange(4.0).reshape(1, 1, 2, 2).requires_grad_()

@@ -21,16 +21,16 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
 from holdfast.ops.tree_sum.cpu import (
-    cleared,
-    halve_lane,
+    add_lane,
+    job_range,
+    lane_count,
     load,
     load_row,
     new_lane,
-    place_of,
-    put_lanes,
-    put_sums,
-    spare,
-    width_of,
+    scratch_run,
+    store_block_sums,
+    store_lane_sums,
+    zeroed,
 )
 
 
@@ -50,8 +50,8 @@ def _one_by_one(walk, place, sums, like):
     """A job of one segment after another."""
     outlined()
     segment, taken, begin, count = place
-    width = width_of(count)
-    lanes = cleared(spare(walk, 0), width * taken, like)
+    width = lane_count(count)
+    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
     x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
     for k in range(taken):
         for row in range(0, count, LANES):
@@ -59,7 +59,7 @@ def _one_by_one(walk, place, sums, like):
             prefetch(x, here)
             for i in range(min(LANES, count - row)):
                 lanes[k * width + i] += abs(x[here + i])
-    put_sums(walk, 0, width, segment, taken, begin, sums, like)
+    store_block_sums(walk, 0, width, segment, taken, begin, sums, like)
 
 
 @jit
@@ -73,22 +73,22 @@ def _side_by_side(walk, place, sums, like):
             x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
             for c in range(taken):
                 lanes[c] += abs(x[c])
-        halve_lane(walk, 0, lane, taken, like)
-    put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
+        add_lane(walk, 0, lane, taken, like)
+    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
 
 
 @kernel
 def _magnitudes(first, last, walk, sums, like):
     for job in range(first, last):
         if walk[0][4]:
-            _side_by_side(walk, place_of(walk, job), sums, like)
+            _side_by_side(walk, job_range(walk, job), sums, like)
         else:
-            _one_by_one(walk, place_of(walk, job), sums, like)
+            _one_by_one(walk, job_range(walk, job), sums, like)
 
 
 @cache
 def _compile(compute: Float) -> None:
-    compile_kernel(_magnitudes, 0, 0, trees.no_jobs(), 0, *numbers(compute, 0))
+    compile_kernel(_magnitudes, 0, 0, trees.empty_walk(), 0, *numbers(compute, 0))
     trees.compile_for(compute)
 
 
@@ -98,7 +98,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         count, length = desc.view.scale_count, segment_length(desc.view)
-        self.sums, layout = trees.sums_of(count, length, desc.real.compute, 1)
+        self.sums, layout = trees.workspace_sums(count, length, desc.real.compute, 1)
         self.set_workspace(layout)
 
     def compile(self) -> None:

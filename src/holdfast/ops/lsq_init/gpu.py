@@ -22,15 +22,15 @@ from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
-    add_further,
+    add_further_levels,
+    filled_rows,
     further_levels,
     index_type,
-    most_sums,
-    pieces_of,
-    put_sums,
-    rows_inside,
+    max_sums,
+    splits_of,
+    store_sums,
+    tile_coordinates,
     tile_of,
-    tile_place,
 )
 
 
@@ -39,26 +39,26 @@ def sum_of_magnitudes(
     scale, x,
     factor_bits, floor_bits,
     segments, blocks, tiles, extent, over, within, x_over, scale_over, x_within,
-    COMPUTE: tl.constexpr, FINAL: tl.constexpr, EVEN: tl.constexpr, PIECES: tl.constexpr,
+    COMPUTE: tl.constexpr, FINAL: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
     SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     INDEX: tl.constexpr,
 ):  # fmt: skip
     """What the scales are the sums of, for the blocks of one program."""
     COUNT: tl.constexpr = SEGMENTS * BLOCKS
-    segment, block, piece = tile_place(tiles, SEGMENTS, BLOCKS, PIECES, INDEX)
-    first = (block * BLOCK + piece * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    segment, block, split = tile_coordinates(tiles, SEGMENTS, BLOCKS, SPLITS, INDEX)
+    first = (block * BLOCK + split * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
     start = loop_offsets(segment, over, x_over)[:, None]
     sums = tl.zeros([COUNT, WIDTH], COMPUTE)
-    for row in range(ROWS if EVEN else rows_inside(block, extent[0], ROWS)):
+    for row in range(ROWS if EVEN else filled_rows(block, extent[0], ROWS)):
         element = first + row * LANES
         inside = tl.full([1, 1], True, tl.int1)
         if not EVEN:
             inside = (segment < segments)[:, None] & (element < extent[0])
         value = tl.load(x + start + loop_offsets(element, within, x_within), mask=inside, other=0.0)
         sums += tl.abs(widen(value, COMPUTE))
-    put_sums(
-        scale, sums, segment, block, piece, segments, blocks, factor_bits, floor_bits, over, scale_over,
-        FINAL, False, True, COUNT, WIDTH, PIECES,
+    store_sums(
+        scale, sums, segment, block, split, segments, blocks, factor_bits, floor_bits, over, scale_over,
+        FINAL, False, True, COUNT, WIDTH, SPLITS,
     )  # fmt: skip
 
 
@@ -67,8 +67,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.pieces = pieces_of(desc.view, desc.shape, desc.input_dtype.itemsize)
-        self.sums, layout = most_sums(desc.view, self.pieces, desc.real.compute, 1)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, 1)
         self.set_workspace(layout)
 
     def compile(self) -> None:
@@ -77,8 +77,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        tile = tile_of(found, desc.input_dtype.itemsize, self.pieces)
-        further = further_levels(found.length, tile.pieces)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        further = further_levels(found.length, tile.splits)
         over, within = found.over, found.within
         steps = Steps(self.device, args)
         steps.add(
@@ -103,7 +103,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
             INDEX=index_type(found),
             num_warps=tile.warps,
         )
-        add_further(
+        add_further_levels(
             steps, found, further, self.sums, ("scale",), over.strides[1:],
             factor=desc.factor, floor=desc.floor,
         )  # fmt: skip

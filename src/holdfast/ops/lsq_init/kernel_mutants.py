@@ -27,8 +27,8 @@ MUTANTS = (
     _mutant(
         "more lanes than there are",
         _CPU,
-        "put_lanes(walk, 0, min(count, LANES), segment, taken, begin, sums, like)",
-        "put_lanes(walk, 0, count, segment, taken, begin, sums, like)",
+        "store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)",
+        "store_lane_sums(walk, 0, count, segment, taken, begin, sums, like)",
         likely="4099x40",
     ),
     _mutant(
@@ -66,13 +66,13 @@ MUTANTS = (
     _mutant(
         "every piece the first",
         _GPU,
-        "first = (block * BLOCK + piece * WIDTH)[:, None]",
+        "first = (block * BLOCK + split * WIDTH)[:, None]",
         "first = (block * BLOCK)[:, None]",
     ),
     _mutant(
         "rows of a full tile dropped",
         _GPU,
-        "for row in range(ROWS if EVEN else rows_inside(block, extent[0], ROWS)):",
-        "for row in range(1 if EVEN else rows_inside(block, extent[0], ROWS)):",
+        "for row in range(ROWS if EVEN else filled_rows(block, extent[0], ROWS)):",
+        "for row in range(1 if EVEN else filled_rows(block, extent[0], ROWS)):",
     ),
 )

@@ -1,4 +1,4 @@
-"""The named inputs of segment_sum, and the indices and rows that embedding and embedding_bag use too."""
+"""Named test inputs of segment_sum, and indices and rows that embedding and embedding_bag use too."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from holdfast.core.plan import Plan
 from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
-#: Segments of these lengths, side by side: chunks of two long ones begin within 32 places of each other.
+#: Lengths of consecutive segments, such that chunks of two long ones begin within 32 places of each other.
 LENGTHS = (5, 40, 50, 33, 34, 0, 70, 32, 64, 31, 65, 1, 128, 97)
 
 
 def index_values(kind: str, label: str, shape: Sequence[int], rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Indices of ``rows`` rows, spread as ``kind`` says."""
+    """Indices into ``rows`` rows with the distribution ``kind``."""
     count = prod(shape)
     bits = random_bits(f"indices/{label}", 2 * count)
     low, high = bits[:count] >> np.uint64(20), bits[count:]
     if kind == "uniform" or kind == "sorted":
         found = (low % np.uint64(max(rows, 1))).astype(np.int64)
         found = np.sort(found) if kind == "sorted" else found
-    elif kind == "zipf":  # each power of two as likely as any other
+    elif kind == "zipf":  # each power of two is equally likely
         reach = np.uint64(1) << (high % np.uint64(max(rows, 2).bit_length()))
         found = (low % reach % np.uint64(max(rows, 1))).astype(np.int64)
     elif kind == "equal":
@@ -51,7 +51,7 @@ def index_values(kind: str, label: str, shape: Sequence[int], rows: int, dtype: 
 
 
 def row_values(label: str, shape: Sequence[int], dtype: torch.dtype, values: str = "spread") -> torch.Tensor:
-    """Numbers of every size and either sign, whose sums depend on the order; some or all of them special."""
+    """Values of both signs over many exponents, whose sums depend on the order, or special values."""
     record, count = float_dtype(dtype, "dtype"), prod(shape)
     made = rounded(spread(f"rows/{label}", count, record.precision, -9, 5), dtype)
     if values == "special":
@@ -73,7 +73,7 @@ def lengths_shape() -> tuple[int]:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about. ``layouts`` are those of the terms, the destinations and the output."""
+    """Parameters of a case. ``layouts`` are of the terms, the destinations and the output."""
 
     name: str
     shape: tuple[int, ...]
@@ -140,7 +140,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(problem: Problem) -> Case:
-    """The case that ``problem`` is about."""
+    """The case for ``problem``."""
     descriptor = SegmentSumDescriptor(
         shape=problem.shape,
         segments=problem.segments,

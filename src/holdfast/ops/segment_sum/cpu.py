@@ -1,9 +1,10 @@
 """The ordered sum on the CPU.
 
-A stable counting sort brings the places of each segment's terms together: ``starts[row]`` to
-``starts[row + 1]`` in ``places``. Then each row is summed by one thread, a few columns at a time, into a run
-of the compute type. Rows are dealt out so that every thread has as much to read and write as any other; a row
-that is more than a thread's share is cut by its columns. Neither changes the order of an addition.
+A stable counting sort groups the places (positions in the flattened indices) of each row's terms:
+``places[starts[row]]`` to ``places[starts[row + 1] - 1]``. Then one thread sums each row, up to COLUMNS
+columns at a time, in a run of the compute type. The rows are partitioned into units of equal work (rows plus
+terms); a row with more terms than a thread's share is split by columns. Neither changes the order of
+additions.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -44,31 +45,31 @@ from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
 CHUNK = indexed.CHUNK
-#: Columns that are worked on at a time, so that the runs of a row stay near the core.
+#: Columns summed at a time, few enough that the scratch runs stay in the cache.
 COLUMNS = 2048
-#: Into how many parts of equal work the rows are cut at most, to be dealt out to threads.
+#: Maximum number of units of equal work.
 UNITS = 1024
-#: Levels of chunk sums: enough for as many terms as there can be.
+#: Levels of chunk sums, enough for 2**31 terms.
 LEVELS = 7
-#: Bytes of a scratch run, and from one to the next: room for the widest type.
+#: Bytes of a scratch run (COLUMNS elements of the widest type), and the distance between runs.
 RUN_BYTES = COLUMNS * 8
 _RUN = step_of(RUN_BYTES)
-# Scratch runs: four terms in the compute type, elements as they are stored, the sum, the addresses of terms
-# that wait to be added, the levels.
-_RAW, _SUM, _HELD, _LEVEL = 4, 5, 6, 7
+# Scratch runs: four terms in the compute type, stored elements, the sum, the addresses of loaded terms, and
+# the levels of chunk sums.
+_RAW, _SUM, _ADDRESSES, _LEVEL = 4, 5, 6, 7
 _SCRATCH = Scratch("segment_sum", Runs(_LEVEL + LEVELS, RUN_BYTES))
-#: Elements of a vector, and vectors of a sum that registers hold together.
+#: Elements of a vector, and vectors of a sum that are kept in registers together.
 _LANES, _VECTORS = 8, 8
-#: How many terms before it is added a term is asked for.
+#: Prefetch distance in terms.
 _AHEAD = 16
 
-# What becomes of a term before it is added.
+# Factor of a term: none, a weight per place, or 1 for the columns that chose this place and 0 elsewhere.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
 
 
 @jit
 def load_index(address, item, number, table):
-    """Index ``number``, in 64 bits."""
+    """Index ``number`` as int64."""
     offset = offset_of(number, table)
     if item == 4:
         return np.int64(pointer(address, np.int32)[offset])
@@ -77,7 +78,7 @@ def load_index(address, item, number, table):
 
 @kernel
 def first_outside(address, item, table, count, rows):
-    """Which index is the first that names no row; -1 if none is."""
+    """Position of the first index out of range; -1 if there is none."""
     for n in range(count):
         index = load_index(address, item, n, table)
         if index < 0 or index >= rows:
@@ -86,8 +87,8 @@ def first_outside(address, item, table, count, rows):
 
 
 @kernel
-def order(address, item, table, count, rows, padding, starts_at, places_at):
-    """The places of the indices by row, in ascending order within each; and the most that a row has."""
+def counting_sort(address, item, table, count, rows, padding, starts_at, places_at):
+    """Stable counting sort of the places by row. Returns the maximum number of places of a row."""
     starts, places = pointer(starts_at, np.int32), pointer(places_at, np.int32)
     for row in range(rows + 2):
         starts[row] = 0
@@ -99,7 +100,7 @@ def order(address, item, table, count, rows, padding, starts_at, places_at):
     for row in range(2, rows + 2):
         most = max(most, starts[row])
         starts[row] += starts[row - 1]
-    # Now starts[row + 1] is where the row begins; filling it makes it where the next one does.
+    # Now starts[row + 1] is the begin of the row. Each place of the row increments it, up to the row's end.
     for n in range(count):
         index = load_index(address, item, n, table)
         if index >= 0 and index < rows and index != padding:
@@ -110,7 +111,10 @@ def order(address, item, table, count, rows, padding, starts_at, places_at):
 
 @on_demand
 def _scaled(run, how, address, number, place, count, result, like):
-    """A term times its weight, or kept only where it was chosen: ``place`` counts the chosen from 0."""
+    """Multiply a term by its weight, or zero the columns that chose another place.
+
+    ``place`` is the offset of the row in the array of chosen places.
+    """
     values, scaled = pointer(run, like), pointer(result, like)
     if how == CHOSEN:
         chosen = pointer(address + place * 4, np.int32)
@@ -124,7 +128,7 @@ def _scaled(run, how, address, number, place, count, result, like):
 
 @jit
 def _load_term(number, slot, source, factor, column, count, scratch, like):
-    """The address of a term's elements in the compute type; 0 if the term is left out."""
+    """Load a term. Returns the address of its elements in the compute type; 0 if the term is skipped."""
     outlined()
     address, kind, step, table, rows_at = source
     row = np.int64(number)
@@ -144,7 +148,7 @@ def _load_term(number, slot, source, factor, column, count, scratch, like):
 
 @on_demand
 def _add(total, term, count, fresh, like):
-    """Add a term to a sum; to +0 if it is ``fresh``."""
+    """Add a term to a sum; ``fresh``: the sum starts from +0."""
     sums, a = pointer(total, like), pointer(term, like)
     if fresh:
         for i in range(count):
@@ -154,18 +158,18 @@ def _add(total, term, count, fresh, like):
             sums[i] += a[i]
 
 
-def _adding(vectors: int) -> Any:
-    """A function of kernels that adds terms, one after another, to ``vectors`` vectors of a sum.
+def _vector_add(vectors: int) -> Any:
+    """Make an intrinsic that adds terms, one after another, to ``vectors`` vectors of a sum.
 
-    They stay in registers until all terms are added; a loop over the columns for each term would load and
-    store them every time. ``terms`` points to the addresses of the terms, ``later`` to those of as many that
-    will be wanted soon, and are asked for meanwhile.
+    The vectors stay in registers until all terms are added; a loop over columns inside a loop over terms
+    would load and store the sum for each term. ``terms`` points to the addresses of the terms, ``later`` to
+    as many addresses to prefetch.
     """
 
     @emit
-    def add(typingctx, total, terms, later, how_many, column, fresh):
+    def add(typingctx, total, terms, later, term_count, column, fresh):
         def build(context, builder, signature, args):
-            total, terms, later, how_many, column, fresh = args
+            total, terms, later, term_count, column, fresh = args
             vector = ir.VectorType(total.type.pointee, _LANES)
             item = context.get_abi_sizeof(total.type.pointee)
 
@@ -183,7 +187,7 @@ def _adding(vectors: int) -> Any:
             with builder.if_then(builder.not_(fresh)):
                 for kept, place in zip(sums, places(total), strict=True):
                     builder.store(builder.load(place, align=item), kept)
-            with counted_loop(builder, how_many) as index:
+            with counted_loop(builder, term_count) as index:
                 for place in places(run(later, index))[:: max(1, LINE // (_LANES * item))]:
                     prefetch_line(builder, place)
                 for kept, place in zip(sums, places(run(terms, index)), strict=True):
@@ -192,28 +196,28 @@ def _adding(vectors: int) -> Any:
                 builder.store(builder.load(kept), place, align=item)
             return context.get_dummy_value()
 
-        return types.none(total, terms, later, how_many, column, fresh), build
+        return types.none(total, terms, later, term_count, column, fresh), build
 
     return add
 
 
-_add_to_vectors, _add_to_vector = _adding(_VECTORS), _adding(1)
+_add_to_vectors, _add_to_vector = _vector_add(_VECTORS), _vector_add(1)
 
 
 @on_demand
-def _add_terms(total, terms, later, how_many, count, fresh, like):
-    """Add terms to a sum one after another; to +0 if it is ``fresh``."""
+def _add_terms(total, terms, later, term_count, count, fresh, like):
+    """Add terms to a sum one after another; ``fresh``: the sum starts from +0."""
     sums, done, fresh = pointer(total, like), 0, fresh != 0
     terms, later = pointer(terms, np.int64), pointer(later, np.int64)
     while done + _VECTORS * _LANES <= count:
-        _add_to_vectors(sums, terms, later, how_many, done, fresh)
+        _add_to_vectors(sums, terms, later, term_count, done, fresh)
         done += _VECTORS * _LANES
     while done + _LANES <= count:
-        _add_to_vector(sums, terms, later, how_many, done, fresh)
+        _add_to_vector(sums, terms, later, term_count, done, fresh)
         done += _LANES
     for i in range(done, count):
         value = zero(like) if fresh else sums[i]
-        for k in range(how_many):
+        for k in range(term_count):
             value += pointer(terms[k], like)[i]
         sums[i] = value
 
@@ -227,57 +231,58 @@ def _clear(total, count, like):
 
 @jit
 def _row_of(at, places_at, rows_at):
-    """Which row of the source is the term ``at``; -1 if it is left out."""
+    """Row of the source that holds the sorted term ``at``; -1 if the term is skipped."""
     number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
     return np.int64(pointer(rows_at, np.int32)[number]) if rows_at != 0 else number
 
 
 @jit
 def _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like):
-    """``_sum_chunk`` where terms are added as they lie in memory: they need only be found."""
+    """``_sum_chunk`` for contiguous terms of the compute type without a factor, which need no copy."""
     outlined()
-    held, later = pointer(scratch + _HELD * _RUN, np.int64), pointer(scratch + _RAW * _RUN, np.int64)
+    terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
+    later = pointer(scratch + _RAW * _RUN, np.int64)
     address, item, _, table, rows_at = source
     begin, row_size = address + column * item, table[1, 0] * item
-    waiting = 0
+    pending = 0
     for at in range(first, last):
-        soon = _row_of(min(at + _AHEAD, end - 1), places_at, rows_at)
-        later[at - first] = begin + soon * row_size
+        ahead = _row_of(min(at + _AHEAD, end - 1), places_at, rows_at)
+        later[at - first] = begin + ahead * row_size
         row = _row_of(at, places_at, rows_at)
-        held[waiting] = begin + row * row_size
-        waiting += row >= 0
-    _add_terms(total, held, later, waiting, count, True, like)
+        terms[pending] = begin + row * row_size
+        pending += row >= 0
+    _add_terms(total, terms, later, pending, count, True, like)
 
 
 @jit
 def _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like):
-    """The sum of the terms ``first`` to ``last`` of all up to ``end``, one after another."""
+    """Sum the sorted terms ``first`` to ``last`` one after another; prefetch up to term ``end``."""
     outlined()
     _, kind, step, table, _ = source
     if kind <= ITEM_SIZE and step == 1 and factor[0] == PLAIN and table.shape[1] == 1:
         _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like)
         return
-    held = pointer(scratch + _HELD * _RUN, np.int64)
-    waiting, fresh = np.int64(0), True
+    terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
+    pending, fresh = np.int64(0), True
     for at in range(first, last):
         number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
-        run = _load_term(number, waiting, source, factor, column, count, scratch, like)
+        run = _load_term(number, pending, source, factor, column, count, scratch, like)
         if run != 0:
-            held[waiting] = run
-            waiting += 1
-        if waiting == 4:
-            _add_terms(total, held, held, waiting, count, fresh, like)
-            waiting, fresh = np.int64(0), False
-    if fresh or waiting > 0:
-        _add_terms(total, held, held, waiting, count, fresh, like)
+            terms[pending] = run
+            pending += 1
+        if pending == 4:
+            _add_terms(total, terms, terms, pending, count, fresh, like)
+            pending, fresh = np.int64(0), False
+    if fresh or pending > 0:
+        _add_terms(total, terms, terms, pending, count, fresh, like)
 
 
 @jit
 def sum_row(first, last, end, places_at, source, factor, column, count, total, scratch, like):
-    """The ordered sum of the terms ``first`` to ``last``, of all up to ``end``.
+    """The ordered sum of the sorted terms ``first`` to ``last``; prefetch up to term ``end``.
 
-    A level that is full is added to the one above it. At the end all that is left is added upwards, full or
-    not: a sum is never -0.0, so that +0.0 more changes no bit.
+    A level with 32 chunk sums is added to the next level. At the end every level is added to the next, full
+    or not: a sum is never -0.0, so adding the +0.0 of an empty level changes no bit.
     """
     if last - first <= CHUNK:
         _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like)
@@ -302,7 +307,7 @@ def sum_row(first, last, end, places_at, source, factor, column, count, total, s
 
 @jit
 def _row_at(share, starts, rows):
-    """The first row by which ``share`` rows and terms, counted together, have gone by."""
+    """The first row with at least ``share`` rows and terms, counted together, before it."""
     low, high = 0, rows
     while low < high:
         middle = (low + high) // 2
@@ -314,32 +319,33 @@ def _row_at(share, starts, rows):
 
 
 @kernel
-def sum_segments(first, last, ordering, dealing, source, factor, output, accumulate, by_count, scratch, like):
-    """Sum the rows in the units ``first`` to ``last``.
+def sum_segments(first, last, ordering, units, source, factor, output, accumulate, by_count, scratch, like):
+    """Sum the rows of the units ``first`` to ``last``.
 
-    ``ordering`` is (address of the starts, address of the places or 0 where terms lie in order, rows,
-    columns). ``dealing`` is (units for each part of the columns, columns of a part, the fewest and the most
-    terms that a row of these units has). ``source`` is (address, kind, step from column to column, table of
-    loops, address of each term's row or 0 where it is the term's own number). ``output`` is (address, kind,
-    step from row to row, step from column to column). A sum is divided by the number of its terms if
-    ``by_count`` is 1; or it is the address of what each is divided by, and 0 for nothing.
+    ``ordering`` is (address of starts, address of places or 0 if the terms are sorted, rows, columns).
+    ``units`` is (units per part of the columns, columns per part, minimum and maximum number of terms of the
+    rows to sum). ``source`` is (address, kind, column stride, table of loops, address of the row of each
+    place or 0 if the row is the place). ``factor`` is (PLAIN, TIMES or CHOSEN, address of the weights or of
+    the chosen places, columns of the chosen places). ``output`` is (address, kind, row stride, column
+    stride). ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of
+    the divisor of each row.
     """
     starts_at, places_at, rows, columns = ordering
-    units, part, fewest, most = dealing
+    per_part, part, min_terms, max_terms = units
     out_at, out_kind, row_step, step = output
     starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
     in_place = out_kind == item and step == 1 and not accumulate
     terms_end = np.int64(starts[rows])
     work, end = rows + terms_end, 0
     for unit in range(first, last):
-        column = unit // units * part
+        column = unit // per_part * part
         count = min(part, columns - column)
-        share = unit % units
-        begin = end if unit > first and share > 0 else _row_at(work * share // units, starts, rows)
-        end = rows if share == units - 1 else _row_at(work * (share + 1) // units, starts, rows)
+        share = unit % per_part
+        begin = end if unit > first and share > 0 else _row_at(work * share // per_part, starts, rows)
+        end = rows if share == per_part - 1 else _row_at(work * (share + 1) // per_part, starts, rows)
         for row in range(begin, end):
             low, high = np.int64(starts[row]), np.int64(starts[row + 1])
-            if high - low < fewest or high - low > most:
+            if high - low < min_terms or high - low > max_terms:
                 continue
             target = out_at + (row * row_step + column * step) * item
             total = target if in_place else scratch + _SUM * _RUN
@@ -361,16 +367,16 @@ def sum_segments(first, last, ordering, dealing, source, factor, output, accumul
 
 
 class Ordering(NamedTuple):
-    """Where the terms of each row are. ``heaviest`` is the most that a row has."""
+    """Terms sorted by row: addresses of ``starts`` and ``places``; ``longest`` is the most terms of a row."""
 
     starts: int
     places: int
     rows: int
     terms: int
-    heaviest: int
+    longest: int
 
 
-def add_up(
+def launch_sums(
     out: torch.Tensor,
     ordering: Ordering,
     source: tuple[Any, ...],
@@ -380,19 +386,19 @@ def add_up(
     accumulate: bool = False,
     by_count: int = 0,
 ) -> None:
-    """Sum every row of ``out``, on as many threads as torch; ``by_count`` is that of ``sum_segments``."""
+    """Run ``sum_segments`` for every row of ``out`` on torch's number of threads."""
     rows, columns = out.shape
     order_of = (ordering.starts, ordering.places, rows, columns)
     output = (out.data_ptr(), kind(out.dtype, compute.torch), *out.stride())
     like = number(compute)
 
-    def deal(units: int, parts: int, fewest: int, most: int, terms: int) -> None:
-        part = -(-columns // (parts * 16)) * 16  # whole lines of the cache
-        dealing = (units, part, fewest, most)
+    def launch(units: int, parts: int, min_terms: int, max_terms: int, terms: int) -> None:
+        part = -(-columns // (parts * 16)) * 16  # whole cache lines
+        partition = (units, part, min_terms, max_terms)
 
         def work(first: int, last: int) -> None:
             sum_segments(
-                first, last, order_of, dealing, source, factor, output, accumulate, int(by_count),
+                first, last, order_of, partition, source, factor, output, accumulate, int(by_count),
                 _SCRATCH.of_thread(), like,
             )  # fmt: skip
 
@@ -400,35 +406,25 @@ def add_up(
 
     threads, parts = torch.get_num_threads(), -(-columns // COLUMNS)
     share = (rows + ordering.terms) // threads
-    deal(min(UNITS, rows), parts, int(accumulate), share, rows + ordering.terms)
-    if ordering.heaviest > share:
-        deal(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
+    launch(min(UNITS, rows), parts, int(accumulate), share, rows + ordering.terms)
+    if ordering.longest > share:
+        launch(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
 
 
 @cache
 def compile_for(compute: Float) -> None:
-    """Compile the kernels for a compute type, by launches of nothing."""
+    """Compile the kernels for a compute type."""
     table, like = table_of((1,), (1,)), number(compute)
-    compile_kernel(order, 0, 8, table, 0, -2, -1, 0, 0)
+    compile_kernel(counting_sort, 0, 8, table, 0, -2, -1, 0, 0)
     source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, 1, 1)
     compile_kernel(
-        sum_segments,
-        0,
-        0,
-        (0, 0, 0, 1),
-        (1, 1, 0, 0),
-        source,
-        (PLAIN, 0, 0),
-        output,
-        False,
-        0,
-        _SCRATCH.of_thread(),
-        like,
-    )
+        sum_segments, 0, 0, (0, 0, 0, 1), (1, 1, 0, 0), source, (PLAIN, 0, 0), output, False, 0,
+        _SCRATCH.of_thread(), like,
+    )  # fmt: skip
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
-    """``order``, then ``sum_segments``; for every plan that sums its terms by row."""
+    """``counting_sort``, then ``sum_segments``, for every plan that sums terms by row."""
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -450,32 +446,34 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             out, terms, indices = args.operands()
             first = first_address(workspace)
             starts, places = first + self.starts.offset, first + self.places.offset
-            ordering = ordered(indices, walk, desc.rows, starts, places, desc.padding)
+            ordering = sort_by_row(indices, walk, desc.rows, starts, places, desc.padding)
             source = term_rows(terms, walk, desc.compute)
-            add_up(out, ordering, source, desc.compute, accumulate=args.accumulate, by_count=desc.by_count)
+            launch_sums(
+                out, ordering, source, desc.compute, accumulate=args.accumulate, by_count=desc.by_count
+            )
 
         return launch
 
 
 def raise_outside(indices: torch.Tensor, table: np.ndarray[Any, Any], rows: int) -> None:
-    """Raise if an index names no row; ``table`` has the loops over the indices."""
+    """Raise if an index is out of range. ``table`` holds the loops over the indices."""
     at, item = indices.data_ptr(), indices.element_size()
     place = first_outside(at, item, table, indices.numel(), rows)
     if place >= 0:
         raise BadIndex(rows).error(place, int(indices.reshape(-1)[place].item()))
 
 
-def ordered(
+def sort_by_row(
     indices: torch.Tensor, walk: Space, rows: int, starts: int, places: int, padding: int = -1
 ) -> Ordering:
-    """The places of ``indices`` by row; ``walk`` has their strides first."""
+    """Sort the places of ``indices`` by row. ``walk`` has the strides of the indices first."""
     table = table_of(walk.sizes, walk.strides[0])
     count, item = indices.numel(), indices.element_size()
-    heaviest = order(indices.data_ptr(), item, table, count, rows, padding, starts, places)
-    return Ordering(starts, places, rows, count, heaviest)
+    longest = counting_sort(indices.data_ptr(), item, table, count, rows, padding, starts, places)
+    return Ordering(starts, places, rows, count, longest)
 
 
 def term_rows(terms: torch.Tensor, walk: Space, compute: Float, rows_at: int = 0) -> tuple[Any, ...]:
-    """The rows of ``terms`` as ``sum_segments`` takes them; ``walk`` has their strides second."""
+    """``source`` of ``sum_segments`` for the rows of ``terms``. ``walk`` has their strides second."""
     table = table_of(walk.sizes, walk.strides[1])
     return terms.data_ptr(), kind(terms.dtype, compute.torch), terms.stride(-1), table, rows_at

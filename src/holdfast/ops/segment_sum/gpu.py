@@ -1,17 +1,20 @@
-"""The ordered sum, in Triton: without float atomics, without waiting, however the terms are spread.
+"""The ordered sum, in Triton: without float atomics and without waiting, for any distribution of the terms.
 
-First the terms are ordered by segment (``order``): ``starts[row]`` to ``starts[row + 1]`` are the places of a
-row's terms. A row of up to 32 is then summed by the program that owns it: the row itself, or its first place
-where there are more rows than places; rows without a term are then filled with zeros, many at a time. The
-last rows may be filled while terms are still being ordered, and written again if they have any.
+First the terms are sorted by row (``MergeSort`` or ``CountingSort``): the terms of a row are ``starts[row]``
+to ``starts[row + 1]`` in sorted order. A place is a position in that order. A row of up to 32 terms is summed
+by one program, which is assigned the row or, if there are more rows than terms, the row's first place. In the
+latter case rows without terms are filled with zeros separately. The last rows may be filled while the terms
+are still being sorted; those with terms are written again.
 
-A longer row is cut into chunks, each summed by whoever owns the window of 32 places in which the chunk
-begins. At most two chunks of long rows begin in a window: if two did that are not the first of their row,
-they would be of one row and 32 places apart; and a first chunk fills 32 places of its own. So a window and
-one bit name a slot for the chunk's sum. Of the up to 32 slots that are added next, the program that comes
-last adds them all, and leaves the sum in the first of them, which nobody else reads; then it is counted among
-those whose sums are added after that. Who comes last differs from run to run; what is added, and in which
-order, does not.
+A longer row is cut into chunks of 32. A window is 32 aligned places, and the program of a window sums the
+chunks that begin in it. At most two chunks of long rows begin in a window. At most one of them is not the
+first of its row: two such chunks would belong to one row, and be 32 places apart. At most one is the first of
+its row, since it fills 32 places. So a window and one bit identify a slot for the chunk's sum.
+
+Up to 32 slots are added at each level. An atomic counter finds the program that stores the last of them. That
+program adds all of them in order and stores the sum in the first slot, which no other program reads; this
+slot takes part in the next level. Which program is last differs from run to run; the additions and their
+order do not.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -34,8 +37,8 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_counting_sort import Counting, longest
-from holdfast.ops.segment_sum.gpu_merge_sort import Blank, Order
+from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort, longest
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,
@@ -45,39 +48,39 @@ from holdfast.ops.segment_sum.indexed import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Warps of a program that clears counters.
+#: Warps of ``clear``.
 WARPS = 4
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``Summing``."""
+    """Tuning of ``SegmentSumSteps``."""
 
     #: Bytes of an output tile.
     tile_bytes: int
-    #: The most rows of a tile: fewer than there are threads, so that a thread loads the bounds of its rows.
+    #: Maximum rows of a tile: fewer than threads, so that no thread loads the bounds of two rows.
     most_rows: int
-    #: Programs for long rows, where it is known whether there are any.
+    #: Maximum programs for long rows, if the kernel can read whether there are any.
     long_programs: int
-    #: From so many tiles of places on, a program takes ``parts`` of them.
+    #: With at least this many tiles of places, a program processes ``parts`` tiles.
     parted: int
-    #: Bytes that a program fills with zeros.
+    #: Bytes that a program fill_programs with zeros.
     fill_bytes: int
-    #: Lanes of a program that clears counters.
+    #: Elements per program of ``clear``.
     lanes: int
     parts: int = 4
-    #: The most columns of a tile.
+    #: Maximum columns of a tile.
     most_columns: int = 1024
-    #: Rows of up to so many bytes are summed in tiles of half the size; and others too if most have no term.
+    #: Rows of up to this many bytes use tiles of half the size; so do all rows if there are more than terms.
     narrow_bytes: int = 1024
-    #: Rows are filled while terms are ordered if at least one in so many can be: they may be written twice.
+    #: Rows are filled during the sort if at least 1 / worth_filling of them can be; some are written twice.
     worth_filling: int = 4
-    #: Terms whose loads are under way together.
+    #: Terms loaded together.
     unroll: int = 4
     warps: int = 4
 
     def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
-        """Rows and columns of a tile: as wide as the matrix, or a part of it that leaves little over."""
+        """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
         elements = (tile_bytes or self.tile_bytes) // bytes_each
         width = min(triton.next_power_of_2(max(columns, 1)), self.most_columns, elements)
         while width > 128 and -(-columns // width) * width * 8 > columns * 9:
@@ -92,14 +95,14 @@ TUNING = Tuned(
     ),
 )
 
-# How the places of a row are found: between neighbouring ``starts``; in a ``span`` of its own, whose end is 0
-# if there are none; or as the next ``length`` of them.
+# Bounds of a row's places: ``starts[row]`` and ``starts[row + 1]``; a pair in ``spans``, zeros if the row has
+# none; or ``length`` places per row.
 STARTS, SPANS, EVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit(do_not_specialize=["count"])
 def clear(counts, count, TILE: tl.constexpr):
-    """Zeros."""
+    """Set ``counts`` to zeros."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
@@ -107,7 +110,7 @@ def clear(counts, count, TILE: tl.constexpr):
 
 @triton.jit
 def places_of(bounds, row, exists, length, BOUNDS: tl.constexpr):
-    """The first place of each row, and how many it has; none if it does not exist."""
+    """First place and number of places of each row; zero places if the row does not exist."""
     if BOUNDS == EVEN:
         first = row * length
         end = first + length
@@ -123,7 +126,7 @@ def places_of(bounds, row, exists, length, BOUNDS: tl.constexpr):
 
 @triton.jit
 def row_of(keys, mark, exists, rows, length, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr):
-    """The row that the first place of a window belongs to; ``rows`` or more if none does."""
+    """Row of the first place of window ``mark``; at least ``rows`` if it has none."""
     if BOUNDS == EVEN:
         return tl.where(exists, mark * CHUNK // length, rows)
     else:
@@ -135,7 +138,7 @@ def plain_term(
     terms, places, rows_of, factors, number, here, column, inside, sizes, strides, place_strides,
     factor_strides, numbers, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Term ``number`` in order is row ``places[number]`` of the terms. All of them count."""
+    """Term ``number`` in sorted order: row ``places[number]`` of ``terms``. All terms are counted."""
     place = tl.load(places + number, mask=here, other=0)
     at = terms + row_offsets(place, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
     value = tl.load(at, mask=here[:, None] & inside, other=0.0)
@@ -147,7 +150,7 @@ def finish(
     out, row, wanted, total, count, column, inside, sizes, strides,
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows that are ``wanted``, divided by the number of their terms, or added to what is there."""
+    """Store the ``wanted`` rows: divided by ``count`` if BY_COUNT, added to ``out`` if ACCUMULATE."""
     if BY_COUNT:
         total = quotient(total, tl.maximum(count, 1).to(COMPUTE)[:, None])
     at = out + row_offsets(row, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
@@ -164,52 +167,52 @@ def add_terms(
     TERM: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """The sums of ``size`` terms from ``begin`` on, one after another, and how many of them count."""
+    """Sums of ``size`` terms from ``begin``, added one after another, and the number that are counted."""
     total = tl.zeros([ROWS, COLUMNS], COMPUTE)
     counted = tl.zeros([ROWS], tl.int32)
     for at in range(0, tl.max(size, 0), UNROLL):
         for u in tl.static_range(UNROLL):
-            value, counts_too = TERM(
+            value, is_counted = TERM(
                 terms, places, rows_of, factors, begin + (at + u), at + u < size, column, inside,
                 sizes, strides, place_strides, factor_strides, numbers, COMPUTE,
             )  # fmt: skip
             total += value
             if BY_COUNT:
-                counted += counts_too
+                counted += is_counted
     return total, counted
 
 
 @triton.jit
 def slot_of(origin, chunk, windows):
-    """The slot of a chunk of a row whose first place is in window ``origin``."""
+    """Slot of a chunk of a row whose first place is in window ``origin``."""
     return origin + chunk + tl.where(chunk == 0, windows, 0)
 
 
 @triton.jit
-def sum_upwards(
+def reduce_chunks(
     out, partials, counts, arrivals, row, origin, amount, chunk, mine, total, counted, column, inside,
     windows, columns, out_sizes, out_strides,
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Leave the sums of chunks in their slots, and add up the slots that this is the last to be done with.
+    """Store chunk sums in their slots. At each level, the last program to store adds the slots of a group.
 
-    ``slot_of`` says which slots a row has; without windows they are side by side from ``origin`` on.
-    ``reach`` is how many terms a slot holds, and in chunks how far it is from a sum of 32 slots to the next.
-    Those that come to it are counted where no other sum's are: at the first chunk for the lowest level, one
-    chunk further on for each level above. A sum of more than one slot has as many chunks.
+    ``slot_of`` gives the slots of a row; with ``windows == 0`` they are consecutive from ``origin``. At each
+    level a slot holds the sum of ``reach`` terms, and a group of 32 slots spans ``reach`` chunks. The arrival
+    counter of a group is at the slot of its first chunk plus ``level``, so that groups of different levels
+    have different counters; a group of more than one slot at that level has enough chunks.
     """
     reach = tl.full([], CHUNK, tl.int32)
     level = tl.full([], 0, tl.int32)
     while tl.max(mine.to(tl.int32), 0) > 0:
-        held = slot_of(origin, chunk, windows)
-        kept = partials + held.to(tl.int64)[:, None] * columns + column
-        tl.store(kept, total, mask=mine[:, None] & inside)
+        slot = slot_of(origin, chunk, windows)
+        partial = partials + slot.to(tl.int64)[:, None] * columns + column
+        tl.store(partial, total, mask=mine[:, None] & inside)
         if BY_COUNT:
-            tl.store(counts + held, counted, mask=mine)
+            tl.store(counts + slot, counted, mask=mine)
         chunk -= chunk % reach
         size = tl.minimum((amount - chunk * CHUNK - 1) // reach + 1, CHUNK)
-        # What all threads have stored comes before the count of any.
+        # The stores of all threads come before the atomic of any.
         tl.debug_barrier()
         counter = arrivals + slot_of(origin, chunk + level, windows)
         before = tl.atomic_add(counter, tl.full([ROWS], 1, tl.int32), mask=mine & (size > 1), sem="acq_rel")
@@ -220,11 +223,11 @@ def sum_upwards(
         for begin in range(0, tl.max(size, 0), UNROLL):
             for u in tl.static_range(UNROLL):
                 here = begin + u < size
-                held = slot_of(origin, chunk + (begin + u) * (reach // CHUNK), windows)
-                at = partials + held.to(tl.int64)[:, None] * columns + column
+                slot = slot_of(origin, chunk + (begin + u) * (reach // CHUNK), windows)
+                at = partials + slot.to(tl.int64)[:, None] * columns + column
                 total += tl.load(at, mask=here[:, None] & inside, other=0.0)
                 if BY_COUNT:
-                    counted += tl.load(counts + held, mask=here, other=0)
+                    counted += tl.load(counts + slot, mask=here, other=0)
         done = mine & ((amount - 1) // reach < CHUNK)
         finish(
             out, row, done, total, counted, column, inside, out_sizes, out_strides,
@@ -244,11 +247,11 @@ def sum_long_rows(
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Chunks of rows of more than SHORT terms, ROWS slots at a time."""
+    """Sum the chunks of ROWS slots, for rows of more than SHORT terms."""
     slot = block * ROWS + tl.arange(0, ROWS)
     is_first = slot >= windows
     window = tl.where(is_first, slot - windows, slot)
-    # A long row that begins in a window also has the first place after it.
+    # A long row that begins in a window also has the first place of the next window.
     mark = window + tl.where(is_first, 1, 0)
     exists = (slot < 2 * windows) & (mark < windows)
     row = row_of(keys, mark, exists, rows, length, BOUNDS, KEY_STEP)
@@ -262,7 +265,7 @@ def sum_long_rows(
         sizes, strides, place_strides, factor_strides, numbers,
         TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
-    sum_upwards(
+    reduce_chunks(
         out, partials, counts, arrivals, row, first // CHUNK, amount, chunk, mine, total, counted, column,
         inside, windows, columns, out_sizes, out_strides,
         ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
@@ -271,7 +274,7 @@ def sum_long_rows(
 
 @triton.jit
 def rows_begun(keys, place, rows, count):
-    """The row of each place, and whether it is the row's first place."""
+    """Row of each place, and whether the place is the row's first."""
     row = tl.load(keys + place, mask=place < count, other=rows)
     before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
     return row, (row < rows) & (row != before)
@@ -286,7 +289,7 @@ def sum_short_rows(
     EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows, or if SPARSE the rows that begin at ROWS places, as far as they have up to 32 terms."""
+    """Sum ROWS rows, or if SPARSE the rows that begin at ROWS places, if they have up to 32 terms."""
     number = block * ROWS + tl.arange(0, ROWS)
     if SPARSE:
         row, exists = rows_begun(keys, number, rows, count)
@@ -312,7 +315,7 @@ def fill_rows(
     out, bounds, first_row, rows, length, column, inside, sizes, strides,
     BOUNDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Zeros in those of ROWS rows that have no term."""
+    """Zero those of ROWS rows that have no terms."""
     row = first_row + tl.arange(0, ROWS)
     _, amount = places_of(bounds, row, row < rows, length, BOUNDS)
     at = out + row_offsets(row, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
@@ -322,35 +325,28 @@ def fill_rows(
 
 @triton.jit(
     do_not_specialize=[
-        "rows",
-        "count",
-        "length",
-        "windows",
-        "slot_blocks",
-        "programs",
-        "owners",
-        "fills",
-        "blocks",
+        "rows", "count", "length", "windows", "slot_blocks",
+        "long_programs", "short_programs", "fill_programs", "blocks",
     ]
-)
+)  # fmt: skip
 def sum_segments(
     out, terms, places, rows_of, factors, keys, bounds, maxima, partials, counts, arrivals,
-    rows, count, length, windows, slot_blocks, programs, owners, fills, blocks,
+    rows, count, length, windows, slot_blocks, long_programs, short_programs, fill_programs, blocks,
     columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
     SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr,
     COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
     FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """First the long rows, then the short ones, PARTS times ROWS of them or of places to a program.
+    """Sum long rows, then short rows; a program takes PARTS * ROWS short rows, or as many places if SPARSE.
 
-    Between them, every second program as long as there are both, rows are filled that have no term: sums wait
-    for what they load, and leave the memory time for that.
+    Programs that zero the rows without terms alternate with the others: sums are bound by the latency of
+    their loads, and leave memory bandwidth for stores.
     """
     follow()
     program = tl.program_id(0)
-    sums = (programs + owners) * tiles
-    both = tl.minimum(sums, fills * tiles)
+    sums = (long_programs + short_programs) * tiles
+    both = tl.minimum(sums, fill_programs * tiles)
     paired = program < 2 * both
     number = tl.where(paired, program // 2, program - both)
     filling = tl.where(paired, program % 2 == 1, sums == both)
@@ -364,9 +360,9 @@ def sum_segments(
                 out, bounds, block * FILL_ROWS, rows, length, column, inside, out_sizes, out_strides,
                 BOUNDS, FILL_ROWS, COLUMNS,
             )  # fmt: skip
-    elif block < programs:
+    elif block < long_programs:
         if longest(maxima, blocks) > SHORT:
-            for slot_block in range(block, slot_blocks, programs):
+            for slot_block in range(block, slot_blocks, long_programs):
                 sum_long_rows(
                     out, terms, places, rows_of, factors, keys, bounds,
                     partials, counts + tile * (2 * windows), arrivals + tile * (2 * windows),
@@ -377,25 +373,25 @@ def sum_segments(
     else:
         begun = tl.full([], 1, tl.int32)
         if PARTS > 1:
-            # Where long rows have their places, none begins for many of them.
-            place = (block - programs) * (PARTS * ROWS) + tl.arange(0, PARTS * ROWS)
+            # Among the places of long rows, many tiles begin no row.
+            place = (block - long_programs) * (PARTS * ROWS) + tl.arange(0, PARTS * ROWS)
             begun = tl.max(rows_begun(keys, place, rows, count)[1].to(tl.int32), 0)
         if begun > 0:
             for part in range(PARTS):
                 sum_short_rows(
                     out, terms, places, rows_of, factors, keys, bounds,
-                    (block - programs) * PARTS + part, rows, count, length, column, inside,
+                    (block - long_programs) * PARTS + part, rows, count, length, column, inside,
                     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
                     TERM, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
                 )  # fmt: skip
 
 
 class Bounds(NamedTuple):
-    """How the places of a row are found, and where; or how many each row has.
+    """Bounds of the places of each row: STARTS or SPANS with the operand ``at``, or EVEN with ``length``.
 
-    ``keys`` are the rows that places belong to: of every place, or of every 32nd; every ``key_step``-th of
-    them is that of a 32nd place. The largest of the ``maxima``, as many as ``blocks``, is the most places
-    that a row has; without any it is not known.
+    ``keys`` are the rows of all places (``key_step`` 32) or of the first place of each window (``key_step``
+    1). The maximum of the ``blocks`` elements of ``maxima`` is the maximum number of places of a row; it is
+    unknown if ``blocks`` is 0.
     """
 
     kind: Any
@@ -407,9 +403,9 @@ class Bounds(NamedTuple):
     blocks: int = 0
 
     @classmethod
-    def of(cls, order: Order | Counting) -> Bounds:
-        """Of rows whose places are in order."""
-        if isinstance(order, Order):
+    def of(cls, order: MergeSort | CountingSort) -> Bounds:
+        """Bounds of sorted places."""
+        if isinstance(order, MergeSort):
             return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
         return cls(
             STARTS, order.starts, keys=order.keys, key_step=order.key_step,
@@ -418,7 +414,7 @@ class Bounds(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What is written: an operand, and the sizes and strides of the loops over its rows, columns last."""
+    """Output operand, with the sizes and strides of the loops over its rows, columns last."""
 
     at: StepOperand
     sizes: tuple[int, ...]
@@ -430,7 +426,7 @@ class Target(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The operands that a term is made of."""
+    """Operands of a term function."""
 
     terms: StepOperand
     places: StepOperand
@@ -439,9 +435,9 @@ class Terms(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The loops over places, and the strides of terms, places and factors in them, as a term needs them.
+    """Sizes of the loops over places, and strides of the terms, places and factors in them.
 
-    ``numbers`` is what else a term needs. (Triton 3.6 does not compile tuples within tuples.)
+    ``numbers`` are further parameters of a term function. (Triton 3.6 does not compile nested tuples.)
     """
 
     sizes: tuple[int, ...]
@@ -451,11 +447,11 @@ class Walk(NamedTuple):
     numbers: tuple[int, ...] = (0,)
 
 
-class Summing:
-    """What it takes to sum ``terms`` terms into rows of ``columns``: regions of the workspace, and steps.
+class SegmentSumSteps:
+    """Workspace regions and launches that sum ``terms`` terms into rows of ``columns`` columns.
 
-    ``longest`` is the most terms that a row can have. Rows of up to ``short`` terms are not cut. ``arrivals``
-    must be zeros before anything is summed.
+    ``longest`` is the maximum number of terms of a row. Rows of up to ``short`` terms are not cut into
+    chunks. ``arrivals`` must be zeros before the launch.
     """
 
     def __init__(
@@ -499,28 +495,29 @@ class Summing:
         only_long: bool = False,
         filled: int = 0,
     ) -> None:
-        """Add the steps.
+        """Add the launches.
 
-        ``terms`` are the operands of ``term``, and ``walk`` is how it finds its way through them. Rows
-        without a term are accumulated to only with ``every_row``. ``cleared``: the caller already zeroed the
-        arrivals. ``filled``: it zeroed so many of the last rows. ``only_long``: it sums the short rows.
+        ``term`` is the term function; ``terms`` and ``walk`` are its operands and their strides. Rows without
+        terms are accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
+        ``filled``: the number of last rows that the caller zeroes. ``only_long``: the caller sums the short
+        rows.
         """
         (rows, columns), tuning = self.tile, self.tuning
         if self.windows and not cleared:
             add_clear(steps, self.arrivals, tuning.lanes)
         slot_blocks = -(-2 * self.windows // rows)
-        programs = min(slot_blocks, tuning.long_programs) if bounds.blocks else slot_blocks
+        long_programs = min(slot_blocks, tuning.long_programs) if bounds.blocks else slot_blocks
         sparse = self.sparse and bounds.kind is SPANS
         owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
         parts = tuning.parts if sparse and owned * self.tiles >= tuning.parted else 1
-        owners = -(-owned // parts)
+        short_programs = -(-owned // parts)
         fill_rows = 1
         if sparse:
             fill_rows = min(max(tuning.fill_bytes // (columns * self.itemsize), 1), tuning.most_rows)
-        fills = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
+        fill_programs = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
         steps.add(
             sum_segments,
-            (programs + owners + fills) * self.tiles,
+            (long_programs + short_programs + fill_programs) * self.tiles,
             out=out.at,
             **terms._asdict(),
             keys=bounds.keys,
@@ -534,9 +531,9 @@ class Summing:
             length=bounds.length,
             windows=self.windows,
             slot_blocks=slot_blocks,
-            programs=programs,
-            owners=owners,
-            fills=fills,
+            long_programs=long_programs,
+            short_programs=short_programs,
+            fill_programs=fill_programs,
             blocks=bounds.blocks,
             columns=self.columns,
             tiles=self.tiles,
@@ -562,22 +559,22 @@ class Summing:
 
 
 def add_clear(steps: Steps, counts: Region, lanes: int) -> None:
-    """Add the step that zeroes a region."""
+    """Add a launch that zeroes ``counts``."""
     steps.add(
         clear, -(-counts.count // lanes), counts=counts, count=counts.count, TILE=lanes, num_warps=WARPS
     )
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
-    """Order, then sum; for every plan that sums its terms by row."""
+    """Merge sort, then segment sum, for every plan that sums terms by row."""
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.order = Order(layout, device, desc.count, desc.rows)
+        self.order = MergeSort(layout, device, desc.count, desc.rows)
         self.sorted_by = self.order.sorted_by
         self.variant = f"sorted by {self.sorted_by or 'merging'}"
-        self.summing = Summing(
+        self.summing = SegmentSumSteps(
             layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
         self.set_workspace(layout)
@@ -591,14 +588,15 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         out_name, terms_name, indices_name = operand_names(type(args))
         walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
-        blank, filled = None, 0
+        zero_fill, filled = None, 0
         if self.summing.sparse and not args.accumulate and out.is_contiguous():
-            filled = min(order.blank_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
+            filled = min(order.fill_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
         if filled * self.summing.tuning.worth_filling >= desc.rows:
-            blank = Blank(out_name, (desc.rows - filled) * desc.columns, filled * desc.columns, out.itemsize)
+            begin = (desc.rows - filled) * desc.columns
+            zero_fill = ZeroFill(out_name, begin, filled * desc.columns, out.itemsize)
         else:
             filled = 0
-        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, blank)
+        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, zero_fill)
         self.summing.add_steps(
             steps,
             Target.matrix(out_name, out),
@@ -613,5 +611,5 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
 
 
 def term_walk(walk: Space, terms: torch.Tensor, columns: int) -> Walk:
-    """The sizes and strides of the terms, columns last; ``walk`` has their strides second."""
+    """Sizes and strides of the terms, columns last. ``walk`` has the strides of the terms second."""
     return Walk((*walk.sizes, columns), (*walk.strides[1], terms.stride(-1)))

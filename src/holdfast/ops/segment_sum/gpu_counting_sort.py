@@ -1,15 +1,15 @@
-"""Indices in order where most rows have few, in Triton: without a sort.
+"""Counting sort of indices by row, in Triton, for indices with few per row.
 
-Rows are counted: an atomic counter gives each index a number in its row, and a running sum over the rows
-tells where each begins. That is a list of every row's places, in the order in which they happened to arrive.
-So each place is put where it belongs: its rank is the number of lesser ones in the list. What arrives when
-differs from run to run; what comes out does not.
+An atomic counter per row gives each index its arrival number, and a prefix sum over the rows gives the start
+of each row. That makes a list of each row's places (positions in the flattened indices), in order of arrival,
+which differs from run to run. Then each place moves to its rank: the number of smaller places in its list. So
+the result does not depend on the order of arrival.
 
-The lists of LONG rows would take too long to compare. For those the indices are looked through from the first
-to the last, in stretches: one launch counts, and the next one knows what comes before its stretch. Where most
-rows would be long, because there are few of them, torch's radix sort is faster, and takes over.
+For long rows, comparing all places of a list would take too long. For these rows the indices are scanned in
+order, in stretches: one launch counts the matches of each stretch, and the next stores them after those of
+the stretches before. If there are many indices per row on average, torch's radix sort is faster and is used.
 
-Indices that crowd at a few rows wait for one another's counters; ``order`` sorts them without.
+Many indices of one row contend for its counter; ``MergeSort`` does not have this problem.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -29,36 +29,29 @@ from holdfast.backends.tuning import Tuned
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import (
-    find_starts,
-    load_row,
-    load_rows,
-    power_below,
-    sort,
-)
+from holdfast.ops.segment_sum.gpu_merge_sort import find_starts, load_row, load_rows, power_below, sort
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: What is counted on the way: long rows, skipped indices, and from SPARE on two more things for whoever wants
-#: the order.
-LONG_ROWS, SKIPPED, SPARE, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 4))
+#: Positions in ``tallies``: long rows, skipped indices, and two counters for the caller; then their number.
+LONG_ROWS, SKIPPED, CALLER, TALLIES = (tl.constexpr(number) for number in (0, 1, 2, 4))
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``Counting``."""
+    """Tuning of ``CountingSort``."""
 
-    #: Indices of a program, one for each thread, and rows of one that counts through them.
+    #: Indices per program, one per thread, and rows per program of the prefix sum.
     tile: int
     block: int
-    #: Of long rows: indices that are looked through at a time, the most stretches, and the most programs.
+    #: For long rows: indices scanned at a time, maximum number of stretches, maximum number of programs.
     stride: int
     stretches: int
     programs: int
-    #: Lanes of a program before and after a sort.
+    #: Elements per program before and after torch.sort.
     lanes: int
-    #: From so many indices to a row on, on average, torch.sort is used.
+    #: With more indices per row than this on average, torch.sort is used.
     dense: int = 64
-    #: A list with more places than this is not compared.
+    #: Rows with more places than this are long.
     long: int = 1024
     warps: int = 4
 
@@ -71,7 +64,7 @@ TUNING = Tuned(
 
 @triton.jit(do_not_specialize=["rows", "windows"])
 def clear(starts, keys, tallies, rows, windows, TILE: tl.constexpr):
-    """No index counted, no window owned, nothing in the tallies."""
+    """Zero ``starts`` and ``tallies``, and set ``keys`` to ``rows``, which means no row."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(starts + number, tl.zeros([TILE], tl.int32), mask=number <= rows)
@@ -80,11 +73,11 @@ def clear(starts, keys, tallies, rows, windows, TILE: tl.constexpr):
 
 
 @triton.jit
-def count_row(counts, arrivals, tallies, place, row, inside, rows, REST: tl.constexpr):
-    """Each index gets a number in its row; skipped ones, if the REST is wanted, among themselves."""
+def count_row(counts, arrivals, tallies, place, row, inside, rows, WITH_SKIPPED: tl.constexpr):
+    """Store the arrival number of each index in its row; WITH_SKIPPED: also among the skipped indices."""
     kept = row < rows
     arrival = tl.atomic_add(counts + row, tl.full(row.shape, 1, tl.int32), mask=kept, sem="relaxed")
-    if REST:
+    if WITH_SKIPPED:
         skipped = (inside & ~kept).to(tl.int32)
         before = tl.atomic_add(tallies + SKIPPED, tl.sum(skipped, 0), sem="relaxed")
         arrival = tl.where(kept, arrival, before + tl.cumsum(skipped, 0) - skipped)
@@ -93,28 +86,19 @@ def count_row(counts, arrivals, tallies, place, row, inside, rows, REST: tl.cons
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
 def count_rows(
-    counts,
-    arrivals,
-    tallies,
-    indices,
-    count,
-    rows,
-    padding,
-    sizes,
-    strides,
-    REST: tl.constexpr,
+    counts, arrivals, tallies, indices, count, rows, padding, sizes, strides, WITH_SKIPPED: tl.constexpr,
     TILE: tl.constexpr,
-):
-    """``count_row`` for every index."""
+):  # fmt: skip
+    """``count_row`` for TILE indices."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = load_row(indices, place, place < count, rows, padding, sizes, strides)
-    count_row(counts, arrivals, tallies, place, row, place < count, rows, REST)
+    count_row(counts, arrivals, tallies, place, row, place < count, rows, WITH_SKIPPED)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def sum_counts(sums, counts, rows, BLOCK: tl.constexpr):
-    """The indices of each block of rows."""
+    """Store the number of indices of a block of rows."""
     follow()
     block = tl.program_id(0)
     row = block * BLOCK + tl.arange(0, BLOCK)
@@ -123,7 +107,7 @@ def sum_counts(sums, counts, rows, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_before(sums, first, count, BLOCK: tl.constexpr):
-    """The sum of ``count`` numbers from ``first`` on."""
+    """Sum of ``count`` elements of ``sums`` from ``first``."""
     total = tl.zeros([BLOCK], tl.int32)
     for begin in range(0, count, BLOCK):
         number = begin + tl.arange(0, BLOCK)
@@ -133,7 +117,7 @@ def sum_before(sums, first, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def longest(maxima, blocks):
-    """The most places that a row has; if nobody knows, more than that."""
+    """Maximum number of places of a row; 2**31 - 1 if it is unknown, with ``blocks == 0``."""
     most = tl.zeros([1024], tl.int32)
     for begin in range(0, blocks, 1024):
         number = begin + tl.arange(0, 1024)
@@ -143,9 +127,9 @@ def longest(maxima, blocks):
 
 @triton.jit(do_not_specialize=["rows"])
 def start_rows(starts, maxima, sums, tallies, long_rows, rows, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """Where each row begins, in place of its count, and the most that a row of the block has.
+    """Replace the counts in ``starts`` by the start of each row; the last entry is the end of the last row.
 
-    The last entry is where the rows that count end.
+    Also store the block's maximum count, and list its long rows.
     """
     follow()
     block = tl.program_id(0)
@@ -164,9 +148,9 @@ def start_rows(starts, maxima, sums, tallies, long_rows, rows, LONG: tl.constexp
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
 def list_places(
     listed, places, ranks, starts, arrivals, indices, count, rows, padding, sizes, strides,
-    REST: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr,
+    WITH_SKIPPED: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Every place into the list of its row. The REST are put last, in any order."""
+    """Store each place in the list of its row. WITH_SKIPPED: skipped places come last, in any order."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = place < count
@@ -174,7 +158,7 @@ def list_places(
     kept = row < rows
     arrival = tl.load(arrivals + place, mask=inside, other=0)
     tl.store(listed + tl.load(starts + row, mask=kept, other=0) + arrival, place, mask=kept)
-    if REST:
+    if WITH_SKIPPED:
         at = count - 1 - arrival
         tl.store(places + at, place, mask=inside & ~kept)
         if RANKS:
@@ -182,8 +166,8 @@ def list_places(
 
 
 @triton.jit
-def put_place(places, ranks, keys, at, place, row, mask, RANKS: tl.constexpr):
-    """A place where it belongs. The rows of every 32nd place are noted: its window's."""
+def store_place(places, ranks, keys, at, place, row, mask, RANKS: tl.constexpr):
+    """Store a place at its position in sorted order; store the row of every 32nd position in ``keys``."""
     tl.store(places + at, place, mask=mask)
     tl.store(keys + at // CHUNK, row, mask=mask & (at % CHUNK == 0))
     if RANKS:
@@ -195,7 +179,7 @@ def order_lists(
     places, ranks, keys, listed, starts, indices, rows, padding, sizes, strides,
     RANKS: tl.constexpr, LONG: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Every place of a list to its rank, if the list is not long."""
+    """Move each place of a list to its rank, unless the row is long."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = number < tl.load(starts + rows)
@@ -210,7 +194,7 @@ def order_lists(
         for u in tl.static_range(4):
             other = tl.load(listed + start + (begin + u), mask=begin + u < compared, other=2**31 - 1)
             rank += (other < place).to(tl.int32)
-    put_place(places, ranks, keys, start + rank, place, row, inside, RANKS)
+    store_place(places, ranks, keys, start + rank, place, row, inside, RANKS)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding", "stretches", "length"])
@@ -219,7 +203,7 @@ def order_long(
     count, rows, padding, stretches, length, programs, sizes, strides,
     PUT: tl.constexpr, RANKS: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """For each long row and each stretch of the indices: how many there are, or then where they go."""
+    """For each long row and each stretch of the indices: count the matches, or with PUT store them."""
     follow()
     tasks = tl.load(tallies + LONG_ROWS) * stretches
     for task in range(tl.program_id(0), tasks, programs):
@@ -234,7 +218,7 @@ def order_long(
             match = load_row(indices, place, place < count, rows, padding, sizes, strides) == row
             if PUT:
                 before = tl.cumsum(match.to(tl.int32), 0) - 1
-                put_place(places, ranks, keys, at + before, place, row + tl.zeros_like(place), match, RANKS)
+                store_place(places, ranks, keys, at + before, place, row + tl.zeros_like(place), match, RANKS)
                 at += tl.sum(match.to(tl.int32), 0)
             else:
                 total += match.to(tl.int32)
@@ -244,21 +228,20 @@ def order_long(
 
 @triton.jit(do_not_specialize=["count"])
 def rank_places(ranks, places, count, TILE: tl.constexpr):
-    """Where each place is in the order."""
+    """Store the position of each place in sorted order."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     place = tl.load(places + number, mask=number < count, other=0)
     tl.store(ranks + place, number, mask=number < count)
 
 
-class Counting:
-    """What it takes to order ``count`` indices of ``rows`` rows: regions of the workspace, and steps.
+class CountingSort:
+    """Workspace regions and launches that sort ``count`` indices by row.
 
-    ``starts`` has an entry more than there are rows. ``places`` has one for each index; if ``whole``, those
-    of skipped indices come last, after the last entry of ``starts``, and ``ranks`` is where each place is in
-    the order. ``keys`` are the rows of all places, or only of every 32nd; ``key_step`` says which. The
-    largest of the ``maxima`` is the most places that a row has; there are as many as ``blocks``, none after
-    a sort.
+    ``starts`` has ``rows + 1`` entries. ``places`` has one per index; if ``whole``, those of skipped indices
+    come last, from ``starts[rows]``, and ``ranks`` holds the position of each place in sorted order. ``keys``
+    are the rows of all places (``key_step`` 32) or of every 32nd (``key_step`` 1). The maximum of the
+    ``blocks`` elements of ``maxima`` is the maximum number of places of a row; torch.sort has none.
     """
 
     def __init__(
@@ -288,7 +271,7 @@ class Counting:
         self.found = layout.take(most_long * self.stretches, torch.int32)
 
     def add_clear(self, steps: Steps) -> None:
-        """Make ready to count."""
+        """Add the launch of ``clear``."""
         rows, tile = -1 if self.sorts else self.rows, self.tuning.block
         steps.add(
             clear,
@@ -305,12 +288,12 @@ class Counting:
     def add_steps(
         self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1, *, counted: bool = False
     ) -> None:
-        """Add the steps; ``walk`` has the strides of the indices first.
+        """Add the launches; ``walk`` has the strides of the indices first.
 
-        They are ``counted`` if a step between ``add_clear`` and these does it, by ``count_row``.
+        ``counted``: the caller adds ``add_clear`` and a launch that calls ``count_row`` before.
         """
         count, rows, tuning = self.count, self.rows, self.tuning
-        looked_up: dict[str, Any] = {
+        index_parameters: dict[str, Any] = {
             "indices": indices,
             "rows": rows,
             "padding": padding,
@@ -322,7 +305,7 @@ class Counting:
         places: dict[str, Any]
         programs = -(-count // tuning.tile)
         if self.sorts:
-            self._add_sort(steps, looked_up)
+            self._add_sort(steps, index_parameters)
             if self.whole:
                 places = {"ranks": self.ranks, "places": self.places}
                 steps.add(rank_places, programs, **places, count=count, **tile, **warps)
@@ -339,8 +322,8 @@ class Counting:
                 arrivals=self.arrivals,
                 tallies=self.tallies,
                 count=count,
-                **looked_up,
-                REST=self.whole,
+                **index_parameters,
+                WITH_SKIPPED=self.whole,
                 **tile,
                 **warps,
             )
@@ -365,8 +348,8 @@ class Counting:
             **places,
             arrivals=self.arrivals,
             count=count,
-            **looked_up,
-            REST=self.whole,
+            **index_parameters,
+            WITH_SKIPPED=self.whole,
             RANKS=self.whole,
             **tile,
             **warps,
@@ -376,17 +359,17 @@ class Counting:
             programs,
             **places,
             keys=self.keys,
-            **looked_up,
+            **index_parameters,
             RANKS=self.whole,
             LONG=tuning.long,
             **tile,
             **warps,
         )
         if self.long_rows.count:
-            self._add_long(steps, looked_up)
+            self._add_long(steps, index_parameters)
 
-    def _add_long(self, steps: Steps, looked_up: dict[str, Any]) -> None:
-        """Count the places of long rows in each stretch, then put them where they belong."""
+    def _add_long(self, steps: Steps, index_parameters: dict[str, Any]) -> None:
+        """Count the places of long rows in each stretch, then store them."""
         programs = min(self.found.count, self.tuning.programs)
         for put in (False, True):
             steps.add(
@@ -400,7 +383,7 @@ class Counting:
                 long_rows=self.long_rows,
                 found=self.found,
                 count=self.count,
-                **looked_up,
+                **index_parameters,
                 stretches=self.stretches,
                 length=self.length,
                 programs=programs,
@@ -410,10 +393,10 @@ class Counting:
                 num_warps=self.tuning.warps,
             )
 
-    def _add_sort(self, steps: Steps, looked_up: dict[str, Any]) -> None:
+    def _add_sort(self, steps: Steps, index_parameters: dict[str, Any]) -> None:
         count, rows, lanes = self.count, self.rows, self.tuning.lanes
         tile: dict[str, Any] = {"TILE": lanes, "num_warps": self.tuning.warps}
-        steps.add(load_rows, -(-count // lanes), keys=self.unsorted, count=count, **looked_up, **tile)
+        steps.add(load_rows, -(-count // lanes), keys=self.unsorted, count=count, **index_parameters, **tile)
         steps.call(sort, self.unsorted, self.keys, self.places)
         steps.add(
             find_starts,

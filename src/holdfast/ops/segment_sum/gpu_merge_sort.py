@@ -1,12 +1,12 @@
-"""Indices in order, in Triton: the places of the indices sorted by row, and where each row's begin and end.
+"""Merge sort of indices by row, in Triton: sorted places, and where each row's places begin and end.
 
-A row and a place make one word, so that no two words are equal and any way to sort them is stable. Blocks of
-words are sorted by counting: a word's rank is the number of lesser words in its block. Then sorted runs are
-merged, several at a time: a word's rank is its own place in its run, and the number of lesser words in each
-of the others, found by bisection. Every program works on a tile of words alone, so nothing waits for another,
-and the memory is that of the workspace. Very many indices are sorted faster by torch's radix sort.
+A place is a position in the flattened indices. Row and place are packed into one word, so words are distinct
+and any sort of them is stable. Within a block, a word's rank is the number of smaller words in the block.
+Then several sorted runs are merged at a time: a word's rank is its position in its own run plus the number of
+smaller words in each other run, found by binary search. Programs are independent and use only the workspace.
+Beyond ``max_merged`` indices torch's radix sort is faster.
 
-All of that waits most of the time. So others fill memory with zeros beside it, which will be needed later.
+Sorting is bound by latency, so the same launches also zero memory that later kernels need.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -31,22 +31,22 @@ from holdfast.ops.segment_sum import indexed
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of ``Order``."""
+    """Tuning of ``MergeSort``."""
 
-    #: Words that a program finds the ranks of, and words that it compares them with at a time.
+    #: Words per program of ``sort_blocks``, and words compared with them at a time.
     tile: int
     side: int
-    #: Lanes of a program that merges or loads rows, and of one that looks for spans.
+    #: Elements per program that merges or loads rows, and per program of ``find_spans``.
     lanes: int
     span_lanes: int
-    #: Elements that a program clears.
-    cleared: int
-    #: Bytes that can be cleared in the time that a pass of sorting or merging takes, or one that finds spans.
+    #: Elements per program that zeroes memory.
+    zero_tile: int
+    #: Bytes that can be zeroed during a pass of sorting or merging, and during ``find_spans``.
     pass_bytes: int
     span_bytes: int
     #: More indices than this are sorted by torch.sort.
-    merged: int = 2**17
-    #: Words of a block that is sorted by counting, and how many runs are merged at a time: few, or all.
+    max_merged: int = 2**17
+    #: Words per block of ``sort_blocks``; runs merged at a time in several passes, or at most in one pass.
     block: int = 1024
     few_ways: int = 4
     most_ways: int = 32
@@ -55,18 +55,18 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=32, side=256, lanes=2048, span_lanes=512, cleared=4096, pass_bytes=24 * 2**20,
+        tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=4096, pass_bytes=24 * 2**20,
         span_bytes=8 * 2**20,
     ),
     interpreter=Tuning(
-        tile=256, side=1024, lanes=65536, span_lanes=65536, cleared=65536, pass_bytes=4096, span_bytes=4096
+        tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096
     ),
 )  # fmt: skip
 
 
 @triton.jit
 def lower_bound(sorted_values, value, count, step):
-    """How many of ``count`` sorted values are less than ``value``; ``step`` is ``power_below(count)``."""
+    """Number of the ``count`` sorted values less than ``value``; ``step`` is ``power_below(count)``."""
     found = tl.zeros(value.shape, tl.int32)
     while step > 0:
         probe = found + step
@@ -78,15 +78,15 @@ def lower_bound(sorted_values, value, count, step):
 
 
 @triton.jit
-def put_zeros(out, tile, count, TILE: tl.constexpr):
-    """A tile of ``count`` zeros."""
+def store_zeros(out, tile, count, TILE: tl.constexpr):
+    """Zero one tile of ``count`` elements."""
     at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < count)
 
 
 @triton.jit
 def load_row(indices, place, inside, rows, padding, sizes, strides):
-    """The row that each index names; ``rows`` itself, which sorts last, if it is to be skipped."""
+    """Row of each index; ``rows``, which sorts last, if the index is padding or out of range."""
     index = tl.load(indices + row_offsets(place, sizes, strides), mask=inside, other=0)
     kept = inside & (index >= 0) & (index < rows) & (index != padding)
     return tl.where(kept, index, rows).to(tl.int32)
@@ -94,7 +94,7 @@ def load_row(indices, place, inside, rows, padding, sizes, strides):
 
 @triton.jit
 def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD: tl.constexpr):
-    """Row and place in one word; past the end, more than any other."""
+    """Row and place packed into one word; the largest word past the end."""
     inside = place < count
     row = load_row(indices, place, inside, rows, padding, sizes, strides)
     word = (row.to(WORD) << shift) | place.to(WORD)
@@ -102,8 +102,8 @@ def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD:
 
 
 @triton.jit
-def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
-    """A word where it belongs; taken apart, if it will not be moved again."""
+def store_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
+    """Store a word at its rank; after the LAST pass, store its row and place separately."""
     if LAST:
         tl.store(keys + at, (word >> shift).to(tl.int32), mask=inside)
         tl.store(places + at, (word - ((word >> shift) << shift)).to(tl.int32), mask=inside)
@@ -111,14 +111,14 @@ def put_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
         tl.store(words + at, word, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "clearers"])
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "span_programs"])
 def sort_blocks(
-    words, keys, places, spans, blank, indices,
-    count, rows, padding, shift, programs, clearers, words_of_spans, start, zeros, sizes, strides,
+    words, keys, places, spans, fill, indices,
+    count, rows, padding, shift, programs, span_programs, span_count, fill_start, fill_count, sizes, strides,
     WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
-    CLEARED: tl.constexpr,
+    ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Sort each block by counting the lesser words of the block. Others clear the spans, or blank memory."""
+    """Sort each block by counting smaller words. Further programs zero the spans and ``fill``."""
     follow()
     program = tl.program_id(0)
     if program < programs:
@@ -131,18 +131,18 @@ def sort_blocks(
                 indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
             )
             less += (other[None, :] < word[:, None]).to(tl.int32)
-        put_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
-    elif program < programs + clearers:
-        put_zeros(spans, program - programs, words_of_spans, CLEARED)
+        store_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
+    elif program < programs + span_programs:
+        store_zeros(spans, program - programs, span_count, ZERO_TILE)
     else:
-        put_zeros(blank + start, program - programs - clearers, zeros, CLEARED)
+        store_zeros(fill + fill_start, program - programs - span_programs, fill_count, ZERO_TILE)
 
 
 @triton.jit
 def merge_tile(
     merged, keys, places, words, count, run, shift, TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr
 ):
-    """A tile of words, which lies in one run, among WAYS neighbouring runs of ``run`` words each."""
+    """Merge a tile of words, all in one run, into WAYS neighbouring runs of ``run`` words each."""
     begin = tl.program_id(0) * TILE
     place = begin + tl.arange(0, TILE)
     word = tl.load(words + place, mask=place < count, other=0)
@@ -160,25 +160,25 @@ def merge_tile(
         less = tl.where(exists & (there < word[:, None]), probe, less)
         step = step // 2
     rank = place - own * run + tl.sum(less, 1)
-    put_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
+    store_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
 
 
 @triton.jit(do_not_specialize=["count", "run", "shift", "programs"])
 def merge_runs(
-    merged, keys, places, words, blank, count, run, shift, programs, start, zeros,
-    TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr, CLEARED: tl.constexpr,
+    merged, keys, places, words, fill, count, run, shift, programs, fill_start, fill_count,
+    TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Merge runs, while others blank memory."""
+    """Merge runs. Further programs zero ``fill``."""
     follow()
     if tl.program_id(0) < programs:
         merge_tile(merged, keys, places, words, count, run, shift, TILE, WAYS, LAST)
     else:
-        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
+        store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
 def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.constexpr):
-    """The row of each index, for torch to sort."""
+    """Store the row of each index, for torch.sort."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = load_row(indices, place, place < count, rows, padding, sizes, strides)
@@ -186,26 +186,26 @@ def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.cons
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
-def load_rows_beside(
-    keys, spans, indices, count, rows, padding, programs, words_of_spans, sizes, strides,
-    TILE: tl.constexpr, CLEARED: tl.constexpr,
+def load_rows_and_zero(
+    keys, spans, indices, count, rows, padding, programs, span_count, sizes, strides,
+    TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """The same, while others clear the spans."""
+    """``load_rows``. Further programs zero the spans."""
     follow()
     if tl.program_id(0) < programs:
         load_rows(keys, indices, count, rows, padding, sizes, strides, TILE)
     else:
-        put_zeros(spans, tl.program_id(0) - programs, words_of_spans, CLEARED)
+        store_zeros(spans, tl.program_id(0) - programs, span_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "cleared", "programs"])
+@triton.jit(do_not_specialize=["count", "rows", "counter_count", "programs"])
 def find_spans(
-    spans, counters, keys, blank, count, rows, cleared, programs, start, zeros,
-    TILE: tl.constexpr, CLEARED: tl.constexpr,
+    spans, counters, keys, fill, count, rows, counter_count, programs, fill_start, fill_count,
+    TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Where each row that has places begins and ends among the sorted keys. Counters are cleared.
+    """Store where each row with places begins and ends in the sorted keys, and zero the counters.
 
-    Others blank memory.
+    Further programs zero ``fill``.
     """
     follow()
     if tl.program_id(0) < programs:
@@ -216,21 +216,21 @@ def find_spans(
         at = spans + row.to(tl.int64) * 2
         tl.store(at, place, mask=(row < rows) & (row != before))
         tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
-        tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < cleared)
+        tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
     else:
-        put_zeros(blank + start, tl.program_id(0) - programs, zeros, CLEARED)
+        store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "step"])
 def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
-    """Where each row begins among the sorted keys; the last entry is where the rows that count end."""
+    """Store where each row begins in the sorted keys; the last entry is the end of the last row."""
     follow()
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
 
 
 def power_below(count: int) -> int:
-    """The largest power of two that is no more than ``count``; 0 for 0."""
+    """Largest power of two up to ``count``; 0 for 0."""
     return 1 << (count.bit_length() - 1) if count > 0 else 0
 
 
@@ -238,46 +238,46 @@ def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> Non
     torch.sort(keys, stable=True, out=(ordered, places))
 
 
-class Blank(NamedTuple):
-    """Elements of an operand that are to be zeros, from ``start`` on."""
+class ZeroFill(NamedTuple):
+    """``elements`` elements of an operand, from ``start``, to be zeroed."""
 
     at: StepOperand
     start: int
     elements: int
     itemsize: int
 
-    def split(self, size: int) -> tuple[Blank, Blank]:
-        """Up to ``size`` bytes of it, and the rest."""
+    def split(self, size: int) -> tuple[ZeroFill, ZeroFill]:
+        """The first ``size`` bytes, and the rest."""
         now = min(size // self.itemsize, self.elements)
         rest = self._replace(start=self.start + now, elements=self.elements - now)
         return self._replace(elements=now), rest
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What a kernel that clears memory beside its own work is given."""
-        return {"blank": self.at, "start": self.start, "zeros": self.elements}
+        """Parameters of a kernel whose further programs zero memory."""
+        return {"fill": self.at, "fill_start": self.start, "fill_count": self.elements}
 
 
-class Order:
-    """What it takes to order ``count`` indices of ``rows`` rows: regions of the workspace, and steps.
+class MergeSort:
+    """Workspace regions and launches that sort ``count`` indices by row.
 
-    ``places`` has one for each index, those of skipped ones last; ``keys`` are the rows of all places. Twice
-    the row is where ``spans`` has the first of its places in that order, and next to it the one after the
-    last; 0 if it has none.
+    ``places`` has one place per index, in sorted order, those of skipped indices last. ``keys`` are their
+    rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places, zeros if it
+    has none.
     """
 
     key_step = indexed.CHUNK
 
     def __init__(self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int) -> None:
         self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
-        self.merges = count <= self.tuning.merged
+        self.merges = count <= self.tuning.max_merged
         self.sorted_by = "" if self.merges else "torch.sort"
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
         self.keys = layout.take(count, torch.int32)
         self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
-        # A multiple of 16 is known to the compiler as one, and cleared by whole vectors.
+        # Triton specializes multiples of 16, and then zeroes whole vectors.
         self.spans = layout.take(-(-2 * rows // 16) * 16, torch.int32)
         self.words: tuple[Region, ...]
         if self.merges:
@@ -287,7 +287,7 @@ class Order:
             self.words = (layout.take(count, torch.int32),)
 
     def _ways(self) -> list[int]:
-        """How many runs are merged at a time, pass after pass."""
+        """Number of runs that each pass merges at a time."""
         few, most = self.tuning.few_ways, self.tuning.most_ways
         runs, ways = -(-self.count // self.tuning.block), []
         if 1 < runs <= most:
@@ -298,8 +298,8 @@ class Order:
         return ways
 
     @property
-    def blank_bytes(self) -> int:
-        """How much memory can be blanked beside the steps."""
+    def fill_bytes(self) -> int:
+        """Bytes that the launches can zero at no cost."""
         if not self.merges or not self.count:
             return 0
         return (1 + len(self._ways())) * self.tuning.pass_bytes + self.tuning.span_bytes
@@ -311,15 +311,15 @@ class Order:
         walk: Space,
         padding: int,
         counters: Region,
-        blank: Blank | None = None,
+        fill: ZeroFill | None = None,
     ) -> None:
-        """Add the steps; ``walk`` has the strides of the indices first.
+        """Add the launches; ``walk`` has the strides of the indices first.
 
-        They clear the ``counters`` too, and what is to be ``blank``, of up to ``blank_bytes``.
+        They also zero ``counters``, and ``fill``, of up to ``fill_bytes``.
         """
-        count, tuning, cleared = self.count, self.tuning, self.tuning.cleared
-        blank = blank or Blank(self.keys, 0, 0, 1)
-        looked_up: dict[str, Any] = {
+        count, tuning, zero_tile = self.count, self.tuning, self.tuning.zero_tile
+        fill = fill or ZeroFill(self.keys, 0, 0, 1)
+        index_parameters: dict[str, Any] = {
             "indices": indices,
             "count": count,
             "rows": self.rows,
@@ -328,19 +328,19 @@ class Order:
             "strides": (*walk.strides[0], 0),
         }
         if self.merges:
-            blank = self._add_merges(steps, looked_up, blank)
+            fill = self._add_merges(steps, index_parameters, fill)
         else:
             programs = -(-count // tuning.lanes)
             steps.add(
-                load_rows_beside,
-                programs + -(-self.spans.count // cleared),
+                load_rows_and_zero,
+                programs + -(-self.spans.count // zero_tile),
                 keys=self.words[0],
                 spans=self.spans,
-                **looked_up,
+                **index_parameters,
                 programs=programs,
-                words_of_spans=self.spans.count,
+                span_count=self.spans.count,
                 TILE=tuning.lanes,
-                CLEARED=cleared,
+                ZERO_TILE=zero_tile,
                 num_warps=tuning.warps,
             )
             steps.call(sort, self.words[0], self.keys, self.places)
@@ -348,44 +348,44 @@ class Order:
             programs = -(-max(count, counters.count) // tuning.span_lanes)
             steps.add(
                 find_spans,
-                programs + -(-blank.elements // cleared),
+                programs + -(-fill.elements // zero_tile),
                 spans=self.spans,
                 counters=counters,
                 keys=self.keys,
-                **blank.parameters,
+                **fill.parameters,
                 count=count,
                 rows=self.rows,
-                cleared=counters.count,
+                counter_count=counters.count,
                 programs=programs,
                 TILE=tuning.span_lanes,
-                CLEARED=cleared,
+                ZERO_TILE=zero_tile,
                 num_warps=tuning.warps,
             )
 
-    def _add_merges(self, steps: Steps, looked_up: dict[str, Any], blank: Blank) -> Blank:
-        """Sort blocks, then merge them. Returns what is left to be blanked."""
-        count, tuning, cleared, ways = self.count, self.tuning, self.tuning.cleared, self._ways()
-        programs, clearers = -(-count // tuning.tile), -(-self.spans.count // cleared)
-        now, blank = blank.split(tuning.pass_bytes)
+    def _add_merges(self, steps: Steps, index_parameters: dict[str, Any], fill: ZeroFill) -> ZeroFill:
+        """Add the launches that sort blocks and merge them. Returns the memory still to be zeroed."""
+        count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
+        programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
+        now, fill = fill.split(tuning.pass_bytes)
         steps.add(
             sort_blocks,
-            programs + clearers + -(-now.elements // cleared),
+            programs + span_programs + -(-now.elements // zero_tile),
             words=(*self.words, self.keys)[0],
             keys=self.keys,
             places=self.places,
             spans=self.spans,
             **now.parameters,
-            **looked_up,
+            **index_parameters,
             shift=self.shift,
             programs=programs,
-            clearers=clearers,
-            words_of_spans=self.spans.count,
+            span_programs=span_programs,
+            span_count=self.spans.count,
             WORD=self.word,
             BLOCK=tuning.block,
             TILE=tuning.tile,
             SIDE=tuning.side,
             LAST=not ways,
-            CLEARED=cleared,
+            ZERO_TILE=zero_tile,
             num_warps=tuning.warps,
         )
         run = tuning.block
@@ -393,10 +393,10 @@ class Order:
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
             tile = min(tuning.lanes // way, tuning.block)
             programs = -(-count // tile)
-            now, blank = blank.split(tuning.pass_bytes)
+            now, fill = fill.split(tuning.pass_bytes)
             steps.add(
                 merge_runs,
-                programs + -(-now.elements // cleared),
+                programs + -(-now.elements // zero_tile),
                 merged=target,
                 keys=self.keys,
                 places=self.places,
@@ -409,8 +409,8 @@ class Order:
                 TILE=tile,
                 WAYS=way,
                 LAST=number == len(ways) - 1,
-                CLEARED=cleared,
+                ZERO_TILE=zero_tile,
                 num_warps=tuning.warps,
             )
             run *= way
-        return blank
+        return fill

@@ -1,7 +1,7 @@
-"""What the ops over indices share: descriptors, checks, and what they say of themselves.
+"""Descriptors, checks and error bounds shared by segment_sum, embedding and embedding_bag.
 
-segment_sum, embedding and embedding_bag each have a matrix whose rows are named by indices. ``shape`` of a
-descriptor is that of the indices.
+Each of these ops has a matrix whose rows are selected by indices. A descriptor's ``shape`` is the shape of
+the indices.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from holdfast.core.errors import InvalidDescriptor, InvalidIndex
 from holdfast.core.plan import Args, DescribedKernel
 from holdfast.core.strided import Space, coalesce
 
-#: Terms that are added one after another; their sums are terms again.
+#: Terms of a chunk of the ordered sum. The chunk sums are the terms of the next level.
 CHUNK = 32
-#: Indices are counted, and rows named, in 31 bits.
+#: Upper limit of the number of indices and rows, an int32.
 LIMIT = 2**31 - 1
 INDEX_DTYPES = (torch.int32, torch.int64)
-#: What can be done about an index that names no row.
+#: What to do about an index out of range.
 BAD_INDEX = ("raise", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedDescriptor(Descriptor):
-    """``dtype`` is that of the rows, ``index_dtype`` that of what names them."""
+    """``dtype`` is the dtype of the rows, ``index_dtype`` that of the indices."""
 
     dtype: torch.dtype = torch.float32
     index_dtype: torch.dtype = torch.int64
 
-    #: The fields that hold the sizes of the matrix: its rows, and its columns.
+    #: Names of the fields that hold the number of rows and of columns of the matrix.
     sizes: ClassVar[tuple[str, str]]
 
     @property
@@ -51,12 +51,12 @@ class IndexedDescriptor(Descriptor):
 
     @property
     def count(self) -> int:
-        """How many indices there are."""
+        """Number of indices."""
         return math.prod(self.shape)
 
     @property
     def padding(self) -> int:
-        """The row that is skipped where rows are summed; -1 for none."""
+        """The row whose terms are not summed; -1 for none."""
         return -1
 
     @property
@@ -84,7 +84,7 @@ class IndexedDescriptor(Descriptor):
 
 
 def validate_padding(padding_idx: int | None, rows: int) -> None:
-    """Raise unless ``padding_idx`` names a row, or is None."""
+    """Raise unless ``padding_idx`` is a row or None."""
     if padding_idx is not None and (type(padding_idx) is not int or not 0 <= padding_idx < rows):
         raise InvalidDescriptor(
             f"padding_idx is {padding_idx!r}; it must be None or name one of the {rows} rows, counted from 0."
@@ -92,13 +92,13 @@ def validate_padding(padding_idx: int | None, rows: int) -> None:
 
 
 def validate_bad_index(bad_index: str) -> None:
-    """Raise unless ``bad_index`` says what to do."""
+    """Raise unless ``bad_index`` is one of BAD_INDEX."""
     if bad_index not in BAD_INDEX:
         raise InvalidDescriptor(f'bad_index is {bad_index!r}; accepted are "raise" and "skip".')
 
 
 class SummingArgs(Args):
-    """What is summed by row: the operands are the sums, the terms and the row of each."""
+    """Args of a plan that sums terms by row. The operands are the sums, the terms and their rows."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ class SummingArgs(Args):
 
 @dataclass(frozen=True)
 class BadIndex:
-    """The complaint that an index names no row."""
+    """Makes the error for an index out of range."""
 
     rows: int
 
@@ -127,19 +127,19 @@ D = TypeVar("D", bound=IndexedDescriptor)
 
 
 class IndexedKernel(DescribedKernel[D]):
-    """A kernel over indices, on any backend."""
+    """A kernel of an op over indices, on any backend."""
 
 
 def summing_ulp(real: Float, terms: int, more: float = 0.0) -> float:
-    """The error of an ordered sum of that many terms, in ULP of ``real``, of the sum of their magnitudes.
+    """Error bound of an ordered sum, in ULP of ``real`` of the sum of the magnitudes of its terms.
 
-    ``more`` operations are rounded beside the additions.
+    ``more`` is the number of roundings besides the additions.
     """
     return error_in_ulp(ordered_additions(terms) + more, real.compute, real)
 
 
 def ordered_additions(terms: int) -> int:
-    """The most additions that round a term of an ordered sum: the first of a chunk is to zero, and exact."""
+    """Maximum number of rounded additions of a term; the first of a chunk adds to zero and is exact."""
     additions = 0
     while terms > 1:
         additions += min(terms, CHUNK) - 1
@@ -148,21 +148,21 @@ def ordered_additions(terms: int) -> int:
 
 
 def count_roundings(compute: Float, most: int) -> int:
-    """The roundings of a division by a count of at most ``most``, which may have to be rounded itself."""
+    """Roundings of a division by a count up to ``most``: one, and one more if the count can be inexact."""
     return 2 if most > 2**compute.precision else 1
 
 
 def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
-    """The loops over the indices in row-major order, as few as the operands allow; strides for each operand.
+    """The loops over the indices in row-major order, coalesced, with the strides of each operand.
 
-    ``strides`` are those of tensors of this shape, or with more axes after it, which are left out.
+    ``strides`` belong to tensors of this shape; axes after it are ignored.
     """
     return coalesce(shape, [tuple(own[: len(shape)]) for own in strides], keep_order=True)
 
 
 @arguments
 class DescribedSum(SummingArgs):
-    """Args of any plan that sums by row, described."""
+    """Args on meta tensors, for compiling any plan that sums by row."""
 
     out: Output
     terms: torch.Tensor
@@ -171,7 +171,7 @@ class DescribedSum(SummingArgs):
 
     @classmethod
     def of(cls, desc: IndexedDescriptor) -> Self:
-        """Contiguous tensors without memory: a term for each index."""
+        """Contiguous meta tensors with one term per index."""
         out = torch.empty((desc.rows, desc.columns), dtype=desc.dtype, device="meta")
         terms = torch.empty((*desc.shape, desc.columns), dtype=desc.dtype, device="meta")
         indices = torch.empty(desc.shape, dtype=desc.index_dtype, device="meta")

@@ -1,4 +1,4 @@
-"""The mistakes of ordered sums by row."""
+"""Mutants of the segment_sum kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CPU, _GPU = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu"
 
 MUTANTS = (
     _mutant(
-        "a scratch run too few",  # one of half the size would hold half of an address
+        "a scratch run too few",  # runs of half the size would also break the addresses kept in one
         _CPU,
         "Runs(_LEVEL + LEVELS, RUN_BYTES)",
         "Runs(_LEVEL + LEVELS - 1, RUN_BYTES)",
@@ -21,8 +21,8 @@ MUTANTS = (
     _mutant(
         "five terms in the room of four",
         _CPU,
-        "if waiting == 4:",
-        "if waiting == 5:",
+        "if pending == 4:",
+        "if pending == 5:",
         likely="sliced terms",
     ),
     _mutant(
@@ -47,8 +47,8 @@ MUTANTS = (
     _mutant(
         "a heavy row left out",
         _CPU,
-        "if ordering.heaviest > share:",
-        "if ordering.heaviest > 2 * share:",
+        "if ordering.longest > share:",
+        "if ordering.longest > 2 * share:",
         likely="neighbouring long",
     ),
     _mutant(

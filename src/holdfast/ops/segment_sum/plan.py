@@ -1,8 +1,8 @@
-"""Segment sum: rows added up by destination, in the order that they come in.
+"""Segment sum: the sum of the rows of each destination, in the order of the input.
 
 ``out[i]`` is the sum of ``terms[n]`` over all n with ``destinations[n] == i``: sequential within chunks of 32
-in ascending n, then over the chunk sums in the same way until one is left. This is what the gradients of
-embedding and embedding_bag are made of.
+in ascending n, then over the chunk sums in the same way until one is left. The gradients of embedding and
+embedding_bag are segment sums.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ import torch
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Plan
-from holdfast.ops.segment_sum.indexed import (
-    IndexedDescriptor,
-    SummingArgs,
-    summing_ulp,
-)
+from holdfast.ops.segment_sum.indexed import IndexedDescriptor, SummingArgs, summing_ulp
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentSumDescriptor(IndexedDescriptor):
-    """``shape`` is that of the destinations; each has a term of ``width`` elements, and goes to a segment."""
+    """``shape`` is the shape of the destinations; each has a term of ``width`` elements."""
 
     segments: int
     width: int
@@ -42,10 +38,10 @@ class SegmentSumDescriptor(IndexedDescriptor):
 
 @arguments
 class SegmentSumArgs(SummingArgs):
-    """``terms`` and ``destinations`` are read, ``out`` is written, or with ``accumulate`` added to.
+    """``terms`` and ``destinations`` are read; ``out`` is written, or with ``accumulate`` added to.
 
-    A destination that is no segment is skipped. A segment without terms is zeros; with ``accumulate`` it is
-    left as it is.
+    A destination out of range is skipped. A segment without terms is set to zeros, or with ``accumulate``
+    left unchanged.
     """
 
     terms: torch.Tensor
@@ -55,7 +51,7 @@ class SegmentSumArgs(SummingArgs):
 
 
 class SegmentSumPlan(Plan[SegmentSumDescriptor, SegmentSumArgs]):
-    """out[i] = the ordered sum of the terms whose destination is i."""
+    """out[i] = the ordered sum of terms[n] over all n with destinations[n] == i."""
 
     def mode(self) -> str:
         return "ordered"

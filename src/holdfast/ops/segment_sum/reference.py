@@ -1,4 +1,4 @@
-"""What the ordered sum means, in NumPy."""
+"""The ordered sum in NumPy, the definition."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
 
 def ordered_sum(terms: Array) -> Array:
-    """The sum over the first axis: chunks of 32 from first to last, then the chunk sums in the same way.
+    """Sum over the first axis: each chunk of 32 terms in order, then the chunk sums in the same way.
 
-    A sum starts from +0.0, so it is never -0.0; no terms at all are +0.0.
+    Every sum starts from +0.0, so it is never -0.0. Without terms it is +0.0.
     """
     with np.errstate(all="ignore"):
         while True:
@@ -31,7 +31,7 @@ def ordered_sum(terms: Array) -> Array:
 
 
 def sources_of(destinations: Array, segments: int) -> dict[int, Array]:
-    """For each segment that has terms, in ascending order, where they come from, in ascending order."""
+    """The positions of each segment's terms, ascending, for the segments that have any, ascending."""
     kept = np.flatnonzero((destinations >= 0) & (destinations < segments))
     kept = kept[np.argsort(destinations[kept], kind="stable")]
     rows, begins = np.unique(destinations[kept], return_index=True)
@@ -39,7 +39,7 @@ def sources_of(destinations: Array, segments: int) -> dict[int, Array]:
 
 
 def raise_outside(indices: torch.Tensor, rows: int) -> None:
-    """Raise if an index names no row."""
+    """Raise if an index is out of range."""
     flat = indices.numpy().reshape(-1)
     outside = np.flatnonzero((flat < 0) | (flat >= rows))
     if len(outside):
@@ -47,7 +47,7 @@ def raise_outside(indices: torch.Tensor, rows: int) -> None:
 
 
 def store_rows(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, compute: Float) -> None:
-    """Write or add to the rows that have a sum; without ``accumulate`` all others are zeros."""
+    """Store or accumulate the rows in ``sums``. Without ``accumulate``, all other rows are zeroed."""
     if not accumulate:
         out.zero_()
     for row, total in sums.items():

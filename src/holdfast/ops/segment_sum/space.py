@@ -1,4 +1,4 @@
-"""Every problem of segment_sum, and the indices that embedding and embedding_bag draw as well."""
+"""Random problems of segment_sum for the fuzzer, and indices that embedding and embedding_bag use too."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _VALUES = ("spread", "special", "zeros", "exponents", "any bits")
 
 
 def draw_spread(draw: Draw, rows: int) -> str:
-    """How indices are spread over the rows: mostly skewed, with and without such as name no row."""
+    """Distribution of the indices over the rows: mostly skewed, sometimes with indices out of range."""
     return draw.one_of(("uniform", "zipf", "equal", "sorted", "bad"), [2, 3, 2, 1, 2]) if rows else "bad"
 
 
 def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Sizes and dtypes of rows that are named by indices of this shape."""
+    """Sizes and dtypes of a table for indices of this shape."""
     columns = draw.size(max(draw.budget // max(torch.Size(shape).numel(), 1), 1))
     rows = draw.size(max(draw.budget // max(columns, 1), 1))
     return {
@@ -52,4 +52,4 @@ def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
 def public(
     plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
 ) -> dict[str, torch.Tensor] | None:
-    return None  # it is reached through embedding and embedding_bag
+    return None  # public only through embedding and embedding_bag

@@ -1,4 +1,4 @@
-"""How the tree sum cuts a segment into blocks, and how often that rounds a term."""
+"""Block sizes of the tree sum, and the number of its roundings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ BLOCK = ROWS * LANES
 
 
 def blocks_of(length: int) -> int:
-    """The blocks that a segment of ``length`` elements fills; one if it is empty."""
+    """Number of blocks of a segment of ``length`` elements; 1 if it is empty."""
     return max(1, -(-length // BLOCK))
 
 
 def lanes_of(length: int) -> int:
-    """The lanes that the elements of a segment need within a block: a power of two."""
+    """Number of lanes that a segment of ``length`` elements uses: a power of two."""
     return 1 << (min(max(length, 1), LANES) - 1).bit_length()
 
 
 def levels(length: int) -> tuple[int, ...]:
-    """How many sums each level of the tree leaves of a segment; the last leaves one."""
+    """Number of sums per segment after each level of the tree; the last is 1."""
     counts = [blocks_of(length)]
     while counts[-1] > 1:
         counts.append(blocks_of(counts[-1]))
@@ -27,10 +27,10 @@ def levels(length: int) -> tuple[int, ...]:
 
 
 def rounding_errors(length: int) -> int:
-    """The most additions that round a term on its way to the total.
+    """Maximum number of rounded additions between a term and the total.
 
-    At each level of the tree these are the rows of a block but the first, which is added to zero, and the
-    halvings of its lanes; an addition of a zero that fills up a block is exact.
+    Each level of the tree has one per row of a block, except the first row, which is added to zero, and one
+    per halving of the lanes. Adding a padding zero is exact.
     """
     additions = 0
     while length > 1:

@@ -1,9 +1,9 @@
-"""The tree sum on the CPU, and how a kernel comes by the elements of its segments.
+"""The tree sum on the CPU, with functions that load and store the elements of segments.
 
-A job is one block of some segments: of a single one, of as many short ones as fill a block, or of some that
-lie side by side in memory. A kernel makes the lanes of each job: all lanes of one segment after another or,
-where the segments are side by side, one lane of all of them after another. Here lanes are halved and, when
-all jobs are done, the sums of blocks are added up. Threads share out whole jobs, so that their number changes
+A job is one block of one segment, of several short segments that fill a block together, or of segments that
+are side by side (adjacent in memory). The op's kernel computes the lanes of each job: segment by segment or,
+for segments side by side, lane by lane with all segments in one run. This module reduces the lanes to block
+sums and, after all jobs, adds the block sums. Each job runs on one thread, so the number of threads changes
 no bit.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -28,26 +28,26 @@ from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_addres
 from holdfast.numerics.cpu import ITEM_SIZE, narrow, widen, zero
 from holdfast.ops.tree_sum.blocks import BLOCK, LANES, blocks_of, lanes_of
 
-#: The most segments of a job where they lie side by side, and the fewest for which it is worth it.
-COLUMNS, _FEW_COLUMNS = 1024, 16
-#: Bytes of a scratch run, and from one to the next: room for a block of the widest type.
+#: Maximum segments per job when they are side by side, and the minimum to process them side by side.
+COLUMNS, _MIN_COLUMNS = 1024, 16
+#: Bytes of a scratch run (one block of the widest type), and the distance between runs.
 _RUN_BYTES = BLOCK * 8
 RUN = step_of(_RUN_BYTES)
-#: The same of a run for one lane of segments that are side by side.
+#: The same for a run of one lane of segments side by side.
 _LANE_BYTES = COLUMNS * 8
 _LANE = step_of(_LANE_BYTES)
 
-# The columns of a table of operands.
+# Columns of the operand table.
 _ADDRESS, _KIND, _LAYOUT = 0, 1, 2
-# How a tensor's elements lie: apart, in runs (those of the innermost loop), or in a row throughout.
-_APART, _IN_RUNS, _THROUGHOUT = 0, 1, 2
+# Layout of an operand: strided, contiguous along the innermost loop, or contiguous over all segments.
+_STRIDED, _INNER_CONTIGUOUS, _CONTIGUOUS = 0, 1, 2
 
 
 class Jobs(NamedTuple):
-    """How segments are cut. ``shape`` is (segments, length, blocks, segments of a job, whether side by side).
+    """The jobs of some segments. ``shape`` is (segments, length, blocks, segments per job, side by side).
 
-    ``over`` and ``within`` are the loops over segments and over the elements of one: their sizes, then the
-    strides of each operand. ``table`` has a row for each operand.
+    ``over`` and ``within`` are the loops over segments and over the elements of a segment: row 0 holds the
+    sizes, row 1 + k the strides of operand k. ``table`` has one row per operand.
     """
 
     number: int
@@ -59,20 +59,19 @@ class Jobs(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def jobs_of(segments: Segments) -> Jobs:
-    """The jobs of ``segments``."""
     count, length = segments.count, segments.length
     outer, inner = segments.over, segments.within
     side = outer.sizes[-1]
-    side_by_side = side >= _FEW_COLUMNS and outer.strides[0][-1] == 1 and inner.strides[0][-1] != 1
-    # A job's elements fit in a scratch run, and so do its lanes, which can be more: a power of two a segment.
-    taken = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, lanes_of(length)))
-    groups = -(-side // taken) * (count // side) if side_by_side else -(-count // taken)
+    side_by_side = side >= _MIN_COLUMNS and outer.strides[0][-1] == 1 and inner.strides[0][-1] != 1
+    # A scratch run must hold a job's elements and also its lanes, which are a power of two per segment.
+    per_job = min(COLUMNS, side) if side_by_side else max(1, BLOCK // max(length, lanes_of(length)))
+    groups = -(-side // per_job) * (count // side) if side_by_side else -(-count // per_job)
     table = np.zeros((len(outer.strides), 3), np.int64)
     for operand, steps in enumerate(inner.strides):
         dense = len(outer.sizes) == 1 and len(inner.sizes) == 1 and outer.strides[operand][0] == length
-        table[operand, _LAYOUT] = _APART if steps[-1] != 1 else _THROUGHOUT if dense else _IN_RUNS
+        table[operand, _LAYOUT] = _STRIDED if steps[-1] != 1 else _CONTIGUOUS if dense else _INNER_CONTIGUOUS
     blocks = blocks_of(length)
-    shape = count, length, blocks, taken, side_by_side
+    shape = count, length, blocks, per_job, side_by_side
     return Jobs(groups * blocks, shape, _loops(outer), _loops(inner), table)
 
 
@@ -80,8 +79,10 @@ def _loops(space: Space) -> np.ndarray[Any, Any]:
     return np.array([space.sizes, *space.strides], np.int64)
 
 
-def sums_of(count: int, length: int, compute: Float, trees: int) -> tuple[list[Region], WorkspaceLayout]:
-    """Where the sums of the blocks of all segments are, for each tree; and the workspace layout."""
+def workspace_sums(
+    count: int, length: int, compute: Float, trees: int
+) -> tuple[list[Region], WorkspaceLayout]:
+    """Workspace regions for the block sums of all segments, one per tree."""
     layout = WorkspaceLayout()
     return [layout.take(count * blocks_of(length), compute.torch) for _ in range(trees)], layout
 
@@ -100,10 +101,11 @@ def launch(
     floor: float | None = None,
     accumulate: bool = False,
 ) -> None:
-    """Run a first level over all jobs, and make totals of the sums that it leaves.
+    """Run ``first_level`` over all jobs, then add its block sums to totals.
 
-    ``first_level`` is given the first and last job, the walk over ``operands``, and where the sums of each
-    tree go, which is in ``sums``. ``totals`` are the positions of the operands that take the totals of each.
+    ``first_level`` takes the first and last job, the walk over ``operands``, and the addresses of the block
+    sums of each tree, which are in ``sums``. ``totals`` are the positions in ``operands`` of the outputs, one
+    per tree.
     """
     jobs = jobs_of(segments)
     count, length, blocks, *_ = jobs.shape
@@ -122,76 +124,75 @@ def launch(
 
     def total(first: int, last: int) -> None:
         for operand, sums_of_tree in zip(totals, places, strict=True):
-            with_scratch = (*walk, scratch.of_thread())
-            add_up(first, last, with_scratch, operand, sums_of_tree, *numbers, floor is not None, accumulate)
+            own = (*walk, scratch.of_thread())
+            add_block_sums(first, last, own, operand, sums_of_tree, *numbers, floor is not None, accumulate)
 
     parallel(level, jobs.number, count * length)
     parallel(total, count, count * blocks)
 
 
-def no_jobs() -> Any:
-    """A walk without jobs, to compile a kernel with."""
+def empty_walk() -> Any:
+    """A walk without jobs, for compiling a kernel."""
     none = np.zeros((1, 1), np.int64)
     return (0, 0, 1, 1, False), none, none, np.zeros((1, 3), np.int64), 0
 
 
 @cache
 def compile_for(compute: Float) -> None:
-    """Compile what adds up the sums of blocks."""
+    """Compile ``add_block_sums``."""
     number = np.float64 if compute.bits == 64 else np.float32
-    compile_kernel(add_up, 0, 0, no_jobs(), 0, 0, number(0), number(0), False, False)
+    compile_kernel(add_block_sums, 0, 0, empty_walk(), 0, 0, number(0), number(0), False, False)
 
 
-#: How often lanes are halved, and the sums of one lane itself.
+#: Levels of the sum over lanes: single lanes, then one per halving.
 _LEVELS = LANES.bit_length()
-#: Scratch runs beside the two of each operand: two for the lanes of each of two trees, one for results, and
-#: two for what is spread. After these, where segments are side by side, each tree has a run of one lane for
-#: each level, and one for a new lane.
-TREE = 2
-RESULTS = 2 * TREE
-_SPREAD = RESULTS + 1
-_SPARE = _SPREAD + 2
+#: Scratch runs after the two of each operand: two for the lanes of each of two trees, one for results, and
+#: two for repeated values. Lane runs follow, for segments side by side: per tree one for each level, and one
+#: for the new lane.
+RUNS_PER_TREE = 2
+RESULTS = 2 * RUNS_PER_TREE
+_REPEATED = RESULTS + 1
+_RUNS = _REPEATED + 2
 _LANE_RUNS = _LEVELS + 1
 
 
 @cache
 def scratch_for(operands: int) -> Scratch:
-    """The scratch of a walk over so many operands."""
-    return Scratch("tree_sum", Runs(2 * operands + _SPARE, _RUN_BYTES), Runs(2 * _LANE_RUNS, _LANE_BYTES))
+    """Scratch of a walk over ``operands`` operands."""
+    return Scratch("tree_sum", Runs(2 * operands + _RUNS, _RUN_BYTES), Runs(2 * _LANE_RUNS, _LANE_BYTES))
 
 
-# A kernel's ``walk`` is (shape, over, within, table, address of the scratch). Each operand has two runs of
-# the scratch, one for its elements as they are stored and one for the compute type; the spare ones come after
-# those.
+# A kernel's ``walk`` is (shape, over, within, table, scratch address). Each operand has two scratch runs: one
+# for stored elements, one for the compute type. The other runs follow.
 
 
 @jit
-def spare(walk, number):
-    """The address of one of the spare scratch runs."""
+def scratch_run(walk, number):
+    """Address of a scratch run after those of the operands."""
     return walk[4] + (2 * len(walk[3]) + number) * RUN
 
 
 @jit
-def place_of(walk, job):
-    """A job's first segment and how many there are, its block's first element and how many there are."""
+def job_range(walk, job):
+    """A job's first segment, number of segments, first element and number of elements per segment."""
     outlined()
-    count, length, blocks, taken, side_by_side = walk[0]
+    count, length, blocks, per_job, side_by_side = walk[0]
     over = walk[1]
     group = job // blocks
     begin = (job - group * blocks) * BLOCK
-    first, rest = group * taken, count - group * taken
+    first, rest = group * per_job, count - group * per_job
     if side_by_side:
         side = over[0, over.shape[1] - 1]
-        parts = (side + taken - 1) // taken
+        parts = (side + per_job - 1) // per_job
         row = group // parts
-        part = (group - row * parts) * taken
+        part = (group - row * parts) * per_job
         first, rest = row * side + part, side - part
-    return first, min(taken, rest), begin, min(BLOCK, length - begin)
+    return first, min(per_job, rest), begin, min(BLOCK, length - begin)
 
 
 @jit
 def loop_offset(loops, operand, index):
-    """The offset of an operand's element in some loops, by the number of the element."""
+    """Offset of an operand's element number ``index`` in ``loops``."""
     outlined()
     offset = 0
     for d in range(loops.shape[1] - 1, 0, -1):
@@ -202,10 +203,10 @@ def loop_offset(loops, operand, index):
 
 
 @on_demand
-def _move(far, near, item, step, count, gather):
-    """Carry elements that are ``step`` apart to or from a run."""
+def _copy_strided(memory, run, item, step, count, gather):
+    """Copy elements that are ``step`` apart into a run (``gather``), or a run to them."""
     for i in range(count):
-        target, source = near + i * item, far + i * step * item
+        target, source = run + i * item, memory + i * step * item
         if not gather:
             target, source = source, target
         if item == 2:
@@ -217,33 +218,33 @@ def _move(far, near, item, step, count, gather):
 
 
 @jit
-def _carry(loops, operand, memory, item, first, count, run, gather):
-    """Carry elements from number ``first`` of some loops on into a run (``gather``), or out of one."""
+def _copy_elements(loops, operand, memory, item, first, count, run, gather):
+    """Copy ``count`` elements of ``loops`` from number ``first`` into a run (``gather``), or back."""
     outlined()
     inner = loops.shape[1] - 1
     size, step = loops[0, inner], loops[operand + 1, inner]
     done = 0
     while done < count:
         index = (first + done) % size
-        far = memory + loop_offset(loops, operand, first + done) * item
-        near, here = run + done * item, min(count - done, size - index)
+        element_at = memory + loop_offset(loops, operand, first + done) * item
+        run_at, chunk = run + done * item, min(count - done, size - index)
         if step != 1:
-            _move(far, near, item, step, here, gather)
+            _copy_strided(element_at, run_at, item, step, chunk, gather)
         elif gather:
-            copy(near, far, here * item)
+            copy(run_at, element_at, chunk * item)
         else:
-            copy(far, near, here * item)
-        done += here
+            copy(element_at, run_at, chunk * item)
+        done += chunk
 
 
 @jit
-def load_shared(walk, operand, first, count, like):
-    """What segments from ``first`` on have of an operand, as a run of the compute type."""
+def load_per_segment(walk, operand, first, count, like):
+    """An operand with one value per segment: a run of ``count`` values from segment ``first``, widened."""
     outlined()
     _, over, _, table, scratch = walk
     kind = table[operand, _KIND]
     item, raw = kind & ITEM_SIZE, scratch + 2 * operand * RUN
-    _carry(over, operand, table[operand, _ADDRESS], item, first, count, raw, True)
+    _copy_elements(over, operand, table[operand, _ADDRESS], item, first, count, raw, True)
     if kind == item:
         return raw
     widen(raw, kind, 0, count, raw + RUN, like)
@@ -251,10 +252,10 @@ def load_shared(walk, operand, first, count, like):
 
 
 @jit
-def spread(walk, number, shared, segments, count, like):
-    """What segments have one of each, once for each of their ``count`` elements."""
+def repeat_values(walk, number, shared, segments, count, like):
+    """Repeat each segment's value for each of its ``count`` elements."""
     outlined()
-    run = pointer(spare(walk, _SPREAD + number), like)
+    run = pointer(scratch_run(walk, _REPEATED + number), like)
     for k in range(segments):
         value = shared[k]
         for i in range(count):
@@ -264,12 +265,12 @@ def spread(walk, number, shared, segments, count, like):
 
 @jit
 def _direct(walk, operand, first, segments, begin, count):
-    """The address of the elements of a job, if they follow each other in memory; else 0."""
+    """Address of a job's elements if they are contiguous in memory; else 0."""
     outlined()
     _, over, within, table, _ = walk
     inner = within.shape[1] - 1
     size, layout = within[0, inner], table[operand, _LAYOUT]
-    if layout == _APART or (segments > 1 and layout != _THROUGHOUT) or begin % max(size, 1) + count > size:
+    if layout == _STRIDED or (segments > 1 and layout != _CONTIGUOUS) or begin % max(size, 1) + count > size:
         return 0
     offset = loop_offset(over, operand, first) + loop_offset(within, operand, begin)
     return table[operand, _ADDRESS] + offset * (table[operand, _KIND] & ITEM_SIZE)
@@ -277,7 +278,7 @@ def _direct(walk, operand, first, segments, begin, count):
 
 @jit
 def load(walk, operand, first, segments, begin, count, like):
-    """The elements of a job, segment after segment, as a run of the compute type."""
+    """A job's elements, segment after segment: a run of the compute type."""
     outlined()
     _, over, within, table, scratch = walk
     memory, kind = table[operand, _ADDRESS], table[operand, _KIND]
@@ -286,7 +287,7 @@ def load(walk, operand, first, segments, begin, count, like):
         raw = scratch + 2 * operand * RUN
         for k in range(segments):
             start = memory + loop_offset(over, operand, first + k) * item
-            _carry(within, operand, start, item, begin, count, raw + k * count * item, True)
+            _copy_elements(within, operand, start, item, begin, count, raw + k * count * item, True)
     if kind == item:
         return raw
     wide = scratch + (2 * operand + 1) * RUN
@@ -295,17 +296,17 @@ def load(walk, operand, first, segments, begin, count, like):
 
 
 @jit
-def results(walk, operand, first, segments, begin, count, accumulate):
-    """Where a job's results for an operand are to be put: where they belong, if that is a run of the type."""
+def result_address(walk, operand, first, segments, begin, count, accumulate):
+    """Where a kernel writes a job's results: contiguous memory of the compute type, or else scratch."""
     outlined()
     kind = walk[3][operand, _KIND]
     place = _direct(walk, operand, first, segments, begin, count)
-    return spare(walk, RESULTS) if accumulate or kind != kind & ITEM_SIZE or place == 0 else place
+    return scratch_run(walk, RESULTS) if accumulate or kind != kind & ITEM_SIZE or place == 0 else place
 
 
 @jit
 def store(walk, operand, first, segments, begin, count, run, accumulate, like):
-    """Carry a job's results from where they were put to where they belong, or add them to what is there."""
+    """Copy a job's results from ``run`` to the operand, or add them to it; nothing if they are there."""
     outlined()
     _, over, within, table, scratch = walk
     memory, kind = table[operand, _ADDRESS], table[operand, _KIND]
@@ -327,12 +328,12 @@ def store(walk, operand, first, segments, begin, count, run, accumulate, like):
     if place == 0:
         for k in range(segments):
             start = memory + loop_offset(over, operand, first + k) * item
-            _carry(within, operand, start, item, begin, count, raw + k * count * item, False)
+            _copy_elements(within, operand, start, item, begin, count, raw + k * count * item, False)
 
 
 @jit
 def _row_place(walk, operand, first, element):
-    """Where one element of each of some segments begins."""
+    """Address of element number ``element`` of segment ``first``."""
     outlined()
     _, over, within, table, _ = walk
     offset = loop_offset(over, operand, first) + loop_offset(within, operand, element)
@@ -341,15 +342,15 @@ def _row_place(walk, operand, first, element):
 
 @jit
 def load_row(walk, operand, first, segments, element, like):
-    """One element of each of some segments that are side by side, as a run of the compute type."""
+    """Element number ``element`` of each of ``segments`` segments side by side: a run of the compute type."""
     outlined()
     _, over, _, table, scratch = walk
     kind, step = table[operand, _KIND], over[operand + 1, over.shape[1] - 1]
     item, raw = kind & ITEM_SIZE, _row_place(walk, operand, first, element)
     if step != 1:
-        near = scratch + 2 * operand * RUN
-        _move(raw, near, item, step, segments, True)
-        raw = near
+        run = scratch + 2 * operand * RUN
+        _copy_strided(raw, run, item, step, segments, True)
+        raw = run
     if kind == item:
         return raw
     wide = scratch + (2 * operand + 1) * RUN
@@ -358,18 +359,18 @@ def load_row(walk, operand, first, segments, element, like):
 
 
 @jit
-def row_results(walk, operand, first, element, accumulate):
-    """Where one result of each of some segments is to be put; they follow each other where they belong."""
+def row_result_address(walk, operand, first, element, accumulate):
+    """As ``result_address``, for one element of each segment side by side, which are contiguous."""
     outlined()
     kind = walk[3][operand, _KIND]
     if accumulate or kind != kind & ITEM_SIZE:
-        return spare(walk, RESULTS)
+        return scratch_run(walk, RESULTS)
     return _row_place(walk, operand, first, element)
 
 
 @jit
 def store_row(walk, operand, first, segments, element, run, accumulate, like):
-    """Carry such results from where they were put to where they belong, or add them to what is there."""
+    """As ``store``, for one element of each segment side by side."""
     outlined()
     kind, place = walk[3][operand, _KIND], _row_place(walk, operand, first, element)
     if run == place:
@@ -388,8 +389,8 @@ def store_row(walk, operand, first, segments, element, run, accumulate, like):
 
 
 @jit
-def width_of(count):
-    """The lanes that are needed for ``count`` elements: a power of two."""
+def lane_count(count):
+    """Number of lanes that ``count`` elements use: a power of two."""
     outlined()
     width = 1
     while width < min(count, LANES):
@@ -398,8 +399,8 @@ def width_of(count):
 
 
 @jit
-def cleared(run, count, like):
-    """A run of +0."""
+def zeroed(run, count, like):
+    """Fill a run with +0."""
     lanes = pointer(run, like)
     for i in range(count):
         lanes[i] = zero(like)
@@ -407,21 +408,21 @@ def cleared(run, count, like):
 
 
 @jit
-def put_sums(walk, tree, width, first, segments, begin, sums, like):
-    """Halve the lanes of a job, segment after segment, and put the sums where those of its block go."""
+def store_block_sums(walk, tree, width, first, segments, begin, sums, like):
+    """Reduce a job's lanes, which lie segment after segment, and store the block sum of each segment."""
     outlined()
-    here, there = spare(walk, tree * TREE), spare(walk, tree * TREE + 1)
+    source, target = scratch_run(walk, tree * RUNS_PER_TREE), scratch_run(walk, tree * RUNS_PER_TREE + 1)
     while width > 1:
         width //= 2
-        wide, half = pointer(here, like), pointer(there, like)
+        wide, half = pointer(source, like), pointer(target, like)
         for i in range(width * segments):
             half[i] = wide[2 * i] + wide[2 * i + 1]
-        here, there = there, here
-    _put(walk, here, first, segments, begin, sums, like)
+        source, target = target, source
+    _store_block_sums(walk, source, first, segments, begin, sums, like)
 
 
 @jit
-def _put(walk, run, first, segments, begin, sums, like):
+def _store_block_sums(walk, run, first, segments, begin, sums, like):
     found, out, blocks = pointer(run, like), pointer(sums, like), walk[0][2]
     for k in range(segments):
         out[(first + k) * blocks + begin // BLOCK] = found[k]
@@ -429,19 +430,19 @@ def _put(walk, run, first, segments, begin, sums, like):
 
 @jit
 def lane_run(walk, tree, level):
-    """Where the sums of 2**level lanes wait, one for each segment; after the last level, a new lane."""
-    return spare(walk, _SPARE) + (tree * _LANE_RUNS + level) * _LANE
+    """Run of the pending sums of 2**level lanes, one per segment; level ``_LEVELS`` is the new lane."""
+    return scratch_run(walk, _RUNS) + (tree * _LANE_RUNS + level) * _LANE
 
 
 @jit
 def new_lane(walk, tree, segments, like):
-    """A lane of segments that are side by side, of +0."""
-    return cleared(lane_run(walk, tree, _LEVELS), segments, like)
+    """A lane of +0, one element per segment side by side."""
+    return zeroed(lane_run(walk, tree, _LEVELS), segments, like)
 
 
 @jit
-def halve_lane(walk, tree, lane, segments, like):
-    """Add the new lane, which has number ``lane``, to its neighbour if that waits for it, and so on."""
+def add_lane(walk, tree, lane, segments, like):
+    """Add the new lane, number ``lane``, to the pending sums: a carry in a binary counter of lanes."""
     outlined()
     fresh, level = pointer(lane_run(walk, tree, _LEVELS), like), 0
     while lane >> level & 1:
@@ -449,35 +450,35 @@ def halve_lane(walk, tree, lane, segments, like):
         for c in range(segments):
             fresh[c] = before[c] + fresh[c]
         level += 1
-    waiting = pointer(lane_run(walk, tree, level), like)
+    pending = pointer(lane_run(walk, tree, level), like)
     for c in range(segments):
-        waiting[c] = fresh[c]
+        pending[c] = fresh[c]
 
 
 @jit
-def put_lanes(walk, tree, lanes, first, segments, begin, sums, like):
-    """Add what waits for lanes that do not exist, and put the sums where those of the block go."""
+def store_lane_sums(walk, tree, lanes, first, segments, begin, sums, like):
+    """Add the pending sums, as if the missing lanes were zeros, and store the block sums."""
     outlined()
     total = new_lane(walk, tree, segments, like)
     for level in range(_LEVELS):
         if lanes >> level & 1:
-            waiting = pointer(lane_run(walk, tree, level), like)
+            pending = pointer(lane_run(walk, tree, level), like)
             for c in range(segments):
-                total[c] = waiting[c] + total[c]
-    _put(walk, lane_run(walk, tree, _LEVELS), first, segments, begin, sums, like)
+                total[c] = pending[c] + total[c]
+    _store_block_sums(walk, lane_run(walk, tree, _LEVELS), first, segments, begin, sums, like)
 
 
 @jit
 def _total(sums, start, count, walk, like):
-    """The sum of ``count`` sums by the further levels of the tree. Their memory is made use of on the way."""
+    """Add ``count`` block sums by the further levels of the tree. ``sums`` is overwritten."""
     while count > 1:
         blocks = (count + BLOCK - 1) // BLOCK
         for block in range(blocks):
             begin = block * BLOCK
-            here = min(BLOCK, count - begin)
-            width = width_of(here)
-            lanes = cleared(spare(walk, 0), width, like)
-            for i in range(here):
+            chunk = min(BLOCK, count - begin)
+            width = lane_count(chunk)
+            lanes = zeroed(scratch_run(walk, 0), width, like)
+            for i in range(chunk):
                 lanes[i & (LANES - 1)] += sums[start + begin + i]
             while width > 1:
                 width //= 2
@@ -489,25 +490,25 @@ def _total(sums, start, count, walk, like):
 
 
 @kernel
-def add_up(first, last, walk, operand, sums, factor, floor, floored, accumulate):
-    """Make the totals of segments ``first`` to ``last`` of the sums of their blocks."""
+def add_block_sums(first, last, walk, operand, sums, factor, floor, floored, accumulate):
+    """Add the block sums of segments ``first`` to ``last`` and store the totals."""
     _, over, _, table, scratch = walk
     blocks, kind = walk[0][2], table[operand, _KIND]
     item, raw = kind & ITEM_SIZE, scratch + 2 * operand * RUN
     for begin in range(first, last, BLOCK):
         count = min(BLOCK, last - begin)
-        totals, of_blocks = pointer(spare(walk, RESULTS), factor), pointer(sums, factor)
+        totals, block_sums = pointer(scratch_run(walk, RESULTS), factor), pointer(sums, factor)
         for k in range(count):
-            totals[k] = _total(of_blocks, (begin + k) * blocks, blocks, walk, factor) * factor
+            totals[k] = _total(block_sums, (begin + k) * blocks, blocks, walk, factor) * factor
         if floored:
             for k in range(count):
                 totals[k] = floor if totals[k] < floor else totals[k]
         if accumulate:
-            old = pointer(load_shared(walk, operand, begin, count, factor), factor)
+            old = pointer(load_per_segment(walk, operand, begin, count, factor), factor)
             for k in range(count):
                 totals[k] = old[k] + totals[k]
         if kind == item:
-            copy(raw, spare(walk, RESULTS), count * item)
+            copy(raw, scratch_run(walk, RESULTS), count * item)
         else:
-            narrow(spare(walk, RESULTS), count, kind, raw, factor)
-        _carry(over, operand, table[operand, _ADDRESS], item, begin, count, raw, False)
+            narrow(scratch_run(walk, RESULTS), count, kind, raw, factor)
+        _copy_elements(over, operand, table[operand, _ADDRESS], item, begin, count, raw, False)

@@ -1,10 +1,9 @@
 """The tree sum, in Triton.
 
-A tile has a block in each of its rows, and its lanes in the columns; the rows of the blocks pass through it
-one after another. The blocks of a tile are of neighbouring segments, or follow each other in one segment. A
-program may own all lanes of its blocks, or a piece: lanes that meet on the way down the tree before they meet
-others. So nothing is added atomically and nothing waits. What a program has added goes to the workspace, and
-a small kernel for each further level adds that.
+A tile has one row per block and one column per lane; a loop adds the rows of the blocks to it. The blocks of
+a tile belong to neighbouring segments, or follow each other in one segment. A program owns all lanes of its
+blocks, or one split of them: neighbouring lanes that form a subtree. So there are no atomics and no waiting.
+Programs store their sums in the workspace, and a small kernel per further level adds them.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -26,29 +25,27 @@ from holdfast.core.granularity import ScaleView
 from holdfast.core.segments import Segments, segment_length, segments_in_order
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.tree_sum import blocks as cut
+from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
 
-LANES = tl.constexpr(cut.LANES)
-BLOCK = tl.constexpr(cut.BLOCK)
+LANES = tl.constexpr(block_sizes.LANES)
+BLOCK = tl.constexpr(block_sizes.BLOCK)
 
-#: Elements of a tile, the bytes of one if a single row passes through it, and the warps that share it.
+#: Elements of a tile, its bytes if blocks have a single row, and the maximum number of warps.
 TILE = 1024
 SINGLE_TILE_BYTES = 2048
 WARPS = 4
-#: Rows of a tile that are on their way at a time.
+#: Pipeline stages of the loop over rows.
 STAGES = tl.constexpr(4)
-#: Bytes along a row of memory that a tile takes where segments lie side by side.
+#: Contiguous bytes that a tile reads where segments are side by side.
 COLUMN_BYTES = 256
-#: Sums that a program of a further level adds at a time.
+#: Sums per tile of a further level.
 SUMS = 1024
-#: Stands for the bits of a number while a kernel is compiled: it needs 64 of them.
-WIDE = 2**62
 
 
 @triton.jit
-def halved(lanes, COUNT: tl.constexpr, WIDTH: tl.constexpr):
-    """Neighbouring lanes added until there is one: [COUNT, WIDTH] to [COUNT]."""
+def sum_lanes(lanes, COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """Add neighbouring lanes until one is left: [COUNT, WIDTH] to [COUNT]."""
     for k in tl.static_range(8):
         if WIDTH >> k > 1:
             lanes = tl.sum(tl.reshape(lanes, (COUNT, WIDTH >> (k + 1), 2)), axis=2)
@@ -56,57 +53,57 @@ def halved(lanes, COUNT: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def tile_place(
-    tiles, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, PIECES: tl.constexpr, INDEX: tl.constexpr
+def tile_coordinates(
+    tiles, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, INDEX: tl.constexpr
 ):
-    """The segments, the blocks and the piece of this program; there is one segment or one block."""
+    """This program's segments, blocks and split; either segments or blocks has a single element."""
     program = tl.program_id(0)
     tile = (program % tiles).to(INDEX)
     other = program // tiles
-    piece = other % PIECES
-    other = (other // PIECES).to(INDEX)
+    split = other % SPLITS
+    other = (other // SPLITS).to(INDEX)
     if BLOCKS > 1:
-        return other + tl.arange(0, 1), tile * BLOCKS + tl.arange(0, BLOCKS), piece
+        return other + tl.arange(0, 1), tile * BLOCKS + tl.arange(0, BLOCKS), split
     else:
-        return tile * SEGMENTS + tl.arange(0, SEGMENTS), other + tl.arange(0, 1), piece
+        return tile * SEGMENTS + tl.arange(0, SEGMENTS), other + tl.arange(0, 1), split
 
 
 @triton.jit
-def rows_inside(block, length, ROWS: tl.constexpr):
-    """How many rows of these blocks have elements; the first block has the most."""
+def filled_rows(block, length, ROWS: tl.constexpr):
+    """Number of rows with elements in the fullest of these blocks, the first."""
     left = (length - tl.min(block, axis=0) * BLOCK + (LANES - 1)) // LANES
     return tl.minimum(left, ROWS).to(tl.int32)
 
 
 @triton.jit
-def number(bits, DTYPE: tl.constexpr):
-    """A number of the host, which comes as the bits of a float64, rounded to DTYPE once."""
+def from_double_bits(bits, DTYPE: tl.constexpr):
+    """The float64 with these bits, rounded to DTYPE."""
     return (tl.zeros([1], tl.int64) + bits).to(tl.float64, bitcast=True).to(DTYPE)
 
 
 @triton.jit
-def put_sums(
-    out, lanes, segment, block, piece, segments, blocks, factor_bits, floor_bits, over, out_over,
+def store_sums(
+    out, lanes, segment, block, split, segments, blocks, factor_bits, floor_bits, over, out_over,
     FINAL: tl.constexpr, ACCUMULATE: tl.constexpr, FLOOR: tl.constexpr,
-    COUNT: tl.constexpr, WIDTH: tl.constexpr, PIECES: tl.constexpr,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Halve the lanes. Store the sums for the next level or, if there is none, the sums times the factor.
+    """Reduce the lanes. Store the sums for the next level or, at the last level, the totals times the factor.
 
-    Lanes of one term each may be -0; a zero that is added last makes up for the one that is added first.
+    A lane of a single term may be -0.0, since that term is not added to zero; adding zero here corrects it.
     """
-    total = halved(lanes, COUNT, WIDTH) + 0.0
+    total = sum_lanes(lanes, COUNT, WIDTH) + 0.0
     inside = (segment < segments) & (block < blocks)
     if FINAL:
-        total = total * number(factor_bits, lanes.dtype)
+        total = total * from_double_bits(factor_bits, lanes.dtype)
         if FLOOR:
-            floor = number(floor_bits, lanes.dtype)
+            floor = from_double_bits(floor_bits, lanes.dtype)
             total = tl.where(total < floor, floor, total)
         place = out + loop_offsets(segment, over, out_over)
         if ACCUMULATE:
             total = widen(tl.load(place, mask=inside), lanes.dtype) + total
         tl.store(place, narrow(total, out.dtype.element_ty), mask=inside)
     else:
-        place = out + ((segment.to(tl.int64) * blocks + block) * PIECES + piece)
+        place = out + ((segment.to(tl.int64) * blocks + block) * SPLITS + split)
         tl.store(place, total, mask=inside)
 
 
@@ -116,25 +113,25 @@ def add_sums(
     factor_bits, floor_bits,
     segments, blocks, length, tiles, over, first_over, second_over,
     TWO: tl.constexpr, FINAL: tl.constexpr, ACCUMULATE: tl.constexpr, FLOOR: tl.constexpr,
-    PIECES: tl.constexpr, SEGMENTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     INDEX: tl.constexpr,
 ):  # fmt: skip
-    """A further level of one tree for each segment, or of two: it adds ``length`` sums, each in PIECES."""
+    """A further level of one or two trees per segment: add ``length`` sums, each stored in SPLITS parts."""
     COMPUTE: tl.constexpr = first.dtype.element_ty
-    segment, block, piece = tile_place(tiles, SEGMENTS, 1, 1, INDEX)
+    segment, block, split = tile_coordinates(tiles, SEGMENTS, 1, 1, INDEX)
     for k in tl.static_range(2 if TWO else 1):
         source = first if k == 0 else second
         lanes = tl.zeros([SEGMENTS, WIDTH], COMPUTE)
         for row in tl.static_range(ROWS):
             element = (block * BLOCK)[:, None] + (tl.arange(0, WIDTH) + row * LANES)[None, :]
             inside = (segment < segments)[:, None] & (element < length)
-            place = source + ((segment.to(tl.int64) * length)[:, None] + element) * PIECES
-            part = tl.arange(0, PIECES)[None, None, :]
+            place = source + ((segment.to(tl.int64) * length)[:, None] + element) * SPLITS
+            part = tl.arange(0, SPLITS)[None, None, :]
             sums = tl.load(place[:, :, None] + part, mask=inside[:, :, None] & (part >= 0), other=0.0)
-            sums = halved(tl.reshape(sums, (SEGMENTS * WIDTH, PIECES)), SEGMENTS * WIDTH, PIECES)
+            sums = sum_lanes(tl.reshape(sums, (SEGMENTS * WIDTH, SPLITS)), SEGMENTS * WIDTH, SPLITS)
             lanes += tl.reshape(sums, (SEGMENTS, WIDTH))
-        put_sums(
-            first_out if k == 0 else second_out, lanes, segment, block, piece, segments, blocks,
+        store_sums(
+            first_out if k == 0 else second_out, lanes, segment, block, split, segments, blocks,
             factor_bits, floor_bits, over, first_over if k == 0 else second_over,
             FINAL, ACCUMULATE, FLOOR, SEGMENTS, WIDTH, 1,
         )  # fmt: skip
@@ -142,14 +139,14 @@ def add_sums(
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program of the first level takes at a time: ``segments`` or ``blocks`` rows of ``width`` lanes.
+    """Tile of a first-level program: ``segments`` or ``blocks`` rows of ``width`` lanes.
 
-    ``tiles`` of these cover the segments, or the blocks of one. If ``even``, each of their elements exists.
+    ``tiles`` tiles cover the segments, or the blocks of one segment. ``even``: no element needs a mask.
     """
 
     segments: int
     blocks: int
-    pieces: int
+    splits: int
     width: int
     rows: int
     tiles: int
@@ -162,10 +159,10 @@ class Tile:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The tile as constants of a kernel."""
+        """The kernel's constexpr parameters."""
         return {
             "EVEN": self.even,
-            "PIECES": self.pieces,
+            "SPLITS": self.splits,
             "SEGMENTS": self.segments,
             "BLOCKS": self.blocks,
             "WIDTH": self.width,
@@ -173,18 +170,18 @@ class Tile:
         }
 
 
-def tile_of(segments: Segments, itemsize: int, pieces: int) -> Tile:
-    """The tile for ``segments`` of elements of ``itemsize`` bytes, of at most ``pieces`` pieces.
+def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:
+    """The tile for ``segments`` of elements of ``itemsize`` bytes, in at most ``splits`` splits.
 
-    It is as full as it can be. Where segments lie side by side in memory it is some of them wide, and has as
-    many lanes as there is room for.
+    Rows are segments or blocks, whichever leaves fewer empty. Where segments are side by side in memory, a
+    tile covers COLUMN_BYTES of them, and as many lanes as fit.
     """
     count, length = segments.count, segments.length
     blocks, lanes, rows = _block(length)
     elements = SINGLE_TILE_BYTES // itemsize if rows == 1 else TILE
     if segments.over.strides[0][-1] == 1 and segments.within.strides[0][-1] != 1:
         columns = min(triton.next_power_of_2(segments.over.sizes[-1]), COLUMN_BYTES // itemsize)
-        width = max(min(lanes, elements // columns), lanes // pieces)
+        width = max(min(lanes, elements // columns), lanes // splits)
         by_segment, by_block = min(columns, elements // width), 1
     else:
         width, most = lanes, elements // lanes
@@ -199,23 +196,20 @@ def tile_of(segments: Segments, itemsize: int, pieces: int) -> Tile:
     return Tile(by_segment, by_block, lanes // width, width, rows, tiles, programs, even)
 
 
-def pieces_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
-    """The pieces that contiguous tensors are summed in; others make do with as many.
-
-    One row of lanes is not worth cutting.
-    """
+def splits_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
+    """Maximum number of splits: the number for contiguous tensors. A single row of lanes is not split."""
     found = segments_in_order(view, (torch.empty(shape, device="meta"),), ())
-    return 1 if found.length <= cut.LANES else tile_of(found, itemsize, cut.LANES).pieces
+    return 1 if found.length <= block_sizes.LANES else tile_of(found, itemsize, block_sizes.LANES).splits
 
 
 def _block(length: int) -> tuple[int, int, int]:
-    """How many blocks ``length`` elements make, and the lanes and rows that are needed of one."""
-    lanes = min(cut.LANES, triton.next_power_of_2(max(length, 1)))
-    return blocks_of(length), lanes, min(cut.ROWS, max(1, -(-length // cut.LANES)))
+    """Number of blocks of ``length`` elements, and the lanes and rows used per block."""
+    lanes = min(block_sizes.LANES, triton.next_power_of_2(max(length, 1)))
+    return blocks_of(length), lanes, min(block_sizes.ROWS, max(1, -(-length // block_sizes.LANES)))
 
 
 def _filled(count: int, size: int) -> float:
-    """The elements of a tile that exist, on average, if ``count`` rows come ``size`` at a time."""
+    """Average number of used rows per tile, if ``count`` rows are cut into tiles of ``size``."""
     return count / -(-count // size) if count else 0.0
 
 
@@ -224,41 +218,41 @@ def _warps(elements: int) -> int:
 
 
 def index_type(segments: Segments) -> tl.dtype:
-    """The type that counts segments and the elements of one."""
+    """Index type of segments and of elements in a segment."""
     return tl.int32 if max(segments.count, segments.length) < 2**30 else tl.int64
 
 
-def further_levels(length: int, pieces: int) -> list[tuple[int, int]]:
-    """What each level after the first adds: how many sums of a segment, each in how many pieces."""
+def further_levels(length: int, splits: int) -> list[tuple[int, int]]:
+    """(sums per segment, splits per sum) that each level after the first adds."""
     left, found = blocks_of(length), []
-    while left > 1 or pieces > 1:
-        found.append((left, pieces))
-        left, pieces = blocks_of(left), 1
+    while left > 1 or splits > 1:
+        found.append((left, splits))
+        left, splits = blocks_of(left), 1
     return found
 
 
-def sums_of(
+def workspace_sums(
     count: int, further: Sequence[tuple[int, int]], compute: Float, trees: int
 ) -> tuple[list[list[Region]], WorkspaceLayout]:
-    """Where the sums that each further level adds are, for each tree; and the workspace layout."""
+    """Workspace regions for the sums that each further level adds, one per level and tree."""
     layout = WorkspaceLayout()
     sums = [
-        [layout.take(count * left * pieces, compute.torch) for _ in range(trees)] for left, pieces in further
+        [layout.take(count * left * splits, compute.torch) for _ in range(trees)] for left, splits in further
     ]
     return sums, layout
 
 
-def most_sums(
-    view: ScaleView, pieces: int, compute: Float, trees: int
+def max_sums(
+    view: ScaleView, splits: int, compute: Float, trees: int
 ) -> tuple[list[list[Region]], WorkspaceLayout]:
-    """``sums_of`` for ``trees`` trees over the elements of each scale, in so many pieces at most.
+    """``workspace_sums`` for ``trees`` trees over the elements of each scale, with ``splits`` splits at most.
 
-    Sums in fewer pieces take the beginning of each.
+    Fewer splits use the beginning of each region.
     """
-    return sums_of(view.scale_count, further_levels(segment_length(view), pieces), compute, trees)
+    return workspace_sums(view.scale_count, further_levels(segment_length(view), splits), compute, trees)
 
 
-def add_further(
+def add_further_levels(
     steps: Steps,
     segments: Segments,
     further: Sequence[tuple[int, int]],
@@ -270,15 +264,15 @@ def add_further(
     floor: float | None = None,
     accumulate: bool = False,
 ) -> None:
-    """Add the further levels to ``steps``.
+    """Add the launches of the further levels to ``steps``.
 
-    The totals of each tree go to one of ``outputs``, operands that have ``strides`` in the loops over
+    ``outputs`` are the operands for the totals, one per tree; ``strides`` are theirs in the loops over
     segments.
     """
-    for k, (left, pieces) in enumerate(further):
+    for k, (left, splits) in enumerate(further):
         final = k == len(further) - 1
         blocks, lanes, rows = _block(left)
-        taken = max(1, min(SUMS // (lanes * pieces), triton.next_power_of_2(segments.count)))
+        taken = max(1, min(SUMS // (lanes * splits), triton.next_power_of_2(segments.count)))
         tiles = -(-segments.count // taken)
         to: Sequence[StepOperand] = outputs if final else sums[k + 1]
         steps.add(
@@ -301,10 +295,10 @@ def add_further(
             FINAL=final,
             ACCUMULATE=accumulate,
             FLOOR=floor is not None,
-            PIECES=pieces,
+            SPLITS=splits,
             SEGMENTS=taken,
             WIDTH=lanes,
             ROWS=rows,
             INDEX=index_type(segments),
-            num_warps=_warps(taken * lanes * pieces),
+            num_warps=_warps(taken * lanes * splits),
         )

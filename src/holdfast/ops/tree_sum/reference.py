@@ -1,9 +1,9 @@
-"""The tree sum, in NumPy: the sum of many terms in an order that has nothing to do with the machine.
+"""The tree sum, in NumPy: a sum whose order of additions depends on the number of terms alone.
 
-Terms are laid out in blocks of 16 rows of 256 lanes, filled up with zeros. Each lane adds its rows from first
-to last, starting from +0.0; the lanes are halved by adding neighbours until one is left. The sums of the
-blocks are added in the same way, until one is left. A lane is never -0.0, so a zero more or less changes no
-bit. So rows and lanes of nothing but padding are left out, and short segments take little memory.
+Terms are laid out in blocks of 16 rows of 256 lanes, padded with zeros. Each lane adds its rows from first to
+last, starting from +0.0; then neighbouring lanes are added until one is left. The block sums are added in the
+same way until one is left. A lane is never -0.0, so adding a padding zero changes no bit. Rows and lanes that
+hold only padding are therefore omitted, which saves memory for short segments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.ops.tree_sum.blocks import LANES, ROWS, blocks_of, lanes_of
 
 
 def tree_sum(terms: Array) -> Array:
-    """The sum along the last axis."""
+    """Sum along the last axis."""
     while True:
         *shape, length = terms.shape
         blocks, lanes = blocks_of(length), lanes_of(length)
@@ -30,7 +30,7 @@ def tree_sum(terms: Array) -> Array:
 
 
 def _block_sums(blocks: Array) -> Array:
-    """The sum of each [rows, lanes] of the last two axes."""
+    """Sum over the last two axes, [rows, lanes]."""
     with np.errstate(all="ignore"):
         lanes = np.zeros((*blocks.shape[:-2], blocks.shape[-1]), blocks.dtype)
         for row in range(blocks.shape[-2]):
@@ -41,7 +41,7 @@ def _block_sums(blocks: Array) -> Array:
 
 
 def by_segment(values: Array, view: ScaleView) -> Array:
-    """A tensor's values in the shape of its scales, with the elements of each along one axis more."""
+    """Reshape ``values`` to [*scale_shape, segment length]: the elements of each scale are the last axis."""
     over = [d for d, varies in enumerate(view.varies) if varies]
     within = [d for d, varies in enumerate(view.varies) if not varies]
     return (
