@@ -110,8 +110,8 @@ def test_scratch_grows() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_are_as_many_as_work_is_worth() -> None:
-    most = 10 * ELEMENTS_PER_THREAD
-    assert [threads_for(n) for n in (0, 1, ELEMENTS_PER_THREAD, 2 * ELEMENTS_PER_THREAD, most)] == [
+    share = ELEMENTS_PER_THREAD
+    assert [threads_for(n) for n in (0, 1, share, 2 * share, 10 * share)] == [
         1,
         1,
         1,
