@@ -111,13 +111,7 @@ def test_scratch_grows() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_threads_are_as_many_as_work_is_worth() -> None:
     share = ELEMENTS_PER_THREAD
-    assert [threads_for(n) for n in (0, 1, share, 2 * share, 10 * share)] == [
-        1,
-        1,
-        1,
-        2,
-        2,
-    ]
+    assert [threads_for(n) for n in (0, 1, share, 2 * share, 10 * share)] == [1, 1, 1, 2, 2]
     with shared_finely():
         assert threads_for(50000) == 2
     assert threads_for(50000) == 1

@@ -139,7 +139,7 @@ class Steps:
         self._steps.append(_Step(run, operands, places, given.each_run, beside))
 
     def call(self, function: Callable[..., None], *regions: Region) -> None:
-        """Add a call of ``function(*tensors)`` on regions of the workspace; torch uses the caller's stream."""
+        """Add a call of ``function(*tensors)`` on regions of the workspace, on the caller's stream."""
         device = self._device
 
         def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
