@@ -139,8 +139,7 @@ def prefetch_line(builder: Any, place: Any) -> None:
 
 @emit
 def prefetch(typingctx, elements, index):
-    """Prefetch ``BLOCK`` elements, a fixed distance after ``elements[index]``. The addresses need not be
-    valid.
+    """Prefetch ``BLOCK`` elements at a distance after ``elements[index]``. Addresses need not be valid.
 
     The hardware prefetcher alone is too slow for loops that read memory at full bandwidth.
     """
@@ -224,8 +223,7 @@ def stream(target, source, size):
 
 @jit
 def stream_and_prefetch(target, source, size, reads, ahead):
-    """``stream``, interleaved with a prefetch of ``size`` bytes at ``ahead`` bytes after each address in
-    ``reads``.
+    """``stream``, interleaved with prefetches of ``size`` bytes from each address in ``reads`` plus ``ahead``.
 
     For a kernel that reads one run after the other this is faster than one prefetch of a whole block, because
     reads and writes overlap.

@@ -17,8 +17,7 @@ import torch
 
 #: Bytes from the end of a run to the start of the next.
 GAP = 192
-#: Bytes of the guard zone after the last run: the size of the largest run, so that overruns hit no other
-#: memory.
+#: Bytes of the guard zone after the last run: the size of the largest run, to protect other memory.
 _TAIL = 2**17
 #: Fill byte of guarded scratch. It is NaN in every floating type, so reads of unwritten scratch show too.
 _FILL = 0xFF

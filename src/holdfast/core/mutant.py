@@ -21,8 +21,7 @@ from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE
 
 Run = Callable[[Args], None]
-#: Runs a reference kernel on args with a mistake. Takes the plan, the descriptor, the correct run and the
-#: args.
+#: Runs a reference kernel with a mistake. Takes the plan, the descriptor, the correct run and the args.
 Spoil = Callable[[AnyPlan, Any, Run, Any], None]
 
 

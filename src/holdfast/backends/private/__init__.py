@@ -24,8 +24,7 @@ FALLBACKS: dict[str, Callable[..., Any]] = {}
 
 #: Calls a function on a number of threads. The function's argument is not used.
 Team = Callable[[Callable[[object], None], int], None]
-#: A function that launches a compiled kernel, and its arguments between the stream and the kernel's
-#: arguments.
+#: Launches a compiled kernel; and the arguments to pass between the stream and the kernel's arguments.
 Entry = tuple[Callable[..., None], tuple[Any, ...]]
 
 
