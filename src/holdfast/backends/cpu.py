@@ -223,7 +223,7 @@ def stream(target, source, size):
 
 @jit
 def stream_and_prefetch(target, source, size, reads, ahead):
-    """``stream``, interleaved with prefetches of ``size`` bytes from each address in ``reads`` plus ``ahead``.
+    """``stream`` with interleaved prefetches of ``size`` bytes from each address in ``reads`` plus ``ahead``.
 
     For a kernel that reads one run after the other this is faster than one prefetch of a whole block, because
     reads and writes overlap.

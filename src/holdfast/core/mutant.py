@@ -78,7 +78,7 @@ def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
     """Run with ``function`` instead of the function ``name`` of the op's reference."""
 
     def spoil(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-        module = importlib.import_module(plan.implementations("reference")[0].place.partition(":")[0])
+        module = importlib.import_module(plan.implementations("reference")[0].module)
         with replaced(module, name, function):
             run(args)
 
