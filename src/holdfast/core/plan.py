@@ -379,13 +379,13 @@ class Plan(Generic[D, A]):
                     return cached, cached.checked
                 if cached.misalignment == misalignment_of(places[0]):
                     return cached, places
-            remembered = self._launches.get(args.signature()[0])
+            found = self._launches.get(args.signature()[0])
             places = places_of(operands)
         except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without memory
             raise InvalidArgs(self._refusal(args)) from None
-        if remembered is not None:
-            self._last_call = LastCall.of(remembered, operands, options)
-        return remembered, places
+        if found is not None:
+            self._last_call = LastCall.of(found, operands, options)
+        return found, places
 
     def _prepare(self, args: A, scratch: int) -> _CachedLaunch[A]:
         reason = self._refusal(args, scratch)
