@@ -66,7 +66,7 @@ def plans_stub() -> str:
 
 
 def spelled(op: str, plan: Any, base: Any) -> str:
-    """The classes that ``granular`` makes for one granularity."""
+    """The classes that ``define_granularities`` makes for one granularity."""
     module = _op(plan.__module__)
     over, descriptor = (kind.__name__ for kind in plan.Descriptor.__bases__)
     return (

@@ -380,7 +380,7 @@ def test_outputs_that_are_streamed_have_the_same_bits(
     """On the CPU, large outputs use non-temporal stores; here all outputs do."""
     from holdfast.ops.affine import cpu
 
-    monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
+    monkeypatch.setattr(cpu, "_STREAM_MIN_BYTES", 1)
     plan, found = hf.plans.all()[name], []
     for case in cases_of(plan):
         args, wanted = run_reference(plan, case)

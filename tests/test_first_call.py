@@ -33,7 +33,10 @@ from holdfast.numerics import cpu as numerics
 from holdfast.ops.affine import cpu as affine
 
 def compiled():
-    known = (numerics.widen, numerics.narrow, numerics.pack, numerics.unpack, affine._spread, affine._move)
+    known = (
+        numerics.widen, numerics.narrow, numerics.pack, numerics.unpack,
+        affine._broadcast_rows, affine._copy_strided,
+    )
     return [f._name for f in known if any(slot.compiled.address for slot in f.slots.values())]
 
 x = torch.arange(-32.0, 32.0).reshape(8, 8) / 8
@@ -50,7 +53,7 @@ def test_a_plain_call_compiles_no_conversion(tmp_path: Path) -> None:
     for _ in ("compiled", "found on disk"):
         done = in_new_process(PLAIN, tmp_path)
         assert done.returncode == 0, done.stderr
-        assert done.stdout == "[]\n['widen', 'narrow', '_move']\n"
+        assert done.stdout == "[]\n['widen', 'narrow', '_copy_strided']\n"
 
 
 @on_demand

@@ -35,7 +35,7 @@ def packed_codes(
 def test_a_program_goes_down_several_tiles(rows: int, with_zero_point: bool) -> None:
     from holdfast.ops.affine import gpu
 
-    assert gpu._steps(6, gpu.Tuning(programs=1)) == 4
+    assert gpu._tiles_per_program(6, gpu.Tuning(programs=1)) == 4
     draw = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, 310, generator=draw).to(torch.bfloat16)
     scale = torch.rand(310, generator=draw) * 0.2 + 0.01
@@ -65,12 +65,12 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
 
     ways, laid_out = [], gpu._grid
 
-    def watched(below: int, beside: int, limit: int) -> tuple[str, tuple[int, int]]:
-        way, grid = laid_out(below, beside, limit)
+    def watched(tiles_down: int, tiles_across: int, limit: int) -> tuple[str, tuple[int, int]]:
+        way, grid = laid_out(tiles_down, tiles_across, limit)
         ways.append(way)
         return way, grid
 
-    monkeypatch.setattr(gpu, "_tile", lambda *_: (2, 4))
+    monkeypatch.setattr(gpu, "_tile_shape", lambda *_: (2, 4))
     monkeypatch.setattr(gpu, "_grid", watched)
     plan, way = hf.plans.all()[name], gpu_way()
     (case,) = (case for case in cases_of(plan) if case.name.endswith(ending))

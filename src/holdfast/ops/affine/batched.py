@@ -1,6 +1,7 @@
-"""Calls under ``torch.vmap``: the samples become an axis of the tensor, and one launch does all of them.
+"""``torch.vmap`` rules of the quantization operators.
 
-Where they cannot, there is a launch for each sample.
+The batch becomes an axis of the tensors, and one launch covers all samples. A tensor of the maximum rank has
+no room for another axis; then each sample is a launch.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -25,71 +26,71 @@ from holdfast.core.granularity import (
 
 def batched(
     call: Callable[..., torch.Tensor],
-    samples: int,
+    batch_size: int,
     in_dims: Sequence[int | None],
     tensors: Sequence[torch.Tensor],
     shared: Sequence[Any],
     granularity: str,
-    settled: Sequence[Any],
+    static: Sequence[Any],
 ) -> tuple[torch.Tensor, int]:
-    """``call(*tensors, *shared, granularity, *settled)`` of every sample, and the axis of the samples.
+    """``call(*tensors, *shared, granularity, *static)`` of every sample, and the batch axis of the result.
 
-    ``shared`` are a scale and its value, a zero point and its value, as operators take them. ``in_dims`` says
-    along which axis each argument has the samples, if it has them.
+    ``shared`` is (scale tensor, scale value, zero point tensor, zero point value), as in ``SHARED_SCHEMA``.
+    ``in_dims`` has the batch axis of each argument, or None for an argument without one.
     """
     scale, scale_value, zero_point, zero_value = shared
     scale_dim, zero_dim = in_dims[len(tensors)], in_dims[len(tensors) + 2]
-    whole = [_samples_first(tensor, in_dims[i], samples) for i, tensor in enumerate(tensors)]
-    shape, form = tuple(whole[0].shape[1:]), granularity_named(granularity)
-    # Scales that vary within a sample are given for each sample, if only as a view of those that all share.
-    each = scale_dim is not None or zero_dim is not None or isinstance(form, (PerToken, PerGroup))
-    if each:
-        scales = form.view(shape).scale_shape
-        scale = _of_samples(scale, scale_dim, samples, scales)
-        zero_point = _of_samples(zero_point, zero_dim, samples, scales)
+    batches = [_batch_first(tensor, in_dims[i], batch_size) for i, tensor in enumerate(tensors)]
+    shape, form = tuple(batches[0].shape[1:]), granularity_named(granularity)
+    # Scales that vary within a sample need an entry per sample. Unbatched scales are expanded, not copied.
+    per_sample = scale_dim is not None or zero_dim is not None or isinstance(form, (PerToken, PerGroup))
+    if per_sample:
+        scale_shape = form.view(shape).scale_shape
+        scale = _per_sample(scale, scale_dim, batch_size, scale_shape)
+        zero_point = _per_sample(zero_point, zero_dim, batch_size, scale_shape)
 
-    def apply(whole: Sequence[torch.Tensor], form: Granularity) -> torch.Tensor:
-        return call(*whole, scale, scale_value, zero_point, zero_value, form.name, *settled)
+    def apply(batches: Sequence[torch.Tensor], form: Granularity) -> torch.Tensor:
+        return call(*batches, scale, scale_value, zero_point, zero_value, form.name, *static)
 
     if len(shape) == MAX_RANK:
-        apart = [
+        results = [
             call(
-                *(tensor[i] for tensor in whole),
-                scale[i] if each and scale is not None else scale,
+                *(batch[i] for batch in batches),
+                scale[i] if per_sample and scale is not None else scale,
                 scale_value,
-                zero_point[i] if each and zero_point is not None else zero_point,
+                zero_point[i] if per_sample and zero_point is not None else zero_point,
                 zero_value,
                 granularity,
-                *settled,
+                *static,
             )
-            for i in range(samples)
+            for i in range(batch_size)
         ]
-        return torch.stack(apart), 0
-    if each and isinstance(form, PerChannel):
-        # A channel of a sample has its own scale, as a token has.
+        return torch.stack(results), 0
+    if per_sample and isinstance(form, PerChannel):
+        # Each (sample, channel) has its own scale: flatten a channel to a row and use one scale per token.
         axis = form.axis % len(shape)
         rest = [size for d, size in enumerate(shape) if d != axis]
-        rows = [tensor.movedim(axis + 1, 1).reshape(samples, shape[axis], prod(rest)) for tensor in whole]
-        return apply(rows, PerToken()).reshape(samples, shape[axis], *rest).movedim(1, axis + 1), 0
-    if each and (isinstance(form, PerTensor) or not shape):
-        return apply(whole, PerChannel(0)), 0
+        rows = [batch.movedim(axis + 1, 1).reshape(batch_size, shape[axis], prod(rest)) for batch in batches]
+        return apply(rows, PerToken()).reshape(batch_size, shape[axis], *rest).movedim(1, axis + 1), 0
+    if per_sample and (isinstance(form, PerTensor) or not shape):
+        return apply(batches, PerChannel(0)), 0
     if isinstance(form, PerGroup):
-        return apply(whole, PerGroup(form.group_size, form.axis + (form.axis >= 0))), 0
+        return apply(batches, PerGroup(form.group_size, form.axis + (form.axis >= 0))), 0
     if isinstance(form, PerChannel):
-        return apply(whole, PerChannel(form.axis + (form.axis >= 0))), 0
-    return apply(whole, form), 0
+        return apply(batches, PerChannel(form.axis + (form.axis >= 0))), 0
+    return apply(batches, form), 0
 
 
-def _samples_first(tensor: torch.Tensor, dim: int | None, samples: int) -> torch.Tensor:
-    return tensor.expand(samples, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _batch_first(tensor: torch.Tensor, dim: int | None, batch_size: int) -> torch.Tensor:
+    return tensor.expand(batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
-def _of_samples(
-    shared: torch.Tensor | None, dim: int | None, samples: int, scales: tuple[int, ...]
+def _per_sample(
+    values: torch.Tensor | None, dim: int | None, batch_size: int, scale_shape: tuple[int, ...]
 ) -> torch.Tensor | None:
-    """What elements share, in the shape ``scales`` for each sample."""
-    if shared is None:
+    """Scales or zero points in shape (batch_size, *scale_shape)."""
+    if values is None:
         return None
     if dim is None:
-        return shared.reshape(scales).expand(samples, *scales)
-    return shared.movedim(dim, 0).reshape(samples, *scales)
+        return values.reshape(scale_shape).expand(batch_size, *scale_shape)
+    return values.movedim(dim, 0).reshape(batch_size, *scale_shape)

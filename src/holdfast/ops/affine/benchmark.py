@@ -1,4 +1,4 @@
-"""What the cases of ops with scales share: granularities, random inputs, and scales in a plain formula."""
+"""Shared by the benchmarks of the quantization ops: layouts, random inputs and plain torch formulas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _square(elements: int) -> tuple[int, ...]:
     return rows, max(elements // rows, 1)
 
 
-def _sandwich(elements: int) -> tuple[int, ...]:
+def _middle_channels(elements: int) -> tuple[int, ...]:
     outer = min(16, elements)
     return outer, *_square(elements // outer)
 
@@ -39,11 +39,11 @@ def _rows(elements: int) -> tuple[int, ...]:
     return max(elements // ROW, 1), ROW
 
 
-#: How each granularity is called, and the shape that a number of elements has there.
+#: Granularity, and the shape of a tensor with a given number of elements, by layout name.
 LAYOUTS: dict[str, tuple[Granularity, Callable[[int], tuple[int, ...]]]] = {
     "per tensor": (PerTensor(), _square),
     "per channel, axis 0": (PerChannel(0), _square),
-    "per channel, middle": (PerChannel(1), _sandwich),
+    "per channel, middle": (PerChannel(1), _middle_channels),
     "per channel, last": (PerChannel(-1), _square),
     "per token": (PerToken(), _rows),
     "per group of 32": (PerGroup(32), _rows),
@@ -53,7 +53,7 @@ LAYOUTS: dict[str, tuple[Granularity, Callable[[int], tuple[int, ...]]]] = {
 
 @dataclass(frozen=True)
 class ScaledCase(Case):
-    """``variant`` is one of ``LAYOUTS``. A gradient is ``packed`` if what its forward made was."""
+    """``variant`` is a key of ``LAYOUTS``. A gradient is ``packed`` if the codes of its forward are."""
 
     codes: torch.dtype
     packed: bool = False
@@ -79,7 +79,7 @@ class ScaledCase(Case):
         return INTEGERS[dtype_name(self.codes)]
 
     def shape(self, elements: int) -> tuple[int, ...]:
-        """The shape of the tensor, of so many elements."""
+        """The shape of a tensor with ``elements`` elements."""
         return LAYOUTS[self.variant][1](elements)
 
 
@@ -96,7 +96,7 @@ class ScaledProblem(Problem):
         return tuple(name for name in inputs if self.plan.descriptor.expected(name)[1].is_floating_point)
 
     def draw(self) -> Tensors:
-        """About one in twenty values is out of range."""
+        """Random tensors. About one in twenty values is out of range."""
         device = self.stream.device
         generator = torch.Generator(device).manual_seed(20)
         view = self.plan.descriptor.view
@@ -123,8 +123,8 @@ class ScaledProblem(Problem):
         return tensors
 
 
-def beside(values: torch.Tensor, granularity: Granularity, rank: int) -> torch.Tensor:
-    """Scales in a shape that broadcasts against the (grouped) tensor."""
+def broadcastable(values: torch.Tensor, granularity: Granularity, rank: int) -> torch.Tensor:
+    """Scales in a shape that broadcasts against the tensor, after ``grouped``."""
     if isinstance(granularity, PerChannel):
         axis = granularity.axis % rank
         return values.view([-1 if d == axis else 1 for d in range(rank)])
@@ -132,29 +132,29 @@ def beside(values: torch.Tensor, granularity: Granularity, rank: int) -> torch.T
 
 
 def grouped(x: torch.Tensor, granularity: Granularity) -> torch.Tensor:
-    """The tensor with its last axis split into groups, if there are any."""
+    """The tensor with its last axis split into groups, if the granularity is per group."""
     if not isinstance(granularity, PerGroup):
         return x
     return x.view(*x.shape[:-1], x.shape[-1] // granularity.group_size, granularity.group_size)
 
 
 def pack(codes: torch.Tensor, code: Format) -> torch.Tensor:
-    """Codes side by side in bytes, as one would write it in torch."""
-    places = codes.view(torch.uint8) & (2**code.bits - 1)
-    packed: torch.Tensor = places[..., :: code.per_byte]
-    for place in range(1, code.per_byte):
-        packed = packed | (places[..., place :: code.per_byte] << (place * code.bits))
+    """Pack codes into bytes in plain torch."""
+    fields = codes.view(torch.uint8) & (2**code.bits - 1)
+    packed: torch.Tensor = fields[..., :: code.per_byte]
+    for p in range(1, code.per_byte):
+        packed = packed | (fields[..., p :: code.per_byte] << (p * code.bits))
     return packed
 
 
 def unpack(packed: torch.Tensor, code: Format) -> torch.Tensor:
-    """The codes of ``pack``."""
+    """Undo ``pack``."""
     spare = 8 - code.bits
-    if code.signed:  # to the top of the byte and back down, so that the sign comes along
-        places = [(packed << (spare - p * code.bits)).view(torch.int8) >> spare for p in range(code.per_byte)]
+    if code.signed:  # shift to the top of the byte and back, which extends the sign
+        fields = [(packed << (spare - p * code.bits)).view(torch.int8) >> spare for p in range(code.per_byte)]
     else:
-        places = [(packed >> (p * code.bits)) & (2**code.bits - 1) for p in range(code.per_byte)]
-    return torch.stack(places, dim=-1).flatten(-2)
+        fields = [(packed >> (p * code.bits)) & (2**code.bits - 1) for p in range(code.per_byte)]
+    return torch.stack(fields, dim=-1).flatten(-2)
 
 
 def fake_quantizer(
@@ -170,7 +170,7 @@ def fake_quantizer(
 
 @dataclass(frozen=True)
 class CodesCase(ScaledCase):
-    """One row of quantize or dequantize, or of a gradient of one. ``op`` names the plan."""
+    """A benchmark row of quantize, dequantize or a gradient. ``op`` names the plan."""
 
     @property
     def name(self) -> str:
@@ -184,13 +184,13 @@ class CodesCase(ScaledCase):
         return self.op.endswith("backward")
 
     def plan(self, elements: int, stream: Stream, backend: str | None) -> AffinePlan[Any, Any]:
-        """The plan of this case, for a tensor of so many elements."""
+        """The plan of this case for ``elements`` elements."""
         op = self.op.split()[0].capitalize()
         plan = plans()[f"{op}{type(self.granularity).__name__}{'Backward' if self.backward else ''}Plan"]
         fields: dict[str, Any] = asdict(cast(Any, self.granularity))
         fields["shape"] = self.shape(elements)
-        ends = (self.codes, self.real) if self.op == "dequantize" else (self.real, self.codes)
-        fields["input_dtype"], fields["output_dtype"] = ends
+        dtypes = (self.codes, self.real) if self.op == "dequantize" else (self.real, self.codes)
+        fields["input_dtype"], fields["output_dtype"] = dtypes
         if not self.backward:
             fields["packed"] = self.packed
         preference = PlanPreference(backend=backend, precompile=False)
@@ -200,7 +200,7 @@ class CodesCase(ScaledCase):
 
 
 def quantizer(case: ScaledCase, x: torch.Tensor, tensors: Tensors) -> Callable[[], torch.Tensor]:
-    """torch's quantization of ``x`` to a quantized tensor, if torch has one for this case."""
+    """torch's quantization of ``x`` to a quantized tensor. Raises ``NoPeer`` where torch has none."""
     granularity = case.granularity
     if x.dtype != torch.float32:
         raise NoPeer("torch quantizes float32 alone")
@@ -212,7 +212,7 @@ def quantizer(case: ScaledCase, x: torch.Tensor, tensors: Tensors) -> Callable[[
 
 
 def torch_zero_point(case: ScaledCase, tensors: Tensors) -> torch.Tensor:
-    """The zero point as torch's operators take it. Raises ``NoPeer`` where torch has no operator."""
+    """The zero point for torch's operators. Raises ``NoPeer`` where torch has no operator."""
     if not isinstance(case.granularity, PerTensor | PerChannel):
         raise NoPeer("torch has no operator for this granularity")
     if case.codes != torch.int8:
@@ -221,7 +221,7 @@ def torch_zero_point(case: ScaledCase, tensors: Tensors) -> torch.Tensor:
     return torch.zeros_like(tensors["scale"], dtype=torch.int32) if given is None else given
 
 
-#: The dtypes that every op with codes is timed with: of real numbers, of codes, and whether these are packed.
+#: Timed dtypes: real dtype, code dtype, whether the codes are packed.
 PAIRS = (
     (torch.float32, torch.int8, False),
     (torch.bfloat16, torch.int8, False),
@@ -230,7 +230,7 @@ PAIRS = (
 
 
 def full_rows(make: Callable[..., Case], op: str) -> list[Any]:
-    """Every layout and dtype pair, symmetric; and the common ones with a zero point."""
+    """Every layout with every dtype pair without a zero point; common ones with a zero point."""
     symmetric = [make(op, layout, *pair) for layout in LAYOUTS for pair in PAIRS]
     affine = [
         make(op, layout, real, codes, packed, zero_point=True)
@@ -241,7 +241,7 @@ def full_rows(make: Callable[..., Case], op: str) -> list[Any]:
 
 
 def cpu_rows(make: Callable[..., Case], op: str) -> list[Any]:
-    """One pair of dtypes at every layout; packed codes and a zero point once."""
+    """Every layout with one dtype pair; one row with packed codes and one with a zero point."""
     f32, bf16, int8 = torch.float32, torch.bfloat16, torch.int8
     plain = [make(op, layout, f32, int8) for layout in LAYOUTS]
     packed = make(op, "per group of 32", bf16, INT4, packed=True)

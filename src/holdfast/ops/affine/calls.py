@@ -1,4 +1,4 @@
-"""Arguments that the example calls of ops with scales share."""
+"""Arguments shared by the example calls of the quantization ops."""
 
 from __future__ import annotations
 

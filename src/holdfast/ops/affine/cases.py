@@ -1,7 +1,8 @@
-"""The inputs that quantize and dequantize share: shapes, layouts, values, scales and zero points.
+"""Test inputs of the quantization ops: shapes, layouts, values, scales and zero points.
 
-A list for each granularity, curated instead of multiplied out: every real dtype meets a quarter of the code
-dtypes at each granularity and all of them at the four together; the rest varies one thing at a time.
+There is a list for each granularity. The lists are not the product of all settings: at each granularity
+every real dtype is combined with a quarter of the code dtypes, and with all of them over the four
+granularities. The other cases vary one setting at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about; each op turns it into a descriptor and args of its own."""
+    """The settings of a case. Each op makes its descriptor and args from them."""
 
     name: str
     granularity: Granularity
@@ -37,12 +38,12 @@ class Problem:
     codes: torch.dtype = torch.int8
     packed: bool = False
     limits: tuple[int, int] | None = None
-    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of what is read, and of what is written
+    layouts: tuple[str, str] = ("contiguous", "contiguous")  # of the inputs, and of the output
     values: str = "spread"
     scale: str = "float32"
     zero_point: str = "tensor"
     accumulate: bool = False
-    upstream: str = ""  # the layout of dy, where it is not that of x
+    upstream: str = ""  # the layout of dy, if it differs from that of x
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -54,13 +55,13 @@ class Problem:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the granularity adds to a descriptor."""
+        """Descriptor fields of the granularity."""
         return asdict(self.granularity)  # type: ignore[call-overload, no-any-return]
 
 
 @dataclass(frozen=True)
 class _Shapes:
-    """The shapes of one granularity: a plain one, the odd ones, and those for particular cases."""
+    """Shapes for one granularity: a plain one, odd ones by name, and shapes for particular cases."""
 
     plain: tuple[tuple[int, ...], Granularity]
     image: tuple[tuple[int, ...], Granularity]
@@ -139,18 +140,18 @@ _SHAPES: dict[type, _Shapes] = {
 
 
 def shapes_of(granularity: type[Granularity]) -> _Shapes:
-    """The shapes that go with a granularity."""
+    """The shapes for a granularity."""
     return next(shapes for shapes in _SHAPES.values() if isinstance(shapes.plain[1], granularity))
 
 
-#: What makes a problem one of scales of every size, with values to match.
+#: Fields of a problem with scales of every magnitude, and values of the same magnitudes.
 EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}
 _REALS = [record.torch for record in FLOATS.values()]
-#: Every way in which integer codes are stored.
+#: Every integer code dtype, unpacked; then packed, where several codes fit in a byte.
 STORED = [(code.torch, False) for code in INTEGERS.values()] + [
     (code.torch, True) for code in INTEGERS.values() if code.per_byte > 1
 ]
-#: A real dtype and one that may carry its codes.
+#: Pairs of a real dtype and a floating dtype that stores its codes.
 _CARRIED = [
     ("float32", "float32"), ("bfloat16", "bfloat16"), ("float64", "float64"), ("float16", "float16"),
     ("float32", "float16"), ("bfloat16", "float32"), ("float64", "float32"), ("float16", "bfloat16"),
@@ -158,14 +159,14 @@ _CARRIED = [
 
 
 def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[Problem]:
-    """What the cases of ``plan`` are about; ``reads_codes`` if it reads no real numbers."""
-    turn, shapes = next(
+    """The problems of ``plan``. ``reads_codes``: its input is codes, so real values do not matter."""
+    index, shapes = next(
         (i, s) for i, (over, s) in enumerate(_SHAPES.items()) if issubclass(plan.Descriptor, over)
     )
     shape, granularity = shapes.plain
     plain = Problem("plain", granularity, shape)
-    found = [*_of_dtypes(plain, turn), *_of_carriers(plain, turn), *_of_shapes(plain, shapes)]
-    found += [*_of_layouts(plain, shapes), *_of_pairs(plain, shapes), *_of_scales(plain, turn)]
+    found = [*_of_dtypes(plain, index), *_of_carriers(plain, index), *_of_shapes(plain, shapes)]
+    found += [*_of_layouts(plain, shapes), *_of_pairs(plain, shapes), *_of_scales(plain, index)]
     if not reads_codes:
         found += [*_of_ranges(plain), *_of_values(plain)]
     found += _of_float_formats(plain, shapes, reads_codes)
@@ -174,15 +175,15 @@ def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[P
     found += [
         replace(plain, name="accumulate", accumulate=True),
         replace(plain, name="accumulate in bfloat16", real=torch.bfloat16, accumulate=True),
-        replace(plain, name="accumulate, float8_e4m3fn", accumulate=True, **floating(E4M3FN)),
+        replace(plain, name="accumulate, float8_e4m3fn", accumulate=True, **float_fields(E4M3FN)),
     ]
-    # The forward has shown that scales are found in whatever form they come.
+    # The forward cases cover these forms of the scale.
     forms = ("scales with keepdim", "scale in float64", "expanded scale, no zero point")
     return [problem for problem in found if not problem.packed and problem.name not in forms]
 
 
-def _of_dtypes(plain: Problem, turn: int) -> list[Problem]:
-    """Each real dtype with every fourth way of storing codes, another fourth for each granularity."""
+def _of_dtypes(plain: Problem, index: int) -> list[Problem]:
+    """Each real dtype with every fourth code dtype. ``index``, of the granularity, chooses which fourth."""
     return [
         replace(
             plain,
@@ -193,16 +194,16 @@ def _of_dtypes(plain: Problem, turn: int) -> list[Problem]:
         )
         for i, real in enumerate(_REALS)
         for j, (codes, packed) in enumerate(STORED)
-        if (i + j) % 4 == turn
+        if (i + j) % 4 == index
     ]
 
 
 def stored_name(codes: torch.dtype, packed: bool) -> str:
-    """A way of storing codes, in words."""
+    """The name of a code dtype, with "packed" if the codes are packed."""
     return f"{'packed ' if packed else ''}{dtype_name(codes)}"
 
 
-def _of_carriers(plain: Problem, turn: int) -> list[Problem]:
+def _of_carriers(plain: Problem, index: int) -> list[Problem]:
     return [
         replace(
             plain,
@@ -213,7 +214,7 @@ def _of_carriers(plain: Problem, turn: int) -> list[Problem]:
             values="special" if i < 4 else "spread",
         )
         for i, (real, carrier) in enumerate(_CARRIED)
-        if i % 4 == turn
+        if i % 4 == index
     ]
 
 
@@ -248,7 +249,7 @@ def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
 
 
 def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
-    """16-bit numbers and an even last axis: then two of them can be read at once, for one byte of codes."""
+    """16-bit numbers and an even last axis: a kernel may read two numbers at once for one byte of codes."""
     shape, granularity = shapes.even
     pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
     found = [
@@ -273,8 +274,8 @@ def _of_ranges(plain: Problem) -> list[Problem]:
     ]
 
 
-def _of_scales(plain: Problem, turn: int) -> list[Problem]:
-    half = (torch.bfloat16, torch.float16)[turn % 2]
+def _of_scales(plain: Problem, index: int) -> list[Problem]:
+    half = (torch.bfloat16, torch.float16)[index % 2]
     found = [
         replace(plain, name="host scale", scale="host", zero_point="none"),
         replace(plain, name="host scale in float64", scale="host", zero_point="host", real=torch.float64),
@@ -310,16 +311,16 @@ def _of_values(plain: Problem) -> list[Problem]:
     return found
 
 
-def floating(codes: Format) -> dict[str, Any]:
-    """The fields of a problem about a float format, which has no zero point."""
+def float_fields(codes: Format) -> dict[str, Any]:
+    """Fields of a problem with codes in a float format, which has no zero point."""
     return {"codes": codes.torch, "zero_point": "none"}
 
 
 def _of_float_formats(plain: Problem, shapes: _Shapes, reads_codes: bool) -> list[Problem]:
-    """Every real dtype, with special values and with ties, then what differs from integers elsewhere."""
+    """Every real dtype, with special values and with ties; then other cases that differ from integers."""
     found = []
     for codes in FLOAT_FORMATS.values():
-        float_plain = replace(plain, **floating(codes))
+        float_plain = replace(plain, **float_fields(codes))
         for real in _REALS:
             name = f"{dtype_name(real)} to {codes.name}"
             of_real = replace(float_plain, real=real)
@@ -346,7 +347,7 @@ def _of_float_formats(plain: Problem, shapes: _Shapes, reads_codes: bool) -> lis
 
 
 def real_values(problem: Problem, label: str) -> torch.Tensor:
-    """What is quantized, or comes back as a gradient."""
+    """Values of an input or of a gradient, as ``problem.values`` asks."""
     record, count = float_dtype(problem.real, "real"), prod(problem.shape)
     values = rounded(spread(label, count, record.precision, -9, 5), problem.real)
     wanted = None
@@ -359,27 +360,27 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
     elif problem.values == "bounds":
         wanted = bound_values(problem, record)
     elif problem.values == "of the scale":
-        values = values_of_the_scale(problem, label).flatten()
+        values = values_near_scale(problem, label).flatten()
     elif problem.values == "exponents":
         values = of_every_exponent(label, count, record)
     elif problem.values == "any bits":
         values = of_any_bits(label, count, record)
     if wanted is not None:
-        step = 1 if len(wanted) >= count else 2  # leave every other one as it is, where there is room
+        step = 1 if len(wanted) >= count else 2  # if there is room, every other value stays as it is
         found = values[::step]
         found.copy_(wanted.repeat(-(-count // len(wanted)))[: len(found)])
     return values.reshape(problem.shape)
 
 
 def tie_values(problem: Problem, record: Float) -> torch.Tensor:
-    """(k + 0.5) * scale around zero and around both bounds, and their neighbours on either side.
+    """(k + 0.5) * scale around zero and around both bounds, and the two adjacent numbers of each.
 
-    For a float format, the middles between all values that follow each other, the first beyond its range too.
+    For a float format, the midpoints of all adjacent values, including the one just above the range.
     """
     s, z = _first_scale(problem)
     codes = format_of(problem.codes, "codes")
     if codes.is_float:
-        values = np.array([codes.value(code) for code in range(codes.highest_code + 1)] + [_beyond(codes)])
+        values = np.array([codes.value(k) for k in range(codes.highest_code + 1)] + [_next_value(codes)])
         middles = (values[1:] + values[:-1]) / 2
         return _with_neighbours(np.concatenate([middles[::-1], -middles[::-1]]), s, record)
     ends = [k + end - z for end in problem.code_range for k in (-2, -1, 0, 1)]
@@ -387,27 +388,27 @@ def tie_values(problem: Problem, record: Float) -> torch.Tensor:
 
 
 def bound_values(problem: Problem, record: Float) -> torch.Tensor:
-    """k * scale at both bounds, around them and half-way between, and their neighbours on either side."""
+    """k * scale at both bounds, next to them and half-way between, and the two adjacent numbers of each."""
     s, z = _first_scale(problem)
     low, high = (end - z for end in problem.code_range)
     codes = format_of(problem.codes, "codes")
     if codes.is_float:
-        beyond = _beyond(codes)
-        return _with_neighbours(np.array([low, high, beyond, -beyond, (high + beyond) / 2, 0]), s, record)
+        above = _next_value(codes)
+        return _with_neighbours(np.array([low, high, above, -above, (high + above) / 2, 0]), s, record)
     return _with_neighbours(np.array([low, high, low - 1, high + 1, (low + high) / 2, 0]), s, record)
 
 
-def _beyond(codes: Format) -> float:
-    """The value that would follow the greatest one of a float format."""
+def _next_value(codes: Format) -> float:
+    """The value one step above the greatest one of a float format."""
     greatest = float(codes.code_range[1])
     return 2 * greatest - codes.value(codes.highest_code - 1)
 
 
-def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
-    """Each from 2^-27 to 2^7 of the element's own scale, around zero and the middle of the range in turn."""
+def values_near_scale(problem: Problem, label: str) -> torch.Tensor:
+    """Values of 2^-27 to 2^7 times the scale, alternately around zero and around the middle of the range."""
     view, scale = problem.granularity.view(problem.shape), torch.as_tensor(make_scale(problem))
     own = [size if varies else 1 for size, varies in zip(view.shape, view.varies, strict=True)]
-    own = own if scale.numel() > 1 else [1] * len(own)  # the host's is for all
+    own = own if scale.numel() > 1 else [1] * len(own)  # a Python scale is for all elements
     scales = scale.double().reshape(own).expand(view.shape).reshape(problem.shape).numpy()
     record = float_dtype(problem.real, "real")
     steps = spread(label, scales.size, record.precision, -27, 7)
@@ -416,7 +417,7 @@ def values_of_the_scale(problem: Problem, label: str) -> torch.Tensor:
 
 
 def _first_scale(problem: Problem) -> tuple[float, int]:
-    """The scale and the zero point of the first element, as they are used."""
+    """The scale and the rounded, saturated zero point of the first element."""
     scale, zero_point = make_scale(problem), make_zero_point(problem)
     s = float(scale) if not isinstance(scale, torch.Tensor) else float(scale.double().flatten()[0])
     z = zero_point.flatten()[0].item() if isinstance(zero_point, torch.Tensor) else zero_point or 0
@@ -430,7 +431,7 @@ def _with_neighbours(quotients: Array, s: float, record: Float) -> torch.Tensor:
 
 
 def code_values(problem: Problem, label: str) -> torch.Tensor:
-    """Codes in the dtype that carries one each: all of the range if there is room, in random order."""
+    """Unpacked codes: first every code of the range, as far as there is room, then random ones."""
     low, high = problem.code_range
     count, carrier = prod(problem.shape), format_of(problem.codes, "codes")
     if carrier.is_float:
@@ -458,21 +459,21 @@ _HUGE = {
 }  # fmt: skip
 
 
-#: Scales from the least number to the greatest; those with many ones are hard to divide by.
-_SIZES = [
+#: Scales from the least number to the greatest. Some have a mantissa of ones, the hard case of a division.
+_SCALES_OF_EVERY_SIZE = [
     2.0**-149, 5 * 2.0**-149, -1e-40, 2.0**-126, (2 - 2.0**-23) * 2.0**-126, 1.3 * 2.0**-100, 3e-31, 2.0**-60,
     1e-9, 1 - 2.0**-24, 1.0, 2 - 2.0**-23, -1e9, 1e20, 1.7 * 2.0**100, 2.0**120, 1.1 * 2.0**126, 2.0**127,
     (2 - 2.0**-23) * 2.0**127,
 ]  # fmt: skip
-#: Zero points that are learned: halves, which go to even, and what is no number of codes at all.
-_FRACTIONS = [
+#: Floating zero points: halves, which round to even, and values far outside any range of codes.
+_FLOATING_ZERO_POINTS = [
     2.5, -0.5, 3.5, 0.75, -1.25, 7.0, -2.5, float("nan"), float("inf"), -float("inf"), 1e30, 2.0**22 + 0.5,
     -(2.0**22) - 1.5,
 ]  # fmt: skip
 
 
 def scale_unit(problem: Problem) -> float:
-    """A power of two that makes the range of codes about -8 to 8."""
+    """A power of two; times the greatest code it is about 8."""
     low, high = problem.code_range
     return float(2.0 ** (3 - max(abs(low), abs(high), 1).bit_length()))
 
@@ -495,7 +496,7 @@ def make_scale(problem: Problem) -> Scale:
         chosen = _UNUSUAL.get(kind.removeprefix("unusual "))
         values = np.resize([unit, *_UNUSUAL.values()] if chosen is None else [chosen], count)
     elif kind == "every size":
-        values = np.resize(_SIZES, count)
+        values = np.resize(_SCALES_OF_EVERY_SIZE, count)
     made = rounded(values, record.torch)
     if kind == "any bits":
         made = of_any_bits(f"scale/{problem.name}", count, record)
@@ -516,7 +517,7 @@ def make_zero_point(problem: Problem) -> ZeroPoint:
         return 2**40
     if kind in ("floating", "floating own"):
         record = float_dtype(problem.real if kind == "floating own" else torch.float32, "zero point")
-        return _shaped(problem, rounded(np.resize(_FRACTIONS, count), record.torch), kind)
+        return _shaped(problem, rounded(np.resize(_FLOATING_ZERO_POINTS, count), record.torch), kind)
     if kind == "any bits":
         words = random_bits(f"zero point/{problem.name}", count).astype(np.int64)
         return _shaped(problem, torch.from_numpy(words >> (32 + words % 32)).to(torch.int32), kind)
@@ -530,7 +531,7 @@ def make_zero_point(problem: Problem) -> ZeroPoint:
 
 
 def _shaped(problem: Problem, flat: torch.Tensor, kind: str) -> torch.Tensor:
-    """The values in one of the shapes and layouts that are accepted."""
+    """The values in the shape and layout that ``kind`` names."""
     shape = problem.scale_shape
     if kind == "keepdim":
         view = problem.granularity.view(problem.shape)

@@ -1,9 +1,9 @@
-"""The tile walk that quantize, dequantize and fake_quantize share.
+"""Numba: the loop over tiles of quantize, dequantize and fake_quantize.
 
-A launch is cut into tiles of a few thousand elements: some columns of some consecutive rows. A kernel loads
-each operand of a tile into a contiguous run of the compute type, computes on flat runs, and stores the
-result. Where memory already is such a run it is used in place; what does not change from tile to tile is
-loaded once. So strides, dtypes and short rows are dealt with here, and the arithmetic knows nothing of them.
+A tile is a few thousand elements: some columns of some consecutive rows. A kernel loads each operand of a
+tile into a run, which is a contiguous array of the compute type, computes on runs, and stores the result.
+An operand that is contiguous and of the compute type is used in place. An operand that is the same for all
+tiles is loaded once. So the arithmetic of a kernel does not depend on strides, dtypes or the row length.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -52,43 +52,43 @@ from holdfast.numerics.cpu import (
 )
 from holdfast.ops.affine.plan import clamp_zero_point
 
-#: Elements in a tile: few enough for its runs to stay near the core, enough to pay for finding them.
+#: Elements per tile. Its runs fit into the core's cache, and the cost of finding them is small per element.
 TILE = 8192
-#: Columns of a tile where some operand's columns are apart: a square touches few lines of every operand.
-_SQUARE = 64
-#: Bytes of a scratch run, and from one to the next: room for a tile of the widest type.
+#: Columns per tile if the columns of an operand are not contiguous. A square tile touches few cache lines.
+_SQUARE_COLUMNS = 64
+#: Bytes of a scratch run (a tile of the widest type), and the distance from one run to the next.
 _RUN_BYTES = TILE * 8
 _RUN = step_of(_RUN_BYTES)
 #: Bytes that ``unpack`` may write past the end of a run.
-_SPILL = 3
+_UNPACK_OVERRUN = 3
 
-#: Columns of a row that are worth a tile.
+#: Least columns of a row that is a tile of its own.
 _LONG_ROW = 2048
 
-# How an operand lies in memory, seen from a tile.
-_IN_PLACE = 0  # one contiguous run
-_FIXED = 1  # the same for every tile
-_APART = 2  # rows, or the elements of a row, are apart
-_STREAMED = 3  # one contiguous run of the compute type, to be written past the caches
+# Layout of an operand within a tile.
+_IN_PLACE = 0  # contiguous
+_FIXED = 1  # the same elements for every tile
+_STRIDED = 2  # rows, or the elements of a row, are not contiguous
+_STREAMED = 3  # contiguous and of the compute type; written by stores that bypass the caches
 
-#: Bytes of an output from which on it may be streamed: no cache would hold it anyway.
-_STREAMED_FROM = 2**25
+#: Least bytes of a streamed output. A smaller one may stay in a cache for its next reader.
+_STREAM_MIN_BYTES = 2**25
 
-#: Bytes after what it reads that a kernel asks for while it streams.
-_AHEAD = 1024
+#: Prefetch distance of a kernel that streams, in bytes.
+_PREFETCH_DISTANCE = 1024
 
-#: Every kernel takes the first and last tile, the walk and ``shared`` before what is its own.
+#: First parameters of every kernel: first tile, last tile, ``walk``, ``shared``.
 _WALK_ARGUMENTS = 4
 
-# The columns of a walk's table.
-_ADDRESS, _KIND, _LAYOUT, _HALVINGS, _STRIDES = 0, 1, 2, 3, 4
+# Columns of the table of a walk. _PACK_SHIFT is log2 of the codes per byte.
+_ADDRESS, _KIND, _LAYOUT, _PACK_SHIFT, _STRIDES = 0, 1, 2, 3, 4
 
 
 class Tiling(NamedTuple):
-    """How a space is cut. ``shape`` is (rows, columns, rows of a tile, columns of a tile).
+    """The tiles of a space. ``shape`` is (rows, columns, rows of a tile, columns of a tile).
 
-    ``table`` has a row for each operand, and a last one with the sizes of the loops in place of strides.
-    ``shared`` says that no tile has more than one scale and one zero point.
+    ``table`` has a row for each operand. Its last row has the loop sizes in place of strides. ``shared``:
+    each tile has one scale and one zero point.
     """
 
     tiles: int
@@ -100,12 +100,12 @@ class Tiling(NamedTuple):
 @lru_cache(maxsize=1024)
 def _tiling(space: Space, inputs: int) -> Tiling:
     rows, columns = space.rows, space.columns
-    most = _SQUARE if rows > 1 and any(strides[-1] > 1 for strides in space.strides) else TILE
+    most = _SQUARE_COLUMNS if rows > 1 and any(strides[-1] > 1 for strides in space.strides) else TILE
     parts = -(-columns // most)
     tile_columns = columns if parts == 1 else -(-columns // (parts * 16)) * 16  # whole bytes of packed codes
     parts = -(-columns // tile_columns)
     by_row = all(strides[-1] == 0 for strides in space.strides[1 + inputs :])
-    # Long rows with a scale each are tiles of their own: then no scale is spread over a run.
+    # A long row with one scale is a tile of its own: then no scale is copied for every element.
     tile_rows = 1 if by_row and columns >= _LONG_ROW else min(rows, TILE // tile_columns)
     table = np.zeros((len(space.strides) + 1, _STRIDES + len(space.sizes)), np.int64)
     table[:-1, _LAYOUT] = [_layout(space.sizes, strides, parts, tile_rows) for strides in space.strides]
@@ -121,17 +121,17 @@ def _layout(sizes: Sequence[int], strides: Sequence[int], parts: int, tile_rows:
         return _IN_PLACE
     if not any(strides[:-1]) and (parts == 1 or strides[-1] == 0):
         return _FIXED
-    return _APART
+    return _STRIDED
 
 
 @lru_cache(maxsize=1024)
 def _host_value(value: float, dtype: torch.dtype) -> torch.Tensor:
-    """A value of the host where kernels can read it; kept, since the same ones come again and again."""
+    """A Python number as a tensor. Cached, since calls repeat the same values."""
     return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
-    """The scale as a tensor; the host's is rounded to the compute type."""
+    """The scale as a tensor. A Python float is rounded to the compute type."""
     return scale if isinstance(scale, torch.Tensor) else _host_value(float(scale), compute.torch)
 
 
@@ -155,64 +155,66 @@ def launch(
     signed: bool = False,
     streamed: bool = False,
 ) -> None:
-    """Run ``entry`` over all tiles of ``operands``: the output, ``inputs``, the scale and the zero point.
+    """Run ``entry`` over all tiles of ``operands``: the output, ``inputs`` inputs, the scale, the zero point.
 
-    Operand ``packed`` has ``per_byte`` codes in each byte; ``signed`` says how they are extended. An output
-    that is not read may be ``streamed``; the kernel must know of it (``streamed_item``).
+    Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
+    large output is written by streaming stores; the kernel must then call ``streamed_item`` and ``flush``,
+    and must not read the output.
     """
-    cut = _tiling(space, inputs)
-    table = cut.table.copy()
+    tiling = _tiling(space, inputs)
+    table = tiling.table.copy()
     table[:-1, _ADDRESS] = [operand.data_ptr() for operand in operands]
     table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
     if len(operands) > inputs + 2:
         table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
     if per_byte > 1:
         table[packed, _KIND] = INT8 if signed else UINT8
-        table[packed, _HALVINGS] = per_byte >> 1
+        table[packed, _PACK_SHIFT] = per_byte >> 1
 
     in_place = table[0, _LAYOUT] == _IN_PLACE and operands[0].dtype == compute.torch
-    if streamed and in_place and space.rows * space.columns * compute.bits // 8 >= _STREAMED_FROM:
+    if streamed and in_place and space.rows * space.columns * compute.bits // 8 >= _STREAM_MIN_BYTES:
         table[0, _LAYOUT] = _STREAMED
 
     scratch = _scratch_for(len(operands))
 
-    def part(first: int, last: int) -> None:
-        entry(first, last, (cut.shape, table, scratch.of_thread()), cut.shared, *scalars)
+    def run_tiles(first: int, last: int) -> None:
+        entry(first, last, (tiling.shape, table, scratch.of_thread()), tiling.shared, *scalars)
 
-    parallel(part, cut.tiles, space.rows * space.columns)
+    parallel(run_tiles, tiling.tiles, space.rows * space.columns)
 
 
 @cache
 def _scratch_for(operands: int) -> Scratch:
-    """The scratch of a walk over so many operands."""
-    return Scratch("affine", Runs(2 * operands + 2, _RUN_BYTES, _SPILL))
+    """Scratch memory of a walk over ``operands`` operands."""
+    return Scratch("affine", Runs(2 * operands + 2, _RUN_BYTES, _UNPACK_OVERRUN))
 
 
 @cache
 def compile_for(entry: Any, compute: Float, *more: Any) -> None:
     """Compile the kernel ``entry`` for a compute type, by a launch of no tiles.
 
-    ``more`` stands for what it takes after its numbers of that type, of which it has as many as it names.
+    Its parameters are those of every kernel, scalars of the compute type, then ``more``.
     """
-    cut = _tiling(Space((1,), ((1,),)), 0)
-    wanted = entry.py_func.__code__.co_argcount - _WALK_ARGUMENTS - len(more)
-    compile_kernel(entry, 0, 0, (cut.shape, cut.table, 0), True, *numbers(compute, *[0] * wanted), *more)
+    tiling = _tiling(Space((1,), ((1,),)), 0)
+    count = entry.py_func.__code__.co_argcount - _WALK_ARGUMENTS - len(more)
+    scalars = compute_scalars(compute, *[0] * count)
+    compile_kernel(entry, 0, 0, (tiling.shape, tiling.table, 0), True, *scalars, *more)
 
 
-def numbers(compute: Float, *values: int) -> tuple[np.floating[Any], ...]:
+def compute_scalars(compute: Float, *values: int) -> tuple[np.floating[Any], ...]:
     """Integers as scalars of the compute type."""
     number = np.float64 if compute.name == "float64" else np.float32
     return tuple(number(value) for value in values)
 
 
 # A kernel's ``walk`` is (shape, table, address of the scratch). Operand 0 is the output. The scratch has two
-# runs for each operand, one for its elements as they are stored and one for the compute type; then one for
-# the offsets of rows, and one for the addresses that ``load`` hands over.
+# runs for each operand: its elements in the stored dtype, and in the compute type. Then follow a run for row
+# offsets and a run for the addresses that ``load`` returns. ``like`` is a scalar of the compute type.
 
 
 @jit
 def window(shape, tile):
-    """The tile's first row and column, and how many of each."""
+    """First row, first column, number of rows and number of columns of a tile."""
     rows, columns, tile_rows, tile_columns = shape
     parts = (columns + tile_columns - 1) // tile_columns
     block = tile // parts
@@ -222,7 +224,7 @@ def window(shape, tile):
 
 @jit
 def _row_offsets(walk, operand, row, rows):
-    """Where each of ``rows`` rows from ``row`` on begins, in elements."""
+    """Offsets, in elements, of ``rows`` rows of an operand, beginning with ``row``."""
     outlined()
     _, table, scratch = walk
     sizes, inner = len(table) - 1, table.shape[1] - 2
@@ -248,8 +250,8 @@ def _row_offsets(walk, operand, row, rows):
 
 
 @on_demand
-def _spread(memory, item, offsets, rows, columns, run):
-    """Fill each row of a run with its one element."""
+def _broadcast_rows(memory, item, offsets, rows, columns, run):
+    """Fill each row of a run with the one element of that row."""
     offsets = pointer(offsets, np.int64)
     for r in range(rows):
         source, target = memory + offsets[r] * item, run + r * columns * item
@@ -271,10 +273,10 @@ def _spread(memory, item, offsets, rows, columns, run):
 
 
 @on_demand
-def _move(memory, item, offsets, step, rows, columns, run, gather):
-    """Carry rows whose elements are apart into a run (``gather``), or out of one."""
+def _copy_strided(memory, item, offsets, step, rows, columns, run, gather):
+    """Copy rows whose elements are not contiguous into a run (``gather``), or from a run to memory."""
     offsets = pointer(offsets, np.int64)
-    transposed = rows > 1 and offsets[1] - offsets[0] < step  # then walk along the memory, not along the run
+    transposed = rows > 1 and offsets[1] - offsets[0] < step  # then the inner loop follows the memory
     inner = rows if transposed else columns
     for i in range(columns if transposed else rows):
         for j in range(inner):
@@ -293,32 +295,32 @@ def _move(memory, item, offsets, step, rows, columns, run, gather):
 
 @jit
 def _load(walk, operand, row, column, rows, columns, like):
-    """The address of the operand's elements in a window, contiguous and of the compute type."""
+    """The address of a run with an operand's elements in a window of rows and columns."""
     _, table, scratch = walk
-    kind, layout, halvings = table[operand, _KIND], table[operand, _LAYOUT], table[operand, _HALVINGS]
+    kind, layout, pack_shift = table[operand, _KIND], table[operand, _LAYOUT], table[operand, _PACK_SHIFT]
     item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]
     count = rows * columns
     if layout == _IN_PLACE:
         rows, columns = 1, count
     offsets = _row_offsets(walk, operand, row, rows)
-    memory = table[operand, _ADDRESS] + ((column * step * item) >> halvings)
+    memory = table[operand, _ADDRESS] + ((column * step * item) >> pack_shift)
     raw = scratch + 2 * operand * _RUN
-    if halvings > 0:
+    if pack_shift > 0:
         for r in range(rows):
-            unpack(memory + (offsets[r] >> halvings), halvings, kind == INT8, columns, raw + r * columns)
-    elif layout == _IN_PLACE or (count == 1 and operand > 0):  # one element to read is a run as it is
+            unpack(memory + (offsets[r] >> pack_shift), pack_shift, kind == INT8, columns, raw + r * columns)
+    elif layout == _IN_PLACE or (count == 1 and operand > 0):  # a single element is contiguous
         raw = memory + offsets[0] * item
     elif step == 0:
-        _spread(memory, item, offsets, rows, columns, raw)
+        _broadcast_rows(memory, item, offsets, rows, columns, raw)
     elif step == 1:
         for r in range(rows):
             copy(raw + r * columns * item, memory + offsets[r] * item, columns * item)
     else:
-        _move(memory, item, offsets, step, rows, columns, raw, True)
+        _copy_strided(memory, item, offsets, step, rows, columns, raw, True)
     if kind == item:
         return raw
     wide = scratch + (2 * operand + 1) * _RUN
-    if kind == ZERO_POINT and count == 1:  # the usual one, which needs no conversion of runs
+    if kind == ZERO_POINT and count == 1:  # the common case, without compiling ``widen``
         pointer(wide, like)[0] = clamped_zero_point(pointer(raw, np.int32)[0])
         return wide
     for begin in range(0, count, BLOCK):
@@ -330,17 +332,20 @@ def _load(walk, operand, row, column, rows, columns, like):
 
 @jit
 def _computed_as_stored(kind):
-    """Kernels write the compute type and codes of 8 bits themselves; all else is narrowed afterwards."""
+    """Whether a kernel writes results in the stored dtype: the compute type, or 8-bit integer codes.
+
+    ``store`` converts results to any other dtype.
+    """
     return kind == INT8 or kind == UINT8 or kind <= ITEM_SIZE
 
 
 @jit
-def load(walk, tile, fresh, shared, inputs, accumulate, like):
-    """How many elements the tile has, and the addresses of its operands as runs of the compute type.
+def load(walk, tile, is_first, shared, inputs, accumulate, like):
+    """The number of elements of a tile, and the addresses of its operands as runs of the compute type.
 
-    That of the output is where its elements are to be put; with ``accumulate`` it holds the old ones. If
-    ``shared`` there is but one element of each operand after the ``inputs``. ``fresh`` is true for the first
-    tile of a walk: then fixed operands are loaded, for a whole tile.
+    The kernel writes its results to run 0; with ``accumulate`` that run holds the old output. With ``shared``
+    the scale and the zero point, which follow the ``inputs``, have one element. ``is_first``: this is the
+    first tile of the walk, so operands that are the same for all tiles are loaded.
     """
     outlined()
     shape, table, scratch = walk
@@ -352,11 +357,11 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
         if operand == 0 and not accumulate:
             runs[0] = scratch if _computed_as_stored(kind) else scratch + _RUN
             in_place = layout == _IN_PLACE or layout == _STREAMED
-            if _computed_as_stored(kind) and in_place and table[0, _HALVINGS] == 0:
+            if _computed_as_stored(kind) and in_place and table[0, _PACK_SHIFT] == 0:
                 offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
                 runs[0] = table[0, _ADDRESS] + offset * (kind & ITEM_SIZE)
             continue
-        if layout == _FIXED and not fresh:
+        if layout == _FIXED and not is_first:
             continue
         if shared and operand > inputs:
             rows, columns = 1, 1
@@ -368,10 +373,10 @@ def load(walk, tile, fresh, shared, inputs, accumulate, like):
 
 @jit
 def streamed_item(walk):
-    """The size of an element if the output is streamed, else 0.
+    """Bytes per element if the output is streamed, else 0.
 
-    Then a kernel puts each block of results at the start of the scratch, ``walk[2]``, and calls ``flush``,
-    which prefetches too.
+    If it is streamed, the kernel writes each block of results to the start of the scratch, ``walk[2]``, and
+    calls ``flush`` in place of ``prefetch``.
     """
     table = walk[1]
     return table[0, _KIND] & ITEM_SIZE if table[0, _LAYOUT] == _STREAMED else 0
@@ -379,24 +384,24 @@ def streamed_item(walk):
 
 @jit
 def flush(walk, runs, reads, begin, end):
-    """Carry the results of a block to where ``load`` said that they belong, if the output is streamed.
+    """Copy a block of results from the scratch to run 0 by streaming stores, if the output is streamed.
 
-    ``reads`` are the addresses of the runs of which the kernel reads the same block.
+    ``reads`` has the addresses of the kernel's input runs; their next blocks are prefetched.
     """
     item = streamed_item(walk)
     if item > 0:
         done = begin * item
-        stream_and_prefetch(runs[0] + done, walk[2], (end - begin) * item, reads, done + _AHEAD)
+        stream_and_prefetch(runs[0] + done, walk[2], (end - begin) * item, reads, done + _PREFETCH_DISTANCE)
 
 
 @jit
 def store(walk, tile, like):
-    """Carry a tile's results from where they were put to the output's memory."""
+    """Copy a tile's results from run 0 to the output, unless they are there already."""
     outlined()
     shape, table, scratch = walk
-    kind, layout, halvings = table[0, _KIND], table[0, _LAYOUT], table[0, _HALVINGS]
+    kind, layout, pack_shift = table[0, _KIND], table[0, _LAYOUT], table[0, _PACK_SHIFT]
     item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
-    if _computed_as_stored(kind) and layout == _IN_PLACE and halvings == 0:
+    if _computed_as_stored(kind) and layout == _IN_PLACE and pack_shift == 0:
         return
     if layout == _STREAMED:
         fence()
@@ -406,41 +411,41 @@ def store(walk, tile, like):
     if layout == _IN_PLACE:
         rows, columns = 1, count
     offsets = _row_offsets(walk, np.int64(0), row, rows)
-    memory = table[0, _ADDRESS] + ((column * step * item) >> halvings)
+    memory = table[0, _ADDRESS] + ((column * step * item) >> pack_shift)
     raw = scratch
-    if layout == _IN_PLACE and halvings == 0:
+    if layout == _IN_PLACE and pack_shift == 0:
         raw = memory + offsets[0] * item
     if not _computed_as_stored(kind):
         narrow(scratch + _RUN, count, kind, raw, like)
-    if halvings > 0:
+    if pack_shift > 0:
         for r in range(rows):
-            pack(raw + r * columns, halvings, columns, memory + (offsets[r] >> halvings))
+            pack(raw + r * columns, pack_shift, columns, memory + (offsets[r] >> pack_shift))
     elif layout != _IN_PLACE and step == 1:
         for r in range(rows):
             copy(memory + offsets[r] * item, raw + r * columns * item, columns * item)
     elif layout != _IN_PLACE:
-        _move(memory, item, offsets, step, rows, columns, raw, False)
+        _copy_strided(memory, item, offsets, step, rows, columns, raw, False)
 
 
 @jit
 def stores_bytes(walk):
-    """Whether results are to be put down as bytes: codes of 8 bits or fewer."""
+    """Whether the kernel writes results as bytes: integer codes of 8 bits or fewer."""
     kind = walk[1][0, _KIND]
     return kind == INT8 or kind == UINT8
 
 
 @jit
 def stores_floating_codes(walk):
-    """Whether results are to be put down as quotients, which ``store`` rounds to a float format."""
+    """Whether the kernel writes quotients, which ``store`` rounds to a float format."""
     return walk[1][0, _KIND] == FLOAT8_E4M3FN
 
 
 @jit
 def _least_with_code(code, s):
-    """The least x with rint(x / s) >= ``code``, for a scale that is positive and finite.
+    """The least x with rint(x / s) >= ``code``, for a positive finite scale.
 
-    Dividing and rounding keep the order of numbers, so that all x from there on have it too. The guess is off
-    by a few roundings at most.
+    Division and rounding are monotonic, so every larger x satisfies it too. The first guess is off by a few
+    roundings at most.
     """
     x = (code - np.float32(0.5)) * s
     while rint(x / s) >= code:
@@ -451,16 +456,17 @@ def _least_with_code(code, s):
 
 
 @jit
-def in_range_of(s, z, q_min, q_max):
-    """The least and the greatest x with q_min - z <= rint(x / s) <= q_max - z; if none has, they cross.
+def in_range_bounds(s, z, q_min, q_max):
+    """The least and the greatest x with q_min - z <= rint(x / s) <= q_max - z.
 
-    So whoever has many x for one scale compares each, and divides none.
+    If there is no such x, the least exceeds the greatest. For many x with one scale, two comparisons per x
+    replace a division.
     """
     lo, hi = q_min - z, q_max - z
     infinite = zero(s) + np.float32(np.inf)
     if s < zero(s):
         s, lo, hi = -s, -hi, -lo
-    if s == infinite and lo <= zero(s) and hi >= zero(s):  # then x / s is zero, but NaN for an infinite x
+    if s == infinite and lo <= zero(s) and hi >= zero(s):  # x / s is 0 for a finite x, NaN for an infinite x
         return -next_below(infinite), next_below(infinite)
     if not (s > zero(s) and s < infinite):
         return infinite, -infinite
@@ -468,28 +474,28 @@ def in_range_of(s, z, q_min, q_max):
 
 
 @jit
-def given_bounds(s, z, q_min, q_max):
-    """The bounds of the codes, as they are."""
+def code_bounds(s, z, q_min, q_max):
+    """q_min and q_max, for an estimator that needs no other bounds."""
     return q_min, q_max
 
 
-def straight_through(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
-    """The walk of a straight-through gradient over tiles, a function that kernels call.
+def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
+    """A function that kernels call to compute a straight-through gradient over tiles.
 
-    Its first argument, a literal, names one of ``estimators``: a function that gives dx for one element. For
-    elements that share a scale there are two more functions: the first finds two bounds from the scale, the
-    second is the estimator that takes these bounds in place of q_min and q_max.
+    Its first argument is a literal, a key of ``estimators``. The value is three functions. The first gives dx
+    of one element. The other two are for tiles with one scale: one computes two bounds from the scale, and
+    one is the estimator that takes these bounds in place of q_min and q_max.
     """
 
-    def walk_back(ste, first, last, walk, shared, q_min, q_max, accumulate):
-        """The gradient by the estimator ``ste``, a literal, over some tiles."""
+    def backward_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        """dx by the estimator ``ste``, a literal, over the tiles first to last."""
         raise NotImplementedError("called from kernels only")
 
-    @overload(walk_back, prefer_literal=True)
-    def walk_back_of(ste, first, last, walk, shared, q_min, q_max, accumulate):
-        estimated, bounds_of, told = estimators[ste.literal_value]
+    @overload(backward_tiles, prefer_literal=True)
+    def implement_backward_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        estimate, bounds_of, estimate_shared = estimators[ste.literal_value]
 
-        def walk_over(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        def over_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
             item = streamed_item(walk)
             for tile in range(first, last):
                 count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
@@ -506,19 +512,19 @@ def straight_through(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
                     if accumulate:
                         if shared:
                             for i in range(begin, end):
-                                dx[i] += told(dy[i], x[i], s, z, least, greatest)
+                                dx[i] += estimate_shared(dy[i], x[i], s, z, least, greatest)
                         else:
                             for i in range(begin, end):
-                                dx[i] += estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                                dx[i] += estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                     elif shared:
                         for i in range(begin, end):
-                            dx[i] = told(dy[i], x[i], s, z, least, greatest)
+                            dx[i] = estimate_shared(dy[i], x[i], s, z, least, greatest)
                     else:
                         for i in range(begin, end):
-                            dx[i] = estimated(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                            dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                     flush(walk, runs, (runs[1], runs[2]), begin, end)
                 store(walk, tile, q_min)
 
-        return walk_over
+        return over_tiles
 
-    return walk_back
+    return backward_tiles

@@ -1,7 +1,6 @@
-"""Scales and zero points of a tile, in Triton, and how a launch over tiles is laid out.
+"""Triton: load the scales and zero points of a tile, and launch a kernel over tiles.
 
-What elements share (scale, zero point) is loaded once per row, once per column, or once per tile, as it
-varies.
+A scale or a zero point is loaded once per tile, row, column or element, as its granularity requires.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -31,32 +30,32 @@ D = TypeVar("D", bound=ScaledDescriptor)
 
 @dataclass(frozen=True)
 class Tuning:
-    """The tuning of kernels over tiles."""
+    """Tile sizes and limits of the tiled kernels."""
 
-    #: Elements of a tile, and the warps that share them.
+    #: Elements per tile, and the most warps per tile.
     tile: int = 4096
     warps: int = 4
-    #: Columns of a tile where each has a scale of its own: few, so that many rows share what is made of it.
+    #: Most columns of a tile if each column has a scale. Few, so that many rows reuse a column's scale.
     scaled_columns: int = 256
-    #: The most tiles that a program takes, one below the other, and the fewest programs to be left by that.
+    #: Most tiles per program, one below the other, and the fewest programs that must remain.
     steps: int = 8
     programs: int = 1024
-    #: The most programs along the second axis of a grid.
+    #: Most programs along the second axis of a grid.
     grid_limit: int = 65535
 
 
 TUNING = Tuned(gpu=Tuning())
-#: A hint to the cache: what is read may stay there longer than what is written. It saves one to two per cent
-#: of the time of a large tensor on an H200, whether or not what is written is read next.
-KEPT = tl.constexpr("evict_last")
+#: Cache hint of loads: keep inputs in the cache longer than outputs. It saves 1 to 2 percent of the time of
+#: a large tensor on an H200, whether or not the next kernel reads the output.
+EVICT_LAST = tl.constexpr("evict_last")
 
 
 @triton.jit
-def load_shared(
+def load_per_scale(
     pointer, row, start, rows, sizes, strides, OTHER: tl.constexpr,
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What elements share: one value for the tile, one per row, one per column, or one each."""
+    """Load a scale or a zero point: one per tile, per row (BY_ROW), per column (BY_COLUMN) or per element."""
     step = strides[len(strides) - 1]
     offset = tl.zeros([1, 1], tl.int64)
     inside = tl.full([1, 1], True, tl.int1)
@@ -66,7 +65,7 @@ def load_shared(
     if BY_COLUMN:
         offset += (start * step + tl.arange(0, COLUMNS) * step)[None, :]
         inside = inside & columns_inside(start, sizes[len(sizes) - 1], COLUMNS)
-    return tl.load(pointer + offset, mask=inside, other=OTHER, eviction_policy=KEPT)
+    return tl.load(pointer + offset, mask=inside, other=OTHER, eviction_policy=EVICT_LAST)
 
 
 @triton.jit
@@ -74,11 +73,11 @@ def load_scale(
     pointer, bits, row, start, rows, sizes, strides, COMPUTE: tl.constexpr, ON_HOST: tl.constexpr,
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The scale in the compute type; the host's comes as the bits of a float64 and is rounded once."""
+    """The scale in the compute type. ON_HOST: ``bits`` is a float64, which is rounded once."""
     if ON_HOST:
         scale = (tl.zeros([1, 1], tl.int64) + bits).to(tl.float64, bitcast=True)
     else:
-        scale = load_shared(pointer, row, start, rows, sizes, strides, 1.0, BY_ROW, BY_COLUMN, COLUMNS)
+        scale = load_per_scale(pointer, row, start, rows, sizes, strides, 1.0, BY_ROW, BY_COLUMN, COLUMNS)
     return widen(scale, COMPUTE)
 
 
@@ -87,13 +86,16 @@ def load_zero_point(
     pointer, value, row, start, rows, sizes, strides, ZERO: tl.constexpr,
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The zero point, saturated: none, the host's (saturated there), or a tensor's, rounded if floating."""
+    """The saturated zero point. ZERO: "none", "host" (``value`` is saturated already) or "tensor".
+
+    A floating zero point is rounded.
+    """
     if ZERO == "none":
         return tl.zeros([1, 1], tl.int32)
     elif ZERO == "host":
         return tl.zeros([1, 1], tl.int32) + value
     else:
-        z = load_shared(pointer, row, start, rows, sizes, strides, 0, BY_ROW, BY_COLUMN, COLUMNS)
+        z = load_per_scale(pointer, row, start, rows, sizes, strides, 0, BY_ROW, BY_COLUMN, COLUMNS)
         if z.dtype.is_floating():
             return whole_zero_point(z)
         else:
@@ -101,35 +103,40 @@ def load_zero_point(
 
 
 def compile_contiguous(kernel: Any, args: type[Args]) -> None:
-    """Prepare ``kernel`` for contiguous tensors, the scale and the zero point in tensors too.
+    """Compile ``kernel`` for contiguous tensors, with the scale and the zero point in tensors.
 
-    The tensors are without memory: only what they are like matters here.
+    The tensors are on the meta device: compiling needs only their shapes, strides and dtypes.
     """
     desc: ScaledDescriptor = kernel.desc
-    made: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for field in fields(cast(Any, args)):
         if field.name in ("scale", "zero_point"):
             dtype = torch.float32 if field.name == "scale" else torch.int32
-            made[field.name] = torch.empty(desc.view.scale_shape, dtype=dtype, device="meta")
+            tensors[field.name] = meta_tensor(desc.view.scale_shape, dtype)
         elif field.name != "accumulate":
-            shape, dtype = desc.expected(field.name)
-            made[field.name] = torch.empty(shape, dtype=dtype, device="meta")
-    kernel.prepare(args(**made))
+            tensors[field.name] = meta_tensor(*desc.expected(field.name))
+    kernel.prepare(args(**tensors))
 
 
-def alike_by_column(space: Space, tensors: int) -> bool:
-    """Whether scales differ by column, and the tensors have their elements at the same offsets.
+def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor without memory, for compiling."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
-    A tile then has several rows, and it counts that the offsets of each are found once.
+
+def same_strides_by_column(space: Space, tensors: int) -> bool:
+    """Whether scales differ by column and the first ``tensors`` operands have equal strides.
+
+    A tile then has several rows, and computing each row's offset once for all tensors saves time.
     """
     tensor_strides, scale_strides = space.strides[:tensors], space.strides[tensors:]
     return any(own[-1] for own in scale_strides) and all(own == tensor_strides[0] for own in tensor_strides)
 
 
 class TiledKernel(AffineKernel[D]):
-    """A kernel over tiles, for args whose operands are so many ``tensors``, then the scale and zero point.
+    """A kernel over tiles.
 
-    ``packed`` is the position of the codes, if these may share bytes.
+    The operands of ``args`` are ``tensors`` tensors, then the scale and the zero point. ``packed`` is the
+    position of the operand that may hold packed codes.
     """
 
     kernel: Any
@@ -150,7 +157,7 @@ class TiledKernel(AffineKernel[D]):
         return steps.launch
 
     def add_steps(self, steps: Steps, args: Any) -> None:
-        """Add the kernel to the steps of ``args``, which have the operands of this kernel by name."""
+        """Add a launch of the kernel to ``steps``. ``args`` has the kernel's operands by name."""
         names = operand_names(self.args)
         operands = [getattr(args, name) for name in names]
         tensors, shared = operands[: self.tensors], operands[self.tensors :]
@@ -160,18 +167,18 @@ class TiledKernel(AffineKernel[D]):
         self.add_step(steps, args, layout, 1 if packed is None else self.desc.per_byte)
 
     def add_step(self, steps: Steps, args: Any, layout: Layout, per_byte: int) -> None:
-        """Lay the kernel out."""
+        """Add the launch over the tiles of ``layout``."""
         space = in_bytes(layout.space, None if per_byte == 1 else self.packed, per_byte)
         parameters = self.parameters(args, layout.space)
         add_tiles(steps, self.kernel, replace(layout, space=space), per_byte=per_byte, **parameters)
 
     def parameters(self, args: Any, space: Space) -> dict[str, Any]:
-        """The parameters that ``add_tiles`` does not offer, and the options of ``add_tiles``."""
+        """Kernel parameters that ``add_tiles`` does not compute, and options of ``add_tiles``."""
         raise NotImplementedError
 
 
 def in_bytes(space: Space, packed: int | None, per_byte: int) -> Space:
-    """The space with the rows of the packed operand counted in bytes instead of codes."""
+    """The space with the row strides of operand ``packed`` in bytes instead of codes."""
     if packed is None:
         return space
     strides = list(space.strides)
@@ -180,19 +187,19 @@ def in_bytes(space: Space, packed: int | None, per_byte: int) -> Space:
 
 
 def in_pairs(space: Space) -> Space:
-    """The space of packed codes, two to a byte, with two neighbours as one column.
+    """The space of packed 4-bit codes with two neighbours as one column.
 
-    What elements share is that of the first of two; the other's is half a column further on.
+    The scale's column stride is that of two elements: the scale of the second one is half a stride further.
     """
-    codes, values, *shared = space.strides
+    codes, values, *per_scale = space.strides
     halved = [(*(step // 2 for step in own[:-1]), 1) for own in (codes, values)]
-    doubled = [(*own[:-1], 2 * own[-1]) for own in shared]
+    doubled = [(*own[:-1], 2 * own[-1]) for own in per_scale]
     return Space((*space.sizes[:-1], space.columns // 2), (*halved, *doubled))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The loops over the operands called ``names``: ``tensors``, then what is ``shared``, a scale first."""
+    """The operands ``names`` of a launch: ``tensors``, then ``shared``, which is a scale and a zero point."""
 
     space: Space
     names: Sequence[str]
@@ -213,12 +220,12 @@ def add_tiles(
     registers: int | None = None,
     **parameters: Any,
 ) -> None:
-    """Add ``kernel`` over the tiles of a layout.
+    """Add a launch of ``kernel`` over the tiles of a layout.
 
-    ``per_byte`` codes share a byte of the codes; ``per_column`` elements are one column of the space. A tile
-    has ``tile`` elements, or ``scaled_tile`` if each column has a scale of its own; a kernel with a parameter
-    ``steps`` then takes several tiles. The kernel is given those of the parameters below that it has, and all
-    of ``parameters``.
+    ``per_byte`` codes are packed in a byte, and ``per_column`` elements are one column of the space. A tile
+    has ``tile`` elements, or ``scaled_tile`` if each column has a scale; a program of a kernel with the
+    parameter ``steps`` then processes several tiles. The kernel receives all of ``parameters``, and each
+    entry of ``offered`` that it has as a parameter.
     """
     space, tensors, shared, tuning = layout.space, layout.tensors, layout.shared, layout.tuning
     taken = parameters_of(kernel.fn)
@@ -226,26 +233,27 @@ def add_tiles(
     by_row, by_column = any(any(own[:-1]) for own in scales), any(own[-1] for own in scales)
     size, widest = (scaled_tile, tuning.scaled_columns) if by_column else (tile, 0)
     size = size or tuning.tile
-    rows, columns = _tile(space, len(tensors), size // per_column, widest // per_column)
+    rows, columns = _tile_shape(space, len(tensors), size // per_column, widest // per_column)
     zero_point = shared[1] if len(shared) > 1 else None
     zero_value = clamp_zero_point(zero_point) if isinstance(zero_point, int) else 0
-    below, beside = -(-space.rows // rows), -(-space.columns // columns)
-    number = _steps(below * beside, tuning) if "steps" in taken and by_column and not by_row else 1
-    way, grid = _grid(-(-below // number), beside, tuning.grid_limit)
+    tiles_down, tiles_across = -(-space.rows // rows), -(-space.columns // columns)
+    several = "steps" in taken and by_column and not by_row
+    steps_each = _tiles_per_program(tiles_down * tiles_across, tuning) if several else 1
+    order, grid = _grid(-(-tiles_down // steps_each), tiles_across, tuning.grid_limit)
     bytes_across = -(-space.columns // per_byte)
     offered = {
         **{name: name for name in layout.names},
         **{
-            f"{_SHORT.get(name, name)}_strides": own
-            for name, own in zip(layout.names, _merged(space), strict=True)
+            f"{_PARAMETER_NAMES.get(name, name)}_strides": own
+            for name, own in zip(layout.names, _collapsed_strides(space), strict=True)
         },
         "scale_bits": scale_bits(shared[0]),
         "zero_value": zero_value,
         "rows": space.rows,
         "columns": bytes_across,
         "byte_columns": bytes_across,
-        "steps": number,
-        "sizes": _loops(space),
+        "steps": steps_each,
+        "sizes": _row_divisors(space),
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
         "SCALE_ON_HOST": not isinstance(shared[0], torch.Tensor),
         "ZERO": "tensor" if isinstance(zero_point, torch.Tensor) else "host" if zero_value else "none",
@@ -254,7 +262,7 @@ def add_tiles(
         "BY_COLUMN": by_column,
         "ROWS": rows,
         "COLUMNS": columns,
-        "GRID": way,
+        "GRID": order,
     }
     steps.add(
         kernel,
@@ -266,62 +274,63 @@ def add_tiles(
     )
 
 
-#: How a kernel's parameters call an operand, where its own name is long.
-_SHORT = {"zero_point": "zero"}
+#: Prefix of an operand's kernel parameters, where it differs from the operand's name.
+_PARAMETER_NAMES = {"zero_point": "zero"}
 
 
-def limits(code_range: tuple[int, int]) -> dict[str, Any]:
-    """The least and the greatest code, as parameters of a kernel."""
+def code_limits(code_range: tuple[int, int]) -> dict[str, Any]:
+    """The least and the greatest code as kernel parameters."""
     return {"q_min": code_range[0], "q_max": code_range[1]}
 
 
 def scale_bits(scale: Operand) -> EachRun | Wide:
-    """The bits of a scale of the host, which may change from run to run; 0 if the scale is in a tensor."""
+    """The float64 bits of a Python scale, read from the args of each run; 0 for a tensor scale."""
     return Wide(0) if isinstance(scale, torch.Tensor) else EachRun(lambda args: double_bits(args.scale))
 
 
-def _loops(space: Space) -> tuple[Any, ...]:
-    """The loops of the rows, each with the numbers that divide by its size, then the columns.
+def _row_divisors(space: Space) -> tuple[Any, ...]:
+    """(size, multiplier, shift + 2) for each loop over rows, then the number of columns.
 
-    With l = ceil(log2 size), ceil(2^(31 + l) / size) is less than one above 2^(31 + l) / size. That makes its
-    product with a row below 2^31, over 2^(31 + l), less than 1 / size too large: its whole part is right.
-    The high half of the product is to be shifted by l - 1; what is passed is two more. A 1 would become a
-    constant of the kernel, and Triton 3.6 loses its place in a tuple within a loop.
+    A kernel divides a row index r < 2^31 by a loop's size with a multiplication and a shift. Let
+    l = ceil(log2 size) and multiplier m = ceil(2^(31 + l) / size). Then m exceeds 2^(31 + l) / size by less
+    than 1, so r * m / 2^(31 + l) exceeds r / size by less than 2^-l <= 1 / size: its integer part is exact.
+    The high 32 bits of r * m are shifted by l - 1. The tuple has l + 1 instead: Triton turns an argument of
+    1 into a constant, and Triton 3.6 then loses its position in a tuple that is read in a loop.
     """
     rows = [(size, max(1, (size - 1).bit_length())) for size in space.sizes[:-1]]
     return *((size, -(-(2 ** (31 + log)) // size), log + 1) for size, log in rows), space.columns
 
 
-def _merged(space: Space) -> Iterator[tuple[int, ...]]:
-    """The strides of each operand, those of its rows as one where they are one loop to it."""
+def _collapsed_strides(space: Space) -> Iterator[tuple[int, ...]]:
+    """The strides of each operand. If its rows are evenly spaced: one row stride and the column stride."""
     sizes = space.sizes
     for own in space.strides:
-        one = all(own[d] == sizes[d + 1] * own[d + 1] for d in range(len(sizes) - 2))
-        yield own[-2:] if one else own
+        evenly = all(own[d] == sizes[d + 1] * own[d + 1] for d in range(len(sizes) - 2))
+        yield own[-2:] if evenly else own
 
 
-def _steps(tiles: int, tuning: Tuning) -> int:
-    """How many tiles a program takes, so that enough programs are left: a power of two."""
+def _tiles_per_program(tiles: int, tuning: Tuning) -> int:
+    """Tiles per program, a power of two that leaves enough programs."""
     return min(tuning.steps, 2 ** max(0, (tiles // tuning.programs).bit_length() - 1))
 
 
-def _grid(below: int, beside: int, limit: int) -> tuple[str, tuple[int, int]]:
-    """How programs are numbered, for so many tiles below and beside each other, and the grid.
+def _grid(tiles_down: int, tiles_across: int, limit: int) -> tuple[str, tuple[int, int]]:
+    """The kernel's GRID constant, and the grid, of ``tiles_down`` by ``tiles_across`` tiles.
 
-    Programs follow the memory: one that starts after another works beside it, or below if all columns are
-    taken. That takes no division unless there are more tiles below each other than the second axis's limit.
+    Consecutive programs process tiles of consecutive columns, then the next rows, as in memory. A kernel
+    finds its tile without a division, unless ``tiles_down`` exceeds the limit of the grid's second axis.
     """
-    if beside == 1:
-        return "rows", (below, 1)
-    if below <= limit:
-        return "columns and rows", (beside, below)
-    return "tiles", (beside * below, 1)
+    if tiles_across == 1:
+        return "rows", (tiles_down, 1)
+    if tiles_down <= limit:
+        return "columns and rows", (tiles_across, tiles_down)
+    return "tiles", (tiles_across * tiles_down, 1)
 
 
-def _tile(space: Space, tensors: int, tile: int, most_columns: int) -> tuple[int, int]:
-    """Rows and columns of a ``tile`` of so many elements; ``most_columns`` is 0 for any number.
+def _tile_shape(space: Space, tensors: int, tile: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile of ``tile`` elements, with ``most_columns`` columns at most (0: no limit).
 
-    It is wide along the columns; square if one of the tensors runs across them.
+    A tile is as wide as possible. If a tensor's columns are not contiguous, it is about square.
     """
     columns = triton.next_power_of_2(space.columns)
     if any(own[-1] > 1 for own in space.strides[:tensors]):

@@ -1,4 +1,4 @@
-"""The mistakes that any op with scales and codes can make: wrong scales, wrong order of packed codes."""
+"""Mutants for every quantization op: wrong scale lookup, wrong order of packed codes."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from holdfast.numerics.reference import Array
 
 
 def axis_swapped(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-    """Look scales up along another axis of the same size."""
+    """Look up scales along another axis of the same size."""
     affine = importlib.import_module("holdfast.ops.affine.reference")
-    right = affine.spread
+    right = affine.broadcast_scales
 
-    def spread(values: Array, granularity: Any, shape: tuple[int, ...]) -> Array:
+    def broadcast_scales(values: Array, granularity: Any, shape: tuple[int, ...]) -> Array:
         found = np.broadcast_to(right(values, granularity, shape), shape)
         same = [(a, b) for a in range(len(shape)) for b in range(a) if shape[a] == shape[b] > 1]
         return np.swapaxes(found, *same[0]) if same else found
 
-    with replaced(affine, "spread", spread):
+    with replaced(affine, "broadcast_scales", broadcast_scales):
         run(args)
 
 
 def neighbours_scale(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-    """Take the scale that comes before."""
+    """Use the scale before the right one."""
     affine = importlib.import_module("holdfast.ops.affine.reference")
-    right = affine.spread
+    right = affine.broadcast_scales
 
-    def spread(values: Array, granularity: Any, shape: tuple[int, ...]) -> Array:
+    def broadcast_scales(values: Array, granularity: Any, shape: tuple[int, ...]) -> Array:
         before: Array = right(np.roll(values.reshape(-1), 1), granularity, shape)
         return before
 
-    with replaced(affine, "spread", spread):
+    with replaced(affine, "broadcast_scales", broadcast_scales):
         run(args)
 
 
 def nibbles_swapped(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
-    """Put the first of two codes into the high bits of a byte."""
+    """Put the first of two packed codes into the high bits."""
     if desc.per_byte == 1:
         run(args)
     elif "q" in plan.outputs:

@@ -1,7 +1,7 @@
-"""What quantize, dequantize and fake_quantize share: descriptors over scales, the checks, and the loops.
+"""Descriptors, argument checks and iteration space of the quantization ops.
 
-All map between real numbers and codes by ``real = (code - zero_point) * scale``; they differ in the
-direction. The operands of every kernel here are the outputs, the other tensors, the scale, the zero point.
+All of them map between real numbers and codes by ``real = (code - zero_point) * scale``. The operands of
+every kernel are in this order: outputs, other tensors, scale, zero point.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ZeroPoint = torch.Tensor | int | None
 
 
 def clamp_zero_point(zero_point: int | None) -> int:
-    """A host zero point as the kernels use it."""
+    """A Python zero point, saturated as in the kernels; None is 0."""
     return min(max(zero_point or 0, -ZERO_POINT_LIMIT), ZERO_POINT_LIMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledDescriptor(Descriptor):
-    """A tensor whose elements share scales."""
+    """A tensor with scales."""
 
     input_dtype: torch.dtype = torch.float32
 
@@ -46,7 +46,7 @@ class ScaledDescriptor(Descriptor):
 
     @property
     def output_dtype(self) -> torch.dtype:
-        """The dtype of the result, in name: that of codes may be carried by a wider one."""
+        """The dtype of the result. Codes may be stored in a wider dtype."""
         raise NotImplementedError
 
     @property
@@ -55,7 +55,7 @@ class ScaledDescriptor(Descriptor):
 
     @property
     def real(self) -> Float:
-        """The dtype of the real side, which sets the compute type."""
+        """The dtype of the real numbers. It determines the compute type."""
         return float_dtype(self.input_dtype, "input_dtype")
 
     @property
@@ -65,7 +65,7 @@ class ScaledDescriptor(Descriptor):
 
     @property
     def per_byte(self) -> int:
-        """Codes that share a byte; 1 when they are not packed."""
+        """Codes per byte; 1 if they are not packed."""
         return 1
 
     @property
@@ -82,7 +82,7 @@ class ScaledDescriptor(Descriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class AffineDescriptor(ScaledDescriptor):
-    """A map between a real tensor and its codes. Subclasses say which of the two dtypes is which."""
+    """A map between a real tensor and its codes. Subclasses define ``real`` and ``codes``."""
 
     output_dtype: torch.dtype = torch.int8
 
@@ -92,24 +92,23 @@ class AffineDescriptor(ScaledDescriptor):
 
     @property
     def per_byte(self) -> int:
-        """Codes that share a byte; 1 when they are not packed."""
         return self.codes.per_byte if self.is_packed else 1
 
     @property
     def code_shape(self) -> tuple[int, ...]:
-        """The shape of the tensor that carries the codes."""
+        """The shape of the tensor that stores the codes."""
         if self.per_byte == 1:
             return self.shape
         return (*self.shape[:-1], -(-self.shape[-1] // self.per_byte))
 
     @property
     def code_storage(self) -> torch.dtype:
-        """The dtype of the tensor that carries the codes."""
+        """The dtype of the tensor that stores the codes."""
         return torch.uint8 if self.per_byte > 1 else self.codes.storage
 
     @property
     def gradient_of_codes(self) -> torch.dtype:
-        """The dtype that gradients with respect to the codes have."""
+        """The dtype of gradients with respect to the codes."""
         return self.codes.torch if self.codes.carried else self.real.torch
 
     def validate(self) -> None:
@@ -139,8 +138,8 @@ class AffineDescriptor(ScaledDescriptor):
             )
 
 
-class IntoCodes(AffineDescriptor):
-    """Real numbers on their way to the codes of ``output_dtype``, or to a range of them."""
+class ToCodesDescriptor(AffineDescriptor):
+    """A map from real numbers to codes of ``output_dtype`` in the range q_min to q_max."""
 
     q_min: int | None
     q_max: int | None
@@ -151,7 +150,7 @@ class IntoCodes(AffineDescriptor):
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """q_min and q_max, where not given those of the format."""
+        """q_min and q_max; the defaults are those of the format."""
         return range_of(self.codes, self.q_min, self.q_max)
 
     def validate(self) -> None:
@@ -165,7 +164,7 @@ class IntoCodes(AffineDescriptor):
 
 @arguments
 class StraightThroughArgs(Args):
-    """``dy`` and the forward's ``x`` are read, ``dx`` is written, or with ``accumulate`` added to."""
+    """Reads ``dy`` and the forward's ``x``. Writes ``dx``, or adds to it with ``accumulate``."""
 
     dy: torch.Tensor
     x: torch.Tensor
@@ -224,10 +223,10 @@ class OverGroups:
         return PerGroup(self.group_size, self.axis)
 
 
-def granular(plan: type[AffinePlan[Any, Any]]) -> None:
-    """Give the module of ``plan`` its spelling for each granularity: descriptor, args and plan.
+def define_granularities(plan: type[AffinePlan[Any, Any]]) -> None:
+    """Define the descriptor, args and plan of each granularity in the module of ``plan``.
 
-    ``QuantizeBackwardPlan`` becomes ``QuantizePerTensorBackwardPlan`` and so on.
+    For ``QuantizeBackwardPlan`` the plans are ``QuantizePerTensorBackwardPlan`` and so on.
     """
     op, backward = plan.__name__.removesuffix("Plan"), ""
     if op.endswith("Backward"):
@@ -250,14 +249,14 @@ class AffineKernel(DescribedKernel[D]):
     """A kernel of an affine op, on any backend."""
 
 
-#: The operands that have a value for each scale. All others have the shape of the tensor.
+#: Operands with one value per scale. All others have the shape of the tensor.
 PER_SCALE = frozenset(("scale", "zero_point", "dscale", "dzero_point", "low", "high"))
 
 
 class AffinePlan(Plan[D, A]):
-    """The checks and statements that every affine plan makes."""
+    """The argument checks, mode and bytes of every affine plan."""
 
-    #: The operands that have the shape of the tensor, in kernel order; codes may be packed.
+    #: Operands with the shape of the tensor, in kernel order. Codes may be packed.
     tensors: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
@@ -297,7 +296,7 @@ class AffinePlan(Plan[D, A]):
     def _refused_scale(self, scale: Any) -> str:
         real = self.descriptor.real
         if isinstance(scale, (int, float)) and not isinstance(scale, bool):
-            # Compared with infinity, a whole number may be any; a kernel takes it as a float.
+            # A Python int may be larger than any float64, which is what the kernel takes.
             return self._refused_number(scale) if abs(scale) > sys.float_info.max else ""
         if not isinstance(scale, torch.Tensor):
             return f"scale is a {type(scale).__name__}; it must be a tensor or a Python float."
@@ -325,7 +324,7 @@ class AffinePlan(Plan[D, A]):
         return f"zero_point is {zero_point}; {codes.torch} has no zero point. Leave it out."
 
     def _zero_point_dtypes(self) -> tuple[torch.dtype, ...]:
-        """What a zero point may be stored as."""
+        """Accepted dtypes of a zero point tensor."""
         return (torch.int32,)
 
     def _refused_per_scale(self, name: str, tensor: torch.Tensor) -> str:
@@ -351,13 +350,13 @@ class AffinePlan(Plan[D, A]):
 
 
 def range_of(codes: Format, q_min: int | None, q_max: int | None) -> tuple[int, int]:
-    """q_min and q_max, where not given those of the format."""
+    """q_min and q_max; the defaults are those of the format."""
     least, most = codes.code_range
     return least if q_min is None else q_min, most if q_max is None else q_max
 
 
 def validate_range(codes: Format, q_min: int | None, q_max: int | None, holder: str) -> None:
-    """Raise unless q_min to q_max is a range of codes of the format, which ``holder`` names."""
+    """Raise unless q_min to q_max is a range within the format. ``holder`` names the format in the error."""
     limits = codes.code_range
     if codes.is_float and (q_min is not None or q_max is not None):
         raise InvalidDescriptor(
@@ -375,14 +374,14 @@ def validate_range(codes: Format, q_min: int | None, q_max: int | None, holder: 
 
 
 def _scale_limits(compute: Float) -> tuple[float, float]:
-    """The open interval of host scales that stay positive and finite when rounded to ``compute``."""
+    """The open interval of Python scales that are positive and finite after rounding to ``compute``."""
     if compute.bits == 64:
         return 0.0, math.inf
     return 2.0**-150, (2.0 - 2.0**-24) * 2.0**127
 
 
-def rounded_once(out: Float, compute: Float) -> float:
-    """The error, in ULP of ``out``, of one operation rounded to ``compute`` and then to ``out``."""
+def one_rounding_ulp(out: Float, compute: Float) -> float:
+    """Error bound, in ULP of ``out``, of one operation rounded to ``compute`` and then to ``out``."""
     return 0.5 if out is compute else 0.5 + 2.0 ** (out.precision - compute.precision - 1)
 
 
@@ -393,9 +392,9 @@ def affine_space(
     *,
     packed: int | None = None,
 ) -> Space:
-    """The loops over ``tensors``, the written one first, and what their elements share: scale, zero point.
+    """The iteration space over ``tensors``, outputs first, and ``shared``: the scale and the zero point.
 
-    ``packed`` is the position of the tensor that holds packed codes; its strides are counted in codes.
+    ``packed`` is the position of the tensor that holds packed codes. Its strides are counted in codes.
     """
     view = desc.view
     strides: list[tuple[int, ...]] = []

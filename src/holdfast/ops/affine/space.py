@@ -1,4 +1,4 @@
-"""What all ops with scales draw: shapes with a granularity, dtypes of codes, scales, zero points, values."""
+"""Random problems for the quantization ops: shape, granularity, code dtype, scale, zero point, values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverT
 
 P = TypeVar("P", bound=Problem)
 
-#: The fields of a problem that no descriptor depends on.
+#: Fields of a problem that do not change the descriptor.
 FREE = ("values", "scale", "zero_point")
 
 _REALS = [record.torch for record in FLOATS.values()]
@@ -35,13 +35,13 @@ def draw_real(draw: Draw) -> torch.dtype:
 def draw_granular(
     draw: Draw, kind: type[Granularity] | None = None, multiple: int = 1
 ) -> tuple[tuple[int, ...], Granularity]:
-    """A shape and how its scales are shared; groups of the last axis have a ``multiple`` of elements."""
+    """A shape and a granularity. Groups along the last axis have a multiple of ``multiple`` elements."""
     kind = kind or draw.kind((PerTensor, PerChannel, PerToken, PerGroup))
     shape = list(draw.shape(least_rank=1 if kind in (PerChannel, PerGroup) or multiple > 1 else 0))
     if kind in (PerTensor, PerToken):
         return tuple(shape), kind()
     if kind is PerChannel and draw.chance(4):
-        # Channels in the last axis, many elements to each: kernels treat these in ways of their own.
+        # Channels in the last axis with many elements each: the kernels have special paths for them.
         channels = draw.size(64, least=1) * multiple
         return (draw.size(max(draw.budget // channels, 1)), channels), PerChannel(-1)
     axis = draw.between(-len(shape), len(shape) - 1)
@@ -56,7 +56,7 @@ def draw_granular(
 def draw_codes(
     draw: Draw, real: torch.dtype, *, packs: bool, carried: bool = True, floating: bool = True
 ) -> tuple[torch.dtype, bool]:
-    """A dtype of codes, and whether they share bytes."""
+    """A code dtype, and whether the codes are packed."""
     if floating and draw.kind((True, False), (1, 5)):
         return draw.kind([codes.torch for codes in FLOAT_FORMATS.values()]), False
     if carried and draw.kind((True, False), (1, 3)):
@@ -71,7 +71,7 @@ def draw_codes(
 
 
 def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
-    """A range of codes, or all of them."""
+    """A range of codes, or None for the whole range of the format."""
     drawn = format_of(codes, "codes")
     low, high = drawn.code_range
     if drawn.is_float or (not drawn.carried and draw.chance(2)):
@@ -82,7 +82,7 @@ def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
 
 
 def granularity_of(plan: type[Plan[Any, Any]]) -> type[Granularity]:
-    """The granularity that a plan is for."""
+    """The granularity of a plan's descriptor."""
     kinds = {OverTensor: PerTensor, OverChannels: PerChannel, OverTokens: PerToken, OverGroups: PerGroup}
     return next(kind for over, kind in kinds.items() if issubclass(plan.Descriptor, over))
 
@@ -98,7 +98,7 @@ def draw_problem(
     floating_zero_points: bool = False,
     **more: Any,
 ) -> P:
-    """Any problem of a granularity, or of all of them."""
+    """A problem of granularity ``kind``, or of any granularity."""
     real = draw_real(draw)
     codes, packed = draw_codes(draw, real, packs=packs, carried=carried, floating=floating)
     per_byte = format_of(codes, "codes").per_byte if packed else 1

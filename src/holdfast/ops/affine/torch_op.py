@@ -1,13 +1,14 @@
-"""What the torch operators of quantize and dequantize share.
+"""Helpers shared by the torch operators of the quantization ops.
 
-An operator takes plain values, so that torch can trace it: a granularity and a dtype travel as their names,
-and a scale or a zero point as a tensor or a number.
+torch can trace only plain values. So an operator takes a granularity and a dtype by name, and a scale or a
+zero point as an optional tensor plus a number.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,25 +17,33 @@ from holdfast.core.checks import INT64, finite_number, require_tensor, whole_num
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import Granularity, granularity_named
+from holdfast.core.granularity import (
+    Granularity,
+    PerChannel,
+    PerGroup,
+    PerTensor,
+    PerToken,
+    granularity_named,
+)
 from holdfast.core.plan import Plan
 from holdfast.core.torch_op import select_plan
 from holdfast.ops.affine.plan import clamp_zero_point
 
-#: Operators are called with the plan's arguments in this form.
+#: Schema of the scale, the zero point and the granularity in every operator.
 SHARED_SCHEMA = "Tensor? scale, float scale_value, Tensor? zero_point, int zero_value, str granularity"
 
 Shared = tuple[torch.Tensor | None, float, torch.Tensor | None, int]
+Plans = Mapping[type[Granularity], type[Plan[Any, Any]]]
 
 
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
-    """The scale and the zero point as an operator takes them. A zero point saturates, as in the kernels."""
+    """The scale and the zero point in the form of ``SHARED_SCHEMA``. An int zero point saturates."""
     scale_tensor, scale_value, zero_tensor, zero_value = None, 1.0, None, 0
     if isinstance(scale, torch.Tensor):
         require_tensor("scale", scale)
         scale_tensor = scale
     elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
-        # What no kernel can hold, infinity and NaN among it, the plan refuses.
+        # The plan refuses floats that the compute type cannot hold, such as infinity and NaN.
         scale_value = finite_number("scale", scale) if isinstance(scale, int) else float(scale)
     else:
         raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
@@ -51,7 +60,7 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
 
 
 def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:
-    """The ends of a range of codes as an operator takes them. Plans know which range they take."""
+    """q_min and q_max as ints of 64 bits or None. The plan checks the range itself."""
     return (
         None if q_min is None else whole_number("q_min", q_min, *INT64),
         None if q_max is None else whole_number("q_max", q_max, *INT64),
@@ -59,7 +68,7 @@ def code_range(q_min: Any, q_max: Any) -> tuple[int | None, int | None]:
 
 
 def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
-    """Room for the codes of ``x``."""
+    """An uninitialized tensor for the codes of ``x``."""
     codes = format_of(parse_dtype(dtype), "dtype")
     if not packed:
         return torch.empty_like(x, dtype=codes.storage)
@@ -67,14 +76,14 @@ def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], columns), dtype=torch.uint8)
 
 
-def select(
-    plans: Mapping[type[Granularity], type[Plan[Any, Any]]],
-    granularity: str,
-    device: torch.device,
-    **fields: Any,
-) -> Plan[Any, Any]:
-    """The plan for a granularity, whose own fields (axis, group_size) are those of the descriptor."""
-    shared = granularity_named(granularity)
-    plan = plans[type(shared)]
-    own = {field.name: getattr(shared, field.name) for field in dataclasses.fields(shared)}  # type: ignore[arg-type]
-    return select_plan(plan, device, **fields, **own)
+def plans_by_granularity(module: ModuleType, op: str, backward: str = "") -> Plans:
+    """The plans of ``op`` in its plan module; ``backward`` is "Backward" for those of the gradient."""
+    kinds: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
+    return {kind: getattr(module, f"{op}{kind.__name__}{backward}Plan") for kind in kinds}
+
+
+def select(plans: Plans, granularity: str, device: torch.device, **fields: Any) -> Plan[Any, Any]:
+    """Select the plan of a granularity. Its descriptor gets the granularity's fields (axis, group_size)."""
+    named = granularity_named(granularity)
+    fields |= {field.name: getattr(named, field.name) for field in dataclasses.fields(named)}  # type: ignore[arg-type]
+    return select_plan(plans[type(named)], device, **fields)

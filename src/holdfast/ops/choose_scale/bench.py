@@ -1,4 +1,4 @@
-"""Choosing scales from the data, against the plain formula."""
+"""Benchmark of choose_scale against a plain formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = ("per tensor", "per token")
 
 @dataclass(frozen=True)
 class ChooseScaleCase(ScaledCase):
-    """Symmetric scales, one for the whole tensor or one for each token."""
+    """Symmetric scales, per tensor or per token."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> ChooseScaleProblem:
         descriptor = ChooseScaleDescriptor(
@@ -41,7 +41,7 @@ class ChooseScaleProblem(ScaledProblem):
 
     @property
     def special_inputs(self) -> tuple[str, ...]:
-        """A NaN would be all that is left of a whole tensor."""
+        """No special values per tensor: one NaN makes the only scale NaN."""
         return () if isinstance(self.case.granularity, PerTensor) else ("x",)
 
     def draw(self) -> Tensors:

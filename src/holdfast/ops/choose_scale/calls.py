@@ -1,4 +1,4 @@
-"""Example calls of choose_scale, observe_range, scale_of_range."""
+"""Example calls of choose_scale, observe_range and scale_of_range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named inputs of observe_range and choose_scale: segments, shapes, layouts, dtypes and rules."""
+"""Cases of observe_range and choose_scale: segments, shapes, layouts, dtypes and rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from holdfast.ops.choose_scale.plan import (
 
 @dataclass(frozen=True)
 class Problem:
-    """What a case is about."""
+    """The settings of a case."""
 
     name: str
     granularity: Granularity = ONE_SCALE
@@ -42,7 +42,7 @@ class Problem:
 
     @property
     def rule(self) -> dict[str, Any]:
-        """What a descriptor says of the scale, and of the codes it is for."""
+        """The fields of the descriptor."""
         q_min, q_max = self.limits or (None, None)
         return {
             "shape": self.shape, "input_dtype": self.real, "output_dtype": self.codes,
@@ -52,7 +52,7 @@ class Problem:
 
 
 def segment_values(record: Float) -> dict[str, list[float]]:
-    """The segments that go wrong, by what they hold: finite ones first."""
+    """Values of difficult segments, by kind; finite ones first."""
     info = torch.finfo(record.torch)
     least = 2.0 ** -(149 if record.bits == 32 else 1074 if record.bits == 64 else 24)
     if record.torch == torch.bfloat16:
@@ -78,7 +78,7 @@ def segment_values(record: Float) -> dict[str, list[float]]:
 
 
 def input_values(problem: Problem) -> torch.Tensor:
-    """The elements: anything, special values, or a kind of segment for each scale in turn."""
+    """The elements of x: random or special values, or difficult segments."""
     record, count = float_dtype(problem.real, "real"), prod(problem.shape)
     values = rounded(spread(f"x/{problem.name}", count, record.precision, -9, 5), record.torch)
     if problem.values == "special":
@@ -94,7 +94,7 @@ def input_values(problem: Problem) -> torch.Tensor:
 
 
 def _fill(problem: Problem, values: torch.Tensor, kinds: list[list[float]]) -> None:
-    """Give each segment values of one kind, in turn, beginning somewhere else in each."""
+    """Fill segment i with values of kind i modulo the number of kinds, rotated differently each time."""
     view = problem.granularity.view(problem.shape)
     numbers = torch.arange(view.scale_count).reshape(view.scale_shape)
     steps = view.scale_strides(numbers.shape, numbers.stride())
@@ -112,7 +112,7 @@ _INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))
 
 
 def rules() -> list[Problem]:
-    """Every rule for a scale and every dtype of codes, over segments of every kind."""
+    """Every rule and every code dtype, with segments of every kind."""
     mixed = Problem("", PerChannel(0), (33, 40), values="mixed")
     affine = replace(mixed, symmetric=False)
     found = [
@@ -173,7 +173,7 @@ def places() -> list[Problem]:
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``. A range does not depend on what it is for."""
+    """All cases of ``plan``. A range does not depend on the rule."""
     if plan.op == "choose_scale":
         return [case(plan, problem) for problem in [*rules(), *places()]]
     ranges = [problem for problem in rules() if problem.name.startswith("segments") and problem.symmetric]
@@ -181,7 +181,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_choose_scale if plan.op == "choose_scale" else _observe_range)(problem)
 
 
@@ -199,7 +199,7 @@ def _choose_scale_args(descriptor: ChooseScaleDescriptor, problem: Problem) -> C
 
 
 def result(descriptor: Any, problem: Problem, name: str) -> torch.Tensor:
-    """Where a value for each scale is to be written."""
+    """An output with one value per scale."""
     shape, dtype = descriptor.expected(name)
     return poisoned_output(shape, dtype, problem.results if shape else "contiguous")
 

@@ -1,9 +1,9 @@
-"""The range of each scale's elements, and the scale that follows from it, on the CPU.
+"""Numba: the range of the elements of each scale, and the scale for that range.
 
-The bits of two floats of one sign compare as integers like the floats themselves, and NaN above infinity.
-So the extremes of a segment are maxima of integers, which need no conversion and come out the same in any
-order. A unit of work is some segments, or a piece of some; pieces leave their maxima in the workspace, to
-be joined.
+A segment is the elements of one scale. The bits of two floats of equal sign, read as integers, have the order
+of the floats, with NaN above infinity. So the extremes of a segment are maxima of integers: they need no
+conversion and do not depend on the order. A unit of work is a block of segments, or a piece of each segment
+of a block. The maxima of pieces go to the workspace, and a second kernel joins them.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -46,20 +46,20 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeDescriptor,
 )
 
-#: Segments that are finished in one go, and the bytes from one of their scratch runs to the next.
+#: Most segments per block, and bytes from one scratch run of a block to the next.
 MOST_SEGMENTS = 4096
 BLOCK_BYTES = step_of(MOST_SEGMENTS * 8)
-#: The extremes above and below, and the two results.
+#: Four runs: the extremes above and below zero, and the two results.
 _SCRATCH = Scratch("choose_scale", Runs(4, MOST_SEGMENTS * 8))
-#: Columns of a row within a segment: longer ones are cut.
+#: Columns per step within a row of a segment.
 CHUNK = 8192
-#: Elements of a unit of work, about; and how many units are enough for any number of threads.
-UNIT = 32768
-UNITS = 64
-#: The integers that have the bits of a float of so many bytes.
+#: Approximate elements per unit of work, and units that are enough for any number of threads.
+UNIT_ELEMENTS = 32768
+ENOUGH_UNITS = 64
+#: Integer dtype for the bits of a float, by bytes.
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-# What is wanted of the extremes.
+# The result: low and high, a scale, or a scale and a zero point.
 RANGE, SYMMETRIC, AFFINE = 0, 1, 2
 
 _KINDS = {
@@ -71,28 +71,28 @@ _KINDS = {
 
 
 @emit
-def magnitude(typingctx, bits, most):
-    """The bits of the absolute value; ``most`` is all bits but the sign."""
+def magnitude(typingctx, bits, mask):
+    """The bits of the absolute value. ``mask`` has all bits set but the sign bit."""
 
     def build(context, builder, signature, args):
         return builder.and_(*args)
 
-    return bits(bits, most), build
+    return bits(bits, mask), build
 
 
 @emit
-def opposite(typingctx, bits, most):
-    """The bits of the float with the other sign."""
+def negated_bits(typingctx, bits, mask):
+    """The bits of the float with the opposite sign."""
 
     def build(context, builder, signature, args):
         return builder.xor(args[0], builder.not_(args[1]))
 
-    return bits(bits, most), build
+    return bits(bits, mask), build
 
 
 @emit
 def larger(typingctx, a, b):
-    """The larger one of two integers of one type."""
+    """The larger of two integers of one type."""
 
     def build(context, builder, signature, args):
         return builder.select(builder.icmp_signed(">", *args), *args)
@@ -101,7 +101,7 @@ def larger(typingctx, a, b):
 
 
 @emit
-def nothing(typingctx, like):
+def zero_bits(typingctx, like):
     """0 of the integer type of ``like``."""
 
     def build(context, builder, signature, args):
@@ -111,7 +111,7 @@ def nothing(typingctx, like):
 
 
 def real(bits, kind):
-    """The float that has these bits, in the compute type; 16 bits are of ``kind``."""
+    """The float with these bits, in the compute type. ``kind`` is the dtype of 16 bits."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -129,14 +129,17 @@ def _real(bits, kind):
 
 
 @jit
-def fold(run, step, count, most, both, above, below):
-    """The largest of ``above`` and of the magnitudes in a run; with ``both``, of each sign on its own."""
+def fold(run, step, count, mask, both, above, below):
+    """Update ``above`` with the largest magnitude of a run.
+
+    With ``both``, ``above`` is for positive elements and ``below`` for the magnitudes of negative ones.
+    """
     outlined()
-    bits = pointer(run, most)
+    bits = pointer(run, mask)
     if step != 1:
         for i in range(count):
-            above = larger(bits[i * step] if both else magnitude(bits[i * step], most), above)
-            below = larger(opposite(bits[i * step], most), below)
+            above = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above)
+            below = larger(negated_bits(bits[i * step], mask), below)
         return above, below
     for begin in range(0, count, BLOCK):
         end = min(begin + BLOCK, count)
@@ -145,22 +148,22 @@ def fold(run, step, count, most, both, above, below):
         if both:
             for i in range(begin, end):
                 above = larger(bits[i], above)
-                below = larger(opposite(bits[i], most), below)
+                below = larger(negated_bits(bits[i], mask), below)
         else:
             for i in range(begin, end):
-                above = larger(magnitude(bits[i], most), above)
+                above = larger(magnitude(bits[i], mask), above)
     return above, below
 
 
 @jit
-def fold_columns(run, step, count, most, both, above, below):
-    """The same for each of some columns on its own."""
+def fold_columns(run, step, count, mask, both, above, below):
+    """``fold`` for each column on its own."""
     outlined()
-    bits = pointer(run, most)
+    bits = pointer(run, mask)
     if step != 1:
         for i in range(count):
-            above[i] = larger(bits[i * step] if both else magnitude(bits[i * step], most), above[i])
-            below[i] = larger(opposite(bits[i * step], most), below[i])
+            above[i] = larger(bits[i * step] if both else magnitude(bits[i * step], mask), above[i])
+            below[i] = larger(negated_bits(bits[i * step], mask), below[i])
         return
     for begin in range(0, count, BLOCK):
         end = min(begin + BLOCK, count)
@@ -168,15 +171,15 @@ def fold_columns(run, step, count, most, both, above, below):
         if both:
             for i in range(begin, end):
                 above[i] = larger(bits[i], above[i])
-                below[i] = larger(opposite(bits[i], most), below[i])
+                below[i] = larger(negated_bits(bits[i], mask), below[i])
         else:
             for i in range(begin, end):
-                above[i] = larger(magnitude(bits[i], most), above[i])
+                above[i] = larger(magnitude(bits[i], mask), above[i])
 
 
 @jit
 def offset_of(index, loops, operand):
-    """Where an index begins, in elements: its number taken apart into the loops, innermost first."""
+    """The offset of an index of nested loops, in elements."""
     offset = 0
     for d in range(loops.shape[1] - 1, 0, -1):
         rest = index // loops[0, d]
@@ -187,7 +190,7 @@ def offset_of(index, loops, operand):
 
 @jit
 def range_of(above, below, kind):
-    """low and high, from the largest bits of positive and of negative elements; both NaN if one is."""
+    """low and high from the largest bits of positive and of negative elements. Both are NaN if one is."""
     high = real(above, kind)
     low = zero(high) - real(below, kind)
     unknown = high + low
@@ -196,7 +199,7 @@ def range_of(above, below, kind):
 
 @jit
 def scale_of_range(low, high, lowest, highest, floor, symmetric):
-    """The scale that spreads low to high over the codes lowest to highest."""
+    """The scale that maps low to high onto the codes lowest to highest."""
     if symmetric:
         up, down = high / highest, low / lowest
         scale = down if down > up else up
@@ -209,15 +212,15 @@ def scale_of_range(low, high, lowest, highest, floor, symmetric):
 
 @jit
 def zero_point_of_range(low, scale, lowest, highest):
-    """lowest - rint(low / scale), the quotient taken for 0 where it is NaN; in the compute type."""
+    """lowest - rint(low / scale) in the compute type. A NaN quotient counts as 0."""
     t = low / scale
     t = zero(t) if np.isnan(t) else t
     return min(max(lowest - rint(t), lowest), highest)
 
 
 @jit
-def spread(found, results, count, segment, over, operand):
-    """Write a value for each of ``count`` segments to where it belongs."""
+def scatter_results(found, results, count, segment, over, operand):
+    """Write the values of ``count`` segments, from ``segment`` on, to a result tensor."""
     inner = over[0, over.shape[1] - 1]
     step = over[operand, over.shape[1] - 1]
     done = 0
@@ -230,20 +233,20 @@ def spread(found, results, count, segment, over, operand):
 
 
 @jit
-def put(extremes, count, segment, over, results, kind, most, lowest, highest, floor):
-    """Write what is wanted of ``count`` segments from ``segment`` on, beside their extremes and then out.
+def put_results(extremes, count, segment, over, results, kind, mask, lowest, highest, floor):
+    """Compute the results of ``count`` segments, from ``segment`` on, in the scratch, and write them.
 
-    ``results`` is the addresses of the two results and what is wanted.
+    ``results`` is the addresses of the two result tensors, and RANGE, SYMMETRIC or AFFINE.
     """
     outlined()
-    at_first, at_second, wanted = results
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    at_first, at_second, result = results
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     firsts, seconds = pointer(extremes + 2 * BLOCK_BYTES, floor), pointer(extremes + 3 * BLOCK_BYTES, floor)
     points = pointer(extremes + 3 * BLOCK_BYTES, np.int32)
-    if wanted == RANGE:
+    if result == RANGE:
         for i in range(count):
             firsts[i], seconds[i] = range_of(above[i], below[i], kind)
-    elif wanted == SYMMETRIC:
+    elif result == SYMMETRIC:
         for i in range(count):
             low, high = range_of(above[i], below[i], kind)
             firsts[i] = scale_of_range(low, high, lowest, highest, floor, True)
@@ -253,22 +256,22 @@ def put(extremes, count, segment, over, results, kind, most, lowest, highest, fl
             scale = scale_of_range(low, high, lowest, highest, floor, False)
             firsts[i] = scale
             points[i] = np.int32(zero_point_of_range(low, scale, lowest, highest))
-    spread(firsts, pointer(at_first, floor), count, segment, over, 2)
-    if wanted == RANGE:
-        spread(seconds, pointer(at_second, floor), count, segment, over, 3)
-    elif wanted == AFFINE:
-        spread(points, pointer(at_second, np.int32), count, segment, over, 3)
+    scatter_results(firsts, pointer(at_first, floor), count, segment, over, 2)
+    if result == RANGE:
+        scatter_results(seconds, pointer(at_second, floor), count, segment, over, 3)
+    elif result == AFFINE:
+        scatter_results(points, pointer(at_second, np.int32), count, segment, over, 3)
 
 
 @jit
-def keep(extremes, count, segment, piece, pieces, most):
-    """Leave the extremes of a piece of some segments in the workspace.
+def keep_extremes(extremes, count, segment, piece, pieces, mask):
+    """Store the extremes of one piece of ``count`` segments in the workspace.
 
-    ``pieces`` is an address, how many pieces each segment has, and how many segments there are.
+    ``pieces`` is an address, the piece_count of pieces per segment, and the piece_count of segments.
     """
     address, of_segment, segments = pieces
-    words = pointer(address, most)
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    words = pointer(address, mask)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     for i in range(count):
         words[piece * segments + segment + i] = above[i]
         words[(of_segment + piece) * segments + segment + i] = below[i]
@@ -276,17 +279,17 @@ def keep(extremes, count, segment, piece, pieces, most):
 
 @kernel
 def _observe(
-    first, last, walk, groups, over, within, pieces, results, extremes, kind, most, lowest, highest, floor
+    first, last, walk, groups, over, within, pieces, results, extremes, kind, mask, lowest, highest, floor
 ):
-    """Units ``first`` to ``last`` of a walk: each a block of segments, or a piece of one.
+    """Units ``first`` to ``last``. A unit is a block of segments, or one piece of each segment of a block.
 
-    The columns run within the segments; or segments lie side by side, a column each, in ``groups`` of these.
-    ``extremes`` is the address of the scratch.
+    Either the columns of a row belong to one segment (``columns_within``), or each column is a segment of its
+    own, in ``groups`` of adjacent segments. ``extremes`` is the address of the scratch.
     """
     x, item, step, columns, columns_within, rows, block, steps = walk
     _, of_segment, segments = pieces
     both = results[2] != SYMMETRIC or lowest != -highest
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     across, chunks = (columns + block - 1) // block, (columns + CHUNK - 1) // CHUNK
     for unit in range(first, last):
         place = unit // of_segment
@@ -297,12 +300,12 @@ def _observe(
             count = min(block, segments - segment)
             for i in range(count):
                 start = x + offset_of(segment + i, groups, 1) * item
-                top = bottom = nothing(most)
+                top = bottom = zero_bits(mask)
                 row = begin // chunks if begin > 0 else 0
                 column = (begin - row * chunks) * CHUNK
                 for _ in range(begin, end):
                     run = start + (offset_of(row, within, 1) + column * step) * item
-                    top, bottom = fold(run, step, min(CHUNK, columns - column), most, both, top, bottom)
+                    top, bottom = fold(run, step, min(CHUNK, columns - column), mask, both, top, bottom)
                     column += CHUNK
                     if column >= columns:
                         row, column = row + 1, 0
@@ -313,35 +316,35 @@ def _observe(
             count = min(block, columns - column)
             segment = group * columns + column
             for i in range(count):
-                above[i] = below[i] = nothing(most)
+                above[i] = below[i] = zero_bits(mask)
             start = x + (offset_of(group, groups, 1) + column * step) * item
             for row in range(begin, end):
-                fold_columns(start + offset_of(row, within, 1) * item, step, count, most, both, above, below)
+                fold_columns(start + offset_of(row, within, 1) * item, step, count, mask, both, above, below)
         if of_segment > 1:
-            keep(extremes, count, segment, piece, pieces, most)
+            keep_extremes(extremes, count, segment, piece, pieces, mask)
         else:
-            put(extremes, count, segment, over, results, kind, most, lowest, highest, floor)
+            put_results(extremes, count, segment, over, results, kind, mask, lowest, highest, floor)
 
 
 @kernel
-def _join(first, last, over, pieces, results, extremes, kind, most, lowest, highest, floor):
-    """What is wanted of segments ``first`` to ``last``, each from its pieces."""
+def _join(first, last, over, pieces, results, extremes, kind, mask, lowest, highest, floor):
+    """The results of segments ``first`` to ``last`` from the extremes of their pieces."""
     address, of_segment, segments = pieces
-    words = pointer(address, most)
-    above, below = pointer(extremes, most), pointer(extremes + BLOCK_BYTES, most)
+    words = pointer(address, mask)
+    above, below = pointer(extremes, mask), pointer(extremes + BLOCK_BYTES, mask)
     for begin in range(first, last, MOST_SEGMENTS):
         count = min(MOST_SEGMENTS, last - begin)
         for i in range(count):
-            above[i] = below[i] = nothing(most)
+            above[i] = below[i] = zero_bits(mask)
         for piece in range(of_segment):
             for i in range(count):
                 above[i] = larger(words[piece * segments + begin + i], above[i])
                 below[i] = larger(words[(of_segment + piece) * segments + begin + i], below[i])
-        put(extremes, count, begin, over, results, kind, most, lowest, highest, floor)
+        put_results(extremes, count, begin, over, results, kind, mask, lowest, highest, floor)
 
 
-class Cut(NamedTuple):
-    """How a walk is cut: the segments of a block, the blocks, the pieces of each, the steps of a piece."""
+class Partition(NamedTuple):
+    """Segments per block, number of blocks, pieces per segment, and steps per piece."""
 
     block: int
     blocks: int
@@ -349,50 +352,51 @@ class Cut(NamedTuple):
     steps: int
 
 
-def cut(walk: Segments) -> Cut:
-    """Blocks of a few tens of thousands of elements; long segments in pieces, if there are few of them."""
+def partition(walk: Segments) -> Partition:
+    """Blocks of about UNIT_ELEMENTS elements. If there are few, long segments are divided into pieces."""
     if walk.columns_within:
-        block = max(1, min(UNIT // max(walk.length, 1), walk.count, MOST_SEGMENTS))
+        block = max(1, min(UNIT_ELEMENTS // max(walk.length, 1), walk.count, MOST_SEGMENTS))
         blocks, steps = -(-walk.count // block), walk.within.rows * -(-walk.columns // CHUNK)
         step = min(CHUNK, max(walk.columns, 1))
     else:
         block = min(MOST_SEGMENTS, walk.columns)
         blocks, steps, step = walk.over.rows * -(-walk.columns // block), walk.within.rows, block
-    pieces = max(1, min(-(-UNITS // blocks), steps * step // UNIT))
-    return Cut(block, blocks, pieces, -(-steps // pieces))
+    pieces = max(1, min(-(-ENOUGH_UNITS // blocks), steps * step // UNIT_ELEMENTS))
+    return Partition(block, blocks, pieces, -(-steps // pieces))
 
 
 def _table(space: Space, *, columns: bool) -> np.ndarray[Any, Any]:
-    """The sizes of the loops and each operand's strides, the loop over columns left out or in."""
+    """Loop sizes in row 0, then the strides of each operand; with or without the loop over columns."""
     last = None if columns or len(space.sizes) == 1 else -1
     return np.array([space.sizes[:last], *(strides[:last] for strides in space.strides)], np.int64)
 
 
 @cache
 def _compile(item: int) -> None:
-    """Compile the kernels for elements of ``item`` bytes, by calls that do nothing."""
-    loops, rule = np.ones((4, 1), np.int64), numbers(item, 0, 0)
+    """Compile the kernels for elements of ``item`` bytes, by calls without work."""
+    loops, rule = np.ones((4, 1), np.int64), kernel_constants(item, 0, 0)
     walk, pieces, results = (0, item, 1, 1, True, 1, 1, 1), (0, 1, 1), (0, 0, RANGE)
     compile_kernel(_observe, 0, 0, walk, loops, loops, loops, pieces, results, 0, FLOAT32, *rule)
     compile_kernel(_join, 0, 0, loops, pieces, results, 0, FLOAT32, *rule)
 
 
-def numbers(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
-    """All bits but the sign, as an integer of ``item`` bytes; the ends of the codes and the least scale."""
+def kernel_constants(item: int, lowest: int, highest: int) -> tuple[Any, ...]:
+    """All bits but the sign bit, as an integer of ``item`` bytes; lowest and highest code; least scale."""
     compute = np.float64 if item == 8 else np.float32
-    most = {2: np.int16, 4: np.int32, 8: np.int64}[item](2 ** (8 * item - 1) - 1)
-    return most, compute(lowest), compute(highest), compute(SCALE_FLOOR)
+    mask = {2: np.int16, 4: np.int32, 8: np.int64}[item](2 ** (8 * item - 1) - 1)
+    return mask, compute(lowest), compute(highest), compute(SCALE_FLOOR)
 
 
 class Observer:
-    """The launches that find extremes. ``wanted`` of them is RANGE, SYMMETRIC (a scale) or AFFINE."""
+    """The launches that compute extremes. ``result`` is RANGE, SYMMETRIC (a scale) or AFFINE."""
 
-    def __init__(self, desc: ScaledDescriptor, wanted: int, ends: tuple[int, int]) -> None:
-        self.desc, self.wanted, self.item = desc, wanted, desc.input_dtype.itemsize
-        self.numbers = numbers(self.item, *ends)
+    def __init__(self, desc: ScaledDescriptor, result: int, ends: tuple[int, int]) -> None:
+        self.desc, self.result, self.item = desc, result, desc.input_dtype.itemsize
+        self.kernel_constants = kernel_constants(self.item, *ends)
         self.most_pieces = 1
         if not desc.empty:
-            self.most_pieces = cut(segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())).pieces
+            walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
+            self.most_pieces = partition(walk).pieces
         words = 2 * self.most_pieces * desc.view.scale_count if self.most_pieces > 1 else 0
         self.layout = WorkspaceLayout()
         self.maxima = self.layout.take(words, _WORDS[self.item])
@@ -401,23 +405,23 @@ class Observer:
         _compile(self.item)
 
     def prepare(self, first: torch.Tensor, second: torch.Tensor | None, x: torch.Tensor) -> Launch[Any]:
-        """A launch whose operands are ``first``, ``second`` and ``x``, in this order."""
+        """A launch with the operands ``first``, ``second`` and ``x``, in this order."""
         self.compile()
         walk = segments_by_memory(self.desc.view, [x.stride()], (first, second))
-        block, blocks, number, steps = cut(walk)
-        if number > self.most_pieces:
-            steps, number = -(-steps * number // self.most_pieces), self.most_pieces
+        block, blocks, piece_count, steps = partition(walk)
+        if piece_count > self.most_pieces:
+            steps, piece_count = -(-steps * piece_count // self.most_pieces), self.most_pieces
         step = walk.over.strides[0][-1] + walk.within.strides[0][-1]
         loops = (self.item, step, walk.columns, walk.columns_within, walk.within.rows, block, steps)
         groups, within = _table(walk.over, columns=False), _table(walk.within, columns=False)
         over = _table(walk.over, columns=not walk.columns_within)
-        tail = (_KINDS[x.dtype], *self.numbers)
-        elements, count, wanted = walk.length * walk.count, walk.count, self.wanted
+        tail = (_KINDS[x.dtype], *self.kernel_constants)
+        elements, count, result = walk.length * walk.count, walk.count, self.result
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             at_first, at_second, at = addresses
             place = first_address(workspace) + self.maxima.offset
-            pieces, results = (place, number, count), (at_first, at_second, wanted)
+            pieces, results = (place, piece_count, count), (at_first, at_second, result)
 
             def observe(begin: int, end: int) -> None:
                 scratch = _SCRATCH.of_thread()
@@ -426,15 +430,15 @@ class Observer:
             def join(begin: int, end: int) -> None:
                 _join(begin, end, over, pieces, results, _SCRATCH.of_thread(), *tail)
 
-            parallel(observe, blocks * number, elements)
-            if number > 1:
-                parallel(join, count, count * number)
+            parallel(observe, blocks * piece_count, elements)
+            if piece_count > 1:
+                parallel(join, count, count * piece_count)
 
         return launch
 
 
 class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
-    """The range of each scale's elements."""
+    """``low`` and ``high`` of each scale as a kernel."""
 
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -449,12 +453,12 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
 
 
 class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
-    """The scale of each segment, and where it is not symmetric the zero point."""
+    """The scale of each segment, and the zero point unless symmetric, as a kernel."""
 
     def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        wanted = SYMMETRIC if desc.symmetric else AFFINE
-        self.observer = Observer(desc, wanted, desc.ends(*desc.code_range))
+        result = SYMMETRIC if desc.symmetric else AFFINE
+        self.observer = Observer(desc, result, desc.ends(*desc.code_range))
         self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:

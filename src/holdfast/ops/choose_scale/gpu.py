@@ -1,9 +1,9 @@
-"""The range of each scale's elements, and the scale that follows from it, in Triton.
+"""Triton: the range of the elements of each scale, and the scale for that range.
 
-The bits of two floats of one sign compare as integers like the floats themselves, and NaN above infinity.
-So the extremes of a segment are maxima of integers: exact in any order, with NaN as the largest of all. A
-program walks down a segment, or a piece of one, and keeps a maximum for each element of its tile; pieces
-leave theirs in the workspace, for a second kernel to join.
+A segment is the elements of one scale. The bits of two floats of equal sign, read as integers, have the order
+of the floats, with NaN above infinity. So the extremes of a segment are maxima of integers, which do not
+depend on the order. A program loops over the tiles of some segments, or of a piece of each, and keeps a
+maximum for each position of a tile. The maxima of pieces go to the workspace, and ``join`` combines them.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -24,6 +24,7 @@ from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import WHOLE_64
+from holdfast.ops.affine.gpu import meta_tensor
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
 from holdfast.ops.choose_scale import plan
 from holdfast.ops.choose_scale.plan import (
@@ -34,23 +35,23 @@ from holdfast.ops.choose_scale.plan import (
 )
 
 SCALE_FLOOR = tl.constexpr(plan.SCALE_FLOOR)
-#: 1.5 * 2^23: adding and subtracting it rounds a float32 that is far smaller to an integer, half to even.
+#: 1.5 * 2^23. Adding and subtracting it rounds a much smaller float32 to an integer, half to even.
 MAGIC = tl.constexpr(12582912.0)
 
-#: Bytes of a tile, halved where two maxima are kept for each element, and the warps that share it.
+#: Bytes per tile, and the most warps per tile. A tile with two maxima per position has half of the bytes.
 TILE_BYTES = 16384
 WARPS = 4
-#: Tiles of a program that are on their way at a time.
+#: Pipeline stages of the loop over tiles.
 STAGES = tl.constexpr(3)
-#: Columns of a tile where each belongs to another segment.
+#: Most columns of a tile if each column is a segment.
 SEPARATE_COLUMNS = 512
-#: As many programs as fill the device a few times over; segments are cut into pieces until there are so many.
+#: Programs that fill the device a few times. With fewer programs, segments are divided into pieces.
 PROGRAMS = 2048
 
 
 @triton.jit
 def integers(values):
-    """The bits of floats as integers of at least 32 bits, which keep their sign."""
+    """The bits of floats as sign-extended integers of at least 32 bits."""
     if values.dtype == tl.float64:
         return values.to(tl.int64, bitcast=True)
     elif values.dtype == tl.float32:
@@ -61,20 +62,20 @@ def integers(values):
 
 @triton.jit
 def magnitudes(values):
-    """The bits of |values|, as integers."""
+    """The bits of |values| as integers."""
     SIZE: tl.constexpr = values.dtype.primitive_bitwidth
     return integers(values) & (2 ** (SIZE - 1) - 1)
 
 
 @triton.jit
-def opposites(bits, SIZE: tl.constexpr):
-    """The bits of the floats with the other sign, SIZE bits long."""
+def negated_bits(bits, SIZE: tl.constexpr):
+    """The bits of floats of SIZE bits with the opposite sign."""
     return bits ^ (-(2 ** (SIZE - 1)))
 
 
 @triton.jit
 def real(bits, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
-    """The floats of type DTYPE that have these bits, in the compute type."""
+    """The floats of type DTYPE with these bits, in the compute type."""
     if DTYPE == tl.bfloat16:
         return (bits << 16).to(tl.float32, bitcast=True)
     elif DTYPE == tl.float16:
@@ -85,7 +86,7 @@ def real(bits, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def divided(x, y):
-    """x / y, correctly rounded; y may be a scalar."""
+    """x / y, correctly rounded. y may be a scalar."""
     y = tl.zeros(x.shape, x.dtype) + y.to(x.dtype)
     if x.dtype == tl.float64:
         return x / y
@@ -95,7 +96,7 @@ def divided(x, y):
 
 @triton.jit
 def ends_of_range(below, above, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
-    """low and high, from the largest bits of negative and of positive elements; both NaN if one is."""
+    """low and high from the largest bits of negative and of positive elements. Both are NaN if one is."""
     low = 0.0 - real(below, DTYPE, COMPUTE)
     high = real(above, DTYPE, COMPUTE)
     return tl.where(high == high, low, high), tl.where(low == low, high, low)
@@ -103,14 +104,14 @@ def ends_of_range(below, above, DTYPE: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def floored(scale):
-    """A scale that is not too small; NaN stays."""
+    """max(scale, SCALE_FLOOR). NaN stays NaN."""
     floor = tl.full(scale.shape, SCALE_FLOOR, scale.dtype)
     return tl.where(scale < floor, floor, scale)
 
 
 @triton.jit
 def scale_of_range(low, high, lowest, highest, SYMMETRIC: tl.constexpr):
-    """The scale that spreads low to high over the codes lowest to highest."""
+    """The scale that maps low to high onto the codes lowest to highest."""
     if SYMMETRIC:
         up = divided(high, highest)
         down = divided(low, lowest)
@@ -122,13 +123,13 @@ def scale_of_range(low, high, lowest, highest, SYMMETRIC: tl.constexpr):
 
 @triton.jit
 def scale_of_magnitude(magnitude, highest):
-    """The symmetric scale that spreads -magnitude to magnitude over as many codes on either side of 0."""
+    """The symmetric scale that maps -magnitude to magnitude onto the codes -highest to highest."""
     return floored(divided(magnitude, highest))
 
 
 @triton.jit
 def zero_point_of_range(low, scale, lowest, highest):
-    """lowest - rint(low / scale), the quotient taken for 0 where it is NaN."""
+    """lowest - rint(low / scale). A NaN quotient counts as 0."""
     t = divided(low, scale)
     t = tl.where(t == t, t, 0.0)
     whole = WHOLE_64 if t.dtype == tl.float64 else MAGIC
@@ -137,8 +138,8 @@ def zero_point_of_range(low, scale, lowest, highest):
 
 
 @triton.jit
-def joined(bits, COLUMNS_WITHIN: tl.constexpr):
-    """The maximum of each segment in a tile of [rows within, segments, columns]; the axes stay."""
+def maxima(bits, COLUMNS_WITHIN: tl.constexpr):
+    """The maximum of each segment in a tile of [rows within, segments, columns]. Reduced axes have size 1."""
     bits = tl.max(bits, axis=0, keep_dims=True)
     if COLUMNS_WITHIN:
         bits = tl.max(bits, axis=2, keep_dims=True)
@@ -150,7 +151,7 @@ def put_results(
     first, second, below, above, lowest, highest, at_first, at_second, inside,
     RESULT: tl.constexpr, DTYPE: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Store what is asked for: a range, a scale, or a scale and a zero point."""
+    """Store the RESULT: a range, a scale, or a scale and a zero point."""
     if RESULT == "magnitude":
         tl.store(first + at_first, scale_of_magnitude(real(above, DTYPE, COMPUTE), highest), mask=inside)
     else:
@@ -173,12 +174,12 @@ def observe(
     segments, rows, columns, column_tiles, steps,
     column_steps, over_sizes, first_strides, second_strides, x_over, within_sizes, x_within,
     RESULT: tl.constexpr, COMPUTE: tl.constexpr, IN_PIECES: tl.constexpr, COLUMNS_WITHIN: tl.constexpr,
-    AT_ONCE: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
+    ONE_STEP: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What follows from the extremes of SEGMENTS segments, or those of a piece of each.
+    """The results of SEGMENTS segments, or with IN_PIECES the extremes of one piece of each.
 
-    The columns are ``column_tiles`` tiles wide. They run within the segments, or each is a segment of its
-    own: then ``segments`` counts the rows of these.
+    The columns are ``column_tiles`` tiles. With COLUMNS_WITHIN the columns of a row belong to one segment.
+    Otherwise each column is a segment, and ``segments`` counts rows of such segments.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
     SIZE: tl.constexpr = DTYPE.primitive_bitwidth
@@ -198,7 +199,7 @@ def observe(
     column = tl.arange(0, COLUMNS)[None, None, :].to(tl.int64)
     above = tl.zeros([ROWS, SEGMENTS, COLUMNS], BITS)
     below = tl.zeros([ROWS, SEGMENTS, COLUMNS] if RESULT != "magnitude" else [1, 1, 1], BITS)
-    for k in tl.range(1 if AT_ONCE else steps, num_stages=STAGES):
+    for k in tl.range(1 if ONE_STEP else steps, num_stages=STAGES):
         at = piece * steps + k
         if COLUMNS_WITHIN:
             start = (at % column_tiles).to(tl.int64) * COLUMNS
@@ -212,10 +213,10 @@ def observe(
         else:
             bits = integers(values)
             above = tl.maximum(above, bits)
-            below = tl.maximum(below, opposites(bits, SIZE))
-    above = joined(above, COLUMNS_WITHIN)
+            below = tl.maximum(below, negated_bits(bits, SIZE))
+    above = maxima(above, COLUMNS_WITHIN)
     if RESULT != "magnitude":
-        below = joined(below, COLUMNS_WITHIN)
+        below = maxima(below, COLUMNS_WITHIN)
     if COLUMNS_WITHIN:
         start = tl.zeros([], tl.int64)
         column = tl.zeros([1, 1, 1], tl.int64)
@@ -240,26 +241,26 @@ def observe(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["lowest", "highest", "count", "number"])
+@triton.jit(do_not_specialize=["lowest", "highest", "count", "piece_count"])
 def join(
     first, second, pieces,
     lowest, highest,
-    count, number, sizes, first_strides, second_strides,
+    count, piece_count, sizes, first_strides, second_strides,
     RESULT: tl.constexpr, DTYPE: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What follows from the extremes of ``count`` segments, of which each has ``number`` pieces."""
+    """The results of ``count`` segments from the extremes of their pieces, ``piece_count`` per segment."""
     segment = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     BITS: tl.constexpr = pieces.dtype.element_ty
     above = tl.zeros([ROWS, COLUMNS], BITS)
     below = tl.zeros([ROWS, COLUMNS], BITS)
-    for begin in range(0, number, ROWS):
+    for begin in range(0, piece_count, ROWS):
         piece = begin + tl.arange(0, ROWS)
-        inside = (piece < number)[:, None] & (segment < count)[None, :]
+        inside = (piece < piece_count)[:, None] & (segment < count)[None, :]
         place = piece.to(tl.int64)[:, None] * count + segment[None, :]
         above = tl.maximum(above, tl.load(pieces + place, mask=inside, other=0))
         if RESULT != "magnitude":
-            place += number.to(tl.int64) * count
+            place += piece_count.to(tl.int64) * count
             below = tl.maximum(below, tl.load(pieces + place, mask=inside, other=0))
     put_results(
         first, second, tl.max(below, axis=0), tl.max(above, axis=0), lowest, highest,
@@ -270,7 +271,7 @@ def join(
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows within a segment, segments, and columns of a tile."""
+    """A tile of [rows within a segment, segments, columns]."""
 
     rows: int
     segments: int
@@ -282,10 +283,10 @@ class Tile:
 
 
 def tile_of(walk: Segments, most: int) -> Tile:
-    """A tile of up to ``most`` elements: wide along the columns, then over what lies beside them."""
+    """A tile of up to ``most`` elements: as many columns as possible, then the dimension next in memory."""
     width = min(most, SEPARATE_COLUMNS if not walk.columns_within else most)
-    columns = min(width, power(walk.columns))
-    rows, count = power(walk.within.rows), power(walk.over.rows)
+    columns = min(width, power_of_2(walk.columns))
+    rows, count = power_of_2(walk.within.rows), power_of_2(walk.over.rows)
     if walk.columns_within:
         count = min(count, most // columns)
         rows = min(rows, most // (columns * count))
@@ -295,33 +296,33 @@ def tile_of(walk: Segments, most: int) -> Tile:
     return Tile(rows, count, columns)
 
 
-def power(size: int) -> int:
+def power_of_2(size: int) -> int:
     return int(triton.next_power_of_2(max(size, 1)))
 
 
 def _grid(walk: Segments, tile: Tile) -> tuple[int, int, int]:
-    """Programs without pieces, the tiles across the columns, and the tiles down a segment."""
+    """Programs if segments are not divided, tiles across the columns, and tiles per segment."""
     across = -(-walk.columns // tile.columns)
     programs, steps = -(-walk.over.rows // tile.segments), -(-walk.within.rows // tile.rows)
     return (programs, across, steps * across) if walk.columns_within else (programs * across, across, steps)
 
 
-def _pieces(walk: Segments, tile: Tile) -> int:
-    """Into how many pieces each segment is cut."""
+def _pieces_per_segment(walk: Segments, tile: Tile) -> int:
+    """Pieces per segment."""
     programs, _, steps = _grid(walk, tile)
     return max(1, min(-(-PROGRAMS // programs), steps // 2))
 
 
-#: How many words of the workspace each piece of a segment takes.
+#: Words of workspace per piece of a segment, by result.
 WORDS = {"magnitude": 1, "symmetric": 2, "affine": 2, "range": 2}
 
 
 class Observer:
-    """The launches that find extremes: in one go, or in pieces that are joined.
+    """The launches that compute extremes: one kernel, or two if segments are divided into pieces.
 
-    ``result`` says what is wanted of them: "range"; "magnitude", a scale for as many codes above as below
-    zero; "symmetric", a scale; "affine", a scale and a zero point. Without ``in_pieces`` there is no need
-    of a workspace, and long segments take long.
+    ``result`` is "range"; "magnitude", a scale for equally many codes above and below zero; "symmetric", a
+    scale; or "affine", a scale and a zero point. Without ``in_pieces`` no workspace is needed, and long
+    segments are slower.
     """
 
     def __init__(
@@ -338,29 +339,29 @@ class Observer:
         self.most_pieces = 1
         if in_pieces and not desc.empty:
             walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
-            self.most_pieces = _pieces(walk, tile_of(walk, self.tile))
+            self.most_pieces = _pieces_per_segment(walk, tile_of(walk, self.tile))
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
         self.layout = WorkspaceLayout()
         self.maxima = self.layout.take(words, self.word)
 
     def add_steps(self, steps: Steps, args: Any, first: str, second: str) -> None:
-        """Add the launches. The results go to the operands ``first`` and ``second`` of ``args``."""
+        """Add the launches. They write to the operands ``first`` and ``second`` of ``args``."""
         x: torch.Tensor = args.x
         walk = segments_by_memory(self.desc.view, [x.stride()], (getattr(args, first), getattr(args, second)))
         tile = tile_of(walk, self.tile)
         programs, across, depth = _grid(walk, tile)
-        number = min(self.most_pieces, _pieces(walk, tile))
-        depth = -(-depth // number)
+        piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile))
+        depth = -(-depth // piece_count)
         over, within = walk.over, walk.within
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
         lowest, highest = self.ends
         steps.add(
             observe,
-            (programs, number),
+            (programs, piece_count),
             first=first,
             second=second,
             x="x",
-            pieces=self.maxima if number > 1 else first,
+            pieces=self.maxima if piece_count > 1 else first,
             lowest=lowest,
             highest=highest,
             segments=over.rows,
@@ -381,18 +382,18 @@ class Observer:
             x_within=within.strides[0],
             RESULT=self.result,
             COMPUTE=compute,
-            IN_PIECES=number > 1,
+            IN_PIECES=piece_count > 1,
             COLUMNS_WITHIN=walk.columns_within,
-            AT_ONCE=depth == 1,
+            ONE_STEP=depth == 1,
             ROWS=tile.rows,
             SEGMENTS=tile.segments,
             COLUMNS=tile.columns,
             num_warps=max(1, min(WARPS, tile.size // 256)),
         )
-        if number == 1:
+        if piece_count == 1:
             return
-        columns = min(power(walk.count), 256)
-        rows = min(power(number), 2048 // columns)
+        columns = min(power_of_2(walk.count), 256)
+        rows = min(power_of_2(piece_count), 2048 // columns)
         steps.add(
             join,
             -(-walk.count // columns),
@@ -402,7 +403,7 @@ class Observer:
             lowest=lowest,
             highest=highest,
             count=walk.count,
-            number=number,
+            piece_count=piece_count,
             sizes=(*over.sizes, 1),
             first_strides=(*over.strides[1], 0),
             second_strides=(*over.strides[2], 0),
@@ -415,7 +416,7 @@ class Observer:
         )
 
     def launch(self, args: Any, first: str, second: str) -> Launch[Any]:
-        """A launch of these steps alone."""
+        """A launch of these steps only."""
         steps = Steps(self.device, args)
         self.add_steps(steps, args, first, second)
         return steps.launch
@@ -430,14 +431,14 @@ _TYPES = {
 
 
 def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
-    """What the kernels are asked for: magnitudes do where there are as many codes on either side of 0."""
+    """The kernels' RESULT. "magnitude" is enough if lowest is -highest."""
     if not symmetric:
         return "affine"
     return "magnitude" if ends[0] == -ends[1] else "symmetric"
 
 
 class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
-    """``observe`` for a range."""
+    """``observe`` with RESULT "range"."""
 
     def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -453,7 +454,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
 
 
 class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
-    """``observe`` for scales, with or without a zero point."""
+    """``observe`` for a scale, with or without a zero point."""
 
     def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -467,8 +468,3 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
 
     def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
         return self.observer.launch(args, "scale", "zero_point")
-
-
-def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without memory: only what it is like matters."""
-    return torch.empty(shape, dtype=dtype, device="meta")

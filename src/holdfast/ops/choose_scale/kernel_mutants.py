@@ -1,4 +1,4 @@
-"""The mistakes of finding a range and of the scale that follows from it."""
+"""Kernel mutants of observe_range and choose_scale."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MUTANTS = (
     _mutant(
         "only the last row of a column counts",
         _CPU,
-        "below[i] = larger(opposite(bits[i], most), below[i])",
-        "below[i] = opposite(bits[i], most)",
+        "below[i] = larger(negated_bits(bits[i], mask), below[i])",
+        "below[i] = negated_bits(bits[i], mask)",
     ),
     _mutant(
         "maxima of pieces over each other",
@@ -64,8 +64,8 @@ MUTANTS = (
     _mutant(
         "the last piece dropped",
         _GPU,
-        "inside = (piece < number)[:, None] & (segment < count)[None, :]",
-        "inside = (piece < number - 1)[:, None] & (segment < count)[None, :]",
+        "inside = (piece < piece_count)[:, None] & (segment < count)[None, :]",
+        "inside = (piece < piece_count - 1)[:, None] & (segment < count)[None, :]",
         likely="long",
     ),
 )

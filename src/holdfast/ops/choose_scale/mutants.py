@@ -1,4 +1,4 @@
-"""The mistakes of finding a range, of choosing a scale for it, and of quantizing by that scale at once."""
+"""Mutants of observe_range and choose_scale, which also apply to dynamic_quantize."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Range = Callable[[Array, Granularity], tuple[Array, Array]]
 
 
 def _of_changed(change: Callable[[Array], Array]) -> Range:
-    """The range of something else than x."""
+    """The range of ``change(x)`` instead of x."""
     return lambda x, granularity: observe_range(change(x), granularity)
 
 
@@ -33,7 +33,7 @@ def _infinity_dropped(x: Array) -> Array:
 
 
 def _last_dropped(x: Array) -> Array:
-    """The last element of what was read is not looked at."""
+    """Ignore the last element."""
     kept = x.copy()
     kept.reshape(-1)[-1:] = 0
     return kept
@@ -45,9 +45,9 @@ def _nan_for_one_end(x: Array, granularity: Granularity) -> tuple[Array, Array]:
 
 
 def _without_zero(x: Array, granularity: Granularity) -> tuple[Array, Array]:
-    """The least and the largest element, even where 0 lies outside."""
+    """The least and the largest element, without 0."""
     low, high = (end.copy() for end in observe_range(x, granularity))
-    numbers = np.broadcast_to(affine.spread(np.arange(low.size), granularity, x.shape), x.shape)
+    numbers = np.broadcast_to(affine.broadcast_scales(np.arange(low.size), granularity, x.shape), x.shape)
     for number in range(low.size):
         own = x[numbers == number]
         if own.size:
@@ -59,7 +59,7 @@ Chosen = Callable[[Array, Array, int, int, bool], Array]
 
 
 def _scale(of: Callable[..., Array], *, floor: float = SCALE_FLOOR, symmetric: bool) -> Chosen:
-    """Another formula for scales with, or without, a zero point."""
+    """Replace the formula of symmetric scales only, or of the others only."""
 
     def chosen(low: Array, high: Array, lowest: int, highest: int, given: bool) -> Array:
         if given is not symmetric:
@@ -107,13 +107,13 @@ def _truncated(low: Array, scale: Array, lowest: int, highest: int) -> Array:
 
 
 def _of_high(low: Array, scale: Array, lowest: int, highest: int) -> Array:
-    """Not the code that 0.0 has, but its distance from the other end."""
+    """Compute the zero point from the highest code instead of the lowest."""
     with np.errstate(all="ignore"):
         r = np.rint(low / scale)
     return np.asarray(np.clip(highest + np.where(np.isnan(r), 0, r), lowest, highest), np.int32)
 
 
-#: Plans that choose scales, and those that find a range first.
+#: Plans that choose scales, and plans that compute a range.
 _S = ("choose_scale forward", "dynamic_quantize forward")
 _R = ("observe_range forward", *_S)
 

@@ -1,8 +1,9 @@
-"""Scales from the data: the range of the elements that share a scale, and the scale that follows from it.
+"""Plans of observe_range and choose_scale: the range of the elements of each scale, and a scale for it.
 
-``low = min(x, 0)`` and ``high = max(x, 0)`` over each scale's elements; lowest and highest are the ends of
-the codes that it may use. A symmetric scale is ``max(high / highest, low / lowest, 1e-12)``; else it is
-``max((high - low) / (highest - lowest), 1e-12)``, with ``zero_point = lowest - rint(low / scale)``.
+``low = min(x, 0)`` and ``high = max(x, 0)`` over the elements of a scale. lowest and highest are the lowest
+and the highest code that the scale uses. A symmetric scale is ``max(high / highest, low / lowest, 1e-12)``.
+Otherwise it is ``max((high - low) / (highest - lowest), 1e-12)``, with
+``zero_point = lowest - rint(low / scale)``.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.formats import Format
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.plan import Args
-from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, IntoCodes, ScaledDescriptor
+from holdfast.ops.affine.plan import PER_SCALE, AffinePlan, ScaledDescriptor, ToCodesDescriptor
 
-#: No scale is smaller, so that a row of zeros can be divided by its own.
+#: The least scale. It makes division by the scale of all zeros possible.
 SCALE_FLOOR = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOfData:
-    """How scales follow from the data.
+    """The rule that computes scales from the data.
 
-    ``symmetric`` scales have no zero point; ``narrow`` leaves out the codes that have no opposite (by default
-    where it is symmetric), or where it is not, the lowest code.
+    ``symmetric`` scales have no zero point. ``narrow`` omits codes: for a symmetric scale those without an
+    opposite code, else the lowest one. The default of ``narrow`` is ``symmetric``.
     """
 
     granularity: Granularity = ONE_SCALE
@@ -37,7 +38,7 @@ class ScaleOfData:
     narrow: bool | None = None
 
     def ends(self, q_min: int, q_max: int) -> tuple[int, int]:
-        """The lowest and the highest code that the data is spread over."""
+        """The lowest and the highest code that the range of the data is mapped to."""
         narrow = self.symmetric if self.narrow is None else self.narrow
         if not narrow:
             return q_min, q_max
@@ -47,7 +48,7 @@ class ScaleOfData:
         return -most, most
 
     def validate_ends(self, q_min: int, q_max: int, codes: Format) -> None:
-        """Raise unless some scale maps the data to the codes from q_min to q_max."""
+        """Raise unless there is a scale for codes from q_min to q_max."""
         if not self.symmetric and not codes.zero_point:
             raise InvalidDescriptor(
                 f"symmetric=False asks for a zero point, and {codes.torch} has none; leave symmetric out."
@@ -67,7 +68,7 @@ class ScaleOfData:
 
 @dataclass(frozen=True, kw_only=True)
 class PerScaleDescriptor(ScaledDescriptor):
-    """A tensor, and a value of its compute type that is found for each of the scales that it would have."""
+    """A tensor ``x``, and outputs with one value of its compute type per scale."""
 
     granularity: Granularity = ONE_SCALE
 
@@ -91,12 +92,12 @@ class PerScaleDescriptor(ScaledDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class ObserveRangeDescriptor(PerScaleDescriptor):
-    """The range of a tensor, for each of the scales that it would have."""
+    """The range of the elements of each scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
-    """``output_dtype`` is that of the codes which the scale is for."""
+class ChooseScaleDescriptor(ScaleOfData, ToCodesDescriptor):
+    """``output_dtype`` is the dtype of the codes that the scale is for."""
 
     q_min: int | None = None
     q_max: int | None = None
@@ -118,7 +119,7 @@ class ChooseScaleDescriptor(ScaleOfData, IntoCodes):
 
 @arguments
 class ObserveRangeArgs(Args):
-    """``x`` is read, ``low`` and ``high`` are written."""
+    """Reads ``x``, writes ``low`` and ``high``."""
 
     x: torch.Tensor
     low: Output
@@ -127,7 +128,7 @@ class ObserveRangeArgs(Args):
 
 @arguments
 class ChooseScaleArgs(Args):
-    """``x`` is read; ``scale`` is written, and so is ``zero_point`` unless the scale is symmetric."""
+    """Reads ``x``, writes ``scale`` and, unless the scale is symmetric, ``zero_point``."""
 
     x: torch.Tensor
     scale: Output
@@ -139,7 +140,7 @@ A = TypeVar("A", bound=Args)
 
 
 class FromDataPlan(AffinePlan[D, A]):
-    """The checks of plans that write a value for each scale instead of reading it."""
+    """Base of the plans whose outputs have one value per scale."""
 
     def _refused_operand(self, name: str, operand: Any) -> str:
         if name == "zero_point" and self._symmetric:
@@ -159,7 +160,7 @@ class FromDataPlan(AffinePlan[D, A]):
 
 
 class ObserveRangePlan(FromDataPlan[ObserveRangeDescriptor, ObserveRangeArgs]):
-    """low = min(x, 0) and high = max(x, 0), over the elements of each scale; NaN if one of them is."""
+    """low = min(x, 0) and high = max(x, 0) over the elements of each scale. Both are NaN if an element is."""
 
     def ulp(self) -> dict[str, float]:
         return {"low": 0.0, "high": 0.0}
@@ -176,8 +177,8 @@ class ChooseScalePlan(FromDataPlan[ChooseScaleDescriptor, ChooseScaleArgs]):
 
 
 def scale_error(desc: ScaleOfData) -> dict[str, float]:
-    """The error of a scale: one rounding of a quotient; where high - low is divided, one before it as well.
+    """The error of a scale in ULP: one rounding of a quotient, and one of high - low if not symmetric.
 
-    A zero point is rounded once more, beside a tie across it.
+    The zero point is off by 1 at most: rounding low / scale can reach a tie of rint.
     """
     return {"scale": 0.5 if desc.symmetric else 1.5, "zero_point": 1.0}

@@ -1,4 +1,4 @@
-"""What observe_range and choose_scale mean, in NumPy."""
+"""observe_range and choose_scale in NumPy: the definition of their results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from holdfast.ops.choose_scale.plan import (
 
 
 def observe_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
-    """min(x, 0) and max(x, 0) over the elements of each scale; NaN, both, if one of them is. A zero is +0."""
+    """min(x, 0) and max(x, 0) over the elements of each scale. NaN in x makes both NaN; a zero is +0."""
     view = granularity.view(x.shape)
     numbers = np.arange(view.scale_count).reshape(view.scale_shape)
-    scale_of_element = np.broadcast_to(affine.spread(numbers, granularity, x.shape), x.shape)
+    scale_of_element = np.broadcast_to(affine.broadcast_scales(numbers, granularity, x.shape), x.shape)
     low, high = np.zeros(view.scale_count, x.dtype), np.zeros(view.scale_count, x.dtype)
     with np.errstate(all="ignore"):
         np.minimum.at(low, scale_of_element.reshape(-1), x.reshape(-1))
@@ -32,10 +32,10 @@ def observe_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
 
 
 def scale_of_range(low: Array, high: Array, lowest: int, highest: int, symmetric: bool) -> Array:
-    """The scale that spreads low to high over the codes lowest to highest; NaN and infinity stay.
+    """The scale that maps low to high onto the codes lowest to highest. NaN and infinity stay.
 
-    Half of the width is divided, and the quotient doubled: that is exact, and a finite range has a finite
-    scale even where its width overflows.
+    The formula divides half of the width and doubles the quotient. Halving and doubling are exact, and the
+    scale of a finite range is finite even if its width overflows.
     """
     kind = high.dtype.type
     with np.errstate(all="ignore"):
@@ -48,7 +48,7 @@ def scale_of_range(low: Array, high: Array, lowest: int, highest: int, symmetric
 
 
 def zero_point_of_range(low: Array, scale: Array, lowest: int, highest: int) -> Array:
-    """The code of 0.0: where ``low`` is given the lowest code. A scale that is not finite has the lowest."""
+    """The code of 0.0 if ``low`` has the lowest code. If the scale is not finite, it is the lowest code."""
     with np.errstate(all="ignore"):
         r = np.rint(low / scale)
     r = np.where(np.isnan(r), 0, r)
@@ -70,7 +70,7 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
 
 
 class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
-    """The range of each scale's elements, and the scale and zero point that follow."""
+    """``observe_range``, ``scale_of_range`` and ``zero_point_of_range`` as a kernel."""
 
     def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
         desc = self.desc

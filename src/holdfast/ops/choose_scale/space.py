@@ -1,4 +1,4 @@
-"""Every problem of observe_range and choose_scale."""
+"""Random problems of observe_range and choose_scale."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
 
 
 def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
-    """The fields of a problem about scales that follow from the data."""
+    """Fields of a problem with scales computed from the data."""
     real = draw_real(draw)
     codes, packed = draw_codes(draw, real, packs=packs)
     shape, granularity = draw_granular(draw, multiple=4 if packed else 1)
@@ -41,7 +41,7 @@ def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
 
 
 def rule(desc: Any) -> dict[str, Any]:
-    """The arguments of a public function that say what scales are for."""
+    """The keyword arguments of ``choose_scale`` for a descriptor."""
     named = {name: getattr(desc, name) for name in ("q_min", "q_max", "granularity", "symmetric", "narrow")}
     return {"dtype": desc.output_dtype, **named}
 

@@ -1,4 +1,4 @@
-"""observe_range and choose_scale for torch: operators, tracing, vmap, and the functions that people call."""
+"""The torch operators of observe_range, choose_scale and scale_of_range, and the public functions."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def _scale_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, na
 
 
 def empty_scale(x: torch.Tensor, granularity: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Room for a value of ``dtype`` for each scale, by default of the type that ``x`` computes in."""
-    # Not the view that is remembered: a traced shape is no key.
+    """An uninitialized tensor with one value per scale. The default dtype is the compute type of ``x``."""
+    # ``view`` is cached by shape, which a traced shape cannot be: use ``_view``.
     shape = granularity_named(granularity)._view(tuple(x.shape)).scale_shape
     return x.new_empty(shape, dtype=dtype or float_dtype(x.dtype, "x").compute.torch)
 
@@ -109,9 +109,8 @@ _affine = define(
 )
 
 
-# What follows from a range that was put together from several, as torch operations. They are elementary
-# ones, each rounded on its own, so that the bits are those of choose_scale. They are an operator of their
-# own for that to stay so: a compiler that saw through it would fuse them, and divide in its own way.
+# scale_of_range in plain torch operations. Each operation is rounded, so the bits are those of choose_scale.
+# It is an opaque operator, since a compiler would fuse the operations and could divide differently.
 
 
 def _scale_of_range(low, high, dtype, q_min, q_max, narrow):
@@ -135,7 +134,7 @@ def _require_ends(low: torch.Tensor, high: torch.Tensor) -> None:
 
 
 def _over(x: torch.Tensor, number: int) -> torch.Tensor:
-    """x / number; torch would multiply by the reciprocal of a number on CUDA, but not of a tensor."""
+    """x / number, correctly rounded. On CUDA torch divides by a tensor, but multiplies by 1 / number."""
     return x / torch.full_like(x, number)
 
 
@@ -185,7 +184,7 @@ for _name, _call in {
 
 
 def scale_rule(dtype: Any, q_min: Any, q_max: Any, narrow: Any) -> tuple[Any, ...]:
-    """How a scale follows from a range, as an operator takes it."""
+    """The arguments of ``RULE_SCHEMA``."""
     if narrow is not None:
         require_bool("narrow", narrow)
     return named_dtype("dtype", dtype), *code_range(q_min, q_max), narrow
@@ -194,10 +193,10 @@ def scale_rule(dtype: Any, q_min: Any, q_max: Any, narrow: Any) -> tuple[Any, ..
 def observe_range(
     x: torch.Tensor, *, granularity: Granularity = ONE_SCALE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``min(x, 0)`` and ``max(x, 0)`` over the elements of each scale; both are NaN if one element is.
+    """``min(x, 0)`` and ``max(x, 0)`` over the elements of each scale. Both are NaN if an element is.
 
-    Ranges of several tensors are joined by ``torch.minimum`` and ``torch.maximum``; ``scale_of_range`` makes
-    a scale of them. No gradient flows through it.
+    ``torch.minimum`` and ``torch.maximum`` join the ranges of several tensors, and ``scale_of_range``
+    computes the scale of a range. The function has no gradient.
 
     >>> import torch, holdfast as hf
     >>> hf.observe_range(torch.tensor([[3.0, -1.0], [4.0, 8.0]]), granularity=hf.PerToken())
@@ -230,14 +229,13 @@ def choose_scale(
     symmetric: bool = True,
     narrow: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The scale with which the codes of ``dtype``, or ``q_min`` to ``q_max``, just cover the data.
+    """The smallest scale with which the codes of ``dtype``, or ``q_min`` to ``q_max``, cover the data.
 
-    A symmetric scale has no zero point: it is the largest magnitude over the highest code. ``narrow`` (the
-    default there) uses as many codes below zero as above; without it the lowest code is used as well. With
-    ``symmetric=False`` the result is a scale and a zero point, so that 0.0 has a code and the rest covers the
-    range of the data; ``narrow`` then leaves out the lowest code. No scale is below 1e-12. A NaN makes the
-    scale NaN, and an infinity makes it infinite; the zero point is then the lowest code. No gradient flows
-    through it.
+    A symmetric scale has no zero point: it is the largest magnitude divided by the highest code. With
+    ``narrow``, the default of a symmetric scale, there are as many codes below zero as above; without it the
+    lowest code is used too. With ``symmetric=False`` the result is a scale and a zero point; 0.0 has a code,
+    and ``narrow`` omits the lowest code. No scale is below 1e-12. A NaN makes the scale NaN, and an infinity
+    makes it infinite; the zero point is then the lowest code. The function has no gradient.
 
     >>> import torch, holdfast as hf
     >>> hf.choose_scale(torch.tensor([0.5, -254.0]))
@@ -274,8 +272,9 @@ def scale_of_range(
     symmetric: bool = True,
     narrow: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What ``choose_scale`` gives for data with this range, in every bit. There is no gradient: a range that
-    requires one is refused.
+    """The result of ``choose_scale`` for data with this range, bit for bit.
+
+    It has no gradient, and refuses a range that requires one.
 
     >>> import torch, holdfast as hf
     >>> low, high = hf.observe_range(torch.tensor([0.5, -254.0]))

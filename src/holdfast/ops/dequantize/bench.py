@@ -1,4 +1,4 @@
-"""Dequantize, against torch's quantized tensors."""
+"""Benchmark of dequantize against torch's quantized tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.stream import Stream
 from holdfast.ops.affine.benchmark import (
     CodesCase,
     ScaledProblem,
-    beside,
+    broadcastable,
     cpu_rows,
     full_rows,
     grouped,
@@ -26,7 +26,7 @@ from holdfast.ops.dequantize.torch_op import dequantize
 
 @dataclass(frozen=True)
 class DequantizeCase(CodesCase):
-    """One row of dequantize."""
+    """A benchmark row of dequantize."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> DequantizeProblem:
         return DequantizeProblem(self, self.plan(elements, stream, backend), stream)
@@ -41,18 +41,18 @@ class DequantizeProblem(ScaledProblem):
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
         case = self.case
         given = tensors["q"], tensors["scale"], tensors["zero_point"]
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "dtype": case.real, "granularity": case.granularity, "code_dtype": case.codes,
             "packed": case.packed,
         }  # fmt: skip
-        return lambda: (dequantize(*given, **how),)
+        return lambda: (dequantize(*given, **options),)
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
         case, desc = self.case, self.plan.descriptor
         granularity, shape, code = desc.granularity, desc.shape, case.code
         zero_point = tensors["zero_point"]
-        scale = beside(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def forward(q: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
             q = unpack(q, code) if desc.per_byte > 1 else q
@@ -62,7 +62,7 @@ class DequantizeProblem(ScaledProblem):
         return forward, [tensors["q"], scale, zero]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """``dequantize`` of a tensor that torch quantized."""
+        """torch's ``dequantize`` of a tensor that torch quantized."""
         torch_zero_point(self.case, tensors)
         return quantizer(self.case, torch.randn_like(tensors["y"]), tensors)().dequantize
 

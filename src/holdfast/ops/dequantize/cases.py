@@ -1,4 +1,4 @@
-"""The named inputs of dequantize and of its backward."""
+"""Cases of dequantize and its backward."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from holdfast.ops.packing.torch_op import pack
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+    """All cases of ``plan``."""
     forward = plan.direction == "forward"
     found = problems(plan, reads_codes=forward)
     return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_forward if plan.direction == "forward" else _backward)(plan, problem)
 
 

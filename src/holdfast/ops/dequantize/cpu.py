@@ -1,4 +1,4 @@
-"""dequantize on the CPU: the difference of a code and a zero point is exact, so only the product rounds."""
+"""dequantize in Numba. An integer code minus a zero point is exact, so only the product rounds."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         self.compile()
         packed = 1 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.y, args.q), (args.scale, args.zero_point), packed=packed)
-        like = affine.numbers(compute, 0)
+        like = affine.compute_scalars(compute, 0)
 
         def launch(
             stream: Stream, workspace: Workspace, args: DequantizeArgs, addresses: Sequence[int]
@@ -98,7 +98,7 @@ class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dq, args.dy), (args.scale,))
-        like = affine.numbers(compute, 0)
+        like = affine.compute_scalars(compute, 0)
 
         def launch(
             stream: Stream, workspace: Workspace, args: DequantizeBackwardArgs, addresses: Sequence[int]

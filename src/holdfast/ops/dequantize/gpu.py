@@ -1,4 +1,4 @@
-"""Dequantize and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+"""dequantize and its backward in Triton. One kernel each covers every granularity, dtype and layout."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -12,12 +12,7 @@ import triton.language as tl
 from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import float_value, narrow, widen
-from holdfast.ops.affine.gpu import (
-    KEPT,
-    TiledKernel,
-    load_scale,
-    load_zero_point,
-)
+from holdfast.ops.affine.gpu import EVICT_LAST, TiledKernel, load_scale, load_zero_point
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
@@ -30,7 +25,7 @@ from holdfast.ops.dequantize.plan import (
 def unpacked_codes(
     packed, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_BYTE: tl.constexpr, SIGNED: tl.constexpr
 ):
-    """The codes in a tile of bytes, low bits first, their signs extended."""
+    """Unpack a tile of bytes, low bits first. SIGNED codes are sign-extended."""
     BITS: tl.constexpr = 8 // PER_BYTE
     packed = packed.to(tl.int32)
     if PER_BYTE == 4:
@@ -52,7 +47,7 @@ def dequantize(
     BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """y = (q - z) * scale over one tile."""
+    """y = (q - z) * scale over one tile. EXPONENT > 0 is a float format, without a zero point."""
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
@@ -70,11 +65,11 @@ def dequantize(
         first = start // COLUMNS * WIDTH
         exists = (row < rows)[:, None] & columns_inside(first, byte_columns, WIDTH)
         to_bytes = byte_offsets(row, first, sizes, q_strides, WIDTH)
-        packed = tl.load(q + to_bytes, mask=exists, eviction_policy=KEPT)
+        packed = tl.load(q + to_bytes, mask=exists, eviction_policy=EVICT_LAST)
         codes = unpacked_codes(packed, ROWS, COLUMNS, PER_BYTE, SIGNED)
     else:
         to_q = tile_offsets(row, start, sizes, q_strides, COLUMNS)
-        codes = tl.load(q + to_q, mask=inside, eviction_policy=KEPT)
+        codes = tl.load(q + to_q, mask=inside, eviction_policy=EVICT_LAST)
     if EXPONENT > 0:
         difference = float_value(codes, EXPONENT, MANTISSA, HIGHEST).to(COMPUTE)
     elif codes.dtype.is_floating():
@@ -105,7 +100,7 @@ def dequantize_backward(
     )  # fmt: skip
     inside = (row < rows)[:, None] & here
     to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT)
+    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=EVICT_LAST)
     gradient = widen(upstream, COMPUTE) * s
     out = dq + tile_offsets(row, start, sizes, dq_strides, COLUMNS)
     if ACCUMULATE:
@@ -131,12 +126,12 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
         }
 
     def _tiles(self) -> tuple[int, int]:
-        """Elements of a tile, and of one where each column has a scale of its own."""
+        """Elements per tile, and elements per tile if each column has a scale."""
         bits, one_scale, tile = self.desc.real.bits, self.desc.view.scale_count == 1, self.tuning.tile
         if bits == 16:
             return tile // 2, tile
         if bits == 32 and self.desc.per_byte == 1 and self.desc.code_storage.itemsize == 1:
-            return tile // 4, tile // 4  # a thread then writes with two instructions, and reads with one
+            return tile // 4, tile // 4  # one load and two stores per thread
         return tile // 4 if one_scale else tile, tile // 2
 
 

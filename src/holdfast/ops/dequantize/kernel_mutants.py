@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of dequantize, and of unpacking codes."""
+"""Kernel mutants of dequantize and of unpacking codes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MUTANTS = (
     _forward(
         "packed rows unpacked over each other",
         "holdfast.ops.affine.cpu",
-        "halvings, kind == INT8, columns, raw + r * columns)",
-        "halvings, kind == INT8, columns, raw)",
+        "pack_shift, kind == INT8, columns, raw + r * columns)",
+        "pack_shift, kind == INT8, columns, raw)",
     ),
     _backward(
         "accumulate lost",

@@ -1,4 +1,4 @@
-"""The mistakes of dequantize, forward and backward."""
+"""Mutants of dequantize, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def _distributed(codes: Array, s: Array, zero_point: Array) -> Array:
 
 
 def without_zero_point(codes: Array, s: Array, zero_point: Array) -> Array:
-    """The zero point not taken off again."""
+    """Do not subtract the zero point."""
     with np.errstate(all="ignore"):
         return codes.astype(s.dtype) * s
 
 
 def _without_subnormals(found: Array, codes: Format, compute: Any) -> Array:
-    """Every exponent taken for that of a normal number."""
+    """Decode subnormal codes as normal numbers."""
     values = decode(found, codes, compute)
     lost = values.dtype.type(2.0 ** (1 - codes.exponent_bias))
     return np.where(np.abs(values) < lost, values + np.copysign(lost, values), values)
 
 
 def _without_nan(found: Array, codes: Format, compute: Any) -> Array:
-    """The code of NaN taken for the value that would follow the greatest one."""
+    """Decode NaN as the value one step above the greatest one."""
     values = decode(found, codes, compute)
     return np.where(np.isnan(values), values.dtype.type(480), values)
 

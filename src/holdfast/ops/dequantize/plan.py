@@ -1,6 +1,6 @@
-"""Dequantize: codes back to real numbers, and the gradient with respect to codes carried as floats.
+"""Plans of dequantize: codes to real numbers, and the gradient with respect to codes stored as floats.
 
-``y = (q - zero_point) * scale``, at four granularities that are one kernel.
+``y = (q - zero_point) * scale``. One kernel covers the four granularities.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.ops.affine.plan import (
     AffinePlan,
     Scale,
     ZeroPoint,
-    granular,
-    rounded_once,
+    define_granularities,
+    one_rounding_ulp,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeBackwardDescriptor(AffineDescriptor):
-    """``input_dtype`` is that of the codes; a floating one is the dtype of ``dq`` too."""
+    """``input_dtype`` is the dtype of the codes. A floating one is also the dtype of ``dq``."""
 
     input_dtype: torch.dtype = torch.int8
     output_dtype: torch.dtype = torch.float32
@@ -46,7 +46,7 @@ class DequantizeBackwardDescriptor(AffineDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class DequantizeDescriptor(DequantizeBackwardDescriptor):
-    """``shape`` is that of ``y``; with ``packed`` the codes share bytes along the last axis."""
+    """``shape`` is the shape of ``y``. ``packed``: several codes per byte along the last axis."""
 
     packed: bool = False
 
@@ -60,7 +60,7 @@ class DequantizeDescriptor(DequantizeBackwardDescriptor):
 
 @arguments
 class DequantizeArgs(Args):
-    """``q`` is read, ``y`` is written."""
+    """Reads ``q``, writes ``y``."""
 
     q: torch.Tensor
     scale: Scale
@@ -70,7 +70,7 @@ class DequantizeArgs(Args):
 
 @arguments
 class DequantizeBackwardArgs(Args):
-    """``dy`` is read, ``dq`` is written, or with ``accumulate`` added to."""
+    """Reads ``dy``. Writes ``dq``, or adds to it with ``accumulate``."""
 
     dy: torch.Tensor
     scale: Scale
@@ -82,10 +82,10 @@ class DequantizePlan(AffinePlan[DequantizeDescriptor, DequantizeArgs], abstract=
     """y = (q - zero_point) * scale."""
 
     def ulp(self) -> dict[str, float]:
-        # Codes that are not whole numbers round once more, when the zero point is subtracted.
+        # Floating codes may be fractions: then subtracting the zero point rounds too.
         real = self.descriptor.real
         subtracted = 2.0 ** (real.precision - real.compute.precision)
-        return {"y": rounded_once(real, real.compute) + subtracted * self.descriptor.codes.carried}
+        return {"y": one_rounding_ulp(real, real.compute) + subtracted * self.descriptor.codes.carried}
 
 
 class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, DequantizeBackwardArgs], abstract=True):
@@ -93,13 +93,13 @@ class DequantizeBackwardPlan(AffinePlan[DequantizeBackwardDescriptor, Dequantize
 
     def ulp(self) -> dict[str, float]:
         desc = self.descriptor
-        return {"dq": rounded_once(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
+        return {"dq": one_rounding_ulp(float_dtype(desc.gradient_of_codes, "dq"), desc.real.compute)}
 
 
-granular(DequantizePlan)
-granular(DequantizeBackwardPlan)
+define_granularities(DequantizePlan)
+define_granularities(DequantizeBackwardPlan)
 
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The spellings that ``granular`` makes."""
+        """The classes that ``define_granularities`` makes."""

@@ -1,4 +1,4 @@
-"""What dequantize means, in NumPy."""
+"""dequantize in NumPy: the definition of its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.ops.dequantize.plan import (
 
 
 def dequantize(codes: Array, scale: Array, zero_point: Array) -> Array:
-    """(code - zero_point) * scale. For whole codes the difference is exact, so it rounds once."""
+    """(code - zero_point) * scale. For integer codes the difference is exact, so only the product rounds."""
     z = saturated(zero_point)
     with np.errstate(all="ignore"):
         if codes.dtype.kind == "f":

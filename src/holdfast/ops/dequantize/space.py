@@ -1,4 +1,4 @@
-"""Every problem of dequantize and of its backward."""
+"""Random problems of dequantize and its backward."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
 def public(
     plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
 ) -> dict[str, torch.Tensor] | None:
-    how = {"dtype": desc.output_dtype, "granularity": desc.granularity}
+    options = {"dtype": desc.output_dtype, "granularity": desc.granularity}
     if plan.direction == "forward":
         length = desc.shape[-1] if desc.packed else None
-        how |= {"code_dtype": desc.input_dtype, "packed": desc.packed, "length": length}
-        return {"y": dequantize(args.q, args.scale, args.zero_point, **how)}
-    if args.accumulate or not desc.codes.carried:  # codes have no gradient unless floats carry them
+        options |= {"code_dtype": desc.input_dtype, "packed": desc.packed, "length": length}
+        return {"y": dequantize(args.q, args.scale, args.zero_point, **options)}
+    if args.accumulate or not desc.codes.carried:  # only codes stored as floats have a gradient
         return None
     q = torch.zeros(desc.shape, dtype=desc.input_dtype, device=args.dy.device, requires_grad=True)
-    dequantize(q, args.scale, **how).backward(args.dy)
+    dequantize(q, args.scale, **options).backward(args.dy)
     assert q.grad is not None
     return {"dq": q.grad}

@@ -1,4 +1,4 @@
-"""Every code through dequantize."""
+"""Exhaustive sweeps of dequantize over all codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.ops.packing.torch_op import pack
 
 
 def sweeps() -> Iterator[Sweep]:
-    """All codes of every type, to every floating dtype."""
+    """All codes of every dtype to every floating dtype."""
     for real in (record.torch for record in FLOATS.values()):
         for codes, packed in STORED:
             yield _dequantize(real, codes, packed)

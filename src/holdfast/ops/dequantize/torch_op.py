@@ -1,4 +1,4 @@
-"""dequantize for torch: operators, tracing, autograd, and the function that people call."""
+"""The torch operators of dequantize: registration, tracing, autograd, vmap, and ``hf.dequantize``."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -18,33 +18,21 @@ from holdfast.core.granularity import (
     Granularity,
     PerChannel,
     PerGroup,
-    PerTensor,
-    PerToken,
     validate_granularity,
 )
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA, select, shared_arguments
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, plans_by_granularity, select, shared_arguments
 from holdfast.ops.dequantize import plan as plans
 from holdfast.ops.dequantize.plan import DequantizeArgs, DequantizeBackwardArgs
 from holdfast.ops.packing.torch_op import packed_length
 
 __all__ = ["dequantize"]
 
-_FORWARD = {
-    PerTensor: plans.DequantizePerTensorPlan,
-    PerChannel: plans.DequantizePerChannelPlan,
-    PerToken: plans.DequantizePerTokenPlan,
-    PerGroup: plans.DequantizePerGroupPlan,
-}
-_BACKWARD = {
-    PerTensor: plans.DequantizePerTensorBackwardPlan,
-    PerChannel: plans.DequantizePerChannelBackwardPlan,
-    PerToken: plans.DequantizePerTokenBackwardPlan,
-    PerGroup: plans.DequantizePerGroupBackwardPlan,
-}
+_FORWARD = plans_by_granularity(plans, "Dequantize")
+_BACKWARD = plans_by_granularity(plans, "Dequantize", "Backward")
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +129,7 @@ def _save_for_second_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.T
 
 
 def _differentiate_again(ctx: Any, ddq: torch.Tensor) -> tuple[Any, ...]:
-    """dq is dy times the scale, element by element: a product that is its own transpose."""
+    """dq is dy times the scale, elementwise, so its derivative is the same product."""
     (scale,) = ctx.saved_tensors
     return _gradient(ddq, scale, *ctx.values), *[None] * 4
 
@@ -156,12 +144,12 @@ register_autograd(
 def _dequantize_batched(call):
     def rule(info, in_dims, q, *rest):
         *shared, granularity, dtype = rest[:6]
-        if rest[7:] not in ((), (None,)):  # packed along an axis of its own, which must stay the last one
+        if rest[7:] not in ((), (None,)):  # the packed axis must stay the last one
             if in_dims[0] is not None:
                 q, in_dims = q.movedim(in_dims[0], 0).contiguous(), (0, *in_dims[1:])
             return by_sample(call)(info, in_dims, q, *rest)
-        settled = (dtype, *rest[6:])
-        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, settled)
+        static = (dtype, *rest[6:])
+        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, static)
 
     return rule
 
@@ -193,8 +181,8 @@ def dequantize(
     """The values of the codes ``q``: ``(q - zero_point) * scale``, in ``dtype``.
 
     Packed codes need their ``code_dtype`` (such as ``torch.int4``) and ``length``, the size of the last axis
-    before packing. ``length`` may be left out where the scales tell it: with ``PerGroup`` or ``PerChannel``
-    along the last axis. Codes that come as floats are differentiable: ``dq = dy * scale``.
+    before packing. ``length`` may be left out if the scales determine it: with ``PerGroup`` or ``PerChannel``
+    along the last axis. Floating codes are differentiable: ``dq = dy * scale``.
 
     >>> import torch, holdfast as hf
     >>> hf.dequantize(torch.tensor([-10, 0, 90], dtype=torch.int8), 0.5)
@@ -232,8 +220,8 @@ def _packed_length(
     if length is None and getattr(granularity, "axis", None) in (-1, q.dim() - 1):
         most = q.shape[-1] * codes.per_byte
         if isinstance(granularity, PerChannel) and isinstance(scale, torch.Tensor):
-            # Scales of a wrong number are refused with the checks of the scale.
+            # The plan refuses a wrong number of scales.
             return scale.numel() if most - codes.per_byte < scale.numel() <= most else most
         if isinstance(granularity, PerGroup):
-            return most  # Groups along the packed axis fill their bytes.
+            return most  # Groups along the packed axis fill whole bytes.
     return packed_length(length, q.shape[-1], codes)

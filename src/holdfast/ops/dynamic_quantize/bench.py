@@ -1,4 +1,4 @@
-"""Scales and codes in one pass, against the plain formula."""
+"""Benchmark of dynamic_quantize against a plain formula."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYOUTS = ("per token", "per group of 32", "per group of 128")
 
 @dataclass(frozen=True)
 class DynamicQuantizeCase(ScaledCase):
-    """Symmetric scales of tokens or groups, and the codes under them."""
+    """Symmetric scales per token or per group, and the codes."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> DynamicQuantizeProblem:
         descriptor = DynamicQuantizeDescriptor(
@@ -70,7 +70,7 @@ def full_cases() -> list[DynamicQuantizeCase]:
 
 
 def cpu_cases() -> list[DynamicQuantizeCase]:
-    """float32 to the same, for tokens."""
+    """float32 to int8 and to packed int4, per token."""
     return _cases(LAYOUTS[:1], torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""The named inputs of dynamic quantization: every kind of segment and of codes, in one pass and in two."""
+"""Cases of dynamic_quantize: every kind of segment and every code dtype, in one pass and in two."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))
 
 @dataclass(frozen=True)
 class Problem(ScaleProblem):
-    """What a case is about; ``written`` is the layout of the codes."""
+    """The settings of a case. ``written`` is the layout of the codes."""
 
     packed: bool = False
     written: str = "contiguous"
 
 
 def problems() -> list[Problem]:
-    """What the cases are about."""
+    """The problems of all cases."""
     token = Problem("", PerToken(), (33, 40), values="mixed")
     affine = replace(token, symmetric=False)
     image, channels = Problem("", PerToken(), (2, 6, 5, 7)), Problem("", PerChannel(1), (2, 6, 5, 7))
@@ -90,12 +90,12 @@ def problems() -> list[Problem]:
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of dynamic quantization."""
+    """All cases of dynamic_quantize."""
     return [case(problem) for problem in problems()]
 
 
 def case(problem: Problem) -> Case:
-    """The case that ``problem`` is about."""
+    """The case of ``problem``."""
     descriptor = DynamicQuantizeDescriptor(**problem.rule, packed=problem.packed)
     return Case(problem.name, descriptor, partial(_args, descriptor, problem))
 

@@ -1,7 +1,7 @@
-"""Dynamic quantization on the CPU.
+"""dynamic_quantize in Numba.
 
-Where rows are whole segments it goes row by row, and reads each from memory once. Other segments, and float
-formats, take two passes: that of choose_scale, and that of quantize.
+If every row is a segment, one kernel computes the scale and the codes of each row and reads it from memory
+once. Other layouts, and float formats, take two passes: the kernels of choose_scale and of quantize.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -28,10 +28,10 @@ from holdfast.ops.choose_scale.cpu import (
     SYMMETRIC,
     Observer,
     fold,
-    nothing,
-    numbers,
+    kernel_constants,
     range_of,
     scale_of_range,
+    zero_bits,
     zero_point_of_range,
 )
 from holdfast.ops.choose_scale.plan import ChooseScaleArgs
@@ -42,7 +42,7 @@ from holdfast.ops.quantize.plan import QuantizeArgs
 
 @jit
 def code_row(x, q, columns, bytewise, s, z, q_min, q_max):
-    """The codes of a row, as bytes or as numbers of the compute type."""
+    """The codes of a row, as bytes or in the compute type."""
     outlined()
     values = pointer(x, q_min)
     if bytewise:
@@ -56,14 +56,15 @@ def code_row(x, q, columns, bytewise, s, z, q_min, q_max):
 
 
 @kernel
-def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, most, lowest, highest, floor):
-    """Rows that are segments, whole in each tile.
+def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
+    """Scales and codes of rows that are segments. A tile has whole rows.
 
-    ``results`` is where scales and zero points begin, what is wanted, and the size of the compute type.
+    ``results`` is the addresses of the scales and the zero points, SYMMETRIC or AFFINE, and the bytes of the
+    compute type.
     """
-    scales, zero_points, wanted, item = results
+    scales, zero_points, result, item = results
     scale, zero_point = pointer(scales, q_min), pointer(zero_points, np.int32)
-    both = wanted == AFFINE or lowest != -highest
+    both = result == AFFINE or lowest != -highest
     bytewise = stores_bytes(walk)
     size = 1 if bytewise else item
     for tile in range(first, last):
@@ -71,12 +72,12 @@ def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, most, lo
         row, _, rows, columns = window(walk[0], tile)
         for r in range(rows):
             x, q = runs[1] + r * columns * item, runs[0] + r * columns * size
-            above, below = fold(x, 1, columns, most, both, nothing(most), nothing(most))
+            above, below = fold(x, 1, columns, mask, both, zero_bits(mask), zero_bits(mask))
             low, high = range_of(above, below, FLOAT32)
-            s = scale_of_range(low, high, lowest, highest, floor, wanted == SYMMETRIC)
+            s = scale_of_range(low, high, lowest, highest, floor, result == SYMMETRIC)
             z = zero(s)
             scale[row + r] = s
-            if wanted == AFFINE:
+            if result == AFFINE:
                 z = zero_point_of_range(low, s, lowest, highest)
                 zero_point[row + r] = np.int32(z)
             code_row(x, q, columns, bytewise, s, z, q_min, q_max)
@@ -84,12 +85,12 @@ def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, most, lo
 
 
 def _rows_are_segments(desc: DynamicQuantizeDescriptor, space: Space) -> bool:
-    """Whether each row is a segment that fits in a tile, and results lie in the order of the rows."""
+    """Whether each row is a segment that fits in a tile, and the scales are in the order of the rows."""
     rows = space.sizes[:-1]
-    beside = all(strides[-1] <= 1 for strides in space.strides[:2]) or space.rows == 1
+    adjacent = all(strides[-1] <= 1 for strides in space.strides[:2]) or space.rows == 1
     in_order = (*contiguous_strides(rows), 0)
     return (
-        beside
+        adjacent
         and 0 < space.columns <= TILE
         and space.rows == desc.view.scale_count
         and all(not any(strides) or strides == in_order for strides in space.strides[2:])
@@ -98,13 +99,13 @@ def _rows_are_segments(desc: DynamicQuantizeDescriptor, space: Space) -> bool:
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
-    """``_dynamic_quantize``, or the kernels of choose_scale and quantize one after the other."""
+    """``_dynamic_quantize``, or the kernels of choose_scale and quantize in sequence."""
 
     def __init__(self, desc: DynamicQuantizeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.wanted = SYMMETRIC if desc.symmetric else AFFINE
+        self.result = SYMMETRIC if desc.symmetric else AFFINE
         self.ends = desc.ends(*desc.code_range)
-        self.observer = Observer(desc, self.wanted, self.ends)
+        self.observer = Observer(desc, self.result, self.ends)
         self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
@@ -119,8 +120,8 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         self.compile()
         compute = desc.real.compute
         item = compute.bits // 8
-        bounds, rule = affine.numbers(compute, *desc.code_range), numbers(item, *self.ends)
-        of_tensors, wanted = Space(space.sizes, space.strides[:2]), self.wanted
+        bounds, rule = affine.compute_scalars(compute, *desc.code_range), kernel_constants(item, *self.ends)
+        of_tensors, result = Space(space.sizes, space.strides[:2]), self.result
 
         def launch(
             stream: Stream, workspace: Workspace, args: DynamicQuantizeArgs, addresses: Sequence[int]
@@ -129,7 +130,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
                 _dynamic_quantize,
                 (args.q, args.x),
                 *bounds,
-                (addresses[1], addresses[2], wanted, item),
+                (addresses[1], addresses[2], result, item),
                 *rule,
                 space=of_tensors,
                 inputs=1,
@@ -161,7 +162,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
 @cache
 def _compile(compute: Float) -> None:
     item = compute.bits // 8
-    affine.compile_for(_dynamic_quantize, compute, (0, 0, SYMMETRIC, item), *numbers(item, -1, 1))
+    affine.compile_for(_dynamic_quantize, compute, (0, 0, SYMMETRIC, item), *kernel_constants(item, -1, 1))
 
 
 def _quantize_args(args: DynamicQuantizeArgs) -> QuantizeArgs:

@@ -1,7 +1,7 @@
-"""Dynamic quantization, in Triton: in one pass where a tile holds whole segments, else in two.
+"""dynamic_quantize in Triton: one pass if a tile can hold whole segments, else two passes.
 
-A program loads its segments once, finds their extremes as ``choose_scale`` does, and codes what it still
-holds.
+In one pass, a program loads its segments once, computes their extremes as ``choose_scale`` does, and
+quantizes the values that are still in registers.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -20,9 +20,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
 from holdfast.numerics.gpu import INTERPRETED, MAGIC_BITS, code, narrow, widen
-from holdfast.ops.affine.gpu import (
-    limits,
-)
+from holdfast.ops.affine.gpu import code_limits, meta_tensor
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.choose_scale.gpu import (
     MAGIC,
@@ -30,11 +28,10 @@ from holdfast.ops.choose_scale.gpu import (
     Tile,
     ends_of_range,
     integers,
-    joined,
     magnitudes,
-    meta_tensor,
-    opposites,
-    power,
+    maxima,
+    negated_bits,
+    power_of_2,
     real,
     result_of,
     scale_of_magnitude,
@@ -44,24 +41,25 @@ from holdfast.ops.choose_scale.gpu import (
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
 from holdfast.ops.quantize.gpu import Quantize, packed_bytes
 
-#: Elements that a thread holds, for float64 half as many; the most warps and the usual number of them.
+#: Elements per thread (half as many for float64), most warps, and usual warps.
 PER_THREAD = 32
 MOST_WARPS = 32
 WARPS = 4
-#: Columns of a tile where each is a segment of its own: at least, and at most.
+#: Fewest and most columns of a tile if each column is a segment.
 FEWEST_COLUMNS, MOST_COLUMNS = 16, 256
-#: The bits of the float32 2^100: for scales up to it no step of ``ordinary_codes`` leaves the normal numbers.
+#: The bits of 2^100 in float32. For scales up to 2^100 every step of ``ordinary_codes`` is a normal number.
 LARGEST_ORDINARY = tl.constexpr(0x71800000)
 
 
 @triton.jit
 def ordinary_codes(x, s, q_min, q_max, z, SYMMETRIC: tl.constexpr):
-    """clamp(rint(x / s), q_min - z, q_max - z) + z for an ordinary scale that was chosen for a finite x.
+    """clamp(rint(x / s), q_min - z, q_max - z) + z for a scale up to 2^100 that was chosen for a finite x.
 
-    1 / s is rs + rl, so that q is within an ulp of x / s, its remainder is exact, and q + remainder * rs,
-    rounded once, is the rounded quotient by Markstein's theorem. A quotient below 0.25 need not be: its
-    code is that of 0. Adding 1.5 * 2^23 rounds to an integer, half to even, in the low bits of the sum. The
-    codes of a symmetric scale are in range by themselves, since it is rounded by less than half a code.
+    rs + rl approximates 1 / s, so q is within an ulp of x / s and its remainder x - q s is exact. By
+    Markstein's theorem q + remainder * rs, rounded once, is the correctly rounded quotient. A quotient below
+    0.25 need not be correctly rounded: its code is that of 0. Adding 1.5 * 2^23 rounds to an integer, half to
+    even, in the low bits of the sum. With a symmetric scale no clamp is needed: the rounding of the scale
+    moves a quotient by less than half a code.
     """
     rs = tl.div_rn(tl.full(s.shape, 1.0, tl.float32), s)
     rl = tl.fma(-s, rs, 1.0) * rs
@@ -81,7 +79,7 @@ def dynamic_quantize(
     RESULT: tl.constexpr, COMPUTE: tl.constexpr, PER_BYTE: tl.constexpr, RAGGED: tl.constexpr,
     COLUMNS_WITHIN: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The scales and codes of SEGMENTS whole segments; where columns are segments, of as many rows."""
+    """The scales and codes of SEGMENTS whole segments, or of SEGMENTS rows whose columns are segments."""
     DTYPE: tl.constexpr = x.dtype.element_ty
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     program = tl.program_id(0).to(tl.int64)
@@ -103,24 +101,24 @@ def dynamic_quantize(
 
     z = tl.zeros([1, 1, 1], tl.int32)
     if RESULT == "magnitude":
-        s = scale_of_magnitude(real(joined(magnitudes(values), COLUMNS_WITHIN), DTYPE, COMPUTE), highest)
+        s = scale_of_magnitude(real(maxima(magnitudes(values), COLUMNS_WITHIN), DTYPE, COMPUTE), highest)
     else:
         bits = integers(values)
-        below = joined(tl.maximum(opposites(bits, DTYPE.primitive_bitwidth), 0), COLUMNS_WITHIN)
-        low, high = ends_of_range(below, joined(tl.maximum(bits, 0), COLUMNS_WITHIN), DTYPE, COMPUTE)
+        below = maxima(tl.maximum(negated_bits(bits, DTYPE.primitive_bitwidth), 0), COLUMNS_WITHIN)
+        low, high = ends_of_range(below, maxima(tl.maximum(bits, 0), COLUMNS_WITHIN), DTYPE, COMPUTE)
         s = scale_of_range(low, high, lowest, highest, RESULT == "symmetric")
         if RESULT == "affine":
             z = zero_point_of_range(low, s, lowest, highest)
     at_scale = row_offsets(segment, over_sizes, scale_strides)[None, :, None]
     at_zero = row_offsets(segment, over_sizes, zero_strides)[None, :, None]
-    settled = known
+    scale_mask = known
     if not COLUMNS_WITHIN:
         at_scale += (start + column) * steps[1]
         at_zero += (start + column) * steps[2]
-        settled = known & here
-    tl.store(scale + at_scale, s, mask=settled)
+        scale_mask = known & here
+    tl.store(scale + at_scale, s, mask=scale_mask)
     if RESULT == "affine":
-        tl.store(zero_point + at_zero, z, mask=settled)
+        tl.store(zero_point + at_zero, z, mask=scale_mask)
 
     wide = widen(values, COMPUTE)
     if INTERPRETED or COMPUTE == tl.float64:
@@ -128,7 +126,7 @@ def dynamic_quantize(
     else:
         divisor = s
         if tl.max(integers(s)) > LARGEST_ORDINARY:
-            # Powers of two bring a huge scale down; under one that is not finite every code is that of 0.
+            # Multiply x and a huge scale by 2^-64. If the scale is not finite, every code is that of 0.
             finite = s < float("inf")
             unit = tl.where(s > 2.0**100, 2.0**-64, 1.0)
             wide = tl.where(finite, wide * unit, 0.0)
@@ -157,31 +155,31 @@ def dynamic_quantize(
 
 
 def whole_tile(walk: Segments, per_thread: int, per_byte: int) -> Tile | None:
-    """A tile that holds whole segments, if the registers of a program do."""
+    """A tile of whole segments, or None if they do not fit in the registers of a program."""
     usual, most = per_thread * 32 * WARPS, per_thread * 32 * MOST_WARPS
-    rows, columns = power(walk.within.rows), power(max(walk.columns, per_byte))
+    rows, columns = power_of_2(walk.within.rows), power_of_2(max(walk.columns, per_byte))
     if not walk.columns_within:
         columns = min(columns, MOST_COLUMNS, max(FEWEST_COLUMNS, usual // rows))
     if rows * columns > most:
         return None
-    return Tile(rows, min(power(walk.over.rows), max(1, usual // (rows * columns))), columns)
+    return Tile(rows, min(power_of_2(walk.over.rows), max(1, usual // (rows * columns))), columns)
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
-    """``dynamic_quantize``, or the kernels of choose_scale and quantize one after the other."""
+    """``dynamic_quantize``, or the kernels of choose_scale and quantize in sequence."""
 
     def __init__(self, desc: DynamicQuantizeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.ends = desc.ends(*desc.code_range)
         self.result = result_of(desc.symmetric, self.ends)
         self.per_thread = PER_THREAD // 2 if desc.input_dtype == torch.float64 else PER_THREAD
-        # Contiguous tensors that need one pass need no workspace, and others then do without.
+        # If one pass is enough for contiguous tensors, the plan has no workspace for any layout.
         twice = not desc.empty and self._tile(self._walk(contiguous_strides(desc.shape), None)) is None
         self.observer = Observer(desc, device, self.result, self.ends, in_pieces=twice)
         self.set_workspace(self.observer.layout)
 
     def _walk(self, x: Sequence[int], q: Sequence[int] | None, *results: torch.Tensor | None) -> Segments:
-        """The loops over x and q with these strides; where those of q are not given, they are those of x."""
+        """The segments of x and q with these strides. Without ``q``, its strides are those of x."""
         per_byte = self.desc.per_byte
         codes = x
         if q is not None:
@@ -203,10 +201,10 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
         if tile is None:
             self._in_two_passes(steps, args)
         else:
-            self._at_once(steps, args, walk, tile)
+            self._in_one_pass(steps, args, walk, tile)
         return steps.launch
 
-    def _at_once(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
+    def _in_one_pass(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
         desc, per_byte = self.desc, self.desc.per_byte
         over, within = walk.over, walk.within
         across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
@@ -220,7 +218,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
             x="x",
             lowest=self.ends[0],
             highest=self.ends[1],
-            **limits(desc.code_range),
+            **code_limits(desc.code_range),
             segments=over.rows,
             rows=within.rows,
             columns=walk.columns,

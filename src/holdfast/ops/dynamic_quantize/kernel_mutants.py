@@ -1,4 +1,4 @@
-"""The mistakes of choosing a scale and quantizing by it at once."""
+"""Kernel mutants of dynamic_quantize."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ MUTANTS = (
     _mutant(
         "the last element not looked at",
         _CPU,
-        "fold(x, 1, columns, most, both,",
-        "fold(x, 1, columns - 1, most, both,",
+        "fold(x, 1, columns, mask, both,",
+        "fold(x, 1, columns - 1, mask, both,",
         likely="tokens of one",
     ),
     _mutant(
         "magnitudes where there are more codes below zero",
         _CPU,
-        "both = wanted == AFFINE or lowest != -highest",
-        "both = wanted == AFFINE",
+        "both = result == AFFINE or lowest != -highest",
+        "both = result == AFFINE",
         likely="the whole range",
     ),
     _mutant(

@@ -1,4 +1,4 @@
-"""The mistakes of dynamic quantization, besides those of choosing a scale."""
+"""Mutants of dynamic_quantize, in addition to those of choose_scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.ops.quantize.mutants import reciprocal_codes, ties_away
 def _half_precision(
     scale: torch.Tensor, granularity: Granularity, shape: tuple[int, ...], compute: Float
 ) -> Array:
-    """The scale as it would be if it were stored in few bits."""
+    """Round the scale to bfloat16."""
     return affine.scale_array(scale.bfloat16(), granularity, shape, compute)
 
 

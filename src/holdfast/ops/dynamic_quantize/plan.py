@@ -1,6 +1,6 @@
-"""Dynamic quantization: scales found in the data, and the codes under these scales.
+"""The plan of dynamic_quantize: scales computed from the data, and the codes for these scales.
 
-The bits are those of choose_scale followed by quantize; where a kernel can hold all elements of a scale, it
+The bits are those of choose_scale followed by quantize. If a kernel can hold all elements of a scale, it
 reads them once.
 """
 
@@ -20,7 +20,7 @@ from holdfast.ops.quantize.plan import QuantizeDescriptor
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
-    """``output_dtype`` is that of the codes; ``packed`` puts 2-bit and 4-bit codes side by side in bytes."""
+    """``output_dtype`` is the dtype of the codes. ``packed`` stores several 2-bit or 4-bit codes per byte."""
 
     @property
     def empty(self) -> bool:
@@ -39,7 +39,7 @@ class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
 
 @arguments
 class DynamicQuantizeArgs(Args):
-    """``x`` is read; ``q`` and ``scale`` are written, and ``zero_point`` unless the scale is symmetric."""
+    """Reads ``x``, writes ``q``, ``scale`` and, unless the scale is symmetric, ``zero_point``."""
 
     x: torch.Tensor
     q: Output
@@ -48,8 +48,8 @@ class DynamicQuantizeArgs(Args):
 
 
 class DynamicQuantizePlan(FromDataPlan[DynamicQuantizeDescriptor, DynamicQuantizeArgs]):
-    """q = clamp(rint(x / scale) + zero_point, q_min, q_max), with the scale that choose_scale finds in x."""
+    """q = clamp(rint(x / scale) + zero_point, q_min, q_max), with the scale that choose_scale gives for x."""
 
     def ulp(self) -> dict[str, float]:
-        # Codes are as those of quantize: of the scale as it is stored.
+        # The codes are those of quantize with the stored scale.
         return {"q": 1.0, **scale_error(self.descriptor)}

@@ -1,4 +1,4 @@
-"""What dynamic quantization means, in NumPy: choose_scale, then quantize."""
+"""dynamic_quantize in NumPy: choose_scale, then quantize."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.ops.quantize.reference import quantize, quantize_to_float
 
 
 class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
-    """The scales are stored before they are used."""
+    """dynamic_quantize as a kernel. The codes are those of the stored scale."""
 
     def prepare(self, args: DynamicQuantizeArgs) -> Launch[DynamicQuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -33,7 +33,7 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
                 codes = quantize_to_float(x, s, desc.codes)
             else:
                 codes = np.asarray(quantize(x, s, z, *desc.code_range, compute))
-            if codes.size:  # without elements there may be a scale all the same
+            if codes.size:  # a tensor without elements may have a scale
                 store(args.q, pack(codes, desc.codes.bits) if desc.per_byte > 1 else codes)
 
         return launch

@@ -1,4 +1,4 @@
-"""Every problem of dynamic quantization."""
+"""Random problems of dynamic_quantize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every 16-bit input through dynamic quantization, under largest magnitudes of every size."""
+"""Exhaustive sweeps of dynamic_quantize over 16-bit inputs, with largest magnitudes of every size."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from holdfast.ops.dynamic_quantize.plan import (
 
 #: The bits of the largest finite magnitude.
 _LARGEST = {torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}
-#: Rows, each with a largest magnitude of its own, and the values of a row.
+#: Rows, each with its own largest magnitude, and values per row.
 _ROWS, _COLUMNS = 67, 2**15
 
 
 def sweeps() -> Iterator[Sweep]:
-    """Symmetric and with a zero point, in whole bytes and packed."""
+    """Symmetric and with a zero point, unpacked and packed."""
     for real in _LARGEST:
         yield _dynamic_quantize(real, torch.int8)
         yield _dynamic_quantize(real, torch.int8, narrow=False)
@@ -36,7 +36,7 @@ def sweeps() -> Iterator[Sweep]:
 
 
 def _values(real: torch.dtype) -> torch.Tensor:
-    """In each row every value from 0 up to a largest one, then negative ones."""
+    """Each row has every value from 0 to its largest one, then negative ones."""
     largest = torch.linspace(1, _LARGEST[real], _ROWS).to(torch.int32)[:, None]
     bits = torch.arange(_COLUMNS, dtype=torch.int32).expand(_ROWS, _COLUMNS)
     bits = torch.where(bits <= largest, bits, bits.remainder(largest + 1) - 2**15)

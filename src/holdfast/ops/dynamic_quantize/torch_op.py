@@ -1,4 +1,4 @@
-"""Dynamic quantization for torch: operators, tracing, vmap, and the function that people call."""
+"""The torch operators of dynamic_quantize: registration, tracing, vmap, and ``hf.dynamic_quantize``."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -101,11 +101,10 @@ def dynamic_quantize(
     narrow: bool | None = None,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The codes of ``x``, with the scales that ``choose_scale`` finds in it: ``(q, scale)``.
+    """The codes of ``x``, and the scales that ``choose_scale`` computes from it: ``(q, scale)``.
 
-    With ``symmetric=False`` it is ``(q, scale, zero_point)``. The bits are those of ``choose_scale``
-    followed by ``quantize``; tokens and groups of ordinary size are read once. No gradient flows
-    through it.
+    With ``symmetric=False`` the result is ``(q, scale, zero_point)``. The bits are those of ``choose_scale``
+    followed by ``quantize``. Tokens and groups of ordinary size are read once. The function has no gradient.
 
     >>> import torch, holdfast as hf
     >>> q, scale = hf.dynamic_quantize(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Fake quantization and its gradient by each estimator, against torch's own and the plain formula."""
+"""Benchmark of fake_quantize and its gradients against torch's fake quantization and a plain formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.contract import PlanPreference
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.plan import Plan
 from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, beside, fake_quantizer, grouped
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, fake_quantizer, grouped
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeBackwardDescriptor,
     FakeQuantizeBackwardPlan,
@@ -24,13 +24,13 @@ from holdfast.ops.fake_quantize.plan import (
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 LAYOUTS = ("per tensor", "per channel, axis 0", "per channel, last", "per group of 32")
-#: IDENTITY is not timed: its gradient is passed on as it is.
+#: IDENTITY is not timed: autograd passes dy on without a kernel.
 TIMED = (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH, SteKind.TANH)
 
 
 @dataclass(frozen=True)
 class FakeQuantizeCase(ScaledCase):
-    """The forward, or with ``ste`` the gradient."""
+    """The forward, or the gradient by ``ste``."""
 
     ste: SteKind | None = None
 
@@ -69,7 +69,7 @@ class FakeQuantizeProblem(ScaledProblem):
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
         case, shape = self.case, self.plan.descriptor.shape
-        scale = beside(tensors["scale"], case.granularity, len(shape))
+        scale = broadcastable(tensors["scale"], case.granularity, len(shape))
         limits = case.code.code_range
 
         def forward(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -87,7 +87,7 @@ class FakeQuantizeProblem(ScaledProblem):
         return backward, [tensors["dy"], tensors["x"], scale]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """torch.fake_quantize_per_tensor_affine, _per_channel_affine, and their gradient."""
+        """torch.fake_quantize_per_tensor_affine or _per_channel_affine, or its gradient."""
         case = self.case
         if not isinstance(case.granularity, PerTensor | PerChannel):
             raise NoPeer("torch has no operator for this granularity")
@@ -102,7 +102,7 @@ class FakeQuantizeProblem(ScaledProblem):
         return lambda: torch.autograd.grad(y, x, tensors["dy"], retain_graph=True)
 
 
-# The estimators, as one would write them.
+# The estimators in plain torch.
 
 
 def _in_range(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: int) -> torch.Tensor:
@@ -140,14 +140,14 @@ def _backward(ste: SteKind, layout: str, real: torch.dtype = torch.float32) -> F
 
 
 def full_cases() -> list[FakeQuantizeCase]:
-    """Both directions, every estimator, at each layout, in float32 and bfloat16."""
+    """The forward and every estimator, for each layout, in float32 and bfloat16."""
     reals = (torch.float32, torch.bfloat16)
     forward = [_forward(layout, real) for layout in LAYOUTS for real in reals]
     return forward + [_backward(ste, layout, real) for ste in TIMED for layout in LAYOUTS for real in reals]
 
 
 def cpu_cases() -> list[FakeQuantizeCase]:
-    """Both directions at each layout, the other estimators once, and the function."""
+    """Each layout forward and with the first estimator; the other estimators once; the function."""
     return [
         *(_forward(layout) for layout in LAYOUTS),
         *(_backward(TIMED[0], layout) for layout in LAYOUTS),
@@ -161,6 +161,6 @@ def quick_cases() -> list[FakeQuantizeCase]:
 
 
 def host_cases() -> dict[str, Case]:
-    """What the time on the host is measured of, on a small tensor."""
+    """Cases for the time on the host, on a small tensor."""
     case = FakeQuantizeCase("fake_quantize", "per tensor", torch.float32, torch.int8, function=True)
     return {"hf.fake_quantize": case}

@@ -1,7 +1,8 @@
-"""The named inputs of fake_quantize and of its backward.
+"""Cases of fake_quantize and its backward.
 
-Lists that cover, instead of products: every dtype, granularity, estimator, layout and kind of scale occurs,
-and those that meet in a kernel meet here. A floating dtype of codes stands for a range without one.
+The lists are not the product of all settings. Every dtype, granularity, estimator, layout and kind of scale
+occurs, and settings that interact in a kernel occur together. A floating code dtype means that the
+descriptor has a range and no dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.core.plan import Plan
 from holdfast.ops.affine.cases import (
     EVERY_SIZE,
     Problem,
-    floating,
+    float_fields,
     make_scale,
     make_zero_point,
     real_values,
@@ -42,14 +43,14 @@ _INT4 = INT4.torch
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+    """All cases of ``plan``."""
     if plan.direction == "forward":
         return [forward_case(problem) for problem in _forward_problems()]
     return [backward_case(problem, ste) for problem, ste in _backward_problems()]
 
 
 def plain(kind: type[Granularity], **fields: Any) -> Problem:
-    """An ordinary problem of this granularity."""
+    """A problem of granularity ``kind`` with a plain shape."""
     shape, granularity = shapes_of(kind).plain
     return replace(Problem("plain", granularity, shape), **fields)
 
@@ -61,13 +62,13 @@ def image(kind: type[Granularity], **fields: Any) -> Problem:
 
 
 def odd(kind: type[Granularity], name: str, **fields: Any) -> Problem:
-    """A problem of one of the odd shapes of this granularity."""
+    """A problem with the odd shape ``name`` of granularity ``kind``."""
     shape, granularity = shapes_of(kind).odd[name]
     return replace(Problem(f"{granularity.name}, {name}", granularity, shape), **fields)
 
 
 def many(kind: type[Granularity], **fields: Any) -> Problem:
-    """A problem with elements for every thread."""
+    """A problem with enough elements for every thread."""
     shape, granularity = shapes_of(kind).many
     return replace(Problem(f"{granularity.name}, many elements", granularity, shape), **fields)
 
@@ -120,19 +121,19 @@ def _of_float_formats() -> Iterator[Problem]:
         for i, kind in enumerate(_GRANULARITIES):
             for j, real in enumerate(_REALS):
                 values = ("special", "ties", "bounds", "spread")[(i + j) % 4]
-                problem = plain(kind, real=real, values=values, scale="dyadic", **floating(codes))
+                problem = plain(kind, real=real, values=values, scale="dyadic", **float_fields(codes))
                 name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {codes.name}"
                 yield replace(problem, name=name)
-        unusual = plain(PerChannel, values="special", scale="unusual mixed", **floating(codes))
+        unusual = plain(PerChannel, values="special", scale="unusual mixed", **float_fields(codes))
         yield replace(unusual, name=f"unusual scales, {codes.name}")
         sized = plain(PerChannel, codes=codes.torch, **EVERY_SIZE)
         yield replace(sized, name=f"scales of every size, {codes.name}")
-        yield replace(image(PerChannel, **floating(codes)), name=f"channels last, {codes.name}",
+        yield replace(image(PerChannel, **float_fields(codes)), name=f"channels last, {codes.name}",
                       layouts=("channels last", "transposed"))  # fmt: skip
 
 
 def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
-    narrow = [codes.torch for codes in (INT4, UINT4, INT2, UINT2)]  # much of x is in their range
+    narrow = [codes.torch for codes in (INT4, UINT4, INT2, UINT2)]  # for tanh: much of x is in their range
     for i, ste in enumerate(SteKind):
         for j, kind in enumerate(_GRANULARITIES):
             real, values = _REALS[(i + j) % 4], ("special", "bounds", "ties", "spread")[(i + 2 * j) % 4]
@@ -143,7 +144,11 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
     for ste in (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.TANH, SteKind.HARD_TANH):
         unusual = plain(PerChannel, codes=_INT4, values="special", scale="unusual mixed")
         yield _named(unusual, ste, "unusual scales"), ste
-        for limits in ((-8, 7), (-1, 0), (-1, 1)):  # with the last two, the range of any scale is finite
+        for limits in (
+            (-8, 7),
+            (-1, 0),
+            (-1, 1),
+        ):  # lo_x and hi_x of the last two are finite for any scale
             sized = plain(PerChannel, codes=_INT4, limits=limits, **EVERY_SIZE)
             yield _named(sized, ste, f"scales of every size, codes from {limits[0]} to {limits[1]}"), ste
         yield (
@@ -152,7 +157,7 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
         )
         bounds = plain(PerTensor, values="bounds", scale="host", zero_point="none", codes=_INT4)
         yield _named(bounds, ste, "bounds, host scale"), ste
-    # Whole vectors in every row: the slope of tanh is laid out in another way then.
+    # Rows of a multiple of 16 elements: the tanh kernel has another tile then.
     for real, shape, granularity in (
         (torch.float32, (35, 272), PerChannel(-1)),
         (torch.bfloat16, (35, 272), PerChannel(-1)),
@@ -167,9 +172,9 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
     for floats in FLOAT_FORMATS.values():
         for ste, kind in zip(SteKind, _GRANULARITIES * 2, strict=False):
             if ste is not SteKind.IN_RANGE:
-                problem = plain(kind, values="bounds", scale="dyadic", **floating(floats))
+                problem = plain(kind, values="bounds", scale="dyadic", **float_fields(floats))
                 yield _named(problem, ste, f"{problem.granularity.name}, bounds, {floats.name}"), ste
-        more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **floating(floats))
+        more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **float_fields(floats))
         yield _named(more, SteKind.IN_RANGE, f"accumulate, {floats.name}"), SteKind.IN_RANGE
     for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
         yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste
@@ -213,7 +218,7 @@ def _fields(problem: Problem) -> dict[str, Any]:
 
 
 def forward_case(problem: Problem) -> Case:
-    """The case of the forward that ``problem`` is about."""
+    """The forward case of ``problem``."""
     return Case(problem.name, FakeQuantizeDescriptor(**_fields(problem)), partial(_forward_args, problem))
 
 
@@ -228,7 +233,7 @@ def _forward_args(problem: Problem) -> FakeQuantizeArgs:
 
 
 def backward_case(problem: Problem, ste: SteKind) -> Case:
-    """The case of the backward that ``problem`` is about."""
+    """The backward case of ``problem``."""
     descriptor = FakeQuantizeBackwardDescriptor(**_fields(problem), ste=ste)
     return Case(problem.name, descriptor, partial(_backward_args, problem))
 
@@ -238,7 +243,7 @@ def _backward_args(problem: Problem) -> FakeQuantizeBackwardArgs:
     dx = poisoned_output(problem.shape, problem.real, of_output)
     if problem.accumulate:
         dx.copy_(real_values(problem, f"dx/{problem.name}"))
-    # Special gradients meet ordinary values, and the other way round.
+    # dy is rolled, so that special values of dy meet ordinary values of x, and the reverse.
     like = replace(problem, values="spread") if problem.values == "of the scale" else problem
     dy = real_values(like, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
     return FakeQuantizeBackwardArgs(

@@ -1,6 +1,6 @@
-"""fake_quantize on the CPU. A code less its zero point is a whole float: it never becomes an integer.
+"""fake_quantize in Numba. A code minus its zero point stays a float, which represents it exactly.
 
-Each estimator is a function of one element, and one walk over the tiles is compiled around each of them.
+Each estimator is a function of one element. The loop over tiles is compiled once for each estimator.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -19,12 +19,12 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slope, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    code_bounds,
     flush,
-    given_bounds,
-    in_range_of,
+    in_range_bounds,
     load,
     store,
-    straight_through,
+    straight_through_backward,
     streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
@@ -39,7 +39,7 @@ from holdfast.ops.fake_quantize.plan import (
 
 @jit
 def rounded_to_code(x, s, z, q_min, q_max):
-    """clamp(rint(x / s), lo, hi) * s, where a zero is +0 as that of an integer is; NaN stays NaN."""
+    """clamp(rint(x / s), lo, hi) * s. A rounded 0 is +0, as an integer code would be; NaN stays NaN."""
     lo, hi = q_min - z, q_max - z
     t = x / s
     t = zero(t) if np.isnan(t) else t
@@ -49,24 +49,24 @@ def rounded_to_code(x, s, z, q_min, q_max):
 
 @jit
 def rounded_to_e4m3fn(x, s, z, q_min, q_max):
-    """x / s as the nearest value of float8_e4m3fn, times s; NaN stays NaN, and a zero keeps its sign."""
+    """x / s rounded to float8_e4m3fn, times s. NaN stays NaN; a zero keeps its sign."""
     return saturated_e4m3fn(x / s) * s
 
 
-#: By the kind of codes, what one element becomes.
+#: Rounding of one element, by kind of codes.
 ROUNDINGS = {"integer": rounded_to_code, "float8_e4m3fn": rounded_to_e4m3fn}
 
 
-def _walk(kind, first, last, walk, shared, q_min, q_max):
-    """Fake quantization to codes of ``kind``, a literal, over some tiles."""
+def _forward_tiles(kind, first, last, walk, shared, q_min, q_max):
+    """y for codes of ``kind``, a literal, over the tiles first to last."""
     raise NotImplementedError("called from kernels only")
 
 
-@overload(_walk, prefer_literal=True)
-def _walk_of(kind, first, last, walk, shared, q_min, q_max):
+@overload(_forward_tiles, prefer_literal=True)
+def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
     rounded = ROUNDINGS[kind.literal_value]
 
-    def walk_over(kind, first, last, walk, shared, q_min, q_max):
+    def over_tiles(kind, first, last, walk, shared, q_min, q_max):
         item = streamed_item(walk)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
@@ -86,22 +86,22 @@ def _walk_of(kind, first, last, walk, shared, q_min, q_max):
                 flush(walk, runs, (runs[1],), begin, end)
             store(walk, tile, q_min)
 
-    return walk_over
+    return over_tiles
 
 
 @kernel
 def _fake_quantize(first, last, walk, shared, q_min, q_max):
-    _walk("integer", first, last, walk, shared, q_min, q_max)
+    _forward_tiles("integer", first, last, walk, shared, q_min, q_max)
 
 
 @kernel
 def _fake_quantize_e4m3fn(first, last, walk, shared, q_min, q_max):
-    _walk("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
+    _forward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
 
 
 @jit
 def identity(dy, x, s, z, q_min, q_max):
-    """dy itself."""
+    """dy."""
     return dy
 
 
@@ -114,7 +114,7 @@ def in_range(dy, x, s, z, q_min, q_max):
 
 @jit
 def in_range_e4m3fn(dy, x, s, z, q_min, q_max):
-    """dy where x / s, rounded to float8_e4m3fn, is in its range."""
+    """dy where x / s, rounded to float8_e4m3fn, is in the range of that format."""
     return dy if fits_e4m3fn(x / s) else zero(dy)
 
 
@@ -132,7 +132,7 @@ def clipped_identity(dy, x, s, z, q_min, q_max):
 
 @jit
 def tanh(dy, x, s, z, q_min, q_max):
-    """dy * (1 - tanh((x - mid) / s)**2), and 0 where that argument is NaN."""
+    """dy * (1 - tanh((x - mid) / s)**2), and 0 where (x - mid) / s is NaN."""
     mid = ((q_min - z) * s + (q_max - z) * s) * np.float32(0.5)
     t = (x - mid) / s
     return zero(dy) if np.isnan(t) else dy * tanh_slope(t)
@@ -147,23 +147,22 @@ def hard_tanh(dy, x, s, z, q_min, q_max):
     return dy * (np.float32(1) - t) if t < np.float32(1) else zero(dy)
 
 
-#: The estimators by the names that ``SteKind`` gives them; and for elements that share a scale what is to be
-#: known of it, and the estimator that is told.
+#: By name of the estimator, the three functions that ``straight_through_backward`` takes.
 ESTIMATORS = {
-    "clipped_identity": (clipped_identity, given_bounds, clipped_identity),
-    "tanh": (tanh, given_bounds, tanh),
-    "hard_tanh": (hard_tanh, given_bounds, hard_tanh),
-    "in_range": (in_range, in_range_of, between),
-    "in_range_e4m3fn": (in_range_e4m3fn, given_bounds, in_range_e4m3fn),
+    "clipped_identity": (clipped_identity, code_bounds, clipped_identity),
+    "tanh": (tanh, code_bounds, tanh),
+    "hard_tanh": (hard_tanh, code_bounds, hard_tanh),
+    "in_range": (in_range, in_range_bounds, between),
+    "in_range_e4m3fn": (in_range_e4m3fn, code_bounds, in_range_e4m3fn),
 }
 
 
-_walk_back = straight_through(ESTIMATORS)
+_backward_tiles = straight_through_backward(ESTIMATORS)
 
 
 @kernel
 def _identity(first, last, walk, shared, q_min, q_max, accumulate):
-    """Neither x nor a scale is looked at."""
+    """dx = dy. It reads neither x nor the scale."""
     item = streamed_item(walk)
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, accumulate, q_min)
@@ -185,27 +184,27 @@ def _identity(first, last, walk, shared, q_min, q_max, accumulate):
 
 @kernel
 def _clipped_identity(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("tanh", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("tanh", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _hard_tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _in_range_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _in_range(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("in_range", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("in_range", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 _BACKWARD = {
@@ -218,12 +217,12 @@ _BACKWARD = {
 
 
 def _backward(desc: FakeQuantizeBackwardDescriptor) -> Any:
-    """The kernel of an estimator. Only one of them depends on how codes are rounded."""
+    """The kernel of an estimator. Only IN_RANGE depends on how codes are rounded."""
     return _in_range_e4m3fn if desc.codes.is_float and desc.ste is SteKind.IN_RANGE else _BACKWARD[desc.ste]
 
 
 class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
-    """The walk for the kind of codes of the descriptor, as a kernel."""
+    """``_fake_quantize`` or ``_fake_quantize_e4m3fn`` as a kernel."""
 
     @property
     def entry(self) -> Any:
@@ -236,7 +235,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.y, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: FakeQuantizeArgs, addresses: Sequence[int]
@@ -255,7 +254,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
 
 
 class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
-    """The walk around the estimator of the descriptor, as a kernel."""
+    """The gradient by the descriptor's estimator, as a kernel."""
 
     def compile(self) -> None:
         affine.compile_for(_backward(self.desc), self.desc.real.compute, False)
@@ -263,7 +262,7 @@ class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, bounds = _backward(desc), affine.numbers(compute, *desc.code_range)
+        entry, bounds = _backward(desc), affine.compute_scalars(compute, *desc.code_range)
         if desc.ste is SteKind.IDENTITY:
             space = affine_space(desc, (args.dx, args.dy), ())
         else:

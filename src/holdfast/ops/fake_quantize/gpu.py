@@ -1,4 +1,4 @@
-"""Fake quantization and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+"""fake_quantize and its backward in Triton. One kernel each covers every granularity, dtype and layout."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -23,12 +23,12 @@ from holdfast.numerics.gpu import (
     widen,
 )
 from holdfast.ops.affine.gpu import (
-    KEPT,
+    EVICT_LAST,
     TiledKernel,
-    alike_by_column,
-    limits,
+    code_limits,
     load_scale,
     load_zero_point,
+    same_strides_by_column,
 )
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
@@ -38,20 +38,20 @@ from holdfast.ops.fake_quantize.plan import (
     SteKind,
 )
 
-#: Registers of a thread for the slope of tanh, by the bits of a number. The compiler would take so few that
-#: it puts off loads, or so many that fewer threads are at work: either takes up to a tenth longer.
+#: Registers per thread for the slope of tanh, by bits of a number. The compiler's own choice is up to a tenth
+#: slower: with too few registers it delays loads, with too many fewer threads run.
 TANH_REGISTERS = {16: 80, 32: 128}
 
 
 @triton.jit
-def estimated(
+def estimated_gradient(
     dy, x, s, q_min, q_max, z,
     STE: tl.constexpr, QUICK: tl.constexpr, EXPONENT: tl.constexpr = 0, MANTISSA: tl.constexpr = 0,
 ):  # fmt: skip
-    """What the estimator STE, named as in ``SteKind``, lets through of ``dy``; else +0.
+    """dx by the estimator STE, a value of ``SteKind``; +0 where it passes no gradient.
 
-    The quotients need to be right only where they count: a quotient below 2^-126 leaves the whole gradient.
-    QUICK is how reciprocals are found, as in ``inverse``.
+    Quotients need not be correctly rounded below 2^-126: such a quotient passes the whole gradient. QUICK
+    selects how reciprocals are computed, as in ``inverse``.
     """
     lo_x = (q_min - z).to(x.dtype) * s
     hi_x = (q_max - z).to(x.dtype) * s
@@ -83,7 +83,7 @@ def fake_quantize(
 ):  # fmt: skip
     """y = clamp(rint(x / scale), q_min - z, q_max - z) * scale, over one tile.
 
-    With an EXPONENT, x / scale is rounded to a float format and saturated instead.
+    EXPONENT > 0 is a float format of EXPONENT and MANTISSA bits: x / scale is rounded and saturated to it.
     """
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
@@ -96,7 +96,7 @@ def fake_quantize(
         zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
     )
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-    values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
+    values = tl.load(x + to_x, mask=inside, eviction_policy=EVICT_LAST)
     if EXPONENT > 0:
         t = code_quotient(widen(values, COMPUTE), s, True)
         result = rounded_to_float(t, q_max, EXPONENT, MANTISSA).to(COMPUTE) * s
@@ -113,17 +113,17 @@ def fake_quantize_backward(
     rows, columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, STE: tl.constexpr,
     EXPONENT: tl.constexpr, MANTISSA: tl.constexpr,
-    ACCUMULATE: tl.constexpr, ALIKE: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
+    ACCUMULATE: tl.constexpr, SAME_STRIDES: tl.constexpr, PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr,
     BY_COLUMN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy as far as the estimator lets it through, over one tile."""
-    # The slope of tanh takes longer than 16-bit numbers from memory: then this would be one more thing to do.
-    IN_CACHE: tl.constexpr = "" if STE == "tanh" and x.dtype.element_ty.primitive_bitwidth == 16 else KEPT
+    """dx by the estimator STE, over one tile."""
+    # With tanh and 16-bit numbers, arithmetic limits the speed, not memory: a cache hint would cost time.
+    HINT: tl.constexpr = "" if STE == "tanh" and x.dtype.element_ty.primitive_bitwidth == 16 else EVICT_LAST
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
     start = tile_start(columns, COLUMNS, GRID)
     inside = (row < rows)[:, None] & columns_inside(start, columns, COLUMNS)
     to_dy = tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=IN_CACHE)
+    upstream = tl.load(dy + to_dy, mask=inside, eviction_policy=HINT)
     gradient = widen(upstream, COMPUTE)
     if STE != "identity":
         s = load_scale(
@@ -133,12 +133,12 @@ def fake_quantize_backward(
         z = load_zero_point(
             zero_point, zero_value, row, start, rows, sizes, zero_strides, ZERO, BY_ROW, BY_COLUMN, COLUMNS
         )
-        to_x = to_dy if ALIKE else tile_offsets(row, start, sizes, x_strides, COLUMNS)
-        values = tl.load(x + to_x, mask=inside, eviction_policy=IN_CACHE)
-        gradient = estimated(
+        to_x = to_dy if SAME_STRIDES else tile_offsets(row, start, sizes, x_strides, COLUMNS)
+        values = tl.load(x + to_x, mask=inside, eviction_policy=HINT)
+        gradient = estimated_gradient(
             gradient, widen(values, COMPUTE), s, q_min, q_max, z, STE, BY_COLUMN, EXPONENT, MANTISSA
         )
-    out = dx + (to_dy if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
+    out = dx + (to_dy if SAME_STRIDES else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
@@ -151,7 +151,7 @@ class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
 
     def parameters(self, args: FakeQuantizeArgs, space: Space) -> dict[str, Any]:
         return {
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if self.desc.real.bits == 16 else self.tuning.tile // 4,
             "scaled_tile": self.tuning.tile // 2,
             "EXPONENT": self.desc.codes.exponent_bits,
@@ -166,15 +166,15 @@ class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
 
     def parameters(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         registers = None
-        if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # or a thread would see many rows
+        if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # else a thread has many rows
             registers = TANH_REGISTERS.get(self.desc.real.bits)
         return {
-            **limits(self.desc.code_range),
-            "tile": self.tuning.tile // (1 if registers else 2),  # it computes long enough to hide more loads
+            **code_limits(self.desc.code_range),
+            "tile": self.tuning.tile // (1 if registers else 2),  # tanh computes long enough to hide loads
             "registers": registers,
             "STE": self.desc.ste.value,
             "EXPONENT": self.desc.codes.exponent_bits,
             "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
-            "ALIKE": alike_by_column(space, self.tensors),
+            "SAME_STRIDES": same_strides_by_column(space, self.tensors),
         }

@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of fake quantization and of its estimators."""
+"""Kernel mutants of fake_quantize and of its estimators."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ MUTANTS = (
     _backward(
         "accumulate lost",
         _WALK_CPU,
-        "dx[i] += told(",
-        "dx[i] = told(",
+        "dx[i] += estimate_shared(",
+        "dx[i] = estimate_shared(",
         likely="in_range: accumulate",
     ),
     _backward(
         "one scale for a run of several",
         _WALK_CPU,
-        "dx[i] = estimated(dy[i], x[i], scale[i],",
-        "dx[i] = estimated(dy[i], x[i], scale[0],",
+        "dx[i] = estimate(dy[i], x[i], scale[i],",
+        "dx[i] = estimate(dy[i], x[i], scale[0],",
         likely="clipped_identity: per_channel",
     ),
     _backward(
         "codes for bounds of x",
         _CPU,
-        "(in_range, in_range_of, between)",
-        "(in_range, given_bounds, between)",
+        "(in_range, in_range_bounds, between)",
+        "(in_range, code_bounds, between)",
         likely="in_range",
     ),
     _backward(
@@ -98,14 +98,14 @@ MUTANTS = (
     _backward(
         "the strides of dy for those of x",
         _GPU,
-        "to_x = to_dy if ALIKE else tile_offsets(row, start, sizes, x_strides, COLUMNS)",
+        "to_x = to_dy if SAME_STRIDES else tile_offsets(row, start, sizes, x_strides, COLUMNS)",
         "to_x = to_dy",
         likely="dy in another layout",
     ),
     _backward(
         "the strides of dy for those of dx",
         _GPU,
-        "out = dx + (to_dy if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))",
+        "out = dx + (to_dy if SAME_STRIDES else tile_offsets(row, start, sizes, dx_strides, COLUMNS))",
         "out = dx + to_dy",
     ),
     _backward(

@@ -1,4 +1,4 @@
-"""The mistakes of fake quantization and of its estimators."""
+"""Mutants of fake_quantize and of its estimators."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def _nan_lost(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, com
 
 
 def _clamped_by_reals(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
-    """Clamp to the range first, where the ends of the range are rounded, and round to a code then."""
+    """Clamp x to the real range, whose ends are rounded, and then round it to a code."""
     _, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         kept = np.minimum(np.maximum(x, lo * s), hi * s)
         return np.where(np.isnan(x), x, np.rint(kept / s) * s)
 
 
-#: What takes the place of an estimator: dy, x, the scale, lo, hi and the compute type to dx.
+#: A replacement of an estimator: dx from dy, x, the scale, lo, hi and the compute type.
 Estimator = Callable[[Array, Array, Array, Array, Array, Any], Array]
 
 
 def _instead(ste: SteKind, estimator: Estimator) -> Spoil:
-    """Run with ``estimator`` for ``ste``, and all others as they are."""
+    """Replace the estimator ``ste`` only."""
 
     def backward(
         dy: Array, x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, given: SteKind, compute: Any
@@ -57,11 +57,11 @@ def _instead(ste: SteKind, estimator: Estimator) -> Spoil:
 
 
 def _taken_for(other: SteKind) -> Estimator:
-    """Another estimator."""
+    """Use the estimator ``other``."""
 
     def estimator(dy: Array, x: Array, s: Array, lo: Array, hi: Array, compute: Any) -> Array:
         least, most = lo.astype(np.int64), hi.astype(np.int64)
-        # Bounds less the zero point are bounds with none: these may differ from element to element.
+        # lo and hi include the zero point already, so it is 0 here. They may differ by element.
         return fake_quantize_backward(dy, x, s, np.int64(0), least, most, other, compute)  # type: ignore[arg-type]
 
     return estimator
@@ -105,7 +105,7 @@ def _value_inside(x: Array, s: Array, lo: Array, hi: Array) -> Array:
 
 
 def _recomputed(ste: SteKind) -> Estimator:
-    """The scale taken from the data, as if the forward had used its largest element."""
+    """Compute the scale from the largest element of x instead of using the given scale."""
 
     def estimator(dy: Array, x: Array, s: Array, lo: Array, hi: Array, compute: Any) -> Array:
         largest = np.max(np.where(np.isfinite(x), np.abs(x), 0), initial=0)

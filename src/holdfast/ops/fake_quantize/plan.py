@@ -1,6 +1,6 @@
-"""Fake quantization: what is left of real numbers once they have been codes, and a gradient past that.
+"""Plans of fake_quantize: ``y = dequantize(quantize(x))`` in one pass, and its gradient.
 
-``y = dequantize(quantize(x))`` in one pass. Rounding has no useful derivative; an estimator stands in for it.
+The derivative of rounding is 0 almost everywhere; a straight-through estimator replaces it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from holdfast.ops.affine.plan import (
     ScaledDescriptor,
     StraightThroughArgs,
     ZeroPoint,
+    one_rounding_ulp,
     range_of,
-    rounded_once,
     validate_range,
 )
 
 
 class SteKind(StrEnum):
-    """The straight-through estimators: what stands in for the derivative of rounding and clamping.
+    """The straight-through estimators, which replace the derivative of rounding and clamping.
 
-    With lo and hi the bounds of the codes less the zero point, lo_x = lo * scale, hi_x = hi * scale, and mid
-    and half the middle and half the width of lo_x to hi_x:
+    lo = q_min - zero_point and hi = q_max - zero_point. lo_x = lo * scale and hi_x = hi * scale. mid is the
+    middle of lo_x to hi_x, and half is half of its width.
     """
 
     #: dx = dy
@@ -46,13 +46,13 @@ class SteKind(StrEnum):
     TANH = "tanh"
     #: dx = dy * max(0, 1 - |x - mid| / half)
     HARD_TANH = "hard_tanh"
-    #: dx = dy where lo <= rint(x / scale) <= hi, else 0; a float format rounds x / scale in place of rint
+    #: dx = dy where lo <= rint(x / scale) <= hi, else 0. A float format rounds x / scale to itself.
     IN_RANGE = "in_range"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FakeCodesDescriptor(ScaledDescriptor):
-    """Real numbers that are rounded to codes which nobody stores: those of ``dtype``, or q_min to q_max."""
+    """Real numbers rounded to codes that are not stored: codes of ``dtype``, or q_min to q_max."""
 
     granularity: Granularity = ONE_SCALE
     dtype: torch.dtype | None = None
@@ -65,12 +65,12 @@ class FakeCodesDescriptor(ScaledDescriptor):
 
     @property
     def code_range(self) -> tuple[int, int]:
-        """q_min and q_max, where not given those of ``dtype``."""
+        """q_min and q_max; the defaults are those of ``dtype``."""
         return range_of(self.codes, self.q_min, self.q_max)
 
     @property
     def codes(self) -> Format:
-        """The format of the codes; without a dtype, all integers of 16 bits."""
+        """The format of the codes. Without a dtype, integers of 16 bits."""
         if self.dtype is None:
             return CARRIED["float32"]
         codes = format_of(self.dtype, "dtype")
@@ -98,7 +98,7 @@ class FakeQuantizeDescriptor(FakeCodesDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class FakeQuantizeBackwardDescriptor(FakeCodesDescriptor):
-    """Its gradient with respect to that tensor, by the estimator ``ste``."""
+    """The gradient of fake quantization with respect to its input, by the estimator ``ste``."""
 
     ste: SteKind = SteKind.IN_RANGE
 
@@ -108,7 +108,7 @@ class FakeQuantizeBackwardDescriptor(FakeCodesDescriptor):
 
 
 def estimator(ste: str) -> SteKind:
-    """The estimator of this name, which may be a ``SteKind`` already."""
+    """The ``SteKind`` of a name or of a ``SteKind``."""
     try:
         return SteKind(ste)
     except ValueError:
@@ -119,7 +119,7 @@ def estimator(ste: str) -> SteKind:
 
 
 def refused_learning(codes: Format) -> str:
-    """Why no scale is learned for a float format."""
+    """The error sentence for a learned scale with a float format."""
     return (
         f"scale is to be learned for {codes.torch}, and there is no gradient of the scale of a float format; "
         "detach the scale, and find it by choose_scale."
@@ -128,7 +128,7 @@ def refused_learning(codes: Format) -> str:
 
 @arguments
 class FakeQuantizeArgs(Args):
-    """``x`` is read, ``y`` is written. A floating ``zero_point`` is rounded where it is used."""
+    """Reads ``x``, writes ``y``. The kernel rounds a floating ``zero_point``."""
 
     x: torch.Tensor
     scale: Scale
@@ -138,7 +138,7 @@ class FakeQuantizeArgs(Args):
 
 @arguments
 class FakeQuantizeBackwardArgs(StraightThroughArgs):
-    """Those of every straight-through estimator; a floating ``zero_point`` is rounded where it is used."""
+    """The args of every straight-through estimator. The kernel rounds a floating ``zero_point``."""
 
 
 D = TypeVar("D", bound=FakeCodesDescriptor)
@@ -146,7 +146,7 @@ A = TypeVar("A", bound=Args)
 
 
 class FakeCodesPlan(AffinePlan[D, A]):
-    """What the plans here have in common: a zero point may be learned, and is then a float."""
+    """Base of the plans of fake quantization. A zero point may be floating, since it may be learned."""
 
     def mode(self) -> str:
         codes = self.descriptor.codes
@@ -160,13 +160,13 @@ class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
     """y = dequantize(quantize(x)) in every bit; NaN stays NaN, for integer codes too."""
 
     def ulp(self) -> dict[str, float]:
-        # Counted from the code that quantize gives, times the scale.
+        # Relative to the code of quantize, times the scale.
         real = self.descriptor.real
-        return {"y": rounded_once(real, real.compute)}
+        return {"y": one_rounding_ulp(real, real.compute)}
 
 
 class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, FakeQuantizeBackwardArgs]):
-    """dx = dy, as far as the estimator lets it through."""
+    """dx by a straight-through estimator."""
 
     def mode(self) -> str:
         return f"{super().mode()}, {self.descriptor.ste}"
@@ -181,9 +181,9 @@ class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, Fak
 
 
 def estimator_ulp(ste: SteKind, real: Float) -> float:
-    """The error of a gradient, counted from the estimator at its rounded argument.
+    """The error of a gradient in ULP, relative to the estimator at its rounded argument.
 
-    That is (x - mid) / scale, or |x - mid| / half.
+    The argument is (x - mid) / scale, or |x - mid| / half.
     """
     steps = _ULP[ste]
     if steps == 0 or real is real.compute:
@@ -191,8 +191,8 @@ def estimator_ulp(ste: SteKind, real: Float) -> float:
     return 0.5 + steps * 2.0 ** (real.precision - real.compute.precision)
 
 
-#: The error of each estimator in ULP of the compute type. 1 - tanh^2 is off by less than 4 * 2^-24 of itself
-#: in float32, by trial of every argument; 1 - t is rounded once. Then the product with dy is rounded.
+#: The error of each estimator in ULP of the compute type. The relative error of 1 - tanh^2 is below
+#: 4 * 2^-24 in float32, by a sweep over every argument; 1 - t is rounded once; the product with dy rounds.
 _ULP = {
     SteKind.IDENTITY: 0.0,
     SteKind.CLIPPED_IDENTITY: 0.0,

@@ -1,4 +1,4 @@
-"""What fake quantization and its estimators mean, in NumPy."""
+"""fake_quantize and its gradient estimators in NumPy: the definition of their results."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from holdfast.ops.quantize.reference import quantize, quantize_to_float, rounded
 
 
 def fake_quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
-    """What the codes of ``x`` stand for; but NaN stays NaN."""
+    """The real values of the codes of ``x``, except that NaN stays NaN."""
     codes = quantize(x, scale, zero_point, q_min, q_max, compute)
     return np.where(np.isnan(x), x, dequantize(codes, scale, zero_point))
 
 
 def fake_quantize_to_float(x: Array, scale: Array, codes: Format, compute: Float) -> Array:
-    """What the codes of ``x`` in a float format stand for, NaN included."""
+    """The real values of the codes of ``x`` in a float format, which has a code for NaN."""
     return dequantize(decode(quantize_to_float(x, scale, codes), codes, compute), scale, np.asarray(0))
 
 
@@ -52,7 +52,7 @@ def fake_quantize_backward(
     ste: SteKind,
     compute: Float,
 ) -> Array:
-    """The gradient that the estimator ``ste`` lets through. Where it lets none through, that is +0.0."""
+    """dx by the estimator ``ste``. Where the estimator passes no gradient, dx is +0.0."""
     if ste is SteKind.IDENTITY:
         return dy
     kind = compute_type(compute)
@@ -77,7 +77,7 @@ def fake_quantize_backward(
 def fake_quantize_to_float_backward(
     dy: Array, x: Array, scale: Array, codes: Format, ste: SteKind, compute: Float
 ) -> Array:
-    """The gradient for a float format. Only IN_RANGE asks how x was rounded."""
+    """dx for a float format. Only IN_RANGE depends on how x is rounded."""
     if ste is SteKind.IN_RANGE:
         with np.errstate(all="ignore"):
             kept = np.abs(rounded_to_float(x, scale, codes)) <= codes.code_range[1]

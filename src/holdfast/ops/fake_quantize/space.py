@@ -1,4 +1,4 @@
-"""Every problem of fake_quantize and of its backward."""
+"""Random problems of fake_quantize and its backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FREE", "Problem", "case", "draw", "public"]
 
 @dataclass(frozen=True)
 class Problem(AffineProblem):
-    """A problem with its estimator."""
+    """A problem with an estimator."""
 
     ste: SteKind = SteKind.IN_RANGE
 
@@ -41,11 +41,11 @@ def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
 def public(
     plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
 ) -> dict[str, torch.Tensor] | None:
-    how = {name: getattr(desc, name) for name in ("dtype", "q_min", "q_max", "granularity")}
+    options = {name: getattr(desc, name) for name in ("dtype", "q_min", "q_max", "granularity")}
     if plan.direction == "forward":
-        return {"y": fake_quantize(args.x, args.scale, args.zero_point, **how)}
+        return {"y": fake_quantize(args.x, args.scale, args.zero_point, **options)}
     if args.accumulate:
         return None
     x = args.x.detach().requires_grad_()
-    fake_quantize(x, args.scale, args.zero_point, ste=desc.ste, **how).backward(args.dy)
+    fake_quantize(x, args.scale, args.zero_point, ste=desc.ste, **options).backward(args.dy)
     return {"dx": x.grad}

@@ -1,4 +1,4 @@
-"""Every input through fake quantization, and through its gradient by each estimator."""
+"""Exhaustive sweeps of fake_quantize and of its gradient by each estimator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORMATS = (INT2, INT4, INT8, *FLOAT_FORMATS.values())
 
 
 def sweeps() -> Iterator[Sweep]:
-    """All 16-bit inputs, as integers of 2, 4 and 8 bits and in every float format."""
+    """All 16-bit inputs with integer codes of 2, 4 and 8 bits and with every float format."""
     for real in (torch.float16, torch.bfloat16):
         for codes in _FORMATS:
             yield _forward(real, codes)
@@ -60,7 +60,7 @@ def _forward(real: torch.dtype, codes: Format) -> Sweep:
 
 
 def _backward(real: torch.dtype, codes: Format, ste: SteKind) -> Sweep:
-    """Every input twice over: as x, with gradients around 1, and as dy, where x is near zero."""
+    """Every 16-bit number twice: as x, with dy around 1, and as dy, with x near zero."""
     shape = (2, len(PAIRS), 2**16)
     desc = FakeQuantizeBackwardDescriptor(
         shape=shape, granularity=PerChannel(1), input_dtype=real, dtype=codes.torch, ste=ste
@@ -124,7 +124,7 @@ def _backward_trial(ste: SteKind, scale: float, zero_point: int) -> Float32Sweep
     )
 
 
-#: One scale for each estimator, since each trial takes seconds; two for the one with an exponential.
+#: One scale per estimator, since a sweep takes seconds; two scales for tanh.
 FLOAT32 = (
     *(_forward_trial(*pair) for pair in (*PAIRS[:2], PAIRS[3], (7e-39, -77))),
     *(_backward_trial(ste, *PAIRS[1]) for ste in SteKind if ste is not SteKind.IDENTITY),

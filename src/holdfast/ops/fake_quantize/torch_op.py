@@ -1,7 +1,7 @@
-"""fake_quantize for torch: operators, tracing, vmap, and the function that people call.
+"""The torch operators of fake_quantize: registration, tracing, vmap, and ``hf.fake_quantize``.
 
-``fake_quantize_learned`` registers the derivative of ``holdfast::fake_quantize``, since it is made of both
-backward operators.
+``fake_quantize_learned`` registers the derivative of ``holdfast::fake_quantize``, since that derivative calls
+the backward operators of both modules.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -35,8 +35,6 @@ from holdfast.ops.fake_quantize.plan import (
 __all__ = ["SteKind", "fake_quantize"]
 
 _RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
-
-
 _ESTIMATORS = tuple(str(kind) for kind in SteKind)
 
 
@@ -97,7 +95,7 @@ def _fake_quantize_backward_fake(dy, x, *rest):
     return torch.empty_like(x)
 
 
-# A grad_factor of None stands for that of LSQ, which depends on the shape.
+# grad_factor None is the factor of LSQ, which depends on the shape.
 _forward = define(
     "fake_quantize",
     f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, float? grad_factor) -> Tensor",
@@ -119,9 +117,9 @@ def range_of_codes(dtype: str | None, q_min: int | None, q_max: int | None) -> t
 
 
 def lsq_factor(shape: torch.Size, granularity: str, q_max: int) -> float:
-    """What LSQ multiplies the gradient of a scale by: 1 / sqrt(n * q_max), n elements sharing the scale.
+    """The gradient factor of LSQ: 1 / sqrt(n * q_max), where n elements share the scale.
 
-    Where a compiler traces, sizes are symbols, and so is this.
+    If torch traces with symbolic sizes, the factor is symbolic too.
     """
     view = granularity_named(granularity)._view(tuple(shape))
     elements = math.prod(size for size, varies in zip(view.shape, view.varies, strict=True) if not varies)
@@ -140,17 +138,17 @@ register_autograd("fake_quantize_backward", _refuse_to_differentiate, by=["dy", 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste, grad_factor = rest
-    if grad_factor is None:  # of one sample, before the batch becomes part of its shape
+    if grad_factor is None:  # from the shape of one sample, without the batch axis
         sample = x if in_dims[0] is None else x.select(in_dims[0], 0)
         grad_factor = lsq_factor(sample.shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
-    settled = (dtype, q_min, q_max, ste, grad_factor)
-    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, settled)
+    static = (dtype, q_min, q_max, ste, grad_factor)
+    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, static)
 
 
 def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste = rest
-    settled = (dtype, q_min, q_max, ste)
-    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+    static = (dtype, q_min, q_max, ste)
+    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("fake_quantize", _fake_quantize_batched)
@@ -158,7 +156,7 @@ register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
 def checked_factor(given: Any) -> float:
-    """What the gradients of a scale are multiplied by, as it was given."""
+    """``grad_factor`` as a finite float."""
     return finite_number("grad_factor", given, "a finite number, or 'lsq'")
 
 

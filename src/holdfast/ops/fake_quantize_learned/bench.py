@@ -1,4 +1,4 @@
-"""All gradients of fake quantization with a learned scale, against torch's learnable fake quantization."""
+"""Benchmark of the gradients with a learned scale against torch's learnable fake quantization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.core.benchmark import Call, NoPeer, Tensors
 from holdfast.core.contract import PlanPreference
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, beside, grouped
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, grouped
 from holdfast.ops.fake_quantize.bench import LAYOUTS
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardDescriptor,
@@ -25,7 +25,7 @@ OP = "fake_quantize learned backward"
 
 @dataclass(frozen=True)
 class LearnedCase(ScaledCase):
-    """``zero_point`` is learned as well."""
+    """``zero_point``: the zero point is learned too."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> LearnedProblem:
         shape = self.shape(elements)
@@ -51,7 +51,7 @@ class LearnedProblem(ScaledProblem):
 
     @property
     def special_inputs(self) -> tuple[str, ...]:
-        """A NaN would be all that is left of a sum over the whole tensor."""
+        """No special values per tensor: one NaN makes the only sum NaN."""
         return () if isinstance(self.case.granularity, PerTensor) else super().special_inputs
 
     def draw(self) -> Tensors:
@@ -69,9 +69,9 @@ class LearnedProblem(ScaledProblem):
         least, most = case.code.code_range
         varies = desc.view.varies
         within = [d for d, changes in enumerate(varies) if not changes]
-        scale = beside(tensors["scale"], granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
         zero_point = tensors["zero_point"]
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def backward(
             dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None
@@ -91,7 +91,7 @@ class LearnedProblem(ScaledProblem):
         return backward, [tensors["dy"], tensors["x"], scale, zero]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """The gradients of torch's learnable fake quantization, which has a zero point in any case."""
+        """The gradients of torch's learnable fake quantization, which always has a zero point."""
         granularity, factor = self.case.granularity, self.plan.descriptor.grad_factor
         if not isinstance(granularity, PerTensor | PerChannel):
             raise NoPeer("torch has no operator for this granularity")
@@ -115,14 +115,14 @@ class LearnedProblem(ScaledProblem):
 
 
 def full_cases() -> list[LearnedCase]:
-    """Each layout in float32 and bfloat16, and once with the zero point learned too."""
+    """Each layout in float32 and bfloat16; one case with a learned zero point."""
     both = (torch.float32, torch.bfloat16)
     plain = [LearnedCase(OP, layout, real, torch.int8) for layout in LAYOUTS for real in both]
     return [*plain, LearnedCase(OP, LAYOUTS[1], torch.float32, torch.int8, zero_point=True)]
 
 
 def cpu_cases() -> list[LearnedCase]:
-    """The layouts that walk differently, in float32."""
+    """Layouts with different loops, in float32."""
     layouts = ("per tensor", "per channel, axis 0", "per channel, last")
     return [LearnedCase(OP, layout, torch.float32, torch.int8) for layout in layouts]
 

@@ -1,7 +1,7 @@
-"""The named inputs of fake_quantize's gradients with a learned scale and zero point.
+"""Cases of fake_quantize's gradients with a learned scale and zero point.
 
-A list that covers, instead of a product. What is of its own here is the sum: over segments that are shorter
-than a row of lanes, than a block, or longer, and that lie in rows, side by side, or neither.
+The lists are not the product of all settings. They cover the sums in particular: segments shorter than a row
+of lanes, shorter than a block, or longer; contiguous segments, interleaved ones, and others.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from holdfast.ops.fake_quantize_learned.plan import (
 
 _INT4, _UINT4, _INT2 = (f.torch for f in (INT4, UINT4, INT2))
 _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
-#: Every so many elements of dy are special where x is: sums that are not NaN are left.
+#: Distance of special values in dy. Most segments have none, so that not every sum is NaN.
 _SPECIAL_STEP = 61
 
 
 class Learned(NamedTuple):
-    """A problem with its estimator; a floating zero point is learned."""
+    """A problem with an estimator. A floating zero point is learned."""
 
     problem: Problem
     ste: SteKind = SteKind.IN_RANGE
@@ -41,13 +41,13 @@ class Learned(NamedTuple):
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+    """All cases of ``plan``."""
     found = [*_of_estimators(), *_of_lengths(), *_of_layouts(), *_of_scales()]
     return [case(of) for of in found]
 
 
 def case(of: Learned) -> Case:
-    """The case that ``of`` is about."""
+    """The case of ``of``."""
     return Case(of.problem.name, _descriptor(of), partial(_args, of))
 
 
@@ -115,7 +115,7 @@ def _of_lengths() -> Iterator[Learned]:
     yield Learned(_sized(PerGroup(32), (9, 256), _BF16))
     yield Learned(_sized(PerGroup(128), (16, 256), zero_point="tensor"))
     yield Learned(_sized(PerGroup(32, axis=0), (64, 37)))
-    # Many segments to a job, and lanes that outnumber the elements by as much as they can.
+    # Many segments per job, and as many unused lanes per segment as possible.
     yield Learned(_sized(PerToken(), (257, 33), _F64))
     yield Learned(_sized(PerToken(), (131, 65), _F64, zero_point="floating own", accumulate=True))
     yield Learned(_sized(PerChannel(0), (35, 129), _F64, zero_point="floating own"), SteKind.TANH)
@@ -218,7 +218,7 @@ def _descriptor(of: Learned) -> FakeQuantizeLearnedBackwardDescriptor:
 
 
 def _floating(learned: Any) -> torch.dtype | None:
-    """The dtype of a floating tensor."""
+    """The dtype of a floating tensor, else None."""
     return learned.dtype if isinstance(learned, torch.Tensor) and learned.is_floating_point() else None
 
 
@@ -257,7 +257,7 @@ def _upstream(problem: Problem) -> torch.Tensor:
 def _gradient_of(
     learned: Any, name: str, descriptor: FakeQuantizeLearnedBackwardDescriptor, problem: Problem
 ) -> torch.Tensor:
-    """Room for a gradient, in the shape of what is learned, and as far apart."""
+    """An output for a gradient, in the shape and layout of the learned tensor."""
     shape, dtype = descriptor.expected(name)
     shape = learned.shape if isinstance(learned, torch.Tensor) else shape
     layout = "sliced" if shape and problem.scale == "strided" else "contiguous"

@@ -1,4 +1,4 @@
-"""The gradients of fake quantization with respect to x, scale and zero point, on the CPU: one pass."""
+"""Numba: the gradients of fake quantization with respect to x, scale and zero point, in one pass."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind, rint, zero, zero_point_kind
-from holdfast.ops.affine.cpu import numbers, shared_tensors
+from holdfast.ops.affine.cpu import compute_scalars, shared_tensors
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.fake_quantize import cpu as estimators
 from holdfast.ops.fake_quantize.plan import SteKind
@@ -48,7 +48,7 @@ from holdfast.ops.tree_sum.cpu import (
 
 
 class Operands(NamedTuple):
-    """The operands of the walk, in the order of its table."""
+    """The operands, in the order of the table of the walk."""
 
     dx: Any
     dy: Any
@@ -81,7 +81,7 @@ def zero_point_term(dy, x, s, lo, hi):
 
 @jit
 def _row(estimate, dx, dy, x, begin, count, s, z, limits, lanes, zero_lanes, lane, learns_zero):
-    """One row of lanes, of one segment."""
+    """One row of lanes of one segment."""
     outlined()
     q_min, q_max = limits
     lo, hi = q_min - z, q_max - z
@@ -99,8 +99,8 @@ def _row(estimate, dx, dy, x, begin, count, s, z, limits, lanes, zero_lanes, lan
 
 
 @jit
-def _across(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_lanes, learns_zero):
-    """Elements that have a scale, a zero point and a lane each."""
+def _per_lane(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_lanes, learns_zero):
+    """Elements that each have their own scale, zero point and lane."""
     outlined()
     q_min, q_max = limits
     if learns_zero:
@@ -118,7 +118,7 @@ def _across(estimate, dx, dy, x, count, scale, zero_point, limits, lanes, zero_l
 
 @jit
 def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
-    """A job of one segment after another."""
+    """A job of contiguous segments, one after another."""
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
@@ -132,7 +132,7 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     if taken > 1 and count == width:
         s = repeat_values(walk, 0, scale, taken, count, like)
         z = repeat_values(walk, 1, zero_point, taken, count, like)
-        _across(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
+        _per_lane(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
     else:
         for k in range(taken):
             for row in range(0, count, LANES):
@@ -151,7 +151,7 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
 
 @jit
 def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate):
-    """A job of segments that are side by side: a lane of all of them at a time."""
+    """A job of interleaved segments: one lane of all segments at a time."""
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
@@ -163,7 +163,7 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
             x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
             run = row_result_address(walk, AT.dx, segment, i, accumulate)
             dx = pointer(run, like)
-            _across(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
+            _per_lane(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
             store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
         add_lane(walk, 0, lane, taken, like)
         if learns_zero:
@@ -174,7 +174,7 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
 
 
 @jit
-def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
+def _backward_tiles(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
     like = limits[0]
     for job in range(first, last):
         place = job_range(walk, job)
@@ -188,27 +188,27 @@ def _walk_back(estimate, first, last, walk, sums, learns_zero, limits, accumulat
 
 @kernel
 def _identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.identity, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _clipped_identity(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.clipped_identity, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.tanh, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _hard_tanh(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.hard_tanh, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 @kernel
 def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
-    _walk_back(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
+    _backward_tiles(estimators.in_range, first, last, walk, sums, learns_zero, limits, accumulate)
 
 
 _BACKWARD: dict[SteKind, Any] = {
@@ -222,12 +222,14 @@ _BACKWARD: dict[SteKind, Any] = {
 
 @cache
 def _compile(ste: SteKind, compute: Float) -> None:
-    compile_kernel(_BACKWARD[ste], 0, 0, trees.empty_walk(), (0, 0), False, numbers(compute, 0, 0), False)
+    compile_kernel(
+        _BACKWARD[ste], 0, 0, trees.empty_walk(), (0, 0), False, compute_scalars(compute, 0, 0), False
+    )
     trees.compile_for(compute)
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
-    """The walk around the estimator of the descriptor, as a kernel."""
+    """The gradients by the descriptor's estimator, as a kernel."""
 
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -242,7 +244,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, limits = _BACKWARD[desc.ste], numbers(compute, *desc.code_range)
+        entry, limits = _BACKWARD[desc.ste], compute_scalars(compute, *desc.code_range)
         learns_zero = desc.zero_point_dtype is not None
         tensors, shared = (
             (args.dx, args.dy, args.x),

@@ -1,10 +1,11 @@
-"""The gradients of fake quantization with respect to x, scale and zero point, in Triton: one pass."""
+"""Triton: the gradients of fake quantization with respect to x, scale and zero point, in one pass."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -25,12 +26,9 @@ from holdfast.numerics.gpu import (
     whole_zero_point,
     widen,
 )
-from holdfast.ops.affine.gpu import (
-    limits,
-    scale_bits,
-)
+from holdfast.ops.affine.gpu import code_limits, meta_tensor, scale_bits
 from holdfast.ops.affine.plan import AffineKernel, clamp_zero_point
-from holdfast.ops.fake_quantize.gpu import estimated
+from holdfast.ops.fake_quantize.gpu import estimated_gradient
 from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardDescriptor,
@@ -55,9 +53,10 @@ from holdfast.ops.tree_sum.gpu import (
 
 @triton.jit
 def rounding_center(lo, z, DTYPE: tl.constexpr):
-    """What to add to a quotient in range, and take away again, to round it to an integer, half to even.
+    """A constant c: (t + c) - c rounds a quotient t in range to an integer, half to even.
 
-    In float32 1.5 * 2^23, less an even number near the bounds if those are far out, which moves no tie.
+    In float32 c is 1.5 * 2^23. If the zero point is large, an even number near lo is subtracted from c, so
+    that t + c stays in the binade where a unit is 1. An even number changes no tie.
     """
     base = tl.where(tl.abs(z) > 2**21, lo & -2, 0)
     if DTYPE == tl.float64:
@@ -78,11 +77,11 @@ def fake_quantize_learned_backward(
     dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over,
     dx_within, dy_within, x_within,
     COMPUTE: tl.constexpr, STE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr,
-    LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, ALIKE: tl.constexpr,
+    LEARNS_ZERO: tl.constexpr, ACCUMULATE: tl.constexpr, FINAL: tl.constexpr, SAME_STRIDES: tl.constexpr,
     EVEN: tl.constexpr, SPLITS: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
-    """dx, and what dscale and dzero_point are the sums of, for the blocks of one program."""
+    """dx, and the sums of the terms of dscale and dzero_point, for the blocks of one program."""
     COUNT: tl.constexpr = SEGMENTS * BLOCKS
     segment, block, split = tile_coordinates(tiles, SEGMENTS, BLOCKS, SPLITS, INDEX)
     exists = segment < segments
@@ -109,15 +108,15 @@ def fake_quantize_learned_backward(
 
     start = (block * BLOCK + split * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
     dx_start = loop_offsets(segment, over, dx_over)[:, None]
-    dy_start = dx_start if ALIKE else loop_offsets(segment, over, dy_over)[:, None]
-    x_start = dx_start if ALIKE else loop_offsets(segment, over, x_over)[:, None]
+    dy_start = dx_start if SAME_STRIDES else loop_offsets(segment, over, dy_over)[:, None]
+    x_start = dx_start if SAME_STRIDES else loop_offsets(segment, over, x_over)[:, None]
     sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     zero_sums = tl.zeros([COUNT, WIDTH], COMPUTE)
     for row in tl.range(ROWS if EVEN else filled_rows(block, extent[0], ROWS), num_stages=STAGES):
         element = start + row * LANES
         to_dx = dx_start + loop_offsets(element, within, dx_within)
-        to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)
-        to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, x_within)
+        to_dy = to_dx if SAME_STRIDES else dy_start + loop_offsets(element, within, dy_within)
+        to_x = to_dx if SAME_STRIDES else x_start + loop_offsets(element, within, x_within)
         inside = tl.full([1, 1], True, tl.int1) if EVEN else exists[:, None] & (element < extent[0])
         upstream = widen(tl.load(dy + to_dy, mask=inside, other=0.0), COMPUTE)
         value = widen(tl.load(x + to_x, mask=inside, other=float("nan")), COMPUTE)
@@ -134,7 +133,7 @@ def fake_quantize_learned_backward(
         elif STE == "in_range":
             gradient = tl.where(kept, upstream, 0.0)
         else:
-            gradient = estimated(upstream, value, s, q_min, q_max, z, STE, False)
+            gradient = estimated_gradient(upstream, value, s, q_min, q_max, z, STE, False)
         if ACCUMULATE:
             gradient = widen(tl.load(dx + to_dx, mask=inside), COMPUTE) + gradient
         tl.store(dx + to_dx, narrow(gradient, dx.dtype.element_ty), mask=inside)
@@ -151,7 +150,7 @@ def fake_quantize_learned_backward(
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
-    """``fake_quantize_learned_backward``, and what adds up its sums, as a kernel."""
+    """``fake_quantize_learned_backward`` and the kernels that add its sums."""
 
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -161,24 +160,15 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        desc = self.desc
-
-        def without_memory(name: str) -> torch.Tensor:
-            shape, dtype = desc.expected(name)
-            return torch.empty(shape, dtype=dtype, device="meta")
-
-        learns_zero = desc.zero_point_dtype is not None
-        self.prepare(
-            FakeQuantizeLearnedBackwardArgs(
-                dy=without_memory("dy"),
-                x=without_memory("x"),
-                scale=without_memory("dscale"),
-                dx=without_memory("dx"),
-                dscale=without_memory("dscale"),
-                zero_point=without_memory("dzero_point") if learns_zero else None,
-                dzero_point=without_memory("dzero_point") if learns_zero else None,
-            )
-        )
+        names = ["dy", "x", "scale", "dx", "dscale"]
+        if self.desc.zero_point_dtype is not None:
+            names += ["zero_point", "dzero_point"]
+        # The scale and the zero point have the shape and dtype of their gradients.
+        like = {"scale": "dscale", "zero_point": "dzero_point"}
+        made: dict[str, Any] = {
+            name: meta_tensor(*self.desc.expected(like.get(name, name))) for name in names
+        }
+        self.prepare(FakeQuantizeLearnedBackwardArgs(**made))
 
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
@@ -203,7 +193,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             zero_point="zero_point",
             scale_bits=scale_bits(args.scale),
             zero_value=zero_value,
-            **limits(desc.code_range),
+            **code_limits(desc.code_range),
             factor_bits=double_bits(desc.grad_factor),
             segments=found.count,
             blocks=blocks_of(found.length),
@@ -228,7 +218,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             LEARNS_ZERO=self.trees > 1,
             ACCUMULATE=args.accumulate,
             FINAL=not further,
-            ALIKE=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
+            SAME_STRIDES=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
             **tile.constants,
             INDEX=index_type(found),
             num_warps=tile.warps,

@@ -1,4 +1,4 @@
-"""The mistakes of the gradients of learned scales and zero points, and of the tree sum beneath them."""
+"""Kernel mutants of the gradients of learned scales and zero points, and of the tree sum."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ MUTANTS = (
     _mutant(
         "the strides of dx for those of x",
         _GPU,
-        "to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, x_within)",
-        "to_x = to_dx if ALIKE else x_start + loop_offsets(element, within, dx_within)",
+        "to_x = to_dx if SAME_STRIDES else x_start + loop_offsets(element, within, x_within)",
+        "to_x = to_dx if SAME_STRIDES else x_start + loop_offsets(element, within, dx_within)",
         likely="transposed output",
     ),
     _mutant(
         "the strides of x for those of dy",
         _GPU,
-        "to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, dy_within)",
-        "to_dy = to_dx if ALIKE else dy_start + loop_offsets(element, within, x_within)",
+        "to_dy = to_dx if SAME_STRIDES else dy_start + loop_offsets(element, within, dy_within)",
+        "to_dy = to_dx if SAME_STRIDES else dy_start + loop_offsets(element, within, x_within)",
         likely="dy in another layout",
     ),
     _mutant(

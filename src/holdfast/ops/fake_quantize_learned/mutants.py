@@ -1,4 +1,4 @@
-"""The mistakes of learning a scale and a zero point."""
+"""Mutants of the gradients of a learned scale and zero point, and of their sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _B = ("fake_quantize_learned backward",)
 
 
 def _terms(of: Callable[..., Array], *, of_nan: bool = False) -> Callable[..., Array]:
-    """What each element adds, by ``of`` dy, t, r, the scale, lo and hi; where t is NaN, if ``of_nan``."""
+    """Terms by ``of``(dy, t, r, scale, lo, hi). Where t is NaN the term is 0, unless ``of_nan``."""
 
     def terms(
         dy: Array, x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any
@@ -42,18 +42,18 @@ def _in_range_forgotten(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: 
 
 
 def _not_rounded(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
-    """As if rounding had no gradient of its own: the code, clamped."""
+    """Omit the rounding error r - t: dy times the clamped code."""
     code: Array = np.clip(r, lo, hi)
     return dy * code
 
 
 def _bounds_saturated(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
-    """The codes at the bounds taken for saturated ones."""
+    """Treat codes at the bounds as saturated."""
     return dy * np.where(r <= lo, lo, np.where(r >= hi, hi, r - t))
 
 
 def _masked_by_value(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
-    """Saturated where the quotient is beyond a bound, instead of its code."""
+    """Compare the quotient with the bounds, instead of the rounded quotient."""
     return dy * np.where(t < lo, lo, np.where(t > hi, hi, r - t))
 
 
@@ -70,14 +70,14 @@ def _outside(value: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
 
 def in_one_go(terms: Array) -> Array:
-    """The order that NumPy likes."""
+    """Sum in NumPy's order."""
     with np.errstate(all="ignore"):
         total: Array = np.sum(terms, axis=-1, dtype=terms.dtype)
         return total
 
 
 def one_by_one(terms: Array) -> Array:
-    """The order that a loop has."""
+    """Sum in the order of a sequential loop."""
     with np.errstate(all="ignore"):
         total = np.zeros(terms.shape[:-1], terms.dtype)
         for index in range(terms.shape[-1]):
@@ -86,14 +86,14 @@ def one_by_one(terms: Array) -> Array:
 
 
 def in_wider_type(terms: Array) -> Array:
-    """A sum that is more exact than it is allowed to be."""
+    """Sum in extended precision."""
     with np.errstate(all="ignore"):
         total: Array = np.sum(terms.astype(np.longdouble), axis=-1)
         return total.astype(terms.dtype)
 
 
 def _factor_on_terms(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-    """The factor on each term, where it rounds, instead of on the sum."""
+    """Multiply each term by the factor, instead of the sum."""
 
     def terms(*given: Any) -> Array:
         with np.errstate(all="ignore"):

@@ -1,13 +1,13 @@
-"""Fake quantization with a learned scale and zero point: all of its gradients in one pass over dy and x.
+"""The plan of fake_quantize_learned: all gradients of fake quantization in one pass over dy and x.
 
-The scale and the zero point are learned as LSQ and LSQ+ do it: rounding passes the gradient through, clamping
-does not. With t = x / scale and r = rint(t), and lo and hi the bounds of the codes less the zero point::
+The scale and the zero point are learned as in LSQ and LSQ+: rounding passes the gradient through, clamping
+does not. Let t = x / scale, r = rint(t), lo = q_min - zero_point and hi = q_max - zero_point. Then::
 
     dscale      = factor * sum of dy * (r - t) where lo <= r <= hi, dy * lo below, dy * hi above
     dzero_point = factor * sum of -(dy * scale) where r is below lo or above hi
 
-over the elements that share the scale. An element whose t is NaN adds nothing. These are the sums whatever
-the estimator for x is: how far the clamping moves with the scale does not depend on it.
+over the elements that share the scale. The term of an element with t = NaN is 0. The sums do not depend on
+the estimator of dx.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from holdfast.ops.tree_sum.blocks import rounding_errors
 
 @dataclass(frozen=True, kw_only=True)
 class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
-    """The gradients with respect to x, by the estimator ``ste``, to the scale and, if it is learned, the zero
-    point.
+    """The gradients with respect to x, by the estimator ``ste``, to the scale and to a learned zero point.
 
-    ``scale_dtype`` is that of the scale and its gradient. ``zero_point_dtype`` is that of the zero point and
-    its gradient, and None where there is no gradient of it. ``grad_factor`` multiplies the gradients of both.
+    ``scale_dtype`` is the dtype of the scale and its gradient. ``zero_point_dtype`` is the dtype of the zero
+    point and its gradient, or None if the zero point is not learned. ``grad_factor`` multiplies both
+    gradients.
     """
 
     ste: SteKind = SteKind.IN_RANGE
@@ -57,7 +57,7 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
 
     @property
     def empty(self) -> bool:
-        """A tensor without elements may have scales all the same, and their gradients are zero."""
+        """A tensor without elements may still have scales, whose gradients are zero."""
         return super().empty and not self.view.scale_count
 
     def expected(self, name: str) -> Expected:
@@ -80,10 +80,10 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
 
 @arguments
 class FakeQuantizeLearnedBackwardArgs(Args):
-    """``dy`` and the forward's ``x``, ``scale`` and ``zero_point`` are read; the gradients are written.
+    """Reads ``dy`` and the forward's ``x``, ``scale`` and ``zero_point``; writes the gradients.
 
-    With ``accumulate`` all of these are added to instead. There is a ``dzero_point`` if the descriptor has a
-    dtype for it, and then a floating zero point of that dtype.
+    With ``accumulate`` it adds to the gradients instead. If the descriptor has a ``zero_point_dtype``, both
+    ``zero_point`` and ``dzero_point`` are tensors of that dtype; else ``dzero_point`` is None.
     """
 
     dy: torch.Tensor
@@ -112,15 +112,15 @@ class FakeQuantizeLearnedBackwardPlan(
         return 3 * math.prod(desc.shape) * desc.input_dtype.itemsize + desc.view.scale_count * per_scale
 
     def ulp(self) -> dict[str, float]:
-        """For the sums the unit is that of the sum of magnitudes, since what is left of a sum may be
-        anything.
+        """Errors of dscale and dzero_point are in ULP of the sum of magnitudes, since a sum may cancel.
 
-        That is the factor times the sum of |dy| * (|code - zero_point| + 1) for dscale, of |dy * scale| over
-        the elements out of range for dzero_point, counted from the codes of the forward.
+        The sum of magnitudes is the factor times the sum of |dy| * (|code - zero_point| + 1) for dscale, and
+        of |dy * scale| over the elements out of range for dzero_point. Errors are relative to the codes of
+        the forward.
 
-        With u = 2^-p, dy * (r - t) is off by u |dy t| for the quotient and by u |dy (r - t)| for the product:
-        by u of its magnitude at most, since |t| + |r - t| <= |r| + 1. Any other term is a product, rounded
-        once. Then come the roundings of the sum, of the factor, and of their product.
+        Let u = 2^-p. The error of dy * (r - t) is u |dy t| from the quotient and u |dy (r - t)| from the
+        product. It is at most u times the term's magnitude, since |t| + |r - t| <= |r| + 1. Any other term is
+        a product, rounded once. The sum, the factor and their product add the other roundings.
         """
         desc, compute = self.descriptor, self.descriptor.real.compute
         errors = rounding_errors(segment_length(desc.view)) + 3

@@ -1,4 +1,4 @@
-"""What the gradients of a learned scale and zero point are, in NumPy."""
+"""The gradients of a learned scale and zero point in NumPy: the definition of the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from holdfast.ops.tree_sum.reference import by_segment, tree_sum
 def scale_terms(
     dy: Array, x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float
 ) -> Array:
-    """What each element adds to the gradient of its scale."""
+    """The term of each element in the gradient of its scale."""
     _, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         t = x / scale
@@ -33,7 +33,7 @@ def scale_terms(
 def zero_point_terms(
     dy: Array, x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float
 ) -> Array:
-    """What each element adds to the gradient of its zero point."""
+    """The term of each element in the gradient of its zero point."""
     _, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         r = np.rint(x / scale)
@@ -41,7 +41,7 @@ def zero_point_terms(
 
 
 class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescriptor]):
-    """The gradients as a kernel."""
+    """dx, dscale and dzero_point as a kernel."""
 
     def prepare(self, args: FakeQuantizeLearnedBackwardArgs) -> Launch[FakeQuantizeLearnedBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute

@@ -1,4 +1,4 @@
-"""Every problem of fake quantization's gradients with a learned scale and zero point."""
+"""Random problems of the gradients of a learned scale and zero point."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 from holdfast.ops.fake_quantize_learned import cases
 
-#: The dtypes of the scale and the zero point are the descriptor's.
+#: The scale and the zero point are not free: the descriptor has their dtypes.
 FREE = ("values",)
 
 
 @dataclass(frozen=True)
 class Problem(AffineProblem):
-    """A problem with its estimator, and what the gradients of scale and zero point are multiplied by."""
+    """A problem with an estimator and the factor of the gradients of scale and zero point."""
 
     ste: SteKind = SteKind.IN_RANGE
     factor: float = 1.0
@@ -50,8 +50,8 @@ def public(
     zero_point = args.zero_point
     if desc.zero_point_dtype is not None:
         learned["dzero_point"] = zero_point = zero_point.detach().requires_grad_()
-    how = {
+    options = {
         name: getattr(desc, name) for name in ("dtype", "q_min", "q_max", "granularity", "ste", "grad_factor")
     }
-    fake_quantize(learned["dx"], learned["dscale"], zero_point, **how).backward(args.dy)
+    fake_quantize(learned["dx"], learned["dscale"], zero_point, **options).backward(args.dy)
     return {name: tensor.grad for name, tensor in learned.items() if tensor.grad is not None}

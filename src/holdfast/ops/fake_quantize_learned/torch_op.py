@@ -1,7 +1,7 @@
-"""The gradients of fake_quantize with a learned scale and zero point as a torch operator.
+"""The torch operator for the gradients of fake_quantize with a learned scale and zero point.
 
-This is also the place that differentiates ``holdfast::fake_quantize``: by this operator where a scale or zero
-point is learned, else by ``holdfast::fake_quantize_backward``.
+This module also registers the derivative of ``holdfast::fake_quantize``. If the scale or the zero point is
+learned, the derivative calls this operator, else ``holdfast::fake_quantize_backward``.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -41,7 +41,7 @@ def _plan(
 
 
 def _gradients(dy, x, scale, zero_point, granularity, needs_dzero):
-    """Room for dx, dscale and dzero_point, which has no element if it is not wanted."""
+    """Uninitialized dx, dscale and dzero_point. dzero_point has no elements unless ``needs_dzero``."""
     if scale is None:
         shape = granularity_named(granularity)._view(tuple(x.shape)).scale_shape
         dscale = x.new_empty(shape, dtype=float_dtype(x.dtype, "x").compute.torch)
@@ -88,8 +88,8 @@ def _backward_fake(dy, x, scale, scale_value, zero_point, zero_value, granularit
     return _gradients(dy, x, scale, zero_point, granularity, rest[-1])
 
 
-# A grad_factor of None stands for that of LSQ: where a compiler traces, the shape that it follows from is not
-# known, and a number would tie what is compiled to one shape.
+# grad_factor None is the factor of LSQ, which depends on the shape. Under torch.compile the shape may be
+# symbolic, and a number would specialize the graph to one shape.
 _call = define(
     "fake_quantize_learned_backward",
     f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, int q_min, int q_max, str ste, float? grad_factor, "
@@ -141,7 +141,5 @@ def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, .
 _REAL = ["x", "scale", "zero_point"]
 register_autograd("fake_quantize", _differentiate_fake_quantize, by=_REAL, setup_context=_save_fake_quantize)
 register_autograd("fake_quantize_learned_backward", _refuse_to_differentiate, by=["dy", *_REAL])
-
-
-# Each sample has gradients of its own, also of a scale that all share.
+# Every sample has its own gradients, even of a scale that all samples share.
 register_vmap("fake_quantize_learned_backward", by_sample(_call))

@@ -1,4 +1,4 @@
-"""The named inputs of lsq_init."""
+"""Cases of lsq_init."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+    """All cases of ``plan``."""
     return [case(problem) for problem in _problems()]
 
 
 def case(problem: Problem) -> Case:
-    """The case that ``problem`` is about."""
+    """The case of ``problem``."""
     return Case(problem.name, _descriptor(problem), partial(_args, problem))
 
 
@@ -45,7 +45,7 @@ def _problems() -> Iterator[Problem]:
     yield _sized(PerToken(), (21, 300))
     yield _sized(PerGroup(32), (9, 256), _BF16)
     yield _sized(PerGroup(32, axis=0), (64, 37))
-    # Many segments to a job, and lanes that outnumber the elements.
+    # Many segments per job, and more lanes than elements.
     yield _sized(PerChannel(0), (2000, 3), _F64)
     yield _sized(PerToken(), (130, 33), _F64)
     yield _sized(PerGroup(129), (7, 645), _F64)
@@ -74,7 +74,7 @@ def _args(problem: Problem) -> LsqInitArgs:
     shape, dtype = _descriptor(problem).expected("scale")
     x = real_values(problem, f"x/{problem.name}")
     if x.numel() > 24:
-        x.view(-1)[:24] = 0.0  # a group, if there are any, of nothing but zeros
+        x.view(-1)[:24] = 0.0  # a short group is all zeros
     return LsqInitArgs(
         x=laid_out(x, of_input), scale=poisoned_output(shape, dtype, of_output if shape else "contiguous")
     )

@@ -1,4 +1,4 @@
-"""The scale that LSQ begins with, on the CPU: the tree sum of magnitudes."""
+"""lsq_init in Numba: the tree sum of magnitudes."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.segments import segment_length, segments_in_order
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import kind
-from holdfast.ops.affine.cpu import numbers
+from holdfast.ops.affine.cpu import compute_scalars
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
@@ -35,7 +35,7 @@ from holdfast.ops.tree_sum.cpu import (
 
 
 class Operands(NamedTuple):
-    """The operands of the walk, in the order of its table."""
+    """The operands, in the order of the table of the walk."""
 
     x: Any
     scale: Any
@@ -47,7 +47,7 @@ AT = Operands(*range(2))
 
 @jit
 def _one_by_one(walk, place, sums, like):
-    """A job of one segment after another."""
+    """A job of contiguous segments, one after another."""
     outlined()
     segment, taken, begin, count = place
     width = lane_count(count)
@@ -64,7 +64,7 @@ def _one_by_one(walk, place, sums, like):
 
 @jit
 def _side_by_side(walk, place, sums, like):
-    """A job of segments that are side by side: a lane of all of them at a time."""
+    """A job of interleaved segments: one lane of all segments at a time."""
     outlined()
     segment, taken, begin, count = place
     for lane in range(min(count, LANES)):
@@ -88,12 +88,12 @@ def _magnitudes(first, last, walk, sums, like):
 
 @cache
 def _compile(compute: Float) -> None:
-    compile_kernel(_magnitudes, 0, 0, trees.empty_walk(), 0, *numbers(compute, 0))
+    compile_kernel(_magnitudes, 0, 0, trees.empty_walk(), 0, *compute_scalars(compute, 0))
     trees.compile_for(compute)
 
 
 class LsqInit(AffineKernel[LsqInitDescriptor]):
-    """``_magnitudes``, and what adds up its sums, as a kernel."""
+    """``_magnitudes`` and the kernels that add its sums."""
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -108,7 +108,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        (like,) = numbers(compute, 0)
+        (like,) = compute_scalars(compute, 0)
 
         def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
             _magnitudes(first, last, walk, sums[0], like)

@@ -1,4 +1,4 @@
-"""The scale that LSQ begins with, in Triton: the tree sum of magnitudes."""
+"""lsq_init in Triton: the tree sum of magnitudes."""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -13,9 +13,7 @@ from holdfast.backends.steps import Steps
 from holdfast.core.plan import Launch
 from holdfast.core.segments import segments_in_order
 from holdfast.numerics.gpu import widen
-from holdfast.ops.affine.gpu import (
-    compile_contiguous,
-)
+from holdfast.ops.affine.gpu import compile_contiguous
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -43,7 +41,7 @@ def sum_of_magnitudes(
     SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     INDEX: tl.constexpr,
 ):  # fmt: skip
-    """What the scales are the sums of, for the blocks of one program."""
+    """Sums of |x| for the blocks of one program."""
     COUNT: tl.constexpr = SEGMENTS * BLOCKS
     segment, block, split = tile_coordinates(tiles, SEGMENTS, BLOCKS, SPLITS, INDEX)
     first = (block * BLOCK + split * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
@@ -63,7 +61,7 @@ def sum_of_magnitudes(
 
 
 class LsqInit(AffineKernel[LsqInitDescriptor]):
-    """``sum_of_magnitudes``, and what adds up its sums, as a kernel."""
+    """``sum_of_magnitudes`` and the kernels that add its sums."""
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)

@@ -1,4 +1,4 @@
-"""The mistakes of the scale that LSQ begins with."""
+"""Kernel mutants of lsq_init."""
 
 from __future__ import annotations
 

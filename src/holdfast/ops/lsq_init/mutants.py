@@ -1,4 +1,4 @@
-"""The mistakes of the scale that LSQ begins with."""
+"""Mutants of lsq_init."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _right(desc: LsqInitDescriptor) -> float:
 
 
 def _of_the_whole(desc: LsqInitDescriptor) -> float:
-    """The mean over all elements, whoever shares the scale."""
+    """Divide by the number of all elements, not of those of a scale."""
     return 2.0 / (max(math.prod(desc.shape), 1) * math.sqrt(desc.q_max))
 
 
@@ -42,7 +42,7 @@ def _in_one_go(terms: Array) -> Array:
 
 
 def _signed(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-    """The mean of x, not of its magnitudes."""
+    """Sum x instead of |x|."""
     with replaced(np, "abs", np.asarray):
         run(args)
 

@@ -1,8 +1,7 @@
-"""A scale to begin to learn with: ``2 * mean(|x|) / sqrt(q_max)`` over the elements that share it, as LSQ has
-it.
+"""The plan of lsq_init: the initial scale of LSQ, ``2 * mean(|x|) / sqrt(q_max)`` over a scale's elements.
 
-It is the tree sum of the magnitudes times ``2 / (n * sqrt(q_max))``, which is found in float64 and rounded to
-the compute type once. No scale is below the floor of ``choose_scale``; a NaN makes the scale NaN.
+It is the tree sum of the magnitudes times ``2 / (n * sqrt(q_max))``, a factor that is computed in float64 and
+rounded to the compute type once. No scale is below the floor of ``choose_scale``. A NaN makes the scale NaN.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from holdfast.ops.tree_sum.blocks import rounding_errors
 
 @dataclass(frozen=True, kw_only=True)
 class LsqInitDescriptor(PerScaleDescriptor):
-    """The first scales of a tensor whose codes go up to ``q_max``."""
+    """The initial scales of a tensor. ``q_max`` is the highest code."""
 
     q_max: int
 
     @property
     def factor(self) -> float:
-        """What the sum of the magnitudes is multiplied by."""
+        """The factor of the sum of magnitudes."""
         return 2.0 / (max(segment_length(self.view), 1) * math.sqrt(self.q_max))
 
     @property
@@ -48,20 +47,20 @@ class LsqInitDescriptor(PerScaleDescriptor):
 
 @arguments
 class LsqInitArgs(Args):
-    """``x`` is read, ``scale`` is written."""
+    """Reads ``x``, writes ``scale``."""
 
     x: torch.Tensor
     scale: Output
 
 
 class LsqInitPlan(FromDataPlan[LsqInitDescriptor, LsqInitArgs]):
-    """scale = max(2 * mean(|x|) / sqrt(q_max), 1e-12) over the elements of each scale; NaN if one is."""
+    """scale = max(2 * mean(|x|) / sqrt(q_max), 1e-12) over the elements of each scale. NaN stays NaN."""
 
     def ulp(self) -> dict[str, float]:
-        """The roundings of the sum, of the factor, and of their product.
+        """The roundings of the sum, of the factor and of their product.
 
-        The factor takes three operations of float64: a root, a product and a quotient. In float32 it is
-        rounded to that as well.
+        The factor takes three float64 operations: a root, a product and a quotient. If the compute type is
+        float32, the factor is rounded to it too.
         """
         compute = self.descriptor.real.compute
         of_factor = 3 * 2.0 ** (compute.precision - 53) + (compute.bits == 32)

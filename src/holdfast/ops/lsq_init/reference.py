@@ -1,4 +1,4 @@
-"""The scale that LSQ begins with, in NumPy."""
+"""lsq_init in NumPy: the definition of its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.ops.tree_sum.reference import by_segment, tree_sum
 
 
 class LsqInit(AffineKernel[LsqInitDescriptor]):
-    """The sum of the magnitudes times the factor, and no less than the floor."""
+    """max(factor * sum of magnitudes, floor) as a kernel."""
 
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute

@@ -1,4 +1,4 @@
-"""Every problem of lsq_init."""
+"""Random problems of lsq_init."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lsq_init for torch: the operator, tracing, vmap, and the function that people call."""
+"""The torch operator of lsq_init: registration, tracing, vmap, and ``hf.lsq_init``."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def lsq_init(
     q_max: int | None = None,
     granularity: Granularity = ONE_SCALE,
 ) -> torch.Tensor:
-    """A scale to begin to learn with, as LSQ has it: ``2 * mean(|x|) / sqrt(q_max)``.
+    """The initial scale of LSQ: ``2 * mean(|x|) / sqrt(q_max)``.
 
-    ``dtype`` names the codes, or ``q_min`` and ``q_max`` give their range, as for ``fake_quantize``. The
-    scale is a float32, or a float64 if ``x`` is; it is 1e-12 at least, so that a row of zeros is safe, and
-    NaN where ``x`` has a NaN. No gradient flows through it.
+    ``dtype`` is the dtype of the codes, or ``q_min`` and ``q_max`` give their range, as for
+    ``fake_quantize``. The scale is float32, or float64 if ``x`` is. It is at least 1e-12, also for zeros, and
+    NaN if an element is NaN. The function has no gradient.
 
     >>> import torch, holdfast as hf
     >>> weight = torch.tensor([[1.0, -3.0, 2.0], [0.0, 0.0, 0.0]])

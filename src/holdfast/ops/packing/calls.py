@@ -1,4 +1,4 @@
-"""Example calls of pack, unpack."""
+"""Example calls of pack and unpack."""
 
 from __future__ import annotations
 

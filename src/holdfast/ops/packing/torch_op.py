@@ -1,7 +1,7 @@
-"""Sub-byte codes side by side in bytes, and back, as plain torch operations on any device.
+"""Pack sub-byte codes into bytes, and unpack them, in plain torch operations on any device.
 
 The last axis is packed, low bits first: byte ``i`` of 4-bit codes holds code ``2 i`` in its low half and code
-``2 i + 1`` in its high half. A last byte that is not full has zeros in its unused bits.
+``2 i + 1`` in its high half. Unused bits of the last byte are 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["pack", "unpack"]
 
 
 def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Pack ``codes`` (one a byte, in int8 or uint8) of a 2-bit or 4-bit ``dtype`` into bytes.
+    """Pack ``codes`` of a 2-bit or 4-bit ``dtype``, one per int8 or uint8 element, into bytes.
 
     >>> import torch, holdfast as hf
     >>> hf.pack(torch.tensor([1, -2, 7], dtype=torch.int8), torch.int4)
@@ -32,18 +32,18 @@ def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if codes.dim() == 0:
         raise InvalidArgs("codes have rank 0 and no last axis to pack; reshape them to (1,).")
     per_byte = code.per_byte
-    places = torch.nn.functional.pad(codes.view(torch.uint8), (0, -codes.shape[-1] % per_byte))
-    places = places.unflatten(-1, (-1, per_byte)) & (2**code.bits - 1)
-    packed: torch.Tensor = places[..., 0]
-    for place in range(1, per_byte):
-        packed = packed | (places[..., place] << (place * code.bits))
+    fields = torch.nn.functional.pad(codes.view(torch.uint8), (0, -codes.shape[-1] % per_byte))
+    fields = fields.unflatten(-1, (-1, per_byte)) & (2**code.bits - 1)
+    packed: torch.Tensor = fields[..., 0]
+    for p in range(1, per_byte):
+        packed = packed | (fields[..., p] << (p * code.bits))
     return packed
 
 
 def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) -> torch.Tensor:
-    """The first ``length`` codes along the last axis of ``packed``, one a byte.
+    """The first ``length`` codes along the last axis of ``packed``, one per int8 or uint8 element.
 
-    The bytes do not tell whether the last one is full, so ``length`` is required.
+    ``length`` is required, since the last byte may not be full.
 
     >>> import torch, holdfast as hf
     >>> hf.unpack(torch.tensor([225, 7], dtype=torch.uint8), torch.int4, length=3)
@@ -58,8 +58,8 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     if packed.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
     length = packed_length(length, packed.shape[-1], code)
-    places = [(packed >> (place * code.bits)) & (2**code.bits - 1) for place in range(code.per_byte)]
-    codes = torch.stack(places, dim=-1).flatten(-2)[..., :length]
+    fields = [(packed >> (p * code.bits)) & (2**code.bits - 1) for p in range(code.per_byte)]
+    codes = torch.stack(fields, dim=-1).flatten(-2)[..., :length]
     if not code.signed:
         return codes.contiguous()
     spare = 8 - code.bits

@@ -1,4 +1,4 @@
-"""Quantize and its gradient, against torch's quantized tensors."""
+"""Benchmark of quantize and its gradient against torch's quantized tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.ops.affine.benchmark import (
     INT4,
     CodesCase,
     ScaledProblem,
-    beside,
+    broadcastable,
     cpu_rows,
     fake_quantizer,
     full_rows,
@@ -30,7 +30,7 @@ OPS = ("quantize", "quantize backward")
 
 @dataclass(frozen=True)
 class QuantizeCase(CodesCase):
-    """One row of quantize or of its gradient."""
+    """A benchmark row of quantize or of its gradient."""
 
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> QuantizeProblem:
         return QuantizeProblem(self, self.plan(elements, stream, backend), stream)
@@ -46,18 +46,18 @@ class QuantizeProblem(ScaledProblem):
         case = self.case
         assert not case.backward
         given = tensors["x"], tensors["scale"], tensors["zero_point"]
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "dtype": case.codes, "granularity": case.granularity, "packed": case.packed
         }  # fmt: skip
-        return lambda: (quantize(*given, **how),)
+        return lambda: (quantize(*given, **options),)
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
         case, desc = self.case, self.plan.descriptor
         granularity, shape, code = desc.granularity, desc.shape, case.code
         least, most = code.code_range
         zero_point = tensors["zero_point"]
-        scale = beside(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else beside(zero_point, granularity, len(shape))
+        scale = broadcastable(tensors["scale"], granularity, len(shape))
+        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
 
         def forward(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
             r = torch.round(grouped(x, granularity).float() / s)
@@ -77,7 +77,7 @@ class QuantizeProblem(ScaledProblem):
         return forward, [tensors["x"], scale, zero]
 
     def torch_op(self, tensors: Tensors) -> Call:
-        """torch.quantize_per_tensor and its kin; for the backward, that of torch.fake_quantize."""
+        """torch.quantize_per_tensor or _per_channel; for the backward, the gradient of fake_quantize."""
         zero = torch_zero_point(self.case, tensors)
         if not self.case.backward:
             return quantizer(self.case, tensors["x"], tensors)
@@ -105,6 +105,6 @@ def quick_cases() -> list[QuantizeCase]:
 
 
 def host_cases() -> dict[str, Case]:
-    """What the time on the host is measured of, on a small tensor."""
+    """Cases for the time on the host, on a small tensor."""
     case = QuantizeCase("quantize", "per tensor", torch.float32, torch.int8)
     return {"plan.run": case, "hf.quantize": replace(case, function=True)}

@@ -1,4 +1,4 @@
-"""The named inputs of quantize and of its backward."""
+"""Cases of quantize and its backward."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.ops.quantize.plan import (
     QuantizePerChannelPlan,
 )
 
-#: Pairs of numbers whose rows are three loops, two of them short.
+#: For ``quantize_pairs``: the rows are three loops, two of them short.
 _PAIRS_IN_LOOPS = Problem(
     "bfloat16 pairs, leading axes transposed",
     PerChannel(-1),
@@ -38,7 +38,7 @@ _PAIRS_IN_LOOPS = Problem(
     packed=True,
     layouts=("leading transposed", "contiguous"),
 )
-#: Each column has a scale, of which the range of x is found.
+#: One scale per column: the backward computes the range of x from each scale.
 _SCALES_BY_COLUMN = [
     Problem(
         "last axis, unusual scales", PerChannel(-1), (41, 13), real=torch.bfloat16, values="special",
@@ -50,7 +50,7 @@ _SCALES_BY_COLUMN = [
     ),
     Problem("last axis, scales of every size", PerChannel(-1), (41, 19), **EVERY_SIZE),
 ]  # fmt: skip
-#: Each element of a tile has a scale and a zero point of the widest type, and there is more than one tile.
+#: More than one tile, with a scale and a zero point of the widest type for each element.
 _WHOLE_TILE = Problem("a whole tile in float64", PerChannel(-1), (300, 37), real=torch.float64)
 _DY_APART = Problem(
     "dy in another layout",
@@ -62,7 +62,7 @@ _DY_APART = Problem(
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+    """All cases of ``plan``."""
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
@@ -72,7 +72,7 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
 
 
 def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` that ``problem`` is about."""
+    """The case of ``plan`` for ``problem``."""
     return (_forward if plan.direction == "forward" else _backward)(plan, problem)
 
 

@@ -1,6 +1,7 @@
-"""quantize on the CPU: codes are computed as floats, which hold them exactly, and stored as what they are.
+"""quantize in Numba.
 
-For a float format the quotient is computed, and rounded where it is stored.
+Integer codes are computed as floats, which represent them exactly, and converted when they are stored. For a
+float format the kernel computes the quotient, and ``store`` rounds it.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -17,13 +18,13 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, rint, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
-    given_bounds,
-    in_range_of,
+    code_bounds,
+    in_range_bounds,
     load,
     store,
     stores_bytes,
     stores_floating_codes,
-    straight_through,
+    straight_through_backward,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
@@ -36,7 +37,7 @@ from holdfast.ops.quantize.plan import (
 
 @jit
 def code(x, s, z, q_min, q_max):
-    """clamp(rint(x / s), lo, hi) + z. The bounds are integers, so that it is the same to clamp first."""
+    """clamp(rint(x / s), lo, hi) + z. The bounds are integers, so clamping before rint gives the same."""
     lo, hi = q_min - z, q_max - z
     t = x / s
     t = zero(t) if np.isnan(t) else t
@@ -58,16 +59,16 @@ def gradient_between(dy, x, s, z, least, greatest):
 
 @jit
 def gradient_e4m3fn(dy, x, s, z, q_min, q_max):
-    """dy / s where x / s, rounded to float8_e4m3fn, is in its range, +0 elsewhere."""
+    """dy / s where x / s, rounded to float8_e4m3fn, is in the range of that format; +0 elsewhere."""
     return dy / s if fits_e4m3fn(x / s) else zero(dy)
 
 
-#: By the kind of codes: the estimator, the bounds of a shared scale, and the estimator with those.
+#: By kind of codes, the three functions that ``straight_through_backward`` takes.
 ESTIMATORS = {
-    "integer": (gradient, in_range_of, gradient_between),
-    "float8_e4m3fn": (gradient_e4m3fn, given_bounds, gradient_e4m3fn),
+    "integer": (gradient, in_range_bounds, gradient_between),
+    "float8_e4m3fn": (gradient_e4m3fn, code_bounds, gradient_e4m3fn),
 }
-_walk_back = straight_through(ESTIMATORS)
+_backward_tiles = straight_through_backward(ESTIMATORS)
 
 
 @kernel
@@ -105,12 +106,12 @@ def _quantize(first, last, walk, shared, q_min, q_max):
 
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("integer", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("integer", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 @kernel
 def _quantize_backward_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _walk_back("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+    _backward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
 
 
 class Quantize(AffineKernel[QuantizeDescriptor]):
@@ -124,7 +125,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         self.compile()
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
-        bounds = affine.numbers(compute, *desc.code_range)
+        bounds = affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeArgs, addresses: Sequence[int]
@@ -144,7 +145,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
 
 
 class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
-    """The walk back for the kind of codes of the descriptor, as a kernel."""
+    """``_quantize_backward`` or ``_quantize_backward_e4m3fn`` as a kernel."""
 
     @property
     def entry(self) -> Any:
@@ -157,7 +158,7 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.numbers(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeBackwardArgs, addresses: Sequence[int]

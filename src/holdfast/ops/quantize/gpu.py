@@ -1,4 +1,7 @@
-"""Quantize and its backward, in Triton: one kernel each, for every granularity, dtype and layout."""
+"""quantize and its backward in Triton. One kernel each covers every granularity, dtype and layout.
+
+``quantize_pairs`` is a faster kernel for 16-bit numbers and packed 4-bit codes.
+"""
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
@@ -31,15 +34,15 @@ from holdfast.numerics.gpu import (
     widen_pair,
 )
 from holdfast.ops.affine.gpu import (
-    KEPT,
+    EVICT_LAST,
     Layout,
     TiledKernel,
     add_tiles,
-    alike_by_column,
+    code_limits,
     in_pairs,
-    limits,
     load_scale,
     load_zero_point,
+    same_strides_by_column,
 )
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
@@ -48,13 +51,13 @@ from holdfast.ops.quantize.plan import (
     QuantizeDescriptor,
 )
 
-#: Tiles of a program that are on their way at a time, if it takes several.
+#: Pipeline stages of a program's loop over tiles.
 STAGES = tl.constexpr(3)
 
 
 @triton.jit
 def packed_bytes(codes, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PER_BYTE: tl.constexpr):
-    """PER_BYTE neighbours in a byte, low bits first."""
+    """Pack PER_BYTE neighbouring codes into a byte, low bits first."""
     codes = codes & (2 ** (8 // PER_BYTE) - 1)
     even, odd = tl.split(tl.reshape(codes, (ROWS, COLUMNS // 2, 2)))
     codes = even | (odd << (8 // PER_BYTE))
@@ -76,7 +79,8 @@ def quantize(
 ):  # fmt: skip
     """q = clamp(rint(x / scale), q_min - z, q_max - z) + z, over one tile.
 
-    With an EXPONENT the codes are those of a float format, to which x / scale is rounded and saturated.
+    EXPONENT > 0 is a float format of EXPONENT and MANTISSA bits: x / scale is rounded and saturated to it.
+    RAGGED: the last byte of a row is not full.
     """
     WIDTH: tl.constexpr = COLUMNS // PER_BYTE
     columns = sizes[len(sizes) - 1]
@@ -92,7 +96,7 @@ def quantize(
     )
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-    values = tl.load(x + to_x, mask=inside, eviction_policy=KEPT)
+    values = tl.load(x + to_x, mask=inside, eviction_policy=EVICT_LAST)
     if EXPONENT > 0:
         t = code_quotient(widen(values, COMPUTE), s, True)
         codes = float_code(t, q_max, EXPONENT, MANTISSA, NAN)
@@ -122,10 +126,11 @@ def quantize_pairs(
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """``quantize`` of 16-bit numbers to packed 4-bit codes: a column is two numbers in a word, and a byte.
+    """``quantize`` of 16-bit numbers to packed 4-bit codes.
 
-    It goes down ``steps`` tiles, for which the scales are prepared once: more than one where scales differ by
-    column alone.
+    A column is two numbers, read as one 32-bit word, and one byte of codes. A program processes ``steps``
+    tiles, one below the other, and prepares the scales once. ``steps`` is 1 unless scales differ by column
+    only.
     """
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID, steps)
     start = tile_start(columns, COLUMNS, GRID)
@@ -155,7 +160,7 @@ def quantize_pairs(
     for _ in tl.range(steps, num_stages=STAGES):
         inside = (row < rows)[:, None] & here
         to_word = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-        word = tl.load(words + to_word, mask=inside, eviction_policy=KEPT)
+        word = tl.load(words + to_word, mask=inside, eviction_policy=EVICT_LAST)
         value, next_value = widen_pair(word, x.dtype.element_ty)
         if short:
             low = short_code(value, s, q_min, q_max, z)
@@ -174,13 +179,14 @@ def quantize_backward(
     scale_bits, zero_value, q_min, q_max,
     rows, byte_columns, sizes, dx_strides, dy_strides, x_strides, scale_strides, zero_strides,
     COMPUTE: tl.constexpr, SCALE_ON_HOST: tl.constexpr, ZERO: tl.constexpr, ACCUMULATE: tl.constexpr,
-    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, ALIKE: tl.constexpr,
+    EXPONENT: tl.constexpr, MANTISSA: tl.constexpr, SAME_STRIDES: tl.constexpr,
     PER_BYTE: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr,
 ):  # fmt: skip
-    """dx = dy / scale where the code was in range, else 0, over one tile.
+    """dx = dy / scale where the code is in range, else 0, over one tile.
 
-    If scales differ by column alone, all that depends on them is found once a column: the range of x too.
+    If scales differ by column only, everything that depends on a scale is computed once per column. That
+    includes the range of x.
     """
     columns = sizes[len(sizes) - 1]
     row = tile_rows(rows, columns, ROWS, COLUMNS, GRID)
@@ -195,9 +201,9 @@ def quantize_backward(
     )
     inside = (row < rows)[:, None] & here
     to_x = tile_offsets(row, start, sizes, x_strides, COLUMNS)
-    to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
-    values = widen(tl.load(x + to_x, mask=inside, eviction_policy=KEPT), COMPUTE)
-    upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=KEPT), COMPUTE)
+    to_dy = to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dy_strides, COLUMNS)
+    values = widen(tl.load(x + to_x, mask=inside, eviction_policy=EVICT_LAST), COMPUTE)
+    upstream = widen(tl.load(dy + to_dy, mask=inside, eviction_policy=EVICT_LAST), COMPUTE)
     if EXPONENT > 0:
         kept = float_in_range(code_quotient(values, s, BY_COLUMN), q_max, EXPONENT, MANTISSA)
     elif BY_COLUMN and not BY_ROW and COMPUTE == tl.float32:
@@ -211,7 +217,7 @@ def quantize_backward(
     else:
         gradient = quotient(upstream, s)
     gradient = tl.where(kept, gradient, 0.0)
-    out = dx + (to_x if ALIKE else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
+    out = dx + (to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dx_strides, COLUMNS))
     if ACCUMULATE:
         gradient = widen(tl.load(out, mask=inside), COMPUTE) + gradient
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
@@ -225,7 +231,7 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
     def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
             "EXPONENT": self.desc.codes.exponent_bits,
             "MANTISSA": self.desc.codes.mantissa_bits,
@@ -243,11 +249,11 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
             replace(layout, space=in_pairs(layout.space)),
             per_column=2,
             scaled_tile=self.tuning.tile // 2,
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
         )
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
-        """Whether ``x`` can be read two numbers at a time, each pair for one byte of codes."""
+        """Whether ``quantize_pairs`` can be used: pairs of ``x`` are aligned words, each for one byte."""
         *rows, column = space.strides[1]
         return (
             self.desc.per_byte == 2
@@ -266,10 +272,10 @@ class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
 
     def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            **limits(self.desc.code_range),
+            **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2,
             "EXPONENT": self.desc.codes.exponent_bits,
             "MANTISSA": self.desc.codes.mantissa_bits,
             "ACCUMULATE": args.accumulate,
-            "ALIKE": alike_by_column(space, self.tensors),
+            "SAME_STRIDES": same_strides_by_column(space, self.tensors),
         }

@@ -1,4 +1,4 @@
-"""The mistakes of the kernels of quantize, and of the walk over tiles that all ops with scales share."""
+"""Kernel mutants of quantize, of its number formats, and of the shared loops over tiles."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ MUTANTS = (
     _backward(
         "accumulate lost",
         _WALK_CPU,
-        "dx[i] += estimated(",
-        "dx[i] = estimated(",
+        "dx[i] += estimate(",
+        "dx[i] = estimate(",
         likely="accumulate",
     ),
     _backward(
@@ -169,7 +169,7 @@ MUTANTS = (
     _backward(
         "the strides of x for those of dy",
         _GPU,
-        "to_dy = to_x if ALIKE else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
+        "to_dy = to_x if SAME_STRIDES else tile_offsets(row, start, sizes, dy_strides, COLUMNS)",
         "to_dy = to_x",
         likely="dy in another layout",
     ),

@@ -1,4 +1,4 @@
-"""The mistakes of quantize, forward and backward."""
+"""Mutants of quantize, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdfast.core.formats import Format
 from holdfast.core.mutant import Mutant, instead_of
 from holdfast.numerics.reference import Array, bounds, encode, nearest, rounded_quotient
 
-# Mistakes of the arithmetic. Each is the function of the reference, with one thing changed.
+# Each function is that of the reference with one change.
 
 
 def reciprocal_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
-    """A product with 1 / scale for the quotient."""
+    """Multiply by 1 / scale instead of dividing."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         r = np.rint(x * (x.dtype.type(1) / s))
@@ -23,7 +23,7 @@ def reciprocal_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: i
 
 
 def zero_point_first(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
-    """The zero point added before rounding, where an odd one moves ties."""
+    """Add the zero point before rounding. An odd zero point then changes the result of ties."""
     z, _, _ = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         r = np.rint(x / s + z.astype(x.dtype))
@@ -32,14 +32,14 @@ def zero_point_first(x: Array, s: Array, zero_point: Array, q_min: int, q_max: i
 
 
 def exclusive_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
-    """The largest code never reached."""
+    """Clamp to less than the largest code."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
     r = rounded_quotient(x, s)
     return np.clip(np.where(np.isnan(r), 0, r), lo, np.maximum(lo, hi - 1)).astype(np.int64) + z
 
 
 def ties_away(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
-    """Ties away from zero."""
+    """Round ties away from zero."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         t = x / s
@@ -90,11 +90,11 @@ def _not_outside(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
     return found
 
 
-# Mistakes of float formats: what takes the place of rounding and saturating a quotient.
+# Mutants of float formats: functions that replace the rounding of a quotient.
 
 
 def _rounded(round_to: Callable[[Array, Format], Array]) -> Callable[..., Array]:
-    """quantize_to_float with another rounding; what it leaves out of range saturates."""
+    """``quantize_to_float`` with another rounding, then saturated."""
 
     def codes_of(x: Array, s: Array, codes: Format) -> Array:
         with np.errstate(all="ignore"):
@@ -128,7 +128,7 @@ def _float_reciprocal(x: Array, s: Array, codes: Format) -> Array:
         return encode(np.clip(nearest(x * (x.dtype.type(1) / s), codes), *codes.code_range), codes)
 
 
-#: By name, what takes the place of ``quantize_to_float``.
+#: Replacements of ``quantize_to_float``, by mutant name.
 FLOAT_MISTAKES: dict[str, Callable[..., Array]] = {
     "float: ties away from zero": _rounded(_float_ties_away),
     "float: subnormal numbers flushed": _rounded(_flushed),
@@ -142,7 +142,7 @@ FLOAT_MISTAKES: dict[str, Callable[..., Array]] = {
 
 
 def not_rounded(x: Array, s: Array, codes: Format) -> Array:
-    """The quotient itself where a rounded one is asked for."""
+    """Return the quotient without rounding it."""
     with np.errstate(all="ignore"):
         return np.asarray(x / s)
 
@@ -153,7 +153,7 @@ def _one_step_further(x: Array, s: Array, codes: Format) -> Array:
         return np.asarray(np.nextafter(r, np.copysign(np.inf, r)))
 
 
-#: By name, what takes the place of ``rounded_to_float`` in a gradient.
+#: Replacements of ``rounded_to_float`` in a gradient, by mutant name.
 FLOAT_RANGE_MISTAKES: dict[str, Callable[..., Array]] = {
     "float: range before rounding": not_rounded,
     "float: exclusive bound": _one_step_further,

@@ -1,6 +1,6 @@
-"""Quantize: real numbers to codes, and the straight-through gradient back.
+"""Plans of quantize: real numbers to codes, and the straight-through gradient.
 
-``q = clamp(rint(x / scale) + zero_point, q_min, q_max)``, at four granularities that are one kernel.
+``q = clamp(rint(x / scale) + zero_point, q_min, q_max)``. One kernel covers the four granularities.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import (
     AffinePlan,
-    IntoCodes,
     Scale,
     StraightThroughArgs,
+    ToCodesDescriptor,
     ZeroPoint,
-    granular,
-    rounded_once,
+    define_granularities,
+    one_rounding_ulp,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeBackwardDescriptor(IntoCodes):
-    """``output_dtype`` is what the forward made; a floating one is the dtype of ``dy`` too."""
+class QuantizeBackwardDescriptor(ToCodesDescriptor):
+    """``output_dtype`` is the dtype of the forward's codes. A floating one is also the dtype of ``dy``."""
 
     q_min: int | None = None
     q_max: int | None = None
@@ -37,7 +37,7 @@ class QuantizeBackwardDescriptor(IntoCodes):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeDescriptor(QuantizeBackwardDescriptor):
-    """``packed`` puts 2-bit and 4-bit codes side by side in bytes, along the last axis, low bits first."""
+    """``packed`` stores several 2-bit or 4-bit codes per byte, along the last axis, low bits first."""
 
     packed: bool = False
 
@@ -51,7 +51,7 @@ class QuantizeDescriptor(QuantizeBackwardDescriptor):
 
 @arguments
 class QuantizeArgs(Args):
-    """``x`` is read, ``q`` is written."""
+    """Reads ``x``, writes ``q``."""
 
     x: torch.Tensor
     scale: Scale
@@ -61,14 +61,14 @@ class QuantizeArgs(Args):
 
 @arguments
 class QuantizeBackwardArgs(StraightThroughArgs):
-    """Those of every straight-through estimator."""
+    """The args of every straight-through estimator."""
 
 
 class QuantizePlan(AffinePlan[QuantizeDescriptor, QuantizeArgs], abstract=True):
     """q = clamp(rint(x / scale) + zero_point, q_min, q_max); NaN takes the code of 0.0."""
 
     def ulp(self) -> dict[str, float]:
-        # The quotient is rounded before it is rounded to a code: beside a tie, that can cross it.
+        # The quotient is rounded before rint. Close to a tie, that first rounding can reach the tie.
         return {"q": 1.0}
 
 
@@ -77,13 +77,13 @@ class QuantizeBackwardPlan(AffinePlan[QuantizeBackwardDescriptor, QuantizeBackwa
 
     def ulp(self) -> dict[str, float]:
         real = self.descriptor.real
-        return {"dx": rounded_once(real, real.compute)}
+        return {"dx": one_rounding_ulp(real, real.compute)}
 
 
-granular(QuantizePlan)
-granular(QuantizeBackwardPlan)
+define_granularities(QuantizePlan)
+define_granularities(QuantizeBackwardPlan)
 
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """The spellings that ``granular`` makes."""
+        """The classes that ``define_granularities`` makes."""

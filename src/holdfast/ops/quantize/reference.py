@@ -1,4 +1,4 @@
-"""What quantize means, in NumPy."""
+"""quantize in NumPy: the definition of its result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from holdfast.ops.quantize.plan import (
 
 
 def quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
-    """The codes of ``x``. Infinities saturate, NaN takes the code of 0.0."""
+    """The codes of ``x``. Infinities saturate; the code of NaN is that of 0.0."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
     r = rounded_quotient(x, scale)
     r = np.where(np.isnan(r), 0, r)
@@ -46,18 +46,18 @@ def quantize_backward(
 
 
 def rounded_to_float(x: Array, scale: Array, codes: Format) -> Array:
-    """x / scale rounded to the mantissa of a float format; what is out of its range is not saturated yet."""
+    """x / scale rounded to the mantissa of a float format, not yet saturated to its range."""
     with np.errstate(all="ignore"):
         return nearest(x / scale, codes)
 
 
 def quantize_to_float(x: Array, scale: Array, codes: Format) -> Array:
-    """The codes of ``x`` in a float format. Infinities saturate, NaN stays NaN, zeros keep their sign."""
+    """The codes of ``x`` in a float format. Infinities saturate; NaN stays NaN; a zero keeps its sign."""
     return encode(np.clip(rounded_to_float(x, scale, codes), *codes.code_range), codes)
 
 
 def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format) -> Array:
-    """The straight-through gradient of a float format: dy / scale where nothing saturated, else 0."""
+    """The straight-through gradient of a float format: dy / scale where x did not saturate, else 0."""
     with np.errstate(all="ignore"):
         kept = np.abs(rounded_to_float(x, scale, codes)) <= codes.code_range[1]
         return np.where(kept, dy / scale, dy.dtype.type(0))

@@ -1,4 +1,4 @@
-"""Every problem of quantize and of its backward."""
+"""Random problems of quantize and its backward."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
 def public(
     plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
 ) -> dict[str, torch.Tensor] | None:
-    how = {
+    options = {
         "dtype": desc.output_dtype,
         "granularity": desc.granularity,
         "q_min": desc.q_min,
         "q_max": desc.q_max,
     }
     if plan.direction == "forward":
-        return {"q": quantize(args.x, args.scale, args.zero_point, packed=desc.packed, **how)}
-    if args.accumulate or not desc.codes.carried:  # codes have no gradient unless floats carry them
+        return {"q": quantize(args.x, args.scale, args.zero_point, packed=desc.packed, **options)}
+    if args.accumulate or not desc.codes.carried:  # only codes stored as floats have a gradient
         return None
     x = args.x.detach().requires_grad_()
-    quantize(x, args.scale, args.zero_point, **how).backward(args.dy)
+    quantize(x, args.scale, args.zero_point, **options).backward(args.dy)
     return {"dx": x.grad}

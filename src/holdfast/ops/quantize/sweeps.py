@@ -1,4 +1,4 @@
-"""Every 16-bit input through quantize and its gradient, and every float32."""
+"""Exhaustive sweeps of quantize and its gradient over all 16-bit and all float32 inputs."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from holdfast.ops.quantize.plan import (
     QuantizePerTensorPlan,
 )
 
-#: The scales and zero points of the float32 sweep, which takes seconds for each.
+#: (scale, zero point) of the float32 sweeps. Each takes seconds.
 FLOAT32_PAIRS = (PAIRS[0], PAIRS[1], PAIRS[3], (7e-39, -77))
 
 
 def sweeps() -> Iterator[Sweep]:
-    """All 16-bit inputs, to every code type."""
+    """All 16-bit inputs to every code dtype."""
     for real in (torch.float16, torch.bfloat16):
         for codes, packed in STORED:
             yield _quantize(real, codes, packed)
-            if packed:  # without zero points these divide in a way of their own
+            if packed:  # without zero points the GPU kernel divides differently
                 yield _quantize(real, codes, packed, symmetric=True)
             else:
                 yield _quantize_backward(real, codes)
@@ -71,7 +71,7 @@ def _quantize(real: torch.dtype, codes: torch.dtype, packed: bool, symmetric: bo
 
 
 def _quantize_backward(real: torch.dtype, codes: torch.dtype) -> Sweep:
-    """Every input twice over: as x, with gradients around 1, and as dy, where x is in range."""
+    """Every 16-bit number twice: as x, with dy around 1, and as dy, with x in range."""
     shape = (2, len(PAIRS), 2**16)
     desc = QuantizePerChannelBackwardDescriptor(shape=shape, axis=1, input_dtype=real, output_dtype=codes)
 

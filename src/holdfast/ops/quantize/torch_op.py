@@ -1,4 +1,4 @@
-"""quantize for torch: operators, tracing, autograd, and the function that people call."""
+"""The torch operators of quantize: registration, tracing, autograd, vmap, and ``hf.quantize``."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -16,34 +16,27 @@ from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
     ONE_SCALE,
     Granularity,
-    PerChannel,
-    PerGroup,
-    PerTensor,
-    PerToken,
     validate_granularity,
 )
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, empty_codes, select, shared_arguments
+from holdfast.ops.affine.torch_op import (
+    SHARED_SCHEMA,
+    code_range,
+    empty_codes,
+    plans_by_granularity,
+    select,
+    shared_arguments,
+)
 from holdfast.ops.quantize import plan as plans
 from holdfast.ops.quantize.plan import QuantizeArgs, QuantizeBackwardArgs
 
 __all__ = ["quantize"]
 
-_FORWARD = {
-    PerTensor: plans.QuantizePerTensorPlan,
-    PerChannel: plans.QuantizePerChannelPlan,
-    PerToken: plans.QuantizePerTokenPlan,
-    PerGroup: plans.QuantizePerGroupPlan,
-}
-_BACKWARD = {
-    PerTensor: plans.QuantizePerTensorBackwardPlan,
-    PerChannel: plans.QuantizePerChannelBackwardPlan,
-    PerToken: plans.QuantizePerTokenBackwardPlan,
-    PerGroup: plans.QuantizePerGroupBackwardPlan,
-}
+_FORWARD = plans_by_granularity(plans, "Quantize")
+_BACKWARD = plans_by_granularity(plans, "Quantize", "Backward")
 
 _RANGE_SCHEMA = "str dtype, int? q_min, int? q_max"
 
@@ -146,18 +139,18 @@ register_autograd("quantize_backward", _refuse_to_differentiate, by=["dy", "x"])
 def _quantize_batched(call):
     def rule(info, in_dims, x, *rest):
         *shared, granularity, dtype, q_min, q_max = rest[:8]
-        if rest[8:] == (True,):  # packed along an axis of its own, which must stay the last one
+        if rest[8:] == (True,):  # the packed axis must stay the last one
             return by_sample(call)(info, in_dims, x, *rest)
-        settled = (dtype, q_min, q_max, *rest[8:])
-        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, settled)
+        static = (dtype, q_min, q_max, *rest[8:])
+        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, static)
 
     return rule
 
 
 def _quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max = rest
-    settled = (dtype, q_min, q_max)
-    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, settled)
+    static = (dtype, q_min, q_max)
+    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("quantize", _quantize_batched(_to_integers))
@@ -178,9 +171,9 @@ def quantize(
 ) -> torch.Tensor:
     """The codes of ``x``: ``clamp(rint(x / scale) + zero_point, q_min, q_max)``.
 
-    ``dtype`` is that of the codes. Codes of less than a byte come one each in int8 or uint8 or, with
-    ``packed``, side by side along the last axis. With a floating ``dtype``, which needs ``q_min`` and
-    ``q_max``, the codes come as floats and are differentiable with respect to ``x`` by the straight-through
+    ``dtype`` is the dtype of the codes. Codes of 2 or 4 bits are stored one per int8 or uint8 element or,
+    with ``packed``, several per byte along the last axis. With a floating ``dtype``, which needs ``q_min``
+    and ``q_max``, the codes are floats. They are differentiable with respect to ``x`` by the straight-through
     estimator: ``dx = dy / scale`` where the code is in range, else 0.
 
     >>> import torch, holdfast as hf
