@@ -144,7 +144,7 @@ def test_the_first_candidate_without_a_reason_is_taken(op: Any, monkeypatch: pyt
     """``select``, ``consider`` and the SKU use the same list."""
     usual = op.ScaledAddPlan.kernels[0]
     small = Implementation(
-        "reference", usual.place, "small",
+        "reference", usual.entry_point, "small",
         lambda desc, device, pref: "" if desc.shape[0] < 5 else f"{desc.shape[0]} rows are too many",
     )  # fmt: skip
     monkeypatch.setattr(op.ScaledAddPlan, "kernels", (small, usual))

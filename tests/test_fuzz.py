@@ -153,15 +153,15 @@ def test_writing_where_nothing_may_be_written_is_found(what: str, monkeypatch: p
 
 def test_a_launch_remembered_for_other_strides_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan: Any = hf.plans.all()["DequantizePerTensorPlan"]
-    right, first = plan._recall, {}
+    right, first = plan._look_up, {}
 
-    def recall(self: Any, args: Any) -> Any:
-        admitted, addresses = right(self, args)
-        if admitted is not None:
-            first.setdefault(id(self), (self, admitted))
-        return first.get(id(self), (self, admitted))[1], addresses
+    def look_up(self: Any, args: Any, operands: Any) -> Any:
+        cached, places = right(self, args, operands)
+        if cached is not None:
+            first.setdefault(id(self), (self, cached))
+        return first.get(id(self), (self, cached))[1], places
 
-    monkeypatch.setattr(plan, "_recall", recall)
+    monkeypatch.setattr(plan, "_look_up", look_up)
     monkeypatch.setattr("holdfast.proof.fuzz.search.shrink", lambda drawn, found, check: found)
     assert fuzz_plan("DequantizePerTensorPlan", problems=50)
 

@@ -38,7 +38,8 @@ def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
 def test_the_third_run_is_recognised() -> None:
     plan, _stream, args = settled()
     assert plan._last_call is not None
-    assert plan._last_call.places(args.operands(), args.options()) == plan._admitted[args.signature()[0]].fit
+    cached = plan._launches[args.signature()[0]]
+    assert plan._last_call.places(args.operands(), args.options()) == cached.checked
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["recognised", "without the internal interface"])

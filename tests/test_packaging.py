@@ -63,7 +63,8 @@ def test_every_requirement_is_pinned() -> None:
     extras = [r for extra in PROJECT["optional-dependencies"].values() for r in extra]
     for requirement in [*PROJECT["dependencies"], *extras]:
         name = _normal(re.split(r"[<>=!~; \[]", requirement)[0])
-        assert name in constraints(), f"{name} has no version in constraints.txt"
+        if name != "holdfast":  # an extra may name another extra of this project
+            assert name in constraints(), f"{name} has no version in constraints.txt"
 
 
 def test_run_time_dependencies_are_the_agreed_ones() -> None:

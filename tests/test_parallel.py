@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.backends import private, threads
 from holdfast.backends.scratch import Runs, Scratch
 from holdfast.backends.threads import (
-    WORTH_A_THREAD,
+    ELEMENTS_PER_THREAD,
     parallel,
     shared_finely,
     threads_for,
@@ -48,7 +48,7 @@ def test_the_library_of_torch_is_found() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 1000])
 def test_every_range_is_taken_once(count: int) -> None:
     taken: list[int] = []
-    parallel(lambda first, last: taken.extend(range(first, last)), count, 100 * WORTH_A_THREAD)
+    parallel(lambda first, last: taken.extend(range(first, last)), count, 100 * ELEMENTS_PER_THREAD)
     assert sorted(taken) == list(range(count))
 
 
@@ -56,7 +56,7 @@ def test_every_range_is_taken_once(count: int) -> None:
 def test_two_threads_work_at_the_same_time() -> None:
     """Each of two parts waits for the other, so a single thread would time out."""
     met = threading.Barrier(2)
-    parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * WORTH_A_THREAD)
+    parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * ELEMENTS_PER_THREAD)
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -68,14 +68,14 @@ def test_a_failure_reaches_the_caller_and_ends_nothing(failing: int) -> None:
 
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no memory"):
-            parallel(part, 1000, 100 * WORTH_A_THREAD)
+            parallel(part, 1000, 100 * ELEMENTS_PER_THREAD)
     test_every_range_is_taken_once(1000)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_little_work_stays_with_the_caller() -> None:
     callers: list[int] = []
-    parallel(lambda first, last: callers.append(threading.get_ident()), 1000, 2 * WORTH_A_THREAD - 1)
+    parallel(lambda first, last: callers.append(threading.get_ident()), 1000, 2 * ELEMENTS_PER_THREAD - 1)
     assert callers == [threading.get_ident()]
 
 
@@ -89,7 +89,7 @@ def test_each_thread_keeps_a_scratch_of_its_own() -> None:
             time.sleep(0.001)  # leaves work for the other thread
 
         while len(found) < 2:
-            parallel(part, 16, 100 * WORTH_A_THREAD)
+            parallel(part, 16, 100 * ELEMENTS_PER_THREAD)
         return found
 
     before = addresses()
@@ -110,8 +110,8 @@ def test_scratch_grows() -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_are_as_many_as_work_is_worth() -> None:
-    most = 10 * WORTH_A_THREAD
-    assert [threads_for(n) for n in (0, 1, WORTH_A_THREAD, 2 * WORTH_A_THREAD, most)] == [1, 1, 1, 2, 2]
+    share = ELEMENTS_PER_THREAD
+    assert [threads_for(n) for n in (0, 1, share, 2 * share, 10 * share)] == [1, 1, 1, 2, 2]
     with shared_finely():
         assert threads_for(50000) == 2
     assert threads_for(50000) == 1
@@ -131,7 +131,7 @@ def test_work_that_is_not_worth_all_threads_leaves_those_of_torch_alone(
         with monkeypatch.context() as patch:
             patch.setattr(private, "team_of_torch", refuse)
             test_every_range_is_taken_once(3)
-            parallel(lambda first, last: None, 1000, 3 * WORTH_A_THREAD)
+            parallel(lambda first, last: None, 1000, 3 * ELEMENTS_PER_THREAD)
     finally:
         torch.set_num_threads(before)
 

@@ -1,7 +1,7 @@
-"""How kernels are compiled, launched and split over threads. Knows no op.
+"""Backends: compilation and launch of kernels, and threads. No module here depends on an op.
 
-This file only says which backends exist and what they can serve; the compilers are imported by ``cpu`` and
-``gpu`` when a plan first needs them.
+This file registers the backends and the devices that they support. ``cpu`` and ``gpu`` import the compilers,
+when a plan first needs them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.core.registry import Backend, register_backend
 
 
 def interpreted() -> bool:
-    """Whether Triton runs its kernels on the CPU, through its interpreter."""
+    """Whether Triton interprets its kernels on the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 

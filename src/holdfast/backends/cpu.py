@@ -1,7 +1,7 @@
-"""How CPU kernels are compiled; knows no op.
+"""Compilation of CPU kernels, and instructions that they use.
 
-Kernels take addresses, not arrays: the dtype of an operand is a number known at run time, so that each kernel
-is compiled once for each compute type and never for a combination of dtypes.
+Kernels take addresses, not arrays. The dtype of an operand is a number that is passed at run time, so each
+kernel is compiled once per compute type, not once per combination of dtypes.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -23,31 +23,31 @@ from holdfast.backends.private import numba as private
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
-#: Bytes of a line of the cache.
+#: Size of a cache line, bytes.
 LINE = 64
-#: Elements of a loop between two calls of ``prefetch``, and the bytes that it looks ahead.
+#: Elements between two calls of ``prefetch`` in a loop, and its distance ahead in bytes.
 BLOCK, _AHEAD = 256, 2048
 
-#: The type of an address of bytes, in LLVM.
+#: LLVM's type of a pointer to bytes.
 BYTES = ir.IntType(8).as_pointer()
 
 _EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile what Python calls: without the GIL, and cached on disk where a disk can be written."""
+    """Compile a kernel that Python calls: it releases the GIL and is cached on disk if possible."""
     compiled = njit(**_EXACT, **private.kernel_options())(function)
     kernel_cache.keep(compiled, function)
     return compiled
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """Compile what kernels call: it becomes part of them, on disk as well."""
+    """Compile a function that kernels call: it is linked into each kernel and cached with it."""
     return njit(**_EXACT, **private.part_options())(function)
 
 
 def on_demand(function: Callable[..., Any]) -> Any:
-    """Compile what kernels call, by itself, when a kernel first calls it; see ``backends.on_demand``."""
+    """Compile a function that kernels call, separately, at its first call; see ``backends.on_demand``."""
     return callable_from_kernels(function, _c_function, _compile_c_function)
 
 
@@ -65,13 +65,13 @@ def _compile_c_function(function: Any, module: str) -> None:
 
 
 def emit(builder: Callable[..., Any]) -> Any:
-    """Declare a function of kernels by the LLVM instructions that it stands for."""
+    """Declare a function for kernels that emits LLVM instructions."""
     return intrinsic(builder)
 
 
 @contextmanager
 def counted_loop(builder: Any, count: Any) -> Iterator[Any]:
-    """Emit a loop that runs ``count`` times; its body is what is emitted meanwhile. Yields the index."""
+    """Emit a loop that runs ``count`` times. Code emitted inside the block is its body. Yields the index."""
     before = builder.block
     head, body, after = (builder.append_basic_block(name) for name in ("head", "body", "after"))
     builder.branch(head)
@@ -87,14 +87,14 @@ def counted_loop(builder: Any, count: Any) -> Iterator[Any]:
 
 
 def stack_slot(builder: Any, kind: Any) -> Any:
-    """Emit room for one value of a type of LLVM on the stack."""
+    """Emit the allocation of one value of an LLVM type on the stack."""
     with builder.goto_entry_block():
         return builder.alloca(kind)
 
 
 @emit
 def pointer(typingctx, address, like):
-    """An address as a pointer to elements of the type ``like``, which is a type or a value of that type."""
+    """An address as a pointer to elements of type ``like``, given as a type or a value of that type."""
     element = like.dtype if isinstance(like, types.NumberClass) else like
 
     def build(context, builder, signature, args):
@@ -118,7 +118,7 @@ def copy(typingctx, target, source, size):
 
 @emit
 def outlined(typingctx):
-    """Called in a function, keeps it from being copied into each of its callers."""
+    """Prevent inlining of the function that calls this."""
 
     def build(context, builder, signature, args):
         builder.function.attributes.add("noinline")
@@ -128,20 +128,20 @@ def outlined(typingctx):
 
 
 def prefetch_line(builder: Any, place: Any) -> None:
-    """Emit the request for the line of the cache that holds what a pointer points to; it need not exist."""
+    """Emit a prefetch of the cache line at a pointer. The address need not be valid."""
     byte, number = BYTES, ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     )
     line = builder.bitcast(place, byte)
-    builder.call(function, [line, number(0), number(3), number(1)])  # to read, and keep, data
+    builder.call(function, [line, number(0), number(3), number(1)])  # read, keep in all levels, data
 
 
 @emit
 def prefetch(typingctx, elements, index):
-    """Ask for the block of elements that lies a few blocks after ``elements[index]``; it need not exist.
+    """Prefetch ``BLOCK`` elements at a distance after ``elements[index]``. Addresses need not be valid.
 
-    Left alone, the processor falls behind where a loop reads memory faster than it foresees.
+    The hardware prefetcher alone is too slow for loops that read memory at full bandwidth.
     """
 
     def build(context, builder, signature, args):
@@ -165,7 +165,7 @@ def _prefetch_address(typingctx, address):
 
 @jit
 def prefetch_run(address, size):
-    """Ask for ``size`` bytes from ``address`` on, which need not exist."""
+    """Prefetch ``size`` bytes from ``address``. The addresses need not be valid."""
     for offset in range(0, size, LINE):
         _prefetch_address(address + offset)
 
@@ -175,7 +175,7 @@ _VECTOR = 32  # bytes
 
 @emit
 def _stream_vector(typingctx, target, source):
-    """Carry one vector to an aligned address, and leave it out of every cache."""
+    """Copy one vector to an aligned address with a non-temporal store, which bypasses the caches."""
 
     def build(context, builder, signature, args):
         vector = ir.VectorType(ir.IntType(64), _VECTOR // 8).as_pointer()
@@ -189,7 +189,7 @@ def _stream_vector(typingctx, target, source):
 
 @emit
 def fence(typingctx):
-    """What was stored before is seen before whatever is stored after."""
+    """Memory fence: stores before it become visible before stores after it."""
 
     def build(context, builder, signature, args):
         builder.fence("seq_cst")
@@ -200,7 +200,7 @@ def fence(typingctx):
 
 @jit
 def _copy_edges(target, source, size):
-    """Copy what lies before and after the whole vectors of the target; return where these begin and end."""
+    """Copy the bytes before and after the aligned vectors of the target; return the range of the vectors."""
     head = min((-target) & (_VECTOR - 1), size)
     rest = size - ((size - head) & (_VECTOR - 1))
     if head > 0:
@@ -212,9 +212,9 @@ def _copy_edges(target, source, size):
 
 @jit
 def stream(target, source, size):
-    """Copy ``size`` bytes past the caches: memory that is only written need not be read into them first.
+    """Copy ``size`` bytes with non-temporal stores, so that the target is not read into the caches first.
 
-    A ``fence`` must follow before anybody is told of it.
+    A ``fence`` must follow before another thread reads the target.
     """
     first, last = _copy_edges(target, source, size)
     for i in range(first, last, _VECTOR):
@@ -223,10 +223,10 @@ def stream(target, source, size):
 
 @jit
 def stream_and_prefetch(target, source, size, reads, ahead):
-    """``stream``, and on the way ask for as many bytes from ``ahead`` bytes after each address of ``reads``.
+    """``stream`` with interleaved prefetches of ``size`` bytes from each address in ``reads`` plus ``ahead``.
 
-    Where a kernel reads one run after the other this is faster than to ask for all of a block at once, which
-    leaves no reads to do while it is written.
+    For a kernel that reads one run after the other this is faster than one prefetch of a whole block, because
+    reads and writes overlap.
     """
     first, last = _copy_edges(target, source, size)
     for i in range(first, last, _VECTOR):
@@ -235,14 +235,15 @@ def stream_and_prefetch(target, source, size, reads, ahead):
         _stream_vector(target + i, source + i)
 
 
-# Held while Numba compiles; forking waits for it, so that a child never inherits half of a kernel.
+# Held while Numba compiles. ``os.fork`` waits for it, so that a child never inherits a partly compiled
+# kernel.
 _compiling = threading.RLock()
 
 
 def compile_kernel(entry: Any, *args: Any) -> None:
     """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk.
 
-    An interrupt waits for it: LLVM calls back into Python, where the exception would be lost on the way.
+    Interrupts are delayed: LLVM calls back into Python, where the exception would be lost.
     """
     module = getattr(entry, "py_func", entry).__module__
     cached = private.is_on_disk(entry)

@@ -1,8 +1,8 @@
-"""How Triton kernels are compiled and launched.
+"""Compilation and launch of Triton kernels.
 
-A launch names every parameter of its kernel; the order is that of the kernel's own signature. A kernel is
-compiled once for each combination of pointer types, alignments and kinds of integers, and the compiled handle
-is kept: launching it skips the work that Triton's own dispatch does on every call.
+A launch gives every parameter of its kernel by name; they are passed in the order of the kernel's signature.
+A kernel is compiled once per combination of pointer types, alignments and kinds of integers. The compiled
+handle is cached, and launching it skips Triton's dispatch.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from holdfast.backends import interpreted, private
 from holdfast.core import device_errors
 
-#: Launches a prepared kernel: the stream, the tensors behind the pointers or their addresses, the values of
-#: the ``EachRun`` parameters.
+#: Launches a prepared kernel. Takes the stream, the tensors of the pointers (interpreter) or their addresses
+#: (GPU), and the values of the ``EachRun`` parameters.
 Launcher = Callable[[int, Sequence[torch.Tensor], Sequence[int], Sequence[int]], None]
 
 NO_REPORT = tl.constexpr(device_errors.NO_REPORT)
 LEAST, MOST = tl.constexpr(device_errors.LEAST), tl.constexpr(device_errors.MOST)
 COMPILED = tl.constexpr(not interpreted())
 
-#: Stands for an integer of 64 bits while a kernel is compiled.
+#: A 64-bit integer for compilation.
 _WIDE = 2**62
 _handles: dict[tuple[Any, ...], Any] = {}
-#: Held while a binary is loaded. Triton loads launchers as modules of one name: of two threads that do so at
-#: once, one may get the other's launcher, which reads the arguments of its kernel as those of another.
+#: Held while a binary is loaded. Triton imports all launchers under one module name: if two threads did so at
+#: the same time, one could get the launcher of the other's kernel.
 _loading = threading.Lock()
 
 
 @dataclass(frozen=True)
 class EachRun:
-    """A parameter of 64 bits that is read from the args of each run."""
+    """A 64-bit integer parameter that is read from the args at each run."""
 
     read: Callable[[Any], int]
 
 
 @dataclass(frozen=True)
 class Wide:
-    """A parameter that is compiled as 64 bits, whatever its value."""
+    """An integer parameter that is compiled as 64 bits for every value."""
 
     value: int
 
 
 @cache
 def parameters_of(function: Callable[..., Any]) -> dict[str, bool]:
-    """The parameters of a kernel's function, in order, and whether each is a constexpr."""
+    """The parameters of a kernel's function in order, and for each whether it is a constexpr."""
     found = inspect.signature(function).parameters
     return {name: "constexpr" in str(parameter.annotation) for name, parameter in found.items()}
 
 
 def in_order(kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given parameters in the order of the kernel's signature. Raises unless they are exactly these."""
+    """The given parameters in the order of the kernel's signature. Raises if any is missing or unknown."""
     names = parameters_of(kernel.fn)
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
@@ -78,18 +78,18 @@ def in_order(kernel: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a kernel is launched with: pointers first, then what each run gives, then all that is settled."""
+    """The parameters of a launch, by kind: pointers, ``EachRun`` parameters, integers, constexpr values."""
 
     tensors: tuple[torch.Tensor, ...]
     each_run: tuple[EachRun, ...]
-    #: Integers and tuples of integers, and constexpr values, as they are passed and as they are compiled.
+    #: Integers and tuples of integers, as passed at launch and as given to the compiler.
     settled: tuple[Any, ...]
     compiled: tuple[Any, ...]
     constants: dict[str, Any]
 
     @classmethod
     def of(cls, kernel: Any, given: Mapping[str, Any]) -> Parameters:
-        """Sort what is given into its kinds; the signature must have the kinds in this order."""
+        """Group the given parameters by kind. The kernel's signature must have the kinds in this order."""
         constant = parameters_of(kernel.fn)
         groups: list[dict[str, Any]] = [{}, {}, {}, {}]
         last = 0
@@ -126,9 +126,9 @@ def prepare(
 ) -> Launcher:
     """A launcher of ``kernel`` on ``device``.
 
-    ``registers`` is the most registers of a thread; None leaves it to the compiler. ``shared_percent`` is the
-    preferred shared-memory carve-out. A kernel that calls ``follow`` may be launched ``early``: before the
-    kernel ahead of it on the stream has ended.
+    ``registers``: maximum registers per thread; None lets the compiler choose. ``shared_percent``: preferred
+    shared-memory carve-out, percent. ``early``: whether a kernel that calls ``follow`` may be launched before
+    the previous kernel on the stream has ended.
     """
     settled, constants = parameters.settled, parameters.constants
     if interpreted():
@@ -177,22 +177,23 @@ def prepare(
 
 
 def _kinds(values: Any) -> Any:
-    """What Triton specialises an integer on: being 1, a multiple of 16, wider than 32 bits."""
+    """The properties that Triton specializes an integer on: equals 1, divisible by 16, wider than 32 bits."""
     if isinstance(values, tuple):
         return tuple(_kinds(value) for value in values)
     return values == 1, values % 16 == 0, values.bit_length() > 31
 
 
 def double_bits(value: float) -> int:
-    """The bits of a float64, as kernels take numbers of the host."""
+    """The bits of a float64. Kernels take floats of the host in this form."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 @triton.jit
 def follow():
-    """Wait for the launch before this one to end, and let the next one start: first thing in a kernel.
+    """Wait for the previous launch to end, and allow the next launch to start. Must be first in a kernel.
 
-    The programs of a launch are then on the device by the time they may begin.
+    Programs of the next launch are then already on the device when they may begin (programmatic dependent
+    launch).
     """
     if COMPILED:
         gdc_wait()
@@ -201,7 +202,7 @@ def follow():
 
 @triton.jit
 def loop_offsets(index, sizes, strides):
-    """The offset of each index, in elements: the index is split into the loops, innermost first."""
+    """The offset of each index in elements. The index is split into loop indices, innermost first."""
     offset = tl.zeros(index.shape, tl.int64)
     for d in tl.static_range(len(sizes) - 1, -1, -1):
         if d == 0:

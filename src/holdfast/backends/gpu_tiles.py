@@ -1,7 +1,7 @@
 """Tiles of the index space, in Triton.
 
-A program works on one tile of ROWS x COLUMNS. Columns run along the memory that is written. A row number is
-taken apart into the remaining loops once per row, so a contiguous tensor needs no division.
+A program processes one tile of ROWS x COLUMNS. Columns follow the memory of the output. A row number is split
+into the indices of the other loops once per row, so a contiguous tensor needs no division.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.backends.gpu import loop_offsets
 
 @triton.jit
 def tile_rows(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr, steps=1):
-    """The numbers of the rows of this program's tile: the first of ``steps``, one below the other."""
+    """The row numbers of this program's tile, or of the first of its ``steps`` tiles."""
     if GRID == "rows":
         tile = tl.program_id(0)
     elif GRID == "columns and rows":
@@ -38,28 +38,28 @@ def tile_start(columns, COLUMNS: tl.constexpr, GRID: tl.constexpr):
 
 @triton.jit
 def column_tiles(columns, COLUMNS: tl.constexpr):
-    """How many tiles lie side by side; unsigned, since that divides faster."""
+    """Number of tiles along the columns; unsigned, because unsigned division is faster."""
     return ((columns - 1) // COLUMNS + 1).to(tl.uint32)
 
 
 @triton.jit
 def columns_inside(start, columns, COLUMNS: tl.constexpr):
-    """Which of the columns from ``start`` on exist, as a row of the tile."""
+    """Mask of the columns from ``start`` that exist; shape [1, COLUMNS]."""
     left = tl.minimum(columns - start, COLUMNS).to(tl.int32)
     return (tl.arange(0, COLUMNS) < left)[None, :]
 
 
 @triton.jit
 def row_offsets(row, sizes, strides):
-    """Where each row begins: ``loop_offsets`` over all but the columns, which come last."""
+    """The offset of each row: ``loop_offsets`` over all loops except the last one, the columns."""
     return loop_offsets(row, sizes[:-1], strides)
 
 
 @triton.jit
 def tile_row_offsets(row, loops, strides):
-    """``row_offsets`` with the loops of ``TiledKernel``: no row that 31 bits hold is divided.
+    """``row_offsets`` with the loops of ``TiledKernel``; 32-bit row numbers need no division.
 
-    An operand whose rows are one loop to it has one stride for them all.
+    An operand whose rows form a single loop has one stride for all rows.
     """
     offset = tl.zeros(row.shape, tl.int64)
     for d in tl.static_range(len(strides) - 2, -1, -1):
@@ -87,5 +87,5 @@ def tile_offsets(row, start, sizes, strides, COLUMNS: tl.constexpr):
 
 @triton.jit
 def byte_offsets(row, start, sizes, strides, WIDTH: tl.constexpr):
-    """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` count bytes."""
+    """The offset of each byte of packed codes in the tile; ``strides`` and ``start`` are in bytes."""
     return (start + tile_row_offsets(row, sizes, strides))[:, None] + tl.arange(0, WIDTH)[None, :]

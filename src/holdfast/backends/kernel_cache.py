@@ -1,9 +1,9 @@
-"""Compiled CPU kernels on disk.
+"""The disk cache of compiled CPU kernels.
 
-A file holds one kernel for one signature. Its name is a digest of all that the machine code depends on: the
-signature, the processor, the versions of Numba and Python, and every source that the kernel's module imports,
-since functions and constants of those are compiled into it. So whoever finds a file has found the right one,
-and there is no index that two processes could disagree about. A file that is not whole is as good as none.
+A file holds one kernel for one signature. Its name contains a digest of everything that the machine code
+depends on: the signature, the processor, the versions of Numba and Python, and every source file that the
+kernel's module imports, because their functions and constants are compiled into the kernel. So a file that
+exists is valid, and processes need no common index. A damaged file is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from holdfast.backends.private import numba as private
 
 PACKAGE = Path(__file__).parents[1]
 
-#: ``from holdfast.a import b, c``, at any indentation, the names on one line or in brackets.
+#: ``from holdfast.a import b, c``, at any indentation; the names are on one line or in parentheses.
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+(holdfast[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)", re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ def _read(path: Path) -> bytes:
 
 @cache
 def imports_of(path: Path) -> frozenset[Path]:
-    """The files of this package that a source imports from."""
+    """The files of this package that a source file imports."""
     found = set()
     for module, names in _IMPORT.findall(_read(path).decode()):
         place = PACKAGE.joinpath(*module.split(".")[1:])
@@ -47,7 +47,7 @@ def imports_of(path: Path) -> frozenset[Path]:
 
 @cache
 def sources_of(path: Path) -> tuple[Path, ...]:
-    """A source, and all that it can depend on: what it imports, and what those import."""
+    """A source file and all files of this package that it imports, directly or indirectly."""
     found, new = {path}, {path}
     while new:
         new = {below for one in new for below in imports_of(one)} - found
@@ -57,7 +57,7 @@ def sources_of(path: Path) -> tuple[Path, ...]:
 
 @cache
 def digest_of_sources(path: Path) -> str:
-    """One number for the text of all of them."""
+    """A digest of the names and contents of ``sources_of(path)``."""
     digest = hashlib.sha256()
     for source in sources_of(path):
         name = source.relative_to(PACKAGE) if source.is_relative_to(PACKAGE) else source
@@ -66,7 +66,7 @@ def digest_of_sources(path: Path) -> str:
 
 
 class Files:
-    """The files of one kernel. ``base`` is how their names begin, ``sources`` the digest of its sources."""
+    """The files of one kernel. ``base`` is the prefix of their names, ``sources`` a digest of its sources."""
 
     def __init__(self, folder: Path, base: str, sources: str) -> None:
         self.folder, self.base, self.sources = folder, base, sources[:16]
@@ -76,7 +76,7 @@ class Files:
         return self.folder / f"{self.base}.{self.sources}.{named[:32]}.nbc"
 
     def load(self, key: Any) -> Any:
-        """What was saved; None if nothing was, or if it is damaged."""
+        """The saved kernel; None if there is none or the file is damaged."""
         try:
             digest, data = _split(self._path(key).read_bytes())
         except OSError:
@@ -84,7 +84,7 @@ class Files:
         return pickle.loads(data) if hashlib.sha256(data).digest() == digest else None
 
     def save(self, key: Any, compiled: Any) -> None:
-        """Put a file in its place as a whole, and remove those of other sources, which nobody will load."""
+        """Write a file atomically, and remove the files of other versions of the sources."""
         data = private.serialized(compiled)
         unfinished = self.folder / f"{self.base}.{uuid.uuid4().hex}.tmp"
         try:
@@ -99,7 +99,7 @@ class Files:
                     other.unlink()
 
     def flush(self) -> None:
-        """Nothing is kept between calls."""
+        """Part of Numba's interface; there is nothing to flush."""
 
 
 def _split(content: bytes) -> tuple[bytes, bytes]:
@@ -108,6 +108,6 @@ def _split(content: bytes) -> tuple[bytes, bytes]:
 
 
 def keep(compiled: Any, function: Any) -> None:
-    """Keep a compiled kernel on disk, where a disk can be written."""
+    """Cache a compiled kernel on disk, if there is a writable folder."""
     sources = digest_of_sources(Path(function.__code__.co_filename))
     private.keep_on_disk(compiled, function, lambda folder, base: Files(folder, base, sources))

@@ -1,7 +1,7 @@
-"""Says that a kernel is being compiled, where that takes longer than a moment.
+"""A log message when the compilation of a kernel takes long.
 
-The line goes to the logger ``holdfast`` as a warning, so that it is on stderr unless the program configures
-logging. ``logging.getLogger("holdfast").setLevel(logging.ERROR)`` turns it off.
+It is a warning of the logger ``holdfast``, which is printed to stderr unless the program configures logging.
+``logging.getLogger("holdfast").setLevel(logging.ERROR)`` disables it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Seconds of compiling before the line is written.
+#: Seconds of compilation before the message.
 PATIENCE = 1.0
 
 _logger = logging.getLogger("holdfast")
@@ -19,9 +19,9 @@ _told: set[str] = set()
 
 
 def op_of(module: str) -> str:
-    """The op that a kernel's module belongs to: ``grid_sample`` for ``holdfast.ops.grid_sample.cpu``.
+    """The op of a kernel's module: ``grid_sample`` for ``holdfast.ops.grid_sample.cpu``.
 
-    For what ops share it is the package: ``numerics`` for ``holdfast.numerics.cpu``.
+    For a module outside ``ops`` it is the package: ``numerics`` for ``holdfast.numerics.cpu``.
     """
     *_, package, _ = ("", *module.replace("holdfast.ops.", "holdfast.").split("."))
     return package or module
@@ -29,7 +29,7 @@ def op_of(module: str) -> str:
 
 @contextmanager
 def compiling(module: str, *, cached: bool) -> Iterator[None]:
-    """While a kernel of ``module`` is compiled: after ``PATIENCE`` seconds, say so once for each op."""
+    """Context in which a kernel of ``module`` compiles. Logs after ``PATIENCE`` seconds, once per op."""
     op = op_of(module)
     if op in _told:
         yield

@@ -1,12 +1,12 @@
-"""Functions of kernels that are compiled when a kernel first calls them.
+"""Functions of CPU kernels that are compiled at their first call.
 
-Conversions, packing, strided copies and rare modes are most of the code of a kernel, and most calls need none
-of them. Each is compiled by itself, once for all kernels. A kernel calls it through a *slot*: eight bytes
-that LLVM knows by a symbol, and that hold the address to call. At first that is a Python function, which
-compiles the real one, puts its address into the slot and calls it.
+Conversions, packing, strided copies and rare modes are most of a kernel's code, but most calls use none of
+them. Each of these functions is compiled separately, once for all kernels. Kernels call it through a *slot*:
+an LLVM symbol for eight bytes that hold the address of the function. At first this is the address of a Python
+function, which compiles the real function, stores its address in the slot and calls it.
 
-Such a function returns nothing. Its arguments are integers, addresses and pointers, all passed as int64, and
-values of the compute type: those annotated as ``Real``, and ``like``. It has a variant for each compute type.
+Such a function returns nothing. Integers, addresses and pointers are passed as int64. Arguments annotated as
+``Real``, and ``like``, have the compute type. There is one variant per compute type.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -31,19 +31,19 @@ from numba.extending import intrinsic
 from holdfast.backends.kernel_cache import digest_of_sources
 from holdfast.backends.private import FunctionCell
 
-#: Annotates an argument of the compute type.
+#: Annotation of an argument of the compute type.
 Real = Any
 
 _INT64 = ir.IntType(64)
-#: The variants of a function that has ``like``, and of one that has not.
+#: The compute types and their names.
 _REALS = {types.float32: "float32", types.float64: "float64"}
 
-#: Compiles a C function under the lock of the compiler; its module's name says for which op.
+#: Compiles a C function under the compiler lock. Takes the function and the name of its module.
 Compile = Callable[[Any, str], None]
 
 
 class Slot:
-    """Where kernels find one variant of a function."""
+    """The slot of one variant of a function."""
 
     def __init__(self, function: Callable[..., Any], real: Any, make: Callable[..., Any], compile: Compile):
         reals = _reals(function)
@@ -57,7 +57,7 @@ class Slot:
         llvm.add_symbol(self.symbol, self._cell.address)
 
     def _compile_and_call(self, *args: Any) -> None:
-        """What the slot holds at first. Nothing can be raised from here: a kernel is the caller."""
+        """The initial content of the slot. It must not raise, because its caller is compiled code."""
         call = SimpleNamespace(returned=False)
         try:
             self._compile(self.compiled, self._module)
@@ -65,30 +65,27 @@ class Slot:
             if self.compiled.address is None:
                 sys.stderr.write(f"holdfast: a kernel could not be compiled: {error!r}\n")
                 sys.stderr.flush()
-                os.abort()  # to go on would be to return memory that nobody wrote
+                os.abort()  # continuing would return unwritten memory
             threading.Thread(target=_interrupt_after, args=(call,)).start()
         self._cell.point_to(self.compiled.address)(*args)
-        call.returned = True  # last: Python looks for signals at calls and loops, and here it must not
+        call.returned = True  # must be last: Python handles signals at calls and in loops
 
 
 def _interrupt_after(call: SimpleNamespace) -> None:
-    """Hand an interrupt, which has waited for the compiler, to the main thread once ``call`` has returned.
-
-    An exception would be lost before that.
-    """
+    """Interrupt the main thread after ``call`` has returned. Before that the exception would be lost."""
     while not call.returned:
         time.sleep(0.001)
     interrupt_main()
 
 
 def _reals(function: Callable[..., Any]) -> list[bool]:
-    """Which arguments are of the compute type."""
+    """For each argument whether it has the compute type."""
     known = inspect.signature(function).parameters.values()
     return [name.name == "like" or name.annotation in ("Real", Real) for name in known]
 
 
 def callable_from_kernels(function: Callable[..., Any], make: Callable[..., Any], compile: Compile) -> Any:
-    """What kernels call in place of ``function``; ``make`` and ``compile`` make a C function of it."""
+    """``function`` in a form that kernels can call. ``make`` and ``compile`` build its C function."""
     variants = _REALS if any(_reals(function)) else (types.int64,)
     slots = {real: Slot(function, real, make, compile) for real in variants}
 

@@ -1,8 +1,8 @@
-"""The scratch of CPU kernels: runs of bytes that the calling thread alone uses.
+"""Scratch memory of CPU kernels: contiguous runs of bytes, private to a thread.
 
-Between two runs, and after the last, there is a gap that no kernel may write to. It keeps the runs out of
-step with the sets of the cache, and it is a guard zone: under ``guarded`` the gaps are filled with a pattern,
-and a gap that has changed tells that a kernel has written past the end of a run.
+Each run is followed by a gap that kernels must not write to. Gaps avoid conflicts of runs in the same cache
+sets, and they are guard zones: under ``guarded`` they are filled with a pattern, and a changed gap shows that
+a kernel wrote past the end of a run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-#: Bytes from the end of a run to the next run.
+#: Bytes from the end of a run to the start of the next.
 GAP = 192
-#: Bytes of the guard zone after the last run: as many as the largest run has, so that nothing else is hit.
+#: Bytes of the guard zone after the last run: the size of the largest run, to protect other memory.
 _TAIL = 2**17
-#: What guarded scratch is filled with: NaN in every floating type, so that a read of it shows too.
+#: Fill byte of guarded scratch. It is NaN in every floating type, so reads of unwritten scratch show too.
 _FILL = 0xFF
 
 
 def step_of(size: int) -> int:
-    """Bytes from the beginning of a run of ``size`` bytes to the next run."""
+    """Bytes from the start of a run of ``size`` bytes to the start of the next."""
     return size + GAP
 
 
@@ -42,7 +42,7 @@ class Runs:
 
 
 class Scratch:
-    """The runs that a kernel called ``name`` works in, one after another."""
+    """The scratch runs of the kernel ``name``, in order."""
 
     def __init__(self, name: str, *runs: Runs) -> None:
         self.name = name
@@ -50,10 +50,10 @@ class Scratch:
         self.size = sum(group.bytes for group in runs)
 
     def of_thread(self) -> int:
-        """The address of the first run; the calling thread has them all until it asks for scratch again.
+        """The address of the first run. It is valid until the calling thread asks for scratch again.
 
-        The memory is kept: fresh memory costs a fault for each page. Python forgets what it kept for a thread
-        of torch whenever that is done with a part, so that memory is found by the thread's own number.
+        The memory is cached, because new memory costs page faults. It is found by thread id: thread-local
+        variables of OpenMP threads are lost when a call into Python returns.
         """
         if _guards is not None:
             return _guards.hand_out(self)
@@ -65,14 +65,14 @@ class Scratch:
 
 
 class Guards:
-    """The guarded scratch of every thread, and what was written to its gaps."""
+    """The guarded scratch of all threads, and the overruns found in it."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
         self._handed_out: dict[int, tuple[Scratch, torch.Tensor]] = {}
 
     def hand_out(self, scratch: Scratch) -> int:
-        """Scratch that is full of the pattern. What the thread had before is checked first."""
+        """Scratch filled with the pattern. The previous scratch of the thread is checked first."""
         thread = threading.get_ident()
         before = self._handed_out.pop(thread, None)
         memory = None
@@ -86,14 +86,14 @@ class Guards:
         return memory.data_ptr()
 
     def violations(self) -> list[str]:
-        """Every run that was overrun until now, in words. No kernel may be running."""
+        """Messages about all overruns so far. No kernel may be running."""
         for thread in list(self._handed_out):
             self._found += overruns(*self._handed_out.pop(thread))
         return list(self._found)
 
 
 def overruns(scratch: Scratch, memory: torch.Tensor) -> list[str]:
-    """The runs of ``scratch`` in ``memory`` that were written past their end, in words."""
+    """Messages about the runs of ``scratch`` in ``memory`` that were written past their end."""
     found, begin, number, total = [], 0, 0, sum(group.count for group in scratch.runs)
     bytes_ = memory.numpy()
     for group in scratch.runs:
@@ -120,10 +120,10 @@ _guards: Guards | None = None
 
 @contextmanager
 def guarded() -> Iterator[Guards]:
-    """Give kernels guarded scratch meanwhile; ``violations`` of what is yielded says which runs were overrun.
+    """Use guarded scratch inside the block. ``violations()`` of the yielded object lists the overruns.
 
-    All scratch is filled with the pattern each time a thread asks for it, so that a kernel that reads what it
-    has not written shows as well.
+    All scratch is filled with the pattern each time a thread asks for it, so that a read of unwritten scratch
+    shows in the result.
     """
     global _guards
     before, _guards = _guards, Guards()

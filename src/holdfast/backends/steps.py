@@ -19,10 +19,7 @@ from holdfast.core.workspace_layout import Region, first_address
 
 @dataclass(frozen=True)
 class Part:
-    """``size`` indices of the first axis of an operand of the args, from ``first`` on.
-
-    ``offset`` is where they begin, in bytes; ``Steps`` fills it in.
-    """
+    """The slice ``[first : first + size]`` of an operand's first axis. ``Steps`` sets ``offset``, bytes."""
 
     operand: str
     first: int
@@ -41,16 +38,13 @@ def operand_names(kind: type[Args]) -> tuple[str, ...]:
 
 
 class _Side(threading.local):
-    """A second stream beside the caller's, one for each device and thread, since a thread may be capturing.
-
-    It has a higher priority than the caller's stream.
-    """
+    """A side stream of higher priority, one per device and thread (a thread may be capturing a graph)."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
 
     def fork(self, device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Stream:
-        """The side stream, which waits for all that is on ``stream`` so far."""
+        """The side stream, after it waits for all work queued on ``stream``."""
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
         side, event = self._streams[device]
@@ -59,7 +53,7 @@ class _Side(threading.local):
         return side
 
     def join(self, device: torch.device, stream: torch.cuda.Stream) -> None:
-        """Let ``stream`` wait for all that is on the side stream so far."""
+        """Make ``stream`` wait for all work queued on the side stream."""
         side, event = self._streams[device]
         event.record(side)
         stream.wait_event(event)
@@ -67,14 +61,12 @@ class _Side(threading.local):
 
 _side = _Side()
 
-#: Where an operand is found: the position of an address, and the bytes from there on.
+#: The location of an operand: the position of an address in a list, and an offset from it in bytes.
 _Place = tuple[int, int]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as kernels take it. A floating dtype of one byte is passed as bytes: kernels convert its codes
-    themselves, in integer arithmetic.
-    """
+    """A tensor as kernels take it: one-byte floats as uint8, because kernels convert codes as integers."""
     is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.view(torch.uint8) if is_code else tensor
 
@@ -92,8 +84,8 @@ class _Step:
 class Steps:
     """Kernels that run one after another on a stream, on operands of the args and regions of the workspace.
 
-    Made while a launch is prepared for ``args``. The pointer of an operand that is absent, or that is a value
-    of the host, is that of the first operand that is a tensor.
+    It is built when a launch is prepared for ``args``. For an operand that is None or a host value, the
+    kernel gets the pointer of the first tensor instead.
     """
 
     def __init__(self, device: torch.device, args: Args) -> None:
@@ -117,10 +109,10 @@ class Steps:
         beside: bool = False,
         **parameters: Any,
     ) -> None:
-        """Add ``programs`` programs of ``kernel``, whose ``parameters`` are given by name.
+        """Add a launch of ``kernel`` with a grid of ``programs``; ``parameters`` are given by name.
 
-        A pointer is a ``StepOperand``; integers, tuples of integers and constexpr values are given as they
-        are. A step that none after it depends on can run ``beside`` those that are added later.
+        Pointers are ``StepOperand``; integers, tuples of integers and constexpr values are given directly. A
+        step that no later step depends on can run ``beside`` the later steps.
         """
         constant = parameters_of(kernel.fn)
         pointers = {
@@ -147,7 +139,7 @@ class Steps:
         self._steps.append(_Step(run, operands, places, given.each_run, beside))
 
     def call(self, function: Callable[..., None], *regions: Region) -> None:
-        """Call ``function`` on regions of the workspace as tensors, with the stream made torch's own."""
+        """Add a call of ``function(*tensors)`` on regions of the workspace, on the caller's stream."""
         device = self._device
 
         def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
@@ -160,7 +152,7 @@ class Steps:
         self._steps.append(_Step(run, regions, on_tensors=True))
 
     def _position(self, name: str) -> int:
-        """The position of an operand among the addresses; that of the first tensor if it is none."""
+        """The position of an operand among the addresses; that of the first tensor if it is not a tensor."""
         if name not in self._names:
             raise TypeError(
                 f"a launch names the operand {name!r}; the args have {', '.join(self._names)}. Name one of "
@@ -189,7 +181,7 @@ class Steps:
         return operand if isinstance(operand, torch.Tensor) else self._whole(operand)
 
     def _place(self, operand: StepOperand) -> _Place:
-        """Addresses are those of the operands of the args, then that of the workspace, then 0."""
+        """The location in a list of addresses: those of the operands, then that of the workspace, then 0."""
         args = len(self._tensors)
         if isinstance(operand, Region):
             return args, operand.offset
@@ -201,7 +193,7 @@ class Steps:
 
     @property
     def launch(self) -> Launch[Any]:
-        """Launches every step, in order. It does not hold on to the args that it was prepared for."""
+        """Launches all steps in order. It keeps no reference to the args that it was prepared for."""
         steps, device = tuple(self._steps), self._device
         if interpreted():
             return self._interpreted()
@@ -241,7 +233,7 @@ class Steps:
         return launch_beside if any(step.beside for step in steps) else launch
 
     def _interpreted(self) -> Launch[Any]:
-        """The same with tensors, which the interpreter needs."""
+        """``launch`` for the interpreter, which needs tensors instead of addresses."""
         steps, first = tuple(self._steps), self._first
         positions = {name: position for position, name in enumerate(self._names)}
 
@@ -271,7 +263,7 @@ def _is_operand(value: Any) -> bool:
 
 
 def _alone(step: _Step, operands: int) -> Launch[Any]:
-    """Launches one step that uses operands of the args only."""
+    """Launches a single step whose pointers are all operands of the args."""
     run, each_run, places = step.run, step.each_run, step.places
     positions = [position for position, _ in places]
     pick = getter_of(positions)
@@ -292,5 +284,5 @@ def _alone(step: _Step, operands: int) -> Launch[Any]:
 
 
 def _torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
-    """The stream of a handle. To torch, an external stream of handle 0 is any stream of its pool."""
+    """The torch stream of a handle. For handle 0 an ExternalStream would be a stream of torch's pool."""
     return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)

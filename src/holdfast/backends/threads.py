@@ -1,11 +1,10 @@
-"""Work on several threads: those that torch itself computes on, where they can be had.
+"""Parallel work on the CPU, on torch's OpenMP threads if possible.
 
-After an operator of torch its threads stay awake for a while, each on a processor of its own, to be there for
-the next one. Anybody else's threads would have to share the processors with them: what follows an operator
-would take as long as on one thread. So work goes to the same threads, by way of the OpenMP library that torch
-has loaded. A pool of our own stands in where there is no such library; in a forked child, where the parent's
-threads do not exist; and for work that is not worth them all, since OpenMP ends the threads that a smaller
-team leaves out.
+After a torch operator, torch's threads spin for a while and occupy all processors. Other threads would
+compete with them, and work that follows an operator would take as long as on one thread. So work runs on
+torch's own threads, through the OpenMP library that torch has loaded. A thread pool is used instead if there
+is no such library, in a forked child (it has none of the parent's threads), and for work that needs fewer
+threads, because OpenMP ends the threads that a smaller team does not use.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ import torch
 from holdfast.backends import private
 from holdfast.core import fork
 
-#: As many elements are worth a thread, or one more range: waking it, or taking turns with the others to start
-#: it, takes about as long as they do.
-WORTH_A_THREAD = 2**19
-#: Into how many ranges work is cut for each thread at most.
+#: Minimum elements per thread, and per range: waking a thread or taking a range takes about as long as these.
+ELEMENTS_PER_THREAD = 2**19
+#: Maximum number of ranges per thread.
 _RANGES = 8
 
-#: The fewest elements that are shared out, and how many are worth a thread.
-_least, _worth = 2 * WORTH_A_THREAD, WORTH_A_THREAD
+#: Minimum elements for more than one thread, and minimum elements per thread.
+_least, _per_thread = 2 * ELEMENTS_PER_THREAD, ELEMENTS_PER_THREAD
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
@@ -36,16 +34,16 @@ _pool_lock = threading.Lock()
 
 
 def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
-    """Call ``part(first, last)`` for ranges that together are ``range(count)``, on ``threads_for(elements)``.
+    """Call ``part(first, last)`` on ranges that cover ``range(count)``, on ``threads_for(elements)`` threads.
 
-    Each thread takes the next range when it is done with one, so that it does not matter when it wakes or
-    what holds it up. The caller works too, and never waits behind other callers.
+    A thread that ends a range takes the next one, so slow threads do not delay the others. The calling thread
+    works too, and never waits for other callers.
     """
     threads = min(threads_for(elements), count)
     if threads <= 1:
         part(0, count)
         return
-    number = max(threads, min(_RANGES * threads, count, elements // _worth))
+    number = max(threads, min(_RANGES * threads, count, elements // _per_thread))
     bounds = [count * i // number for i in range(number + 1)]
     ranges = iter(list(pairwise(bounds)))
     failures: list[BaseException] = []
@@ -54,7 +52,7 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
         try:
             for first, last in ranges:
                 part(first, last)
-        except BaseException as failure:  # it has a way to the caller, but not through the library
+        except BaseException as failure:  # raised by the caller below: it cannot pass through OpenMP
             failures.append(failure)
 
     whole = threads == torch.get_num_threads()
@@ -68,20 +66,20 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
 
 
 def threads_for(elements: int) -> int:
-    """How many threads work on so many elements is worth, of those that torch has."""
-    return min(torch.get_num_threads(), elements // _worth) if elements >= _least else 1
+    """The number of threads for this many elements, at most torch's number of threads."""
+    return min(torch.get_num_threads(), elements // _per_thread) if elements >= _least else 1
 
 
 @contextmanager
 def shared_finely(least: int = 2**15, worth: int = 2**12) -> Iterator[None]:
-    """Share out small work as well: if anything depended on how it is cut, small cases would show it."""
-    global _least, _worth
-    before = _least, _worth
-    _least, _worth = least, worth
+    """Use several threads for small work too: small cases then show if a result depends on the ranges."""
+    global _least, _per_thread
+    before = _least, _per_thread
+    _least, _per_thread = least, worth
     try:
         yield
     finally:
-        _least, _worth = before
+        _least, _per_thread = before
 
 
 def _on_pool(work: Callable[[], None], threads: int) -> None:
@@ -106,7 +104,7 @@ def _submit(work: Callable[[], None], threads: int) -> Future[None]:
 def _without_threads() -> None:
     global _forked, _pool
     _forked = True
-    _pool = None  # its threads stayed in the parent
+    _pool = None  # its threads exist in the parent only
 
 
 fork.wait_for(_pool_lock)

@@ -1,7 +1,7 @@
-"""Tile sizes, warps and thresholds of kernels: what changes their speed and no bit of their results.
+"""Tuning records: tile sizes, warps and thresholds of kernels. They change the speed, but no bit of a result.
 
-A kernel family has a frozen record of these, with one instance for GPUs and one for Triton's interpreter. To
-the interpreter a program costs the same however much it does, so its tiles are large.
+A kernel family has one frozen record for GPUs and one for Triton's interpreter. Interpreting a program takes
+the same time for any tile size, so the interpreter's tiles are large.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _as_on_gpu = False
 
 
 class Tuned(Generic[T]):
-    """The tuning records of one kernel family. Without one for the interpreter it takes that of GPUs."""
+    """The tuning records of one kernel family. The record of the interpreter defaults to that of GPUs."""
 
     def __init__(self, gpu: T, interpreter: T | None = None) -> None:
         self._gpu, self._interpreter = gpu, gpu if interpreter is None else interpreter
@@ -32,7 +32,7 @@ class Tuned(Generic[T]):
 
     @contextmanager
     def replaced(self, **changes: Any) -> Iterator[None]:
-        """Change fields of the record meanwhile, for plans that are selected meanwhile."""
+        """Change fields of the record, for plans that are selected inside the block."""
         before, self._changes = self._changes, self._changes | changes
         try:
             yield
@@ -42,7 +42,7 @@ class Tuned(Generic[T]):
 
 @contextmanager
 def tuned_as_on_gpu() -> Iterator[None]:
-    """Use the records of GPUs in the interpreter too, for plans that are selected meanwhile."""
+    """Use the records of GPUs in the interpreter too, for plans that are selected inside the block."""
     global _as_on_gpu
     before, _as_on_gpu = _as_on_gpu, True
     try:

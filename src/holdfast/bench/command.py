@@ -39,14 +39,18 @@ def bench(
     ] = False,
     elements: Annotated[
         int,
-        typer.Option(help="Elements per tensor, a power of two. Default: large enough to saturate memory."),
+        typer.Option(
+            show_default=False,
+            help="Elements per tensor, a power of two. Default: large enough to saturate memory.",
+        ),
     ] = 0,
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases that match this regex.")] = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file after each case.")
     ] = None,
     threads: Annotated[
-        int, typer.Option(min=0, max=4096, help="CPU threads. Default: the setting of torch.")
+        int,
+        typer.Option(min=0, max=4096, show_default=False, help="CPU threads. Default: the setting of torch."),
     ] = 0,
 ) -> None:
     """Time the plans relative to torch eager, torch.compile and a memory copy."""

@@ -18,7 +18,7 @@ from holdfast.core.machine import package_versions, processor
 NOTE = (
     "Times are medians. A plan writes into given memory; the peers and the hf functions also allocate "
     "their output. 'of copy' is the rate at which the op moves the bytes that it must move, relative to the "
-    "rate of copy_ in this run. It may exceed 100 %: the tensors of a small case fit in a cache, "
+    "rate of copy_ in this run. It may be above 100 %: the tensors of a small case fit in a cache, "
     "and a kernel that reads more than it writes, or writes past the caches, moves its bytes faster than a "
     "copy. The other columns are speed-ups over torch: 'torch op' is torch's operator for the same work "
     "(quantize_per_*, their dequantize(), fake_quantize_per_*_affine and its gradient), 'eager' and "

@@ -1,1 +1,1 @@
-"""The plan protocol and its vocabulary. Knows no op and no backend, and imports neither."""
+"""Plans, descriptors, formats and the types that all layers share. Imports no op and no backend."""

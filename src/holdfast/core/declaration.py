@@ -70,20 +70,26 @@ def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 class Implementation:
     """A kernel class that computes a plan on a backend.
 
-    ``place`` is "module:class", imported on selection; a leading dot means the plan's package. ``name``
+    ``entry_point`` is "module:class", imported on selection; a leading dot means the plan's package. ``name``
     distinguishes several implementations on one backend; the first has none. ``why_not`` returns the reason
     why the implementation does not support a problem, or "".
     """
 
     backend: str
-    place: str
+    entry_point: str
     name: str = ""
     why_not: Callable[[Any, torch.device, PlanPreference], str] | None = None
 
-    def beside(self, module: str) -> Implementation:
+    @property
+    def module(self) -> str:
+        """The module of the entry point."""
+        return self.entry_point.partition(":")[0]
+
+    def absolute(self, module: str) -> Implementation:
         """This implementation with an absolute module name; ``module`` is the plan's."""
-        package = module.rpartition(".")[0]
-        return replace(self, place=package + self.place) if self.place.startswith(".") else self
+        if not self.entry_point.startswith("."):
+            return self
+        return replace(self, entry_point=module.rpartition(".")[0] + self.entry_point)
 
 
 def on_backends(kernel: str) -> tuple[Implementation, ...]:
@@ -91,10 +97,10 @@ def on_backends(kernel: str) -> tuple[Implementation, ...]:
     return tuple(Implementation(backend, f".{backend}:{kernel}") for backend in registry.backends())
 
 
-def resolved(module: str, ways: Iterable[Implementation]) -> tuple[Implementation, ...]:
+def resolved(module: str, implementations: Iterable[Implementation]) -> tuple[Implementation, ...]:
     """The implementations whose modules exist, with absolute names. ``module`` is the plan's."""
-    absolute = (way.beside(module) for way in ways)
-    return tuple(way for way in absolute if _exists(way.place.partition(":")[0]))
+    absolute = (impl.absolute(module) for impl in implementations)
+    return tuple(impl for impl in absolute if _exists(impl.module))
 
 
 def _exists(module: str) -> bool:

@@ -11,8 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-#: Held while a kernel's module is imported. It is taken before all other locks, since such a module may add
-#: locks.
+#: Held while a kernel's module is imported. It is taken first, since such a module may add other locks.
 importing = threading.RLock()
 
 _locks: list[Any] = []

@@ -18,9 +18,9 @@ from typing import Any
 from holdfast.core import fork
 
 
-def load(place: str) -> Any:
-    """Import the object at ``place``, which is "module:name"."""
-    module, _, name = place.partition(":")
+def load(entry_point: str) -> Any:
+    """Import the object at ``entry_point``, which is "module:name"."""
+    module, _, name = entry_point.partition(":")
     with fork.importing:
         if module in sys.modules:
             return getattr(importlib.import_module(module), name)

@@ -21,8 +21,7 @@ from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE
 
 Run = Callable[[Args], None]
-#: Runs a reference kernel on args with a mistake. Takes the plan, the descriptor, the correct run and the
-#: args.
+#: Runs a reference kernel with a mistake. Takes the plan, the descriptor, the correct run and the args.
 Spoil = Callable[[AnyPlan, Any, Run, Any], None]
 
 
@@ -79,7 +78,7 @@ def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
     """Run with ``function`` instead of the function ``name`` of the op's reference."""
 
     def spoil(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
-        module = importlib.import_module(plan.implementations("reference")[0].place.partition(":")[0])
+        module = importlib.import_module(plan.implementations("reference")[0].module)
         with replaced(module, name, function):
             run(args)
 

@@ -19,7 +19,7 @@ from holdfast.core.strided import overlaps_itself, span
 #: A tensor, or a host value (a scale as a float, a zero point as an int or None).
 Operand = torch.Tensor | float | int | None
 
-#: Equal to the places of no operands.
+#: Differs from the places of all operands.
 NO_PLACES: Places = ((), ())
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

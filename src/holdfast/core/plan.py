@@ -141,12 +141,12 @@ class Candidate:
 
 
 @dataclass
-class _Admitted(Generic[A]):
+class _CachedLaunch(Generic[A]):
     launch: Launch[A] | None
     extents: Extents
     misalignment: tuple[int, ...]
     #: Places that passed the check of sizes and overlaps.
-    fit: Places
+    checked: Places
     #: The address of the workspace in that check; 0 for none.
     scratch: int
     #: Returns the outputs that are not None, given the operands.
@@ -174,7 +174,7 @@ class Plan(Generic[D, A]):
     cases: ClassVar[str]
 
     #: Maximum number of cached launches. The cache is cleared when it is full.
-    _remembered: ClassVar[int] = 256
+    _max_launches: ClassVar[int] = 256
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
         own, bound = vars(cls), bound_types(cls)
@@ -202,8 +202,8 @@ class Plan(Generic[D, A]):
         self.backend = backend
         self.kernel = kernel
         self.implementation = implementation
-        self._admitted: dict[tuple[Any, ...], _Admitted[A]] = {}
-        self._last_call: LastCall[_Admitted[A]] | None = None
+        self._launches: dict[tuple[Any, ...], _CachedLaunch[A]] = {}
+        self._last_call: LastCall[_CachedLaunch[A]] | None = None
         self._stream: object = _NO_STREAM  # the stream of the last run
 
     def __repr__(self) -> str:
@@ -278,7 +278,7 @@ class Plan(Generic[D, A]):
 
     @classmethod
     def _make_kernel(cls, impl: Implementation, desc: D, device: torch.device) -> Kernel[A]:
-        return cast(Kernel[A], importing.load(impl.place)(desc, device))
+        return cast(Kernel[A], importing.load(impl.entry_point)(desc, device))
 
     def mode(self) -> str:
         """The variant of the op, as the SKU names it."""
@@ -334,25 +334,25 @@ class Plan(Generic[D, A]):
         needed = self.kernel.workspace_size
         scratch = workspace.require(needed, self.device) if needed else 0
         operands = args.operands()
-        admitted, places = self._recall(args, operands)
-        if admitted is None:
-            admitted = self._admit(args, scratch)
+        cached, places = self._look_up(args, operands)
+        if cached is None:
+            cached = self._prepare(args, scratch)
         else:
             reason = self._refused_values(args)
-            if not reason and (places is not admitted.fit or scratch != admitted.scratch):
+            if not reason and (places is not cached.checked or scratch != cached.scratch):
                 workspace_at = (scratch, needed)
                 reason = refused_places(
-                    self.operands, len(self.outputs), operands, places, admitted.extents, workspace_at,
-                    admitted.fit,
+                    self.operands, len(self.outputs), operands, places, cached.extents, workspace_at,
+                    cached.checked,
                 )  # fmt: skip
-                admitted.fit, admitted.scratch = places, scratch
+                cached.checked, cached.scratch = places, scratch
             if reason:
-                admitted.fit = NO_PLACES
+                cached.checked = NO_PLACES
                 raise InvalidArgs(reason)
-        if admitted.launch is not None:
-            admitted.launch(stream, workspace, args, places[0])
+        if cached.launch is not None:
+            cached.launch(stream, workspace, args, places[0])
             # Autograd then notices if a tensor that it saved for a gradient was overwritten.
-            private.increment_version(admitted.written(operands))
+            private.increment_version(cached.written(operands))
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
 
@@ -368,26 +368,26 @@ class Plan(Generic[D, A]):
             )
         return stream
 
-    def _recall(self, args: A, operands: Sequence[Operand]) -> tuple[_Admitted[A] | None, Places]:
+    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[_CachedLaunch[A] | None, Places]:
         """The cached launch for these args, if any, and the places of their operands."""
         last, options = self._last_call, args.options()
         try:
             places = last and last.places(operands, options)
             if last and places:
-                admitted = last.prepared
-                if places == admitted.fit:
-                    return admitted, admitted.fit
-                if admitted.misalignment == misalignment_of(places[0]):
-                    return admitted, places
-            remembered = self._admitted.get(args.signature()[0])
+                cached = last.prepared
+                if places == cached.checked:
+                    return cached, cached.checked
+                if cached.misalignment == misalignment_of(places[0]):
+                    return cached, places
+            found = self._launches.get(args.signature()[0])
             places = places_of(operands)
         except (AttributeError, RuntimeError, TypeError):  # not a tensor, or a tensor without memory
             raise InvalidArgs(self._refusal(args)) from None
-        if remembered is not None:
-            self._last_call = LastCall.of(remembered, operands, options)
-        return remembered, places
+        if found is not None:
+            self._last_call = LastCall.of(found, operands, options)
+        return found, places
 
-    def _admit(self, args: A, scratch: int) -> _Admitted[A]:
+    def _prepare(self, args: A, scratch: int) -> _CachedLaunch[A]:
         reason = self._refusal(args, scratch)
         if reason:
             raise InvalidArgs(reason)
@@ -395,7 +395,7 @@ class Plan(Generic[D, A]):
         operands = args.operands()
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
-        admitted = _Admitted(
+        cached = _CachedLaunch(
             launch,
             Extents.of(operands),
             misalignment_of(addresses),
@@ -403,10 +403,10 @@ class Plan(Generic[D, A]):
             scratch,
             getter_of(outputs),
         )
-        if len(self._admitted) >= self._remembered:
-            self._admitted.clear()
-        self._admitted[key] = admitted
-        return admitted
+        if len(self._launches) >= self._max_launches:
+            self._launches.clear()
+        self._launches[key] = cached
+        return cached
 
     def _refusal(self, args: A, scratch: int = 0) -> str:
         """Why these args are not accepted, or "". ``scratch`` is the address of the workspace."""

@@ -1,11 +1,10 @@
-"""Private interfaces of torch and of the system, all in one place.
+"""Private interfaces of torch and of the system.
 
-Each function below has a probe, which looks for a private interface of torch and tries it. If that works, the
-function's name is bound to the private interface. If not, the function itself is used: a fallback through
-public interfaces, which is slower, or which serves fewer of torch's transforms, and gives the same results.
+Each function below has a probe, which finds and tries a private interface of torch. If the probe succeeds,
+the function's name is bound to the private interface. Otherwise the function itself is used. It is a fallback
+through public interfaces with the same results, which is slower or supports fewer of torch's transforms.
 
-``backends.private`` has the private interfaces of the compilers. There are two modules because core imports
-no backend.
+``backends.private`` has the private interfaces of the compilers, since core imports no backend.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FALLBACKS: dict[str, Callable[..., Any] | None] = {}
 
 
 def found_by(probe: Callable[[], T]) -> T | None:
-    """What a probe finds; None if it fails. A private interface may change in any way."""
+    """The result of a probe; None if it raises any exception."""
     try:
         return probe()
     except Exception:
@@ -36,7 +35,7 @@ def found_by(probe: Callable[[], T]) -> T | None:
 
 
 def instead_of(probe: Callable[[], Any], fallbacks: dict[str, Any]) -> Callable[[F], F]:
-    """Bind the name of the decorated function to what ``probe`` finds, if it finds something that works."""
+    """Bind the name of the decorated function to the result of ``probe``, if it is not None."""
 
     def bind(fallback: F) -> F:
         fallbacks[fallback.__name__] = fallback
@@ -68,7 +67,7 @@ def _probe_guard_of() -> Any:
                 dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
             )
             return guards.check if guards.check(*tensors) else None
-        except Exception:  # the tensors may be of a kind that guards do not take
+        except Exception:  # guards do not support every kind of tensor
             return None
 
     check = guard_of([torch.zeros(2, 3)])
@@ -78,7 +77,7 @@ def _probe_guard_of() -> Any:
 
 @instead_of(_probe_guard_of, FALLBACKS)
 def guard_of(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """A quick check whether tensors have the dtypes, shapes, strides and devices of these; None for none."""
+    """A fast check for equal dtypes, shapes, strides and devices of other tensors. Fallback: None."""
     return None
 
 
@@ -90,7 +89,7 @@ def _probe_is_zerotensor() -> Any:
 
 @instead_of(_probe_is_zerotensor, FALLBACKS)
 def is_zerotensor(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is one of torch's zero tensors without memory. Not known: they are refused later."""
+    """Whether a tensor is a zero tensor of torch, without memory. Fallback: no; it is refused later."""
     return False
 
 
@@ -105,7 +104,7 @@ def _probe_has_dispatch() -> Any:
 
 @instead_of(_probe_has_dispatch, FALLBACKS)
 def has_dispatch(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's class takes operators itself; then it need not have memory of its own."""
+    """Whether the class of a tensor has its own dispatch; such a tensor may have no memory."""
     return bool(type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 
 
@@ -137,7 +136,7 @@ def _probe_unwrapped() -> Any:
 
 @instead_of(_probe_unwrapped, FALLBACKS)
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor inside those that transforms of ``torch.func`` wrap around it. Not known: the outer one."""
+    """The innermost tensor under transforms of ``torch.func``. Fallback: the outer one."""
     return tensor
 
 
@@ -163,7 +162,7 @@ def _probe_is_watched() -> Any:
 
 @instead_of(_probe_is_watched, FALLBACKS)
 def is_watched() -> bool:
-    """Whether a mode, a transform, a trace or a profiler may watch the calls of operators. Not known: yes."""
+    """Whether a mode, a transform, a trace or a profiler may observe operator calls. Fallback: yes."""
     return True
 
 
@@ -178,7 +177,7 @@ def _probe_in_forward_mode() -> Any:
 
 @instead_of(_probe_in_forward_mode, FALLBACKS)
 def in_forward_mode() -> bool:
-    """Whether derivatives in forward mode are under way."""
+    """Whether forward-mode differentiation is active."""
     try:
         forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
     except RuntimeError:  # there is no level
@@ -193,7 +192,7 @@ def _probe_recording_forward_mode() -> Any:
 
 @instead_of(_probe_recording_forward_mode, FALLBACKS)
 def recording_forward_mode() -> AbstractContextManager[Any]:
-    """Leave the forward mode of outer levels on, where there is a way to."""
+    """Keep forward mode enabled for outer levels. Fallback: does nothing."""
     return nullcontext()
 
 
@@ -204,7 +203,7 @@ def _probe_transforms_active() -> Any:
 
 @instead_of(_probe_transforms_active, FALLBACKS)
 def transforms_active() -> bool:
-    """Whether a transform of ``torch.func`` is under way. Not known: no; torch refuses it then."""
+    """Whether a transform of ``torch.func`` is active. Fallback: no; then torch refuses the transform."""
     return False
 
 
@@ -217,7 +216,7 @@ def _probe_single_level() -> Any:
 
 @instead_of(_probe_single_level, FALLBACKS)
 def single_level() -> AbstractContextManager[Any]:
-    """Record one level of a transform of ``torch.func`` alone, where there is a way to."""
+    """Record a single level of a transform of ``torch.func``. Fallback: does nothing."""
     return nullcontext()
 
 
@@ -240,7 +239,7 @@ def _probe_is_legacy_batch() -> Any:
 
 @instead_of(_probe_is_legacy_batch, FALLBACKS)
 def is_legacy_batch(tensor: torch.Tensor) -> bool:
-    """Whether a gradient is a batch of gradients (``is_grads_batched``). Not known: it may be."""
+    """Whether a gradient is a batch of gradients (``is_grads_batched``). Fallback: yes."""
     return True
 
 
@@ -256,8 +255,8 @@ def _probe_redispatch_below_autograd() -> Any:
     return redispatch_below_autograd
 
 
-#: Go on with an operator below autograd: its overload, the keys, the arguments. None where there is no such
-#: interface; ``torch.library`` then registers gradients, and refuses the transforms of ``torch.func``.
+#: Redispatch an operator below autograd. Takes its overload, the dispatch keys and the arguments. If it is
+#: None, ``torch.library`` registers gradients, without support for the transforms of ``torch.func``.
 redispatch_below_autograd: Callable[[Any, Any, Sequence[Any]], Any] | None
 redispatch_below_autograd = found_by(_probe_redispatch_below_autograd)
 FALLBACKS["redispatch_below_autograd"] = None
@@ -273,13 +272,13 @@ def _probe_sparse_parts() -> Any:
 
 @instead_of(_probe_sparse_parts, FALLBACKS)
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices and values of a sparse COO tensor; of equal indices the sum."""
+    """The indices and values of a sparse COO tensor. Fallback: with equal indices summed."""
     tensor = tensor.coalesce()
     return tensor.indices(), tensor.values()
 
 
 def _probe_raw_stream() -> Any:
-    return torch._C._cuda_getCurrentRawStream  # a build without CUDA has none
+    return torch._C._cuda_getCurrentRawStream  # missing in builds without CUDA
 
 
 @instead_of(_probe_raw_stream, FALLBACKS)
@@ -294,12 +293,12 @@ def _probe_backward_pass() -> Any:
 
 @instead_of(_probe_backward_pass, FALLBACKS)
 def backward_pass() -> int:
-    """The number of the backward pass that this thread is in; -1 if it is in none, or it is not known."""
+    """The id of this thread's current backward pass; -1 if there is none. Fallback: -1."""
     return -1
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:
-    """The timeout of a process group; the usual one where its backend does not tell."""
+    """The timeout of a process group; 10 minutes if its backend has no such option."""
     try:
         told: timedelta = group._get_backend(device).options._timeout
     except (AttributeError, RuntimeError):
@@ -320,5 +319,5 @@ def _probe_advise_large_pages() -> Any:
 
 @instead_of(_probe_advise_large_pages, FALLBACKS)
 def advise_large_pages(address: int, size: int) -> int:
-    """Ask the system for large pages in a range of pages; 0 if it agrees. Not asked: pages stay small."""
+    """Request huge pages for a range of memory; 0 on success. Fallback: does nothing."""
     return -1

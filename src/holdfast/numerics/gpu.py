@@ -17,8 +17,7 @@ from triton.language.extra.cuda import libdevice
 from holdfast.core import dtypes
 from holdfast.numerics.exponential import EXPONENTIALS
 
-#: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 incorrectly; both need other code
-#: there.
+#: Triton's interpreter does not fuse ``tl.fma`` and converts bfloat16 incorrectly: both have code for it.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 ZERO_POINT_LIMIT = tl.constexpr(dtypes.ZERO_POINT_LIMIT)
 #: 1.5 * 2^23. float32 numbers near it have an ULP of 1, and their low bits hold the integer part.
@@ -386,8 +385,7 @@ def nearer_minus_reciprocal(b, near):
 
 @triton.jit
 def minus_reciprocal(b):
-    """-1 / b, correctly rounded for every b from 2^-24 to 2^126; infinite if b is zero, zero if b is
-    infinite.
+    """-1 / b, correctly rounded for b from 2^-24 to 2^126; infinite if b is zero, zero if b is infinite.
 
     Two Newton steps give it from any estimate within 3 ULP, unless all 24 bits of b are ones. Then -1 / b is
     just beyond the midpoint of a power of two and the next number, and the steps may end at the power of two.
@@ -412,8 +410,7 @@ def minus_quotient(p, b, y):
 
 @triton.jit
 def tanh_argument(x, mid, s):
-    """Two values of 4(x - mid) / s, up to sign: the first shows where it is NaN, the second is for
-    ``tanh_slope``.
+    """4(x - mid) / s up to sign, twice: the first is NaN where it is NaN, the second is for ``tanh_slope``.
 
     The second is correctly rounded if its magnitude is from 2^-25 to 160. Smaller magnitudes have the slope
     at 0, larger ones the slope at 160, whatever their value. Where the first is infinite, the second may be

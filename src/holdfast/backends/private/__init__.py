@@ -1,9 +1,8 @@
-"""Private interfaces of Triton, CUDA, Numba and OpenMP, all in one place.
+"""Private interfaces of Triton, CUDA, Numba and OpenMP.
 
-Each function looks for its interface when it is first needed. If the interface is missing or does not work,
-its fallback gives the same results, and takes more time. Those of Numba are in ``private.numba``, which only
-the CPU backend imports.
-``core.private`` has the private interfaces of torch that every layer uses, since core imports no backend.
+Each function probes its interface when it is first called. If the interface is missing or does not work, a
+fallback gives the same results more slowly. Interfaces of Numba are in ``private.numba``, which only the CPU
+backend imports. Private interfaces of torch are in ``core.private``, since core imports no backend.
 """
 
 from __future__ import annotations
@@ -23,24 +22,25 @@ from holdfast.core.private import found_by
 #: The fallback of each interface, by name.
 FALLBACKS: dict[str, Callable[..., Any]] = {}
 
-#: Calls a function, which is given nothing of use, on so many threads.
+#: Calls a function on a number of threads. The function's argument is not used.
 Team = Callable[[Callable[[object], None], int], None]
-#: Launches a compiled kernel: the grid, the stream, then what goes between these and the kernel's arguments.
+#: Launches a compiled kernel; and the arguments to pass between the stream and the kernel's arguments.
 Entry = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def launcher(handle: Any, early: bool) -> Entry:
-    """What launches a compiled kernel, and what it takes between the stream and the kernel's arguments.
+    """The function that launches a compiled kernel.
 
-    A kernel that waits for the one ahead of it may be launched ``early``, where there is a way to.
+    ``early`` permits the launch before the previous kernel has ended, if the kernel waits for it itself.
+    Fallbacks ignore it.
     """
     return found_by(lambda: _c_launcher(handle, early)) or found_by(lambda: _entry(handle)) or _public(handle)
 
 
 def _c_launcher(handle: Any, early: bool) -> Entry | None:
-    """The C function behind Triton's entry, in 3.6: it saves a microsecond.
+    """The C function that Triton 3.6 calls; calling it directly saves a microsecond.
 
-    It can be called directly when the kernel has no scratch memory, which these never have.
+    This is possible for kernels without Triton scratch memory. Kernels of this library have none.
     """
     import triton
 
@@ -53,12 +53,12 @@ def _c_launcher(handle: Any, early: bool) -> Entry | None:
 
 
 def _entry(handle: Any) -> Entry:
-    """Triton's own entry, without its hooks."""
+    """Triton's launch function, without hooks."""
     return handle.run, (handle.function, handle.packed_metadata, None, None, None)
 
 
 def _public(handle: Any) -> Entry:
-    """The public way to launch a compiled kernel."""
+    """Triton's public interface for launching a compiled kernel."""
 
     def run(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
         handle[x, y, z](*arguments, stream=stream)
@@ -70,7 +70,7 @@ FALLBACKS["launcher"] = lambda handle, early: _public(handle)
 
 
 def load_binary(handle: Any) -> None:
-    """Load the binary of a compiled kernel on the current device; if not here, its first launch does."""
+    """Load the binary of a compiled kernel on the current device. Otherwise its first launch loads it."""
     with suppress(AttributeError):
         handle.run  # noqa: B018  (a property that loads)
 
@@ -79,10 +79,10 @@ FALLBACKS["load_binary"] = lambda handle: None
 
 
 def prefer_shared_memory(handle: Any, percent: int) -> None:
-    """Prefer a shared-memory carve-out for a kernel that uses none.
+    """Set the preferred shared-memory carve-out, percent, of a kernel that uses no shared memory.
 
-    A processor divides its cache anew only when it is idle. So kernels that do use shared memory would have
-    to wait for the last program of one that does not. Nothing but time depends on it.
+    A multiprocessor changes its carve-out only when it is idle. Without this, a kernel with shared memory
+    would wait for the last program of a kernel without. It affects speed only.
     """
     preferred_carveout = 9
     with suppress(OSError, AttributeError):
@@ -96,7 +96,7 @@ FALLBACKS["prefer_shared_memory"] = lambda handle, percent: None
 
 @cache
 def team_of_torch() -> Team | None:
-    """Calls a function on so many threads of torch's OpenMP library; None if there is none to be found."""
+    """Calls a function on threads of torch's OpenMP library; None if the library is not found."""
     return found_by(_find_team)
 
 
@@ -106,7 +106,7 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def _find_team() -> Team | None:
-    """The entry of the library that torch has loaded is the one that GCC compiles a parallel region to."""
+    """Find ``GOMP_parallel``, which GCC calls for a parallel region, in the library that torch has loaded."""
     if sys.platform != "linux" or not torch.backends.openmp.is_available():
         return None
     home = Path(torch.__file__).parents[1]
@@ -127,9 +127,9 @@ def _find_team() -> Team | None:
 
 
 class FunctionCell:
-    """Eight bytes with the address of a function without a result that compiled code calls.
+    """A function pointer in memory, which compiled code calls. The function returns nothing.
 
-    At first that is a Python function. ``kinds`` are the types of its arguments: "int64", "float32" or
+    At first it points to a Python function. ``kinds`` are the types of its arguments: "int64", "float32" or
     "float64".
     """
 
@@ -146,11 +146,11 @@ class FunctionCell:
 
     @property
     def address(self) -> int:
-        """Where the eight bytes are."""
+        """The address of the function pointer."""
         return ctypes.addressof(self._cell)
 
     def point_to(self, function: int) -> Callable[..., None]:
-        """Put the address of another function there; return what calls that."""
+        """Store the address of another function; return a Python callable for it."""
         self._cell.value = function
         called: Callable[..., None] = self._prototype(function)
         return called

@@ -1,11 +1,11 @@
 """Private interfaces of Numba: its compiler, its cache, its C functions.
 
-Numba's own pipeline serves every Python program. Kernels use a small part of the language: no closures, no
-``with``, no objects with a reference count. ``KernelCompiler`` leaves out the passes that look for these, and
-``remembering_types`` keeps what Numba has worked out about the types of a call for the next kernel.
+Kernels use a small part of Python: no closures, no ``with``, no reference-counted objects. ``KernelCompiler``
+omits the passes of Numba's pipeline that handle these. ``remembering_types`` caches resolved call types
+between kernels.
 
-The functions at the end have a fallback each, in ``FALLBACKS``, through public interfaces: kernels are then
-compiled for longer, and in every process, to the same results.
+Each function at the end has a fallback in ``FALLBACKS`` that uses public interfaces: compilation then takes
+longer and happens in every process, with the same results.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -26,7 +26,7 @@ from holdfast.core.private import found_by
 FALLBACKS: dict[str, Callable[..., Any]] = {}
 
 
-#: Passes of Numba's pipeline that change nothing in a kernel, by the names of their classes.
+#: Class names of passes of Numba's pipeline that change nothing in a kernel.
 NEEDLESS = frozenset(
     {
         "WithLifting",
@@ -47,7 +47,7 @@ NEEDLESS = frozenset(
 
 @cache
 def _compilers() -> tuple[Any, Any, Any]:
-    """The compiler of kernels, that of what kernels call, and what makes Numba remember types."""
+    """The compiler of kernels, the compiler of functions that kernels call, and the cache of call types."""
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.compiler_machinery import PassManager
@@ -64,16 +64,16 @@ def _compilers() -> tuple[Any, Any, Any]:
             return [lean]
 
     class _PartLibrary(JITCodeLibrary):
-        """The code of what kernels call: optimised with the kernel that it is linked to, never run alone."""
+        """Code of a function that kernels call: optimized with the kernel that links it, never run alone."""
 
         def _optimize_final_module(self) -> None:
-            """A kernel's optimisation covers its parts; here each level of calls would repeat it."""
+            """Skipped: optimizing the kernel covers its parts."""
 
         def _finalize_final_module(self) -> None:
-            self._finalized = True  # as code to link; no machine code is made of it
+            self._finalized = True  # for linking only; no machine code is generated
 
     class PartCompiler(KernelCompiler):
-        """Compiles what kernels call, as far as linking it takes."""
+        """Compiles a function that kernels call, only as far as linking needs."""
 
         def __init__(self, typingctx, targetctx, library, args, return_type, flags, locals):
             flags.no_compile = True
@@ -82,7 +82,7 @@ def _compilers() -> tuple[Any, Any, Any]:
 
         def compile_extra(self, func):
             part = super().compile_extra(func)
-            # Callers find a function by its entry point. This one is never called: it need only be its own.
+            # Callers find a function by its entry point. It is never called, but must be unique.
             entry_point: Any = [].append
             part.target_context.insert_user_function(entry_point, part.fndesc, [part.library])
             return part._replace(entry_point=entry_point)
@@ -122,7 +122,7 @@ FALLBACKS["kernel_options"] = dict
 
 
 def part_options() -> dict[str, Any]:
-    """Numba's options for what kernels call: it is optimised with the kernel, and never run alone."""
+    """Numba's options for functions that kernels call: optimized with the kernel, never run alone."""
     found = found_by(_compilers)
     if not found:
         return {}
@@ -134,9 +134,9 @@ FALLBACKS["part_options"] = dict
 
 
 def remembering_types() -> AbstractContextManager[None]:
-    """While kernels compile: resolve each function and its argument types once in a process.
+    """Context for compiling kernels: resolves each function and its argument types once per process.
 
-    Numba tries every overload of an operator at every place where it is used.
+    Without it, Numba tries every overload of an operator at each use.
     """
     found = found_by(_compilers)
     made: AbstractContextManager[None] = found[2]() if found else nullcontext()
@@ -147,7 +147,7 @@ FALLBACKS["remembering_types"] = nullcontext
 
 
 class CFunction:
-    """A function that is compiled for C by ``compile``; its ``address`` is None until then."""
+    """A function that ``compile()`` compiles with a C interface; ``address`` is None before."""
 
     def __init__(self, function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> None:
         self._made = function, signature, options
@@ -160,9 +160,9 @@ class CFunction:
 
 
 def c_function(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
-    """What compiles ``function`` for C: it has an ``address``, None at first, and ``compile``.
+    """``function`` as a C function, with the interface of ``CFunction``.
 
-    With the private interface it takes fewer passes, and can be kept on disk.
+    With the private interface it compiles with fewer passes, and can be cached on disk.
     """
 
     def make() -> Any:
@@ -179,9 +179,10 @@ FALLBACKS["c_function"] = CFunction
 
 
 def keep_on_disk(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
-    """Let Numba keep a compiled function in ``files(folder, base)``; without this it compiles it each time.
+    """Make Numba cache a compiled function in ``files(folder, base)``. Without it, every process compiles.
 
-    ``files`` has ``load(key)``, ``save(key, compiled)`` and ``flush()``. A disk that fails costs time only.
+    ``files`` returns an object with ``load(key)``, ``save(key, compiled)`` and ``flush()``. Disk errors are
+    ignored.
     """
     found_by(lambda: _attach_cache(compiled, function, files))
 
@@ -193,12 +194,12 @@ def _attach_cache(compiled: Any, function: Any, files: Callable[[Path, str], Any
     from numba.core.caching import FunctionCache
 
     class KernelCache(FunctionCache):
-        """Numba's cache of a function, with other files."""
+        """Numba's cache of a function, with our files."""
 
         on_disk = True
 
         def __init__(self) -> None:
-            super().__init__(function)  # raises if there is no folder to write to
+            super().__init__(function)  # raises if there is no writable folder
             self._cache_file = files(Path(self._cache_path), self._impl.filename_base)
 
         def load_overload(self, sig, target_context):
@@ -207,14 +208,14 @@ def _attach_cache(compiled: Any, function: Any, files: Callable[[Path, str], Any
             return None
 
         def save_overload(self, sig, data):
-            with suppress(OSError):  # the disk is full, or gone, or not ours to write
+            with suppress(OSError):  # the disk is full, missing or read-only
                 super().save_overload(sig, data)
 
     compiled._cache = KernelCache()
 
 
 def is_on_disk(compiled: Any) -> bool:
-    """Whether a compiled function is kept on disk."""
+    """Whether a compiled function is cached on disk."""
     return getattr(getattr(compiled, "_cache", None), "on_disk", False)
 
 

@@ -101,7 +101,7 @@ def _factor_on_terms(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
             scaled: Array = found * found.dtype.type(desc.grad_factor)
             return scaled
 
-    module = importlib.import_module(plan.implementations("reference")[0].place.partition(":")[0])
+    module = importlib.import_module(plan.implementations("reference")[0].module)
     with replaced(module, "scale_terms", terms):
         described(grad_factor=1.0)(plan, desc, run, args)
 
