@@ -11,8 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: Seconds of compilation before the message.
-PATIENCE = 1.0
+PATIENCE = 1.0  # seconds
 
 _logger = logging.getLogger("holdfast")
 _told: set[str] = set()

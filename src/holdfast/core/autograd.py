@@ -94,8 +94,7 @@ def register_constant(name: str, *, integers: bool = False) -> None:
     """Make the results of ``holdfast::name`` constants for autograd, as documented for the function.
 
     In forward mode the call raises, because the tangent of a constant is a zero tensor that looks like a
-    derivative. Integer results have no derivative in any mode; ``integers`` says that results may be
-    integers.
+    derivative. ``integers`` says that results may be integers, which have no derivative in any mode.
     """
     if private.redispatch_below_autograd is None:
         torch.library.register_autograd(

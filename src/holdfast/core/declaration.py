@@ -82,7 +82,6 @@ class Implementation:
 
     @property
     def module(self) -> str:
-        """The module of the entry point."""
         return self.entry_point.partition(":")[0]
 
     def absolute(self, module: str) -> Implementation:

@@ -26,8 +26,7 @@ class Scales:
 
     ``dtypes``: the dtypes of a scale tensor. ``real``: whether the dtype of the real tensor and a Python
     float are accepted too. ``block``: number of elements along the last axis that share a scale; if it is
-    None, the granularity decides. ``per_tensor``: whether an additional float32 scale multiplies all block
-    scales.
+    None, the granularity decides. ``per_tensor``: whether a further float32 scale multiplies them all.
     """
 
     dtypes: tuple[TorchDtype, ...] = (torch.float32,)

@@ -128,7 +128,6 @@ class KernelMutant:
         return "gpu" if re.search(r"^import triton", self.path.read_text(), re.MULTILINE) else "cpu"
 
     def source(self) -> str:
-        """The source with the mistake."""
         right = self.path.read_text()
         found = right.count(self.old)
         if found != 1:

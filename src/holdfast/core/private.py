@@ -114,7 +114,6 @@ def _probe_has_storage() -> Any:
 
 @instead_of(_probe_has_storage, FALLBACKS)
 def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a storage."""
     try:
         tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

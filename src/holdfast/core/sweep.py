@@ -62,12 +62,10 @@ def gradients_16_bit(real: torch.dtype) -> torch.Tensor:
 
 
 def scales() -> torch.Tensor:
-    """The scales of ``PAIRS``."""
     return torch.tensor([scale for scale, _ in PAIRS], dtype=torch.float32)
 
 
 def zero_points() -> torch.Tensor:
-    """The zero points of ``PAIRS``."""
     return torch.tensor([zero_point for _, zero_point in PAIRS], dtype=torch.int32)
 
 

@@ -69,8 +69,7 @@ def _in_memory(argument: Any) -> Any:
 def register_vmap(name: str, rule: Any) -> None:
     """Register ``rule(info, in_dims, *arguments)`` for ``holdfast::name`` under ``torch.vmap``.
 
-    The memory of all tensors is checked first, because a rule may copy them by torch operations, which do not
-    check.
+    The memory of all tensors is checked first, because a rule may copy them by torch, which does not check.
     """
     names = tuple(ARGUMENTS[name])
 

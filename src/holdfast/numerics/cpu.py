@@ -212,8 +212,7 @@ def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
 
     For t of either compute type, ``saturated(t)`` is the nearest value of the format as a float32, ties to
     even; it keeps NaN and the sign of a zero. ``encoded(t)`` is the code of that value, and ``decoded(code)``
-    is the value of a code. ``fits(t)`` says whether the rounded t is in the range of the format; it is false
-    for NaN.
+    is the value of a code. ``fits(t)``: whether the rounded t is in the range of the format; false for NaN.
 
     A carry out of the mantissa increments the exponent. Subnormal numbers of the format have the spacing of
     float32 numbers at ``lift``: adding ``lift`` rounds to this spacing, and the low bits of the sum are the

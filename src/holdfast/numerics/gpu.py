@@ -44,8 +44,7 @@ def quotient(x, s):
     float32 is computed in float64. There q is within one ULP of x / s, so its remainder is exact and the
     second fma gives RN64(x / s). Rounding this to float32 equals rounding x / s: a quotient of float32
     numbers is either on a rounding boundary, and then exact in float64, or further from it than the error of
-    float64. Where the remainder is NaN, q is already infinite, zero or NaN like x / s. A zero keeps the sign
-    of q.
+    float64. Where the remainder is NaN, q is infinite, zero or NaN like x / s. A zero keeps the sign of q.
     """
     if x.dtype == tl.float64:
         return x / s
@@ -413,8 +412,7 @@ def tanh_argument(x, mid, s):
     """4(x - mid) / s up to sign, twice: the first is NaN where it is NaN, the second is for ``tanh_slope``.
 
     The second is correctly rounded if its magnitude is from 2^-25 to 160. Smaller magnitudes have the slope
-    at 0, larger ones the slope at 160, whatever their value. Where the first is infinite, the second may be
-    NaN.
+    at 0, larger ones the slope at 160. Where the first is infinite, the second may be NaN.
 
     ``unit``, a power of two, scales s to at least 1 (a subnormal s to at least 2^-22), so that all steps stay
     in the normal range. As a factor of x and mid it changes no rounding. It is at least 1, so a difference

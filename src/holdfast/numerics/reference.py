@@ -83,8 +83,7 @@ def rounded_quotient(x: Array, scale: Array) -> Array:
 def nearest(t: Array, codes: Format) -> Array:
     """t rounded to the mantissa of a float format, ties to even, with an unlimited upper exponent.
 
-    Below the least normal number, t is rounded to subnormal numbers. NaN, infinities and the sign of a zero
-    are kept.
+    Below the least normal number, t is rounded to subnormal numbers. Keeps NaN, infinities, signs of zeros.
     """
     with np.errstate(all="ignore"):
         exponent = np.maximum(np.frexp(t)[1] - 1, 1 - codes.exponent_bias)

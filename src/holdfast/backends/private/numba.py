@@ -181,8 +181,7 @@ FALLBACKS["c_function"] = CFunction
 def keep_on_disk(compiled: Any, function: Any, files: Callable[[Path, str], Any]) -> None:
     """Make Numba cache a compiled function in ``files(folder, base)``. Without it, every process compiles.
 
-    ``files`` returns an object with ``load(key)``, ``save(key, compiled)`` and ``flush()``. Disk errors are
-    ignored.
+    It returns an object with ``load(key)``, ``save(key, compiled)`` and ``flush()``. Disk errors are ignored.
     """
     found_by(lambda: _attach_cache(compiled, function, files))
 
