@@ -7,7 +7,7 @@ zero point as an optional tensor plus a number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.checks import INT64, finite_number, require_tensor, whole_number
 from holdfast.core.dtypes import parse_dtype
-from holdfast.core.errors import InvalidArgs
+from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import (
     Granularity,
@@ -74,6 +74,18 @@ def empty_codes(x: torch.Tensor, dtype: str, packed: bool) -> torch.Tensor:
         return torch.empty_like(x, dtype=codes.storage)
     columns = (x.shape[-1] + codes.per_byte - 1) // codes.per_byte
     return x.new_empty((*x.shape[:-1], columns), dtype=torch.uint8)
+
+
+def refuse_second_derivative(op: str) -> Callable[..., Any]:
+    """A backward function that raises: the gradient of ``op`` has no derivative."""
+
+    def refuse(ctx: Any, *gradients: torch.Tensor) -> Any:
+        raise Unsupported(
+            f"the gradient of {op} was asked for its own gradient, which is not defined here: an estimator "
+            "stands in for a derivative once. Leave create_graph out, or detach the gradient."
+        )
+
+    return refuse
 
 
 def plans_by_granularity(module: ModuleType, op: str, backward: str = "") -> Plans:

@@ -96,25 +96,30 @@ class ObserveRangeDescriptor(PerScaleDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseScaleDescriptor(ScaleOfData, ToCodesDescriptor):
-    """``output_dtype`` is the dtype of the codes that the scale is for."""
-
-    q_min: int | None = None
-    q_max: int | None = None
+class FromDataDescriptor(ScaleOfData, ToCodesDescriptor):
+    """Outputs ``scale`` and ``zero_point``, computed from ``x`` for codes of ``output_dtype``."""
 
     @property
     def empty(self) -> bool:
         return self.view.scale_count == 0
 
     def expected(self, name: str) -> Expected:
-        if name == "x":
-            return self.shape, self.input_dtype
+        if name not in ("scale", "zero_point"):
+            return super().expected(name)
         return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
 
     def validate(self) -> None:
         validate_granularity(self.granularity)
         super().validate()
         self.validate_ends(*self.code_range, self.codes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseScaleDescriptor(FromDataDescriptor):
+    """``output_dtype`` is the dtype of the codes that the scale is for."""
+
+    q_min: int | None = None
+    q_max: int | None = None
 
 
 @arguments

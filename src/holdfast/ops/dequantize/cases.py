@@ -9,14 +9,7 @@ import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import (
-    Problem,
-    code_values,
-    make_scale,
-    make_zero_point,
-    problems,
-    real_values,
-)
+from holdfast.ops.affine.cases import Problem, code_values, make_scale, make_zero_point, problems, real_values
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,

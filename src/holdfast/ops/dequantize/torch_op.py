@@ -13,13 +13,7 @@ from holdfast.core.checks import require_bool, require_tensor, shown
 from holdfast.core.dtypes import dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import (
-    ONE_SCALE,
-    Granularity,
-    PerChannel,
-    PerGroup,
-    validate_granularity,
-)
+from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap

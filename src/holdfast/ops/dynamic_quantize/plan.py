@@ -11,30 +11,14 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.descriptor import Expected
-from holdfast.core.granularity import validate_granularity
 from holdfast.core.plan import Args
-from holdfast.ops.choose_scale.plan import FromDataPlan, ScaleOfData, scale_error
+from holdfast.ops.choose_scale.plan import FromDataDescriptor, FromDataPlan, scale_error
 from holdfast.ops.quantize.plan import QuantizeDescriptor
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicQuantizeDescriptor(ScaleOfData, QuantizeDescriptor):
+class DynamicQuantizeDescriptor(FromDataDescriptor, QuantizeDescriptor):
     """``output_dtype`` is the dtype of the codes. ``packed`` stores several 2-bit or 4-bit codes per byte."""
-
-    @property
-    def empty(self) -> bool:
-        return self.view.scale_count == 0
-
-    def expected(self, name: str) -> Expected:
-        if name in ("q", "x"):
-            return super().expected(name)
-        return self.view.scale_shape, torch.int32 if name == "zero_point" else self.real.compute.torch
-
-    def validate(self) -> None:
-        validate_granularity(self.granularity)
-        super().validate()
-        self.validate_ends(*self.code_range, self.codes)
 
 
 @arguments

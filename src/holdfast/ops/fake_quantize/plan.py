@@ -166,7 +166,7 @@ class FakeQuantizePlan(FakeCodesPlan[FakeQuantizeDescriptor, FakeQuantizeArgs]):
 
 
 class FakeQuantizeBackwardPlan(FakeCodesPlan[FakeQuantizeBackwardDescriptor, FakeQuantizeBackwardArgs]):
-    """dx by a straight-through estimator."""
+    """dx = dy times the derivative that the straight-through estimator gives at x."""
 
     def mode(self) -> str:
         return f"{super().mode()}, {self.descriptor.ste}"

@@ -16,13 +16,12 @@ import torch
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
-from holdfast.core.errors import Unsupported
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import current_stream, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, shared_arguments
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
@@ -126,14 +125,8 @@ def lsq_factor(shape: torch.Size, granularity: str, q_max: int) -> float:
     return 1.0 / torch.sym_sqrt(torch.sym_max(elements, 1) * max(q_max, 1))  # type: ignore[no-any-return]
 
 
-def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    raise Unsupported(
-        "the gradient of fake_quantize was asked for its own gradient, which is not defined here: an "
-        "estimator stands in for a derivative once. Leave create_graph out, or detach the gradient."
-    )
-
-
-register_autograd("fake_quantize_backward", _refuse_to_differentiate, by=["dy", "x", "scale", "zero_point"])
+_refuse = refuse_second_derivative("fake_quantize")
+register_autograd("fake_quantize_backward", _refuse, by=["dy", "x", "scale", "zero_point"])
 
 
 def _fake_quantize_batched(info, in_dims, x, *rest):

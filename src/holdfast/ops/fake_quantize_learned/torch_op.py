@@ -20,7 +20,7 @@ from holdfast.core.granularity import granularity_named
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import Workspace
 from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
-from holdfast.ops.affine.torch_op import SHARED_SCHEMA
+from holdfast.ops.affine.torch_op import SHARED_SCHEMA, refuse_second_derivative
 from holdfast.ops.fake_quantize.plan import SteKind, refused_learning
 from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
 from holdfast.ops.fake_quantize_learned.plan import (
@@ -131,15 +131,9 @@ def _differentiate_fake_quantize(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, dscale, None, dzero_point, *[None] * 7
 
 
-def _refuse_to_differentiate(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-    raise Unsupported(
-        "the gradients of a learned scale were asked for their own gradient, which is not defined here: an "
-        "estimator stands in for a derivative once. Leave create_graph out, or detach the gradients."
-    )
-
-
 _REAL = ["x", "scale", "zero_point"]
 register_autograd("fake_quantize", _differentiate_fake_quantize, by=_REAL, setup_context=_save_fake_quantize)
-register_autograd("fake_quantize_learned_backward", _refuse_to_differentiate, by=["dy", *_REAL])
+_refuse = refuse_second_derivative("a learned scale")
+register_autograd("fake_quantize_learned_backward", _refuse, by=["dy", *_REAL])
 # Every sample has its own gradients, even of a scale that all samples share.
 register_vmap("fake_quantize_learned_backward", by_sample(_call))

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.core.mutant import Mutant, Run, Spoil, instead_of, replaced
 from holdfast.core.plan import AnyPlan, Args
-from holdfast.numerics.reference import Array
+from holdfast.ops.fake_quantize_learned.mutants import in_one_go
 from holdfast.ops.lsq_init.plan import LsqInitDescriptor
 
 _F = ("lsq_init forward",)
@@ -35,12 +35,6 @@ def _of_the_whole(desc: LsqInitDescriptor) -> float:
     return 2.0 / (max(math.prod(desc.shape), 1) * math.sqrt(desc.q_max))
 
 
-def _in_one_go(terms: Array) -> Array:
-    with np.errstate(all="ignore"):
-        total: Array = np.sum(terms, axis=-1, dtype=terms.dtype)
-        return total
-
-
 def _signed(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
     """Sum x instead of |x|."""
     with replaced(np, "abs", np.asarray):
@@ -53,5 +47,5 @@ MUTANTS = (
     Mutant("mean over all", _property("factor", _of_the_whole), _F),
     Mutant("no floor", _property("floor", lambda desc: 0.0), _F),
     Mutant("mean of x", _signed, _F),
-    Mutant("sum in another order", instead_of("tree_sum", _in_one_go), _F),
+    Mutant("sum in another order", instead_of("tree_sum", in_one_go), _F),
 )

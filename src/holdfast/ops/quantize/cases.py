@@ -11,14 +11,7 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import (
-    EVERY_SIZE,
-    Problem,
-    make_scale,
-    make_zero_point,
-    problems,
-    real_values,
-)
+from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_scale, make_zero_point, problems, real_values
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,

@@ -11,13 +11,9 @@ import torch
 from holdfast.core.autograd import register_autograd, register_constant
 from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.dtypes import parse_dtype
-from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
-from holdfast.core.granularity import (
-    ONE_SCALE,
-    Granularity,
-    validate_granularity,
-)
+from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.stream import NO_WORKSPACE
 from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
@@ -27,6 +23,7 @@ from holdfast.ops.affine.torch_op import (
     code_range,
     empty_codes,
     plans_by_granularity,
+    refuse_second_derivative,
     select,
     shared_arguments,
 )
@@ -124,16 +121,9 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     return dx, *[None] * 8
 
 
-def _refuse_to_differentiate(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    raise Unsupported(
-        "the gradient of quantize was asked for its own gradient, which is not defined here: an estimator "
-        "stands in for a derivative once. Leave create_graph out, or detach the gradient."
-    )
-
-
 register_constant("quantize", integers=True)
 register_autograd("quantize_to_float", _differentiate, by=["x"], setup_context=_save_for_backward)
-register_autograd("quantize_backward", _refuse_to_differentiate, by=["dy", "x"])
+register_autograd("quantize_backward", refuse_second_derivative("quantize"), by=["dy", "x"])
 
 
 def _quantize_batched(call):
