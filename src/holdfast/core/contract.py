@@ -51,8 +51,8 @@ class PrecisionGuarantee:
     the sum of magnitudes.
 
     The bound holds for results that do not overflow. A product or quotient below the normal range of the
-    compute type has an error of up to half the smallest subnormal number instead; in a sum these errors add
-    up. With ``accumulate`` the old value is a further term of the sum, with one more rounding.
+    compute type has an error of up to half the smallest subnormal number instead; in a sum they add up.
+    With ``accumulate`` the old value is a further term of the sum, with one more rounding.
     """
 
     compute_dtype: str
