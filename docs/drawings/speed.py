@@ -21,6 +21,7 @@ PAGES = {
     "quantize": "quantize",
     "fake_quantize": "fake_quantize",
     "fake_quantize_learned": "fake_quantize",
+    "dequantize": "quantize",
     "choose_scale": "scales",
     "dynamic_quantize": "scales",
 }
