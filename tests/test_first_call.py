@@ -86,6 +86,7 @@ import os, signal, time
 import torch, holdfast as hf
 from numba.core.ccallback import CFunc
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with SIGINT ignored
 x = torch.tensor([1.0, -1.0])
 hf.quantize(x, 0.5, dtype=torch.int8)
 right = CFunc.compile
@@ -147,7 +148,8 @@ def _ran_passes() -> list[tuple[int, str]]:
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="holdfast")  # commands that ran in this process made it silent
     monkeypatch.setattr(notice, "PATIENCE", 0.02)
     monkeypatch.setattr(notice, "_told", set())
 

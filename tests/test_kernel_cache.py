@@ -138,6 +138,7 @@ class Interrupt:
             sys.meta_path.remove(self)
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with SIGINT ignored
 sys.meta_path.insert(0, Interrupt())
 x = torch.tensor([1.0, -1.0])
 try:

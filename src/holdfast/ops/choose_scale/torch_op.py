@@ -196,7 +196,7 @@ def observe_range(
     """``min(x, 0)`` and ``max(x, 0)`` over the elements of each scale. Both are NaN if an element is.
 
     ``torch.minimum`` and ``torch.maximum`` join the ranges of several tensors, and ``scale_of_range``
-    computes the scale of a range. The function has no gradient.
+    computes the scale of a range. No gradient flows through it.
 
     >>> import torch, holdfast as hf
     >>> hf.observe_range(torch.tensor([[3.0, -1.0], [4.0, 8.0]]), granularity=hf.PerToken())
@@ -235,7 +235,7 @@ def choose_scale(
     ``narrow``, the default of a symmetric scale, there are as many codes below zero as above; without it the
     lowest code is used too. With ``symmetric=False`` the result is a scale and a zero point; 0.0 has a code,
     and ``narrow`` omits the lowest code. No scale is below 1e-12. A NaN makes the scale NaN, and an infinity
-    makes it infinite; the zero point is then the lowest code. The function has no gradient.
+    makes it infinite; the zero point is then the lowest code. No gradient flows through it.
 
     >>> import torch, holdfast as hf
     >>> hf.choose_scale(torch.tensor([0.5, -254.0]))

@@ -104,7 +104,7 @@ def dynamic_quantize(
     """The codes of ``x``, and the scales that ``choose_scale`` computes from it: ``(q, scale)``.
 
     With ``symmetric=False`` the result is ``(q, scale, zero_point)``. The bits are those of ``choose_scale``
-    followed by ``quantize``. Tokens and groups of ordinary size are read once. The function has no gradient.
+    followed by ``quantize``. Tokens and groups of ordinary size are read once. No gradient flows through it.
 
     >>> import torch, holdfast as hf
     >>> q, scale = hf.dynamic_quantize(torch.tensor([[1.0, -2.0], [0.0, 0.0]]))
