@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -77,3 +78,15 @@ def shared_finely() -> Iterator[None]:
 
     with threads.shared_finely():
         yield
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """A Chromium that tests open pages with. CI must have one; .ci/run installs it on Debian."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    known = next(filter(None, map(shutil.which, names)), None)
+    if known is None and os.environ.get("CI"):
+        pytest.fail("CI has no browser to open pages with; .ci/run installs one on Debian.")
+    if known is None:
+        pytest.skip("opening a page needs Chromium; install chromium-headless-shell")
+    return known

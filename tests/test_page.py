@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -26,7 +24,6 @@ from holdfast.proof.page import benchmarks, combined, count, duration, page, tim
 from holdfast.proof.verify import PlanReport, Report
 
 ROOT = Path(__file__).resolve().parents[1]
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -218,16 +215,6 @@ document.body.innerHTML = "<pre>FOUND</pre>";
 document.body.firstChild.append(encodeURIComponent(JSON.stringify(found)), "DNUOF");
 </script>
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    known = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if known is None and os.environ.get("CI"):
-        pytest.fail("CI has no browser to look at the page with; .ci/run installs one on Debian.")
-    if known is None:
-        pytest.skip("looking at the page needs Chromium")
-    return known
 
 
 def looked_at(browser: str, html: str, tmp_path: Path, width: int, dark: bool) -> dict[str, Any]:

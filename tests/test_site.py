@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -99,16 +97,6 @@ window.addEventListener("load", () => {
 });
 </script>
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    known = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if known is None and os.environ.get("CI"):
-        pytest.fail("CI has no browser to look at the site with; .ci/run installs one on Debian.")
-    if known is None:
-        pytest.skip("looking at the site needs Chromium")
-    return known
 
 
 def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> dict[str, Any]:

@@ -9,29 +9,10 @@ from holdfast.core.mutant import Mutant, described, instead_of
 from holdfast.numerics.reference import Array
 from holdfast.ops.embedding_bag.plan import BagDescriptor
 from holdfast.ops.embedding_bag.reference import begins_of, chosen_places, kept_indices
-from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
+from holdfast.ops.segment_sum.mutants import a_lost_duplicate, backwards, in_one_go
 
 _FORWARD, _BACKWARD = ("embedding_bag forward",), ("embedding_bag backward",)
 _BOTH = (*_FORWARD, *_BACKWARD)
-
-
-def _in_one_go(terms: Array) -> Array:
-    """One sequential sum without chunks."""
-    with np.errstate(all="ignore"):
-        total = np.zeros(terms.shape[1:], terms.dtype)
-        for term in terms:
-            total = total + term
-        return total
-
-
-def _backwards(terms: Array) -> Array:
-    return ordered_sum(terms[::-1])
-
-
-def _a_lost_duplicate(destinations: Array, segments: int) -> dict[int, Array]:
-    """The first term of a row with several terms is lost, as in a race."""
-    found = sources_of(destinations, segments)
-    return {row: places[1:] if len(places) > 1 else places for row, places in found.items()}
 
 
 def _nothing_is_padding(indices: torch.Tensor, rows: int, padding: int) -> Array:
@@ -77,9 +58,9 @@ def _weights_ignored(terms: Array, weights: Array, kept: Array) -> Array:
 
 
 MUTANTS = (
-    Mutant("a lost duplicate in a bag", instead_of("sources_of", _a_lost_duplicate), _BACKWARD),
-    Mutant("a dropped chunk boundary in a bag", instead_of("ordered_sum", _in_one_go), _BOTH),
-    Mutant("a bag in descending order", instead_of("ordered_sum", _backwards), _BOTH),
+    Mutant("a lost duplicate in a bag", instead_of("sources_of", a_lost_duplicate), _BACKWARD),
+    Mutant("a dropped chunk boundary in a bag", instead_of("ordered_sum", in_one_go), _BOTH),
+    Mutant("a bag in descending order", instead_of("ordered_sum", backwards), _BOTH),
     Mutant("padding in a bag", instead_of("kept_indices", _nothing_is_padding), _BOTH),
     Mutant("a mean over padding", instead_of("counted_indices", _all_indices), _BOTH),
     Mutant("a mean by the reciprocal", instead_of("divided_by", _times_the_reciprocal), _BOTH),
