@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,7 +42,7 @@ class Tuned(Generic[T]):
 
 def constants_of(record: Any) -> dict[str, Any]:
     """The fields of a record as constexpr parameters of a kernel, which have the same names in capitals."""
-    return {field.name.upper(): getattr(record, field.name) for field in fields(record)}
+    return {name.upper(): value for name, value in vars(record).items()}
 
 
 @contextmanager
