@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
+from holdfast.core.contract import PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
@@ -33,7 +33,7 @@ class Entry:
     rounding: str
     deterministic: bool
     bit_stable: str
-    numerics_version: int = NUMERICS_VERSION
+    numerics_version: int
     cases: int = 0
 
 
@@ -54,6 +54,7 @@ def entry(plan: AnyPlan) -> Entry:
     promises = [select_on("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
     return Entry(
         plan=plan.__name__,
+        numerics_version=plan.numerics_version,
         op=plan.op,
         direction=plan.direction,
         cases=len(cases),
