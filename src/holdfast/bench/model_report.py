@@ -17,7 +17,7 @@ NOTE = (
     "Times are medians of the public functions with gradients on. The columns of the peers are speed-ups of "
     "the forward / of the backward: above 1x holdfast is faster. 'eager' is torch's own operator, "
     "'deterministic' the same under torch.use_deterministic_algorithms(True), 'compiled' the plain formula "
-    "under torch.compile(dynamic=True). On a GPU these are times of the device, with cold caches. 'host' is "
+    "under torch.compile. On a GPU these are times of the device, with cold caches. 'host' is "
     "the time until forward and backward of a small version of the case return, and its ratio to eager. "
     "'memory' is the peak of the backward, as a multiple of the gradients that it returns: holdfast / eager."
 )
@@ -116,7 +116,8 @@ def _host(row: ModelRow) -> str:
     if OURS not in row.host:
         return "n/a"
     ours = row.host[OURS].median
-    return f"{duration(ours)}, {ours / row.host[EAGER].median:.2f}x"
+    ratio = f", {ours / row.host[EAGER].median:.2f}x" if EAGER in row.host else ""
+    return f"{duration(ours)}{ratio}"
 
 
 def _memory(row: ModelRow) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,7 +31,7 @@ SMALL = 2**12
 #: Elements of the largest tensor on a CPU, and in a quick run.
 CPU_ELEMENTS, QUICK_ELEMENTS = 2**20, 2**16
 #: Largest distance of a result from the formula in torch, relative to its norm.
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-3}
 
 
 def model_cases() -> list[ModelCase]:
@@ -80,7 +81,7 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
     except Exception as error:
         row.reasons[OURS] = _reason(error)
         return row
-    peers = _peers(steps, compiling)
+    peers = _peers(case, steps, compiling)
     working: dict[str, Step] = {}
     for name, step in peers.items():
         try:
@@ -105,11 +106,18 @@ def _measure_small(small: ModelCase, row: ModelRow, device: torch.device) -> Non
         raise ArithmeticError(
             f"the result differs from torch's by {difference:.2g} of its norm on {small.label}"
         )
-    row.host = host_times({name: steps[name] for name in (OURS, EAGER)}, device)
+    timed = {OURS: steps[OURS]}
+    try:
+        steps[EAGER].backward(steps[EAGER].forward())
+        timed[EAGER] = steps[EAGER]
+    except Exception as error:
+        row.reasons[EAGER] = _reason(error)
+    row.host = host_times(timed, device)
 
 
 def _distance(ours: Step, formula: Step) -> float:
-    """The largest distance of the output and the gradients, each relative to its norm."""
+    """The largest distance from the formula in float32, of output and gradients, relative to the norm."""
+    formula = Step(formula.function, tuple(map(_widened, formula.inputs)), _widened(formula.dout))
     made, right = ours.forward(), formula.forward()
     pairs = zip((made, *ours.backward(made)), (right, *formula.backward(right)), strict=True)
     return max(
@@ -118,14 +126,23 @@ def _distance(ours: Step, formula: Step) -> float:
     )
 
 
-def _peers(steps: dict[str, Step], compiling: bool) -> dict[str, Step]:
+def _widened(value: Any) -> Any:
+    """A floating tensor in float32, and any other value as it is."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return value.detach().float().requires_grad_(value.requires_grad)
+
+
+def _peers(case: ModelCase, steps: dict[str, Step], compiling: bool) -> dict[str, Step]:
     """The steps to time: those of the case, with the formula compiled, and torch's deterministic mode."""
     made = dict(steps)
     eager = made[EAGER]
     made[DETERMINISTIC] = DeterministicStep(eager.function, eager.inputs, eager.dout)
     formula = made.pop(COMPILED)
     if compiling:
-        made[COMPILED] = replace(formula, function=torch.compile(formula.function, dynamic=True))
+        made[COMPILED] = replace(
+            formula, function=torch.compile(formula.function, dynamic=case.dynamic_shapes)
+        )
     return made
 
 

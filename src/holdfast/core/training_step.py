@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -61,6 +61,9 @@ class _Deterministic:
 @dataclass(frozen=True)
 class ModelCase(ABC):
     """One row: ``model`` is what users call the work, ``real`` is the dtype of the large tensors."""
+
+    #: Whether the cases of the op share what torch.compile makes of their formula.
+    dynamic_shapes: ClassVar[bool] = True
 
     op: str
     model: str
