@@ -1,13 +1,13 @@
 """dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
 
-The batch is processed in groups: a few images, or one band of pixels of an image if memory is short. A group
-takes three stages. ``prepare`` finds the scale of each plane and clears the accumulators, ``add_terms`` adds
-the terms with integer atomics and computes dgrid, ``convert`` stores dinput. One launch runs all stages of
-all groups. Its programs are ordered such that the accumulators of a group stay in the L2 cache, and that a
-program waits only for programs of lower numbers, which the hardware has started before.
+Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` or
+``add_strips`` adds the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is
+short, they run for a few images at a time, or for one band of pixels of an image.
 
-In bilinear mode, the east corners of a sample are often the west corners of the next sample. Then the next
-sample adds both terms at once (MERGE).
+``add_strips`` is for bilinear mode and few channels. The east corners of a sample are often the west corners
+of the next sample in its row, and its south corners the north corners of the next sample in its column. A
+thread processes a strip of samples of one column, adds terms of the same pixel first, and uses one atomic for
+them.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.steps import Steps
+from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
@@ -54,66 +54,48 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 from holdfast.ops.segment_sum import indexed
 
 CHUNK, BLOCK = tl.constexpr(indexed.CHUNK), tl.constexpr(indexed.CHUNK**2)
-#: Maximum number of bands of an image.
-MOST_BANDS = 64
+#: Maximum number of bands of an image, and of parts of a plane.
+MOST_BANDS, MOST_PARTS = 64, 1024
+#: A part's word is its largest finite exponent field, plus this if it has a number that is not finite.
+SPECIAL = tl.constexpr(2**16)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Tuning of ``differentiate``."""
+    """Tuning of ``SampleSums``."""
 
-    #: Samples per program, one per thread, and warps.
+    #: Samples per program of ``add_samples``, or strips of ``add_strips``, one per thread; and warps.
     tile: int
     warps: int
-    #: Elements of a plane that a program prepares and converts, and elements loaded together.
+    #: Samples of a strip, and maximum number of channels for which strips are used.
+    strip: int
+    few_channels: int
+    #: Elements of a plane that a program of ``prepare`` processes, elements loaded together, and pixels per
+    #: program of ``convert``.
     prepared: int
-    converted: int
     vector: int
-    #: Desired bytes of accumulators of a group, and number of groups in memory at a time.
-    group_bytes: int = 2**23
-    groups: int = 3
-    #: With more channels than this, the loop over channels is not unrolled.
-    unrolled: int = 4
-    #: Elements cleared per program.
-    cleared: int = 4096
+    converted: int
+    #: Maximum bytes of accumulators of images that are processed together.
+    group_bytes: int = 2**40
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=256, warps=8, prepared=8192, converted=2048, vector=2048),
-    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, converted=16384, vector=16384, unrolled=0),
+    gpu=Tuning(tile=256, warps=8, strip=4, few_channels=4, prepared=8192, vector=2048, converted=2048),
+    interpreter=Tuning(
+        tile=4096, warps=4, strip=4, few_channels=2, prepared=2**20, vector=16384, converted=16384
+    ),
 )
 
 
-@triton.jit(do_not_specialize=["count"])
-def clear_words(words, count, TILE: tl.constexpr):
-    """Zero ``count`` words."""
-    follow()
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    tl.store(words + number, tl.zeros([TILE], tl.int32), mask=number < count)
-
-
-@triton.jit
-def wait_for(counter, amount):
-    """Wait until ``amount`` programs have called ``announce``."""
-    seen = tl.atomic_add(counter, 0, sem="acquire")
-    while seen < amount:
-        seen = tl.atomic_add(counter, 0, sem="acquire")
-
-
-@triton.jit
-def announce(counter):
-    """Count this program, after the stores and atomics of all its threads."""
-    tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release")
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["parts", "span"])
 def prepare(
-    sums, largest, special, dout, plane, part, held,
-    parts, channels, samples, span, out_sizes, dout_strides, dout_step,
+    sums, words, dout, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
     AXES: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
+    follow()
+    plane = tl.program_id(0) // parts
+    part = tl.program_id(0) - plane * parts
     n, channel = plane // channels, plane % channels
     base = dout + channel.to(tl.int64) * dout_step
     share = tl.cdiv(samples, parts)
@@ -127,33 +109,42 @@ def prepare(
         field = exponent_field(widen(tl.load(at, mask=sample < end, other=0.0), COMPUTE))
         most = tl.maximum(most, tl.where(field < FIELD, field, 0))
         not_finite = tl.maximum(not_finite, (field == FIELD).to(tl.int32))
-    tl.atomic_max(largest + plane, tl.max(most, 0), sem="relaxed")
-    if tl.max(not_finite, 0) > 0:
-        tl.atomic_max(special + plane, 1, sem="relaxed")
+    tl.store(words + tl.program_id(0), tl.max(most, 0) + tl.max(not_finite, 0) * SPECIAL)
     cleared = tl.cdiv(span * WORDS, parts)
     last = tl.minimum(part * cleared + cleared, span * WORDS)
-    target = sums + held.to(tl.int64) * (span * WORDS)
+    target = sums + plane.to(tl.int64) * (span * WORDS)
     for begin in range(part * cleared, last, VECTOR):
         number = begin + tl.arange(0, VECTOR)
         tl.store(target + number, tl.full([VECTOR], BIAS, tl.int64), mask=number < last)
 
 
 @triton.jit
+def load_plane(words, plane, fraction_bits, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
+    """The shift of a plane, and whether it has numbers that are not finite."""
+    word = tl.load(words + plane * PARTS + tl.arange(0, PARTS))
+    special = word >= SPECIAL
+    field = tl.max(tl.where(special, word - SPECIAL, word), 0)
+    return plane_shift(field, fraction_bits, COMPUTE), tl.max(special.to(tl.int32), 0) > 0
+
+
+@triton.jit(do_not_specialize=["first_pixel", "conversions", "span", "fraction_bits"])
 def convert(
-    dinput, sums, largest, plane, part, held, first_pixel,
-    channels, pixels, span, fraction_bits, sizes, dinput_strides, dinput_step,
-    AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
-    WORDS: tl.constexpr, CONVERTED: tl.constexpr,
+    dinput, sums, words,
+    first_pixel, conversions, channels, pixels, span, fraction_bits, sizes, dinput_strides, dinput_step,
+    AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr,
+    PARTS: tl.constexpr, CONVERTED: tl.constexpr,
 ):  # fmt: skip
     """Store CONVERTED pixels of a plane."""
-    shift = plane_shift(tl.load(largest + plane), fraction_bits, COMPUTE)
-    number = part * CONVERTED + tl.arange(0, CONVERTED)
+    follow()
+    plane = tl.program_id(0) // conversions
+    shift, _special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+    number = (tl.program_id(0) - plane * conversions) * CONVERTED + tl.arange(0, CONVERTED)
     inside = (number < span) & (first_pixel + number < pixels)
-    source = sums + held.to(tl.int64) * (span * WORDS) + number
-    total = tl.load(source, mask=inside, other=BIAS, cache_modifier=".cg")
+    source = sums + plane.to(tl.int64) * (span * WORDS) + number
+    total = tl.load(source, mask=inside, other=BIAS)
     fraction = total
     if WORDS == 2:
-        fraction = tl.load(source + span, mask=inside, other=BIAS, cache_modifier=".cg")
+        fraction = tl.load(source + span, mask=inside, other=BIAS)
     value = converted(total, fraction, shift, fraction_bits, COMPUTE)
     n, channel = plane // channels, plane % channels
     x, y, z = unravel(first_pixel + number, sizes, AXES)
@@ -164,55 +155,19 @@ def convert(
 
 
 @triton.jit
-def add_to_pixel(
-    sums, pixel, mask, term, other, span, fraction_bits, MERGE: tl.constexpr, WORDS: tl.constexpr
-):
-    """Add a term, and with MERGE another one, to the accumulator of ``pixel``."""
-    word = term.to(tl.int64)
-    if MERGE:
-        word += other.to(tl.int64)
-    tl.atomic_add(sums + pixel, word, mask=mask, sem="relaxed")
+def add_term(sums, pixel, mask, term, span, fraction_bits, WORDS: tl.constexpr):
+    """Add a term to the accumulator of ``pixel``."""
+    tl.atomic_add(sums + pixel, term.to(tl.int64), mask=mask, sem="relaxed")
     if WORDS == 2:
-        word = fraction_word(term, fraction_bits)
-        if MERGE:
-            word += fraction_word(other, fraction_bits)
-        tl.atomic_add(sums + span + pixel, word, mask=mask, sem="relaxed")
+        tl.atomic_add(sums + span + pixel, fraction_word(term, fraction_bits), mask=mask, sem="relaxed")
 
 
 @triton.jit
-def add_channel(
-    sums, largest, special, plane, d, before, terms, span, fraction_bits,
-    CORNER: tl.constexpr, CORNERS: tl.constexpr, MERGE: tl.constexpr,
-    COMPUTE: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
-    """Add the terms of up to four corners of each sample in one channel.
-
-    ``d`` and ``before`` are dout of the sample and of the sample before it. ``terms`` are pixels, masks,
-    weights, weights of the sample before, ``taken`` and ``given``: whether this sample adds the east terms of
-    the sample before, and whether the next sample adds those of this one.
-    """
-    pixels, masks, weights, others, taken, given = terms
-    shift = plane_shift(tl.load(largest + plane), fraction_bits, COMPUTE)
-    change = scaled(finite_or_zero(d), shift, COMPUTE)
-    if MERGE:
-        previous = scaled(finite_or_zero(before), shift, COMPUTE)
-    for k in tl.static_range(4):
-        if CORNER + k < CORNERS:
-            term = weights[k] * change
-            if MERGE and k % 2 == 0:
-                other = tl.where(taken, others[k + 1] * previous, 0.0)
-                add_to_pixel(sums, pixels[k], masks[k], term, other, span, fraction_bits, True, WORDS)
-            elif MERGE:
-                kept = masks[k] & (given == 0)
-                add_to_pixel(sums, pixels[k], kept, term, term, span, fraction_bits, False, WORDS)
-            else:
-                add_to_pixel(sums, pixels[k], masks[k], term, term, span, fraction_bits, False, WORDS)
-    if tl.load(special + plane) > 0:
-        d = tl.where(finite_or_zero(d) == d, 0.0, d)
-        for k in tl.static_range(4):
-            if CORNER + k < CORNERS:
-                marks = tl.where(d == 0.0, 0, special_bits(weights[k] * d))
-                tl.atomic_or(sums + pixels[k], marks, mask=masks[k] & (marks != 0), sem="relaxed")
+def mark_specials(sums, pixels, masks, weights, d, COUNT: tl.constexpr):
+    """Mark the pixels of samples whose dout is not finite."""
+    for k in tl.static_range(COUNT):
+        marks = tl.where(finite_or_zero(d) == d, 0, special_bits(weights[k] * d))
+        tl.atomic_or(sums + pixels[k], marks, mask=masks[k] & (marks != 0), sem="relaxed")
 
 
 @triton.jit
@@ -245,6 +200,163 @@ def pixel_offset(n, x, y, z, strides, OFFSET: tl.constexpr):
 
 
 @triton.jit
+def quad_of(
+    first, n, inside, first_pixel, span, sizes, image_strides,
+    CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
+    ALIGNED: tl.constexpr, BANDS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Four corners from CORNER: pixels in the band, offsets in the image, masks of both."""
+    x0, y0, z0, in_0 = corner_pixel(first, CORNER, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x1, y1, z1, in_1 = corner_pixel(first, CORNER + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x2, y2, z2, in_2 = corner_pixel(first, CORNER + 2, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x3, y3, z3, in_3 = corner_pixel(first, CORNER + 3, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    p0 = (z0 * sizes[1] + y0) * sizes[0] + x0 - first_pixel
+    p1 = (z1 * sizes[1] + y1) * sizes[0] + x1 - first_pixel
+    p2 = (z2 * sizes[1] + y2) * sizes[0] + x2 - first_pixel
+    p3 = (z3 * sizes[1] + y3) * sizes[0] + x3 - first_pixel
+    offsets = (
+        pixel_offset(n, x0, y0, z0, image_strides, OFFSET),
+        pixel_offset(n, x1, y1, z1, image_strides, OFFSET),
+        pixel_offset(n, x2, y2, z2, image_strides, OFFSET),
+        pixel_offset(n, x3, y3, z3, image_strides, OFFSET),
+    )
+    m0, m1, m2, m3 = in_0 & inside, in_1 & inside, in_2 & inside, in_3 & inside
+    if BANDS:
+        m0, m1 = m0 & (p0 >= 0) & (p0 < span), m1 & (p1 >= 0) & (p1 < span)
+        m2, m3 = m2 & (p2 >= 0) & (p2 < span), m3 & (p3 >= 0) & (p3 < span)
+    return (p0, p1, p2, p3), offsets, (m0, m1, m2, m3), (in_0, in_1, in_2, in_3)
+
+
+@triton.jit
+def quad_weights(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr):
+    """Weights of four corners from CORNER."""
+    return (
+        corner_weight(t, CORNER, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 1, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 2, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 3, AXES, TAPS, MODE),
+    )
+
+
+@triton.jit
+def add_products(s0, s1, s2, s3, d, image, channel, step, offsets, COMPUTE: tl.constexpr):
+    """Add dout times pixel of one channel to the sums of four corners."""
+    pixels = image + tl.full([1], channel, tl.int64) * step
+    s0 += d * widen(tl.load(pixels + offsets[0]), COMPUTE)
+    s1 += d * widen(tl.load(pixels + offsets[1]), COMPUTE)
+    s2 += d * widen(tl.load(pixels + offsets[2]), COMPUTE)
+    s3 += d * widen(tl.load(pixels + offsets[3]), COMPUTE)
+    return s0, s1, s2, s3
+
+
+@triton.jit
+def store_changes(
+    dgrid, at, changes, scale, inside, step,
+    AXES: tl.constexpr, MODE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Store the derivatives along all axes; zeros in mode nearest."""
+    if MODE == NEAREST:
+        scale = changes
+    store_dgrid(dgrid, at, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
+    store_dgrid(dgrid, at + step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
+    if AXES == 3:
+        store_dgrid(dgrid, at + 2 * step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
+
+
+@triton.jit
+def visit_channel(
+    sums, words, dout, image, channel, n, at, quad, inside, weights, s0, s1, s2, s3,
+    channels, span, fraction_bits, dout_step, image_step,
+    CORNERS: tl.constexpr, DINPUT: tl.constexpr, PRODUCTS: tl.constexpr, COMPUTE: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One channel of four corners: add the terms of dinput, and the products for dgrid."""
+    pixels, offsets, masks, _there = quad
+    base = dout + tl.full([1], channel, tl.int64) * dout_step
+    d = widen(tl.load(base + at, mask=inside, other=0.0), COMPUTE)
+    if DINPUT:
+        plane = n * channels + channel
+        target = sums + plane.to(tl.int64) * (span * WORDS)
+        shift, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+        change = scaled(finite_or_zero(d), shift, COMPUTE)
+        COUNT: tl.constexpr = 1 if CORNERS == 1 else 4
+        for k in tl.static_range(COUNT):
+            add_term(target, pixels[k], masks[k], weights[k] * change, span, fraction_bits, WORDS)
+        if special:
+            mark_specials(target, pixels, masks, weights, d, COUNT)
+    if PRODUCTS:
+        s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, channel, image_step, offsets, COMPUTE)
+    return s0, s1, s2, s3
+
+
+@triton.jit(do_not_specialize=["first_pixel", "tiles", "span", "fraction_bits"])
+def add_samples(
+    dgrid, sums, words, dout, image, grid,
+    first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
+    image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr,
+    ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The terms of dinput and the dgrid of TILE samples, one per thread."""
+    follow()
+    n = tl.program_id(0) // tiles
+    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
+    inside = number < samples
+    # Past the end, the last sample is located, so that loads of pixels need no mask.
+    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
+    zeros = tl.zeros([TILE], COMPUTE)
+    first, t, scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    PRODUCTS: tl.constexpr = DGRID and MODE != NEAREST
+    changes = (zeros, zeros, zeros)
+    for corner in tl.static_range(0, CORNERS, 4):
+        quad = quad_of(
+            first, n, inside, first_pixel, span, sizes, image_strides,
+            corner, AXES, TAPS, MODE, PADDING, ALIGNED, BANDS, OFFSET,
+        )  # fmt: skip
+        weights = quad_weights(t, corner, AXES, TAPS, MODE)
+        whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
+        total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
+        block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
+        for chunk in range(0, channels, CHUNK):
+            sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
+            for channel in range(chunk, tl.minimum(chunk + CHUNK, channels)):
+                sum_0, sum_1, sum_2, sum_3 = visit_channel(
+                    sums, words, dout, image, channel, n, at, quad, inside, weights, sum_0, sum_1, sum_2,
+                    sum_3, channels, span, fraction_bits, dout_step, image_step,
+                    CORNERS, DINPUT, PRODUCTS, COMPUTE, WORDS, PARTS,
+                )  # fmt: skip
+            if PRODUCTS:
+                block_0, block_1 = block_0 + sum_0, block_1 + sum_1
+                block_2, block_3 = block_2 + sum_2, block_3 + sum_3
+                if MANY_CHANNELS and (chunk + CHUNK) % BLOCK == 0:
+                    total_0, total_1 = total_0 + block_0, total_1 + block_1
+                    total_2, total_3 = total_2 + block_2, total_3 + block_3
+                    block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
+                    if (chunk + CHUNK) % (BLOCK * CHUNK) == 0:
+                        whole_0, whole_1 = whole_0 + total_0, whole_1 + total_1
+                        whole_2, whole_3 = whole_2 + total_2, whole_3 + total_3
+                        total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
+        if PRODUCTS:
+            # A sum is never -0.0, so the +0.0 of an empty level changes no bit.
+            if MANY_CHANNELS:
+                block_0, block_1 = whole_0 + (total_0 + block_0), whole_1 + (total_1 + block_1)
+                block_2, block_3 = whole_2 + (total_2 + block_2), whole_3 + (total_3 + block_3)
+            changes = add_slopes(
+                changes, (block_0, block_1, block_2, block_3), quad[3], t, corner, AXES, TAPS, MODE
+            )
+    if DGRID:
+        target = offset_of(n, x, y, z, dgrid_strides)
+        store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
+
+
+@triton.jit
 def is_next(first, after, AXES: tl.constexpr):
     """Whether the first taps of ``after`` are one pixel east of those of ``first``."""
     same = (after[0] == first[0] + 1) & (after[1] == first[1])
@@ -252,322 +364,250 @@ def is_next(first, after, AXES: tl.constexpr):
 
 
 @triton.jit
-def visit_channel(
-    sums, largest, special, dout, image, channel, n, held, at, at_before, offsets, inside, terms,
-    s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-    CORNER: tl.constexpr, CORNERS: tl.constexpr, DINPUT: tl.constexpr, PRODUCTS: tl.constexpr,
-    MERGE: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr,
+def strip_channel(
+    sums, words, dout, image, CHANNEL: tl.constexpr, n, at, at_before, quad, inside, weights, others,
+    taken, given, same, pending, pending_pixel, pending_mask, s0, s1, s2, s3,
+    channels, span, fraction_bits, dout_step, image_step,
+    DINPUT: tl.constexpr, DGRID: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One channel of a tile of samples: add its terms of dinput, and its products for dgrid."""
-    base = dout + tl.full([1], channel, tl.int64) * dout_step
+    """One channel of four corners of a sample of each strip.
+
+    ``pending`` is the sum of the south west corner of the sample before; it is added to the north west corner
+    if both are the ``same`` pixel. Returns the new pending sum, and the sums for dgrid.
+    """
+    pixels, offsets, masks, _there = quad
+    base = dout + tl.full([1], CHANNEL, tl.int64) * dout_step
     d = widen(tl.load(base + at, mask=inside, other=0.0), COMPUTE)
     if DINPUT:
-        before = d
-        if MERGE:
-            before = widen(tl.load(base + at_before, mask=terms[4], other=0.0), COMPUTE)
-        target = sums + (held * channels + channel).to(tl.int64) * (span * WORDS)
-        add_channel(
-            target, largest, special, n * channels + channel, d, before, terms, span, fraction_bits,
-            CORNER, CORNERS, MERGE, COMPUTE, WORDS,
-        )  # fmt: skip
-    if PRODUCTS:
-        pixels = image + tl.full([1], channel, tl.int64) * image_step
-        s0 += d * widen(tl.load(pixels + offsets[0]), COMPUTE)
-        s1 += d * widen(tl.load(pixels + offsets[1]), COMPUTE)
-        s2 += d * widen(tl.load(pixels + offsets[2]), COMPUTE)
-        s3 += d * widen(tl.load(pixels + offsets[3]), COMPUTE)
-    return s0, s1, s2, s3
+        plane = n * channels + CHANNEL
+        target = sums + plane.to(tl.int64) * span
+        shift, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+        before = widen(tl.load(base + at_before, mask=taken, other=0.0), COMPUTE)
+        change = scaled(finite_or_zero(d), shift, COMPUTE)
+        previous = scaled(finite_or_zero(before), shift, COMPUTE)
+        north = (weights[0] * change).to(tl.int64) + (others[1] * previous).to(tl.int64)
+        tl.atomic_add(target + pending_pixel, pending, mask=pending_mask & (same == 0), sem="relaxed")
+        north += tl.where(same, pending, 0)
+        tl.atomic_add(target + pixels[0], north, mask=masks[0], sem="relaxed")
+        pending = (weights[2] * change).to(tl.int64) + (others[3] * previous).to(tl.int64)
+        own = given == 0
+        add_term(target, pixels[1], masks[1] & own, weights[1] * change, span, fraction_bits, 1)
+        add_term(target, pixels[3], masks[3] & own, weights[3] * change, span, fraction_bits, 1)
+        if special:
+            mark_specials(target, pixels, masks, weights, d, 4)
+    if DGRID:
+        s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, CHANNEL, image_step, offsets, COMPUTE)
+    return pending, s0, s1, s2, s3
 
 
 @triton.jit
-def add_samples(
-    dgrid, sums, largest, special, dout, image, grid, n, held, tile, first_pixel,
-    channels, samples, span, fraction_bits, sizes, out_sizes, dgrid_strides, dout_strides, image_strides,
-    grid_strides, dgrid_step, dout_step, image_step, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
-    MERGE: tl.constexpr, WORDS: tl.constexpr, UNROLLED: tl.constexpr,
-    MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+def strip_quad(
+    sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state, changes,
+    first_pixel, channels, span, fraction_bits, sizes, image_strides, dout_step, image_step,
+    CORNER: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
+    PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
+    DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr, PARTS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """The terms of dinput and the dgrid of TILE samples of image ``n``."""
-    number = tile * TILE + tl.arange(0, TILE)
-    inside = number < samples
-    # Past the end, the last sample is loaded, so that loads of pixels need no mask.
-    sample = tl.minimum(number, samples - 1)
-    x, y, z = unravel(sample, out_sizes, AXES)
-    target = offset_of(n, x, y, z, dgrid_strides)
-    zeros = tl.zeros([TILE], COMPUTE)
-    first, t, scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    """Four corners of a sample of each strip, in all channels. ``state`` is left by the sample before."""
+    v0, v1, v2, v3, pixel, mask = state
+    quad = quad_of(
+        first, n, inside, first_pixel, span, sizes, image_strides,
+        CORNER, AXES, TAPS, MODE, PADDING, ALIGNED, BANDS, OFFSET,
     )  # fmt: skip
-    at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
-    at_before, taken, given, t_before = at, inside, inside, t
-    if MERGE and DINPUT:
-        x, y, z = unravel(tl.maximum(sample - 1, 0), out_sizes, AXES)
-        west, t_before, _ = locate(
-            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    weights = quad_weights(t, CORNER, AXES, TAPS, MODE)
+    others = quad_weights(t_before, CORNER, AXES, TAPS, MODE)
+    same = mask & quad[2][0] & (quad[0][0] == pixel)
+    zeros = tl.zeros_like(t[0])
+    s0, s1, s2, s3 = zeros, zeros, zeros, zeros
+    v0, s0, s1, s2, s3 = strip_channel(
+        sums, words, dout, image, 0, n, at, at_before, quad, inside, weights, others, taken, given, same,
+        v0, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
+        DINPUT, DGRID, COMPUTE, PARTS,
+    )  # fmt: skip
+    if CHANNELS > 1:
+        v1, s0, s1, s2, s3 = strip_channel(
+            sums, words, dout, image, 1, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            v1, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
+            DINPUT, DGRID, COMPUTE, PARTS,
         )  # fmt: skip
-        at_before = offset_of(n, x, y, z, dout_strides).to(OFFSET)
-        x, y, z = unravel(tl.minimum(sample + 1, samples - 1), out_sizes, AXES)
-        east, _, _ = locate(
-            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    if CHANNELS > 2:
+        v2, s0, s1, s2, s3 = strip_channel(
+            sums, words, dout, image, 2, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            v2, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
+            DINPUT, DGRID, COMPUTE, PARTS,
         )  # fmt: skip
-        taken = inside & (number > 0) & is_next(west, first, AXES)
-        given = (number < samples - 1) & is_next(first, east, AXES)
-    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    PRODUCTS: tl.constexpr = DGRID and MODE != NEAREST
-    changes = (zeros, zeros, zeros)
-    for corner in tl.static_range(0, CORNERS, 4):
-        x0, y0, z0, in_0 = corner_pixel(first, corner, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-        x1, y1, z1, in_1 = corner_pixel(first, corner + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-        x2, y2, z2, in_2 = corner_pixel(first, corner + 2, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-        x3, y3, z3, in_3 = corner_pixel(first, corner + 3, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-        p0, p1 = (z0 * sizes[1] + y0) * sizes[0] + x0, (z1 * sizes[1] + y1) * sizes[0] + x1
-        p2, p3 = (z2 * sizes[1] + y2) * sizes[0] + x2, (z3 * sizes[1] + y3) * sizes[0] + x3
-        weights = (
-            corner_weight(t, corner, AXES, TAPS, MODE), corner_weight(t, corner + 1, AXES, TAPS, MODE),
-            corner_weight(t, corner + 2, AXES, TAPS, MODE), corner_weight(t, corner + 3, AXES, TAPS, MODE),
+    if CHANNELS > 3:
+        v3, s0, s1, s2, s3 = strip_channel(
+            sums, words, dout, image, 3, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            v3, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
+            DINPUT, DGRID, COMPUTE, PARTS,
         )  # fmt: skip
-        others = weights
-        if MERGE and DINPUT:
-            others = (
-                weights[0], corner_weight(t_before, corner + 1, AXES, TAPS, MODE),
-                weights[2], corner_weight(t_before, corner + 3, AXES, TAPS, MODE),
-            )  # fmt: skip
-        offsets = (
-            pixel_offset(n, x0, y0, z0, image_strides, OFFSET),
-            pixel_offset(n, x1, y1, z1, image_strides, OFFSET),
-            pixel_offset(n, x2, y2, z2, image_strides, OFFSET),
-            pixel_offset(n, x3, y3, z3, image_strides, OFFSET),
-        )
-        masks = (in_0 & inside, in_1 & inside, in_2 & inside, in_3 & inside)
-        if BANDS > 1:
-            p0, p1, p2, p3 = p0 - first_pixel, p1 - first_pixel, p2 - first_pixel, p3 - first_pixel
-            masks = (
-                masks[0] & (p0 >= 0) & (p0 < span), masks[1] & (p1 >= 0) & (p1 < span),
-                masks[2] & (p2 >= 0) & (p2 < span), masks[3] & (p3 >= 0) & (p3 < span),
-            )  # fmt: skip
-        terms = ((p0, p1, p2, p3), masks, weights, others, taken, given)
-        s0, s1, s2, s3 = zeros, zeros, zeros, zeros
-        if UNROLLED > 0:
-            for channel in tl.static_range(UNROLLED):
-                s0, s1, s2, s3 = visit_channel(
-                    sums, largest, special, dout, image, channel, n, held, at, at_before, offsets, inside,
-                    terms, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-                    corner, CORNERS, DINPUT, PRODUCTS, MERGE, COMPUTE, WORDS,
-                )  # fmt: skip
-        else:
-            whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
-            total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
-            block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
-            for chunk in range(0, channels, CHUNK):
-                sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
-                for channel in range(chunk, tl.minimum(chunk + CHUNK, channels)):
-                    sum_0, sum_1, sum_2, sum_3 = visit_channel(
-                        sums, largest, special, dout, image, channel, n, held, at, at_before, offsets, inside,
-                        terms, sum_0, sum_1, sum_2, sum_3, channels, span, fraction_bits, dout_step,
-                        image_step, corner, CORNERS, DINPUT, PRODUCTS, MERGE, COMPUTE, WORDS,
-                    )  # fmt: skip
-                if PRODUCTS:
-                    block_0, block_1 = block_0 + sum_0, block_1 + sum_1
-                    block_2, block_3 = block_2 + sum_2, block_3 + sum_3
-                    if MANY_CHANNELS and (chunk + CHUNK) % BLOCK == 0:
-                        total_0, total_1 = total_0 + block_0, total_1 + block_1
-                        total_2, total_3 = total_2 + block_2, total_3 + block_3
-                        block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
-                        if (chunk + CHUNK) % (BLOCK * CHUNK) == 0:
-                            whole_0, whole_1 = whole_0 + total_0, whole_1 + total_1
-                            whole_2, whole_3 = whole_2 + total_2, whole_3 + total_3
-                            total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
-            # A sum is never -0.0, so the +0.0 of an empty level changes no bit.
-            s0, s1, s2, s3 = block_0, block_1, block_2, block_3
-            if MANY_CHANNELS:
-                s0, s1 = whole_0 + (total_0 + s0), whole_1 + (total_1 + s1)
-                s2, s3 = whole_2 + (total_2 + s2), whole_3 + (total_3 + s3)
-        if PRODUCTS:
-            changes = add_slopes(
-                changes, (s0, s1, s2, s3), (in_0, in_1, in_2, in_3), t, corner, AXES, TAPS, MODE
-            )
-    if DGRID and (BANDS == 1 or first_pixel == 0):
-        if MODE == NEAREST:
-            scale = (zeros, zeros, zeros)
-        store_dgrid(dgrid, target, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
-        store_dgrid(dgrid, target + dgrid_step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
-        if AXES == 3:
-            store_dgrid(dgrid, target + 2 * dgrid_step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
+    if DGRID:
+        changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, CORNER, AXES, TAPS, MODE)
+    return (v0, v1, v2, v3, quad[0][2], quad[2][2]), changes
 
 
 @triton.jit
-def stage_of(program, groups, prepare_tasks, add_tasks, convert_tasks):
-    """The stage (0, 1 or 2), group and task of a program; a group outside 0 to ``groups`` has no task.
-
-    First the preparation of group 0. Then for each group: its terms, the conversion of the group before, and
-    the preparation of the group after. Last the conversion of the last group.
-    """
-    step_tasks = prepare_tasks + add_tasks + convert_tasks
-    rest = program - prepare_tasks
-    group = rest // step_tasks
-    task = rest - group * step_tasks
-    stage = tl.where(task < add_tasks, 1, tl.where(task < add_tasks + convert_tasks, 2, 0))
-    task = task - tl.where(stage == 1, 0, tl.where(stage == 2, add_tasks, add_tasks + convert_tasks))
-    at_end = group >= groups
-    task = tl.where(at_end, rest - groups * step_tasks, task)
-    stage = tl.where(at_end, 2, stage)
-    group = group + tl.where(stage == 1, 0, tl.where(stage == 2, -1, 1))
-    is_first = rest < 0
-    return tl.where(is_first, 0, stage), tl.where(is_first, 0, group), tl.where(is_first, program, task)
+def flush(sums, plane, state, span, CHANNELS: tl.constexpr):
+    """Add the pending sums after the last sample of each strip."""
+    for channel in tl.static_range(CHANNELS):
+        target = sums + (plane + channel).to(tl.int64) * span
+        tl.atomic_add(target + state[4], state[channel], mask=state[5], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["groups", "in_memory", "images", "parts", "tiles", "conversions", "fraction_bits"])
-def differentiate(
-    dinput, dgrid, sums, words, dout, image, grid,
-    batch, groups, in_memory, images, parts, tiles, conversions, channels, samples, pixels, span,
-    fraction_bits, sizes, out_sizes, dinput_strides, dgrid_strides, dout_strides, image_strides, grid_strides,
-    dinput_step, dgrid_step, dout_step, image_step, grid_step,
+@triton.jit(do_not_specialize=["first_pixel", "tiles", "strips", "span", "fraction_bits"])
+def add_strips(
+    dgrid, sums, words, dout, image, grid,
+    first_pixel, tiles, strips, span, fraction_bits, channels, sizes, out_sizes, dgrid_strides, dout_strides,
+    image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
-    MERGE: tl.constexpr, WORDS: tl.constexpr, UNROLLED: tl.constexpr,
-    MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
-    VECTOR: tl.constexpr, CONVERTED: tl.constexpr,
+    PARTS: tl.constexpr, CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr,
+    STRIP: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One task of one stage of one group, as numbered by ``stage_of``; without DINPUT only the terms.
-
-    ``words`` are the largest exponent field of each plane of the batch, whether it has numbers that are not
-    finite, and the number of finished tasks of each stage and group. ``sums`` holds the accumulators of
-    ``in_memory`` groups. A group is ``images`` images, or one of BANDS bands of ``span`` pixels of an image.
-    """
+    """The terms of dinput and the dgrid of TILE strips of STRIP samples each, one strip per thread."""
     follow()
-    program = tl.program_id(0)
-    largest, special = words, words + batch * channels
-    done = special + batch * channels
-    if not DINPUT:
-        n = program // tiles
-        add_samples(
-            dgrid, sums, largest, special, dout, image, grid, n, n, program - n * tiles, 0,
-            channels, samples, span, fraction_bits, sizes, out_sizes, dgrid_strides, dout_strides, image_strides,
-            grid_strides, dgrid_step, dout_step, image_step, grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE,
-            TAPS, False, DGRID, 1, MERGE, WORDS, UNROLLED, MANY_CHANNELS, OFFSET, ACCUMULATE, TILE,
+    n = tl.program_id(0) // tiles
+    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
+    width, height = out_sizes[0], out_sizes[1]
+    down = tl.cdiv(height, STRIP)
+    row = number // width
+    x = number - row * width
+    z = row // down
+    top = (row - z * down) * STRIP
+    zeros = tl.zeros([TILE], COMPUTE)
+    none = tl.zeros([TILE], tl.int64)
+    state = (none, none, none, none, tl.zeros([TILE], tl.int32), number < 0)
+    other_state = state
+    for r in tl.static_range(STRIP):
+        y = top + r
+        inside = (number < strips) & (y < height)
+        y = tl.minimum(y, height - 1)
+        z_safe = tl.minimum(z, out_sizes[2] - 1)
+        first, t, scale = locate(
+            grid, offset_of(n, x, y, z_safe, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
         )  # fmt: skip
-    else:
-        planes = images * channels
-        stage, group, task = stage_of(program, groups, planes * parts, images * tiles, planes * conversions)
-        exists = (group >= 0) & (group < groups)
-        group = tl.where(exists, group, 0)
-        slot = group % in_memory
-        first_image = group // BANDS * images
-        first_pixel = group % BANDS * span
-        counter = done + stage * groups + group
-        if not exists:
-            pass
-        elif stage == 0:
-            if group >= in_memory:
-                wait_for(done + 2 * groups + group - in_memory, planes * conversions)
-            own = task // parts
-            if first_image + own // channels < batch:
-                prepare(
-                    sums, largest, special, dout, first_image * channels + own, task - own * parts,
-                    slot * planes + own, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
-                    AXES, COMPUTE, WORDS, VECTOR,
-                )  # fmt: skip
-        elif stage == 1:
-            wait_for(done + group, planes * parts)
-            own = task // tiles
-            if first_image + own < batch:
-                add_samples(
-                    dgrid, sums, largest, special, dout, image, grid, first_image + own, slot * images + own,
-                    task - own * tiles, first_pixel, channels, samples, span, fraction_bits, sizes, out_sizes, dgrid_strides,
-                    dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
-                    AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, True, DGRID, BANDS, MERGE, WORDS,
-                    UNROLLED, MANY_CHANNELS, OFFSET, ACCUMULATE, TILE,
-                )  # fmt: skip
-        else:
-            wait_for(done + groups + group, images * tiles)
-            own = task // conversions
-            if first_image + own // channels < batch:
-                convert(
-                    dinput, sums, largest, first_image * channels + own, task - own * conversions,
-                    slot * planes + own, first_pixel, channels, pixels, span, fraction_bits, sizes, dinput_strides,
-                    dinput_step, AXES, ACCUMULATE, COMPUTE, WORDS, CONVERTED,
-                )  # fmt: skip
-        if exists:
-            announce(counter)
+        at = offset_of(n, x, y, z_safe, dout_strides).to(OFFSET)
+        at_before, t_before, taken, given = at, t, inside, inside
+        if DINPUT:
+            west, t_before, _ = locate(
+                grid, offset_of(n, tl.maximum(x - 1, 0), y, z_safe, grid_strides), inside, grid_step, sizes,
+                AXES, MODE, PADDING, ALIGNED, COMPUTE,
+            )  # fmt: skip
+            east, _, _ = locate(
+                grid, offset_of(n, tl.minimum(x + 1, width - 1), y, z_safe, grid_strides), inside, grid_step,
+                sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE,
+            )  # fmt: skip
+            at_before = offset_of(n, tl.maximum(x - 1, 0), y, z_safe, dout_strides).to(OFFSET)
+            taken = inside & (x > 0) & is_next(west, first, AXES)
+            given = (x < width - 1) & is_next(first, east, AXES)
+        changes = (zeros, zeros, zeros)
+        state, changes = strip_quad(
+            sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state,
+            changes, first_pixel, channels, span, fraction_bits, sizes, image_strides, dout_step, image_step,
+            0, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, PARTS, OFFSET,
+        )  # fmt: skip
+        if AXES == 3:
+            other_state, changes = strip_quad(
+                sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
+                other_state, changes, first_pixel, channels, span, fraction_bits, sizes, image_strides,
+                dout_step, image_step, 4, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS,
+                DINPUT, DGRID, BANDS, PARTS, OFFSET,
+            )  # fmt: skip
+        if DGRID:
+            target = offset_of(n, x, y, z_safe, dgrid_strides)
+            store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
+    if DINPUT:
+        flush(sums, n * channels, state, span, CHANNELS)
+        if AXES == 3:
+            flush(sums, n * channels, other_state, span, CHANNELS)
 
 
 class SampleSums:
-    """Workspace regions and launches of ``differentiate``, for ``budget`` bytes of accumulators.
+    """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
-    With ``needs_dinput`` False it needs no workspace.
+    Images are processed ``images`` at a time, or one at a time in ``bands`` bands of ``span`` pixels.
     """
 
     def __init__(
         self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
-        tuning, channels, samples = self.tuning, desc.channels, max(desc.samples, 1)
+        tuning = self.tuning
         self.words = 2 if desc.compute.bits == 64 else 1
-        self.bands, self.images, self.in_memory = 1, 1, 1
-        image_bytes = max(channels * desc.pixels * 8 * self.words, 1)
-        if 2 * image_bytes > budget and desc.batch * image_bytes > budget:
-            self.bands = min(-(-2 * image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
-        else:
-            self.images = max(min(tuning.group_bytes // image_bytes, desc.batch), 1)
-        self.span = -(-desc.pixels // self.bands)
-        self.groups = -(-desc.batch // self.images) * self.bands
-        group_bytes = self.images * image_bytes // self.bands
-        self.in_memory = min(self.groups, max(2, min(tuning.groups, budget // max(group_bytes, 1))))
-        planes = self.images * channels
-        self.parts = -(-max(samples, self.span * self.words) // tuning.prepared)
-        self.tiles = -(-samples // tuning.tile)
-        self.conversions = -(-self.span // tuning.converted)
-        self.programs = planes * self.parts + self.groups * (
-            planes * (self.parts + self.conversions) + self.images * self.tiles
-        ) + planes * self.conversions  # fmt: skip
-        if not desc.needs_dinput:
-            self.programs = desc.batch * self.tiles
-        all_planes = desc.batch * channels
-        counted = 2 * all_planes + 3 * self.groups if desc.needs_dinput else 0
-        self.word_region = layout.take(counted, torch.int32)
-        self.sums = layout.take(
-            self.in_memory * planes * self.span * self.words if desc.needs_dinput else 0, torch.int64
+        self.strips = (
+            desc.mode == Mode.BILINEAR and self.words == 1 and 0 < desc.channels <= tuning.few_channels
         )
+        self.images, self.bands = desc.batch, 1
+        image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
+        if desc.needs_dinput:
+            fitting = min(budget, tuning.group_bytes) // image_bytes
+            self.images = max(min(fitting, desc.batch), 1)
+            if image_bytes > budget:
+                self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
+        self.span = -(-desc.pixels // self.bands)
+        parts = -(-max(desc.samples, self.span * self.words) // tuning.prepared)
+        self.parts = min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS)
+        planes = self.images * desc.channels if desc.needs_dinput else 0
+        self.plane_words = layout.take(planes * self.parts, torch.int32)
+        self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
-        desc, tuning = self.desc, self.tuning
-        count = self.word_region.count
-        operands: dict[str, Any] = {"sums": "dout", "words": "dout"}
-        if count:
-            operands = {"sums": self.sums, "words": self.word_region}
-            steps.add(
-                clear_words, -(-count // tuning.cleared), operands, count=count, TILE=tuning.cleared,
-                num_warps=tuning.warps,
-            )  # fmt: skip
-        like = args.dout
-        dinput, dgrid, image = args.dinput, args.dgrid, args.input
+        """Add the launches."""
+        for first in range(0, self.desc.batch, self.images):
+            images = min(self.images, self.desc.batch - first)
+            for band in range(self.bands):
+                self.add_band(steps, args, first, images, band)
+
+    def add_band(
+        self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
+    ) -> None:
+        desc, tuning, like = self.desc, self.tuning, args.dout
+        dinput, image = args.dinput, args.input
+        dgrid = args.dgrid if band == 0 else None
+        planes = images * desc.channels
+
+        def part(name: str, exists: bool) -> Part:
+            return Part(name if exists else "dout", first, images)
+
+        sources: dict[str, Any] = {
+            "dinput": part("dinput", dinput is not None), "dgrid": part("dgrid", dgrid is not None),
+            "dout": part("dout", True), "image": part("input", image is not None), "grid": part("grid", True),
+            "sums": self.sums if planes and dinput is not None else "dout",
+            "words": self.plane_words if planes and dinput is not None else "dout",
+            "first_pixel": band * self.span, "span": self.span, "fraction_bits": desc.fraction_bits,
+            "parts": self.parts, "channels": desc.channels, "samples": desc.samples, "pixels": desc.pixels,
+            "sizes": sizes_of(desc.image_size), "out_sizes": sizes_of(desc.output_size),
+            "dinput_strides": strides_of(like if dinput is None else dinput),
+            "dout_strides": strides_of(like),
+            "dgrid_strides": grid_strides_of(args.grid if dgrid is None else dgrid),
+            "image_strides": strides_of(like if image is None else image),
+            "grid_strides": grid_strides_of(args.grid),
+            "dinput_step": 0 if dinput is None else dinput.stride(1), "dout_step": like.stride(1),
+            "dgrid_step": 0 if dgrid is None else dgrid.stride(-1),
+            "image_step": 0 if image is None else image.stride(1), "grid_step": args.grid.stride(-1),
+            "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
+            "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
+            "CHANNELS": desc.channels, "ACCUMULATE": args.accumulate, "STRIP": tuning.strip,
+            "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
+            **sampling_constants(desc),
+        }  # fmt: skip
         wide = [offset_type(tensor) for tensor in (like, image) if tensor is not None]
-        bilinear = desc.mode == Mode.BILINEAR
-        steps.add(
-            differentiate, self.programs, operands, sampling_constants(desc),
-            dinput="dinput" if dinput is not None else "dout", dgrid="dgrid" if dgrid is not None else "dout",
-            image="input" if image is not None else "dout",
-            batch=desc.batch, groups=self.groups, in_memory=self.in_memory, images=self.images,
-            parts=self.parts, tiles=self.tiles, conversions=self.conversions, span=self.span,
-            channels=desc.channels, samples=desc.samples, pixels=desc.pixels,
-            fraction_bits=desc.fraction_bits,
-            sizes=sizes_of(desc.image_size), out_sizes=sizes_of(desc.output_size),
-            dinput_strides=strides_of(like if dinput is None else dinput), dout_strides=strides_of(like),
-            dgrid_strides=grid_strides_of(args.grid if dgrid is None else dgrid),
-            image_strides=strides_of(like if image is None else image),
-            grid_strides=grid_strides_of(args.grid),
-            dinput_step=0 if dinput is None else dinput.stride(1), dout_step=like.stride(1),
-            dgrid_step=0 if dgrid is None else dgrid.stride(-1),
-            image_step=0 if image is None else image.stride(1), grid_step=args.grid.stride(-1),
-            DINPUT=dinput is not None, DGRID=dgrid is not None, BANDS=self.bands,
-            MERGE=bilinear and dinput is not None, WORDS=self.words,
-            UNROLLED=desc.channels if desc.channels <= tuning.unrolled else 0,
-            MANY_CHANNELS=desc.channels > BLOCK.value,
-            OFFSET=tl.int64 if tl.int64 in wide else tl.int32, ACCUMULATE=args.accumulate,
-            TILE=tuning.tile, VECTOR=tuning.vector, CONVERTED=tuning.converted, num_warps=tuning.warps,
-        )  # fmt: skip
+        sources["OFFSET"] = tl.int64 if tl.int64 in wide else tl.int32
+        if dinput is not None and planes:
+            steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
+        if desc.samples and (planes or dgrid is not None):
+            if self.strips:
+                *depth, height, width = desc.output_size
+                strips = (*depth, 1)[0] * -(-height // tuning.strip) * width
+                tiles = -(-strips // tuning.tile)
+                steps.add(
+                    add_strips, images * tiles, sources, tiles=tiles, strips=strips, num_warps=tuning.warps
+                )
+            else:
+                tiles = -(-desc.samples // tuning.tile)
+                steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
+        if dinput is not None and planes:
+            conversions = -(-self.span // tuning.converted)
+            steps.add(convert, planes * conversions, sources, conversions=conversions, num_warps=tuning.warps)
