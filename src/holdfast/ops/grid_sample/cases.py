@@ -289,7 +289,7 @@ def _subnormal(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:
     record = float_dtype(problem.dtype, "dtype")
     fraction_and_sign = 2 ** (record.precision - 1) - 1 - 2 ** (record.bits - 1)
     bits = torch.from_numpy(random_bits(f"subnormal/{problem.name}", prod(shape)).astype(np.int64))
-    return (bits.to(BITS[record.bits]) & fraction_and_sign).view(problem.dtype)
+    return bits.to(BITS[record.bits]).bitwise_and(fraction_and_sign).view(problem.dtype)
 
 
 def _infinities(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:

@@ -4,7 +4,7 @@ A plane, one image and one channel, has a buffer of int64 sums: one word per pix
 A word has a magnitude below 2**61. A pixel with terms that are not finite is marked at the end: its first
 word becomes less than any sum.
 """
-# mypy: allow-untyped-defs, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=operator
 
 from __future__ import annotations
 
