@@ -365,10 +365,10 @@ def is_next(first, after, AXES: tl.constexpr):
 
 @triton.jit
 def strip_channel(
-    sums, words, dout, image, CHANNEL: tl.constexpr, n, at, at_before, quad, inside, weights, others,
+    sums, planes, dout, image, CHANNEL: tl.constexpr, n, at, at_before, quad, inside, weights, others,
     taken, given, same, pending, pending_pixel, pending_mask, s0, s1, s2, s3,
     channels, span, fraction_bits, dout_step, image_step,
-    DINPUT: tl.constexpr, DGRID: tl.constexpr, COMPUTE: tl.constexpr, PARTS: tl.constexpr,
+    DINPUT: tl.constexpr, DGRID: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """One channel of four corners of a sample of each strip.
 
@@ -381,7 +381,7 @@ def strip_channel(
     if DINPUT:
         plane = n * channels + CHANNEL
         target = sums + plane.to(tl.int64) * span
-        shift, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+        shift, special = planes[CHANNEL]
         before = widen(tl.load(base + at_before, mask=taken, other=0.0), COMPUTE)
         change = scaled(finite_or_zero(d), shift, COMPUTE)
         previous = scaled(finite_or_zero(before), shift, COMPUTE)
@@ -402,11 +402,11 @@ def strip_channel(
 
 @triton.jit
 def strip_quad(
-    sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state, changes,
+    sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state, changes,
     first_pixel, channels, span, fraction_bits, sizes, image_strides, dout_step, image_step,
     CORNER: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
     PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
-    DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr, PARTS: tl.constexpr, OFFSET: tl.constexpr,
+    DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Four corners of a sample of each strip, in all channels. ``state`` is left by the sample before."""
     v0, v1, v2, v3, pixel, mask = state
@@ -420,27 +420,27 @@ def strip_quad(
     zeros = tl.zeros_like(t[0])
     s0, s1, s2, s3 = zeros, zeros, zeros, zeros
     v0, s0, s1, s2, s3 = strip_channel(
-        sums, words, dout, image, 0, n, at, at_before, quad, inside, weights, others, taken, given, same,
+        sums, planes, dout, image, 0, n, at, at_before, quad, inside, weights, others, taken, given, same,
         v0, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-        DINPUT, DGRID, COMPUTE, PARTS,
+        DINPUT, DGRID, COMPUTE,
     )  # fmt: skip
     if CHANNELS > 1:
         v1, s0, s1, s2, s3 = strip_channel(
-            sums, words, dout, image, 1, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            sums, planes, dout, image, 1, n, at, at_before, quad, inside, weights, others, taken, given, same,
             v1, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE, PARTS,
+            DINPUT, DGRID, COMPUTE,
         )  # fmt: skip
     if CHANNELS > 2:
         v2, s0, s1, s2, s3 = strip_channel(
-            sums, words, dout, image, 2, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            sums, planes, dout, image, 2, n, at, at_before, quad, inside, weights, others, taken, given, same,
             v2, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE, PARTS,
+            DINPUT, DGRID, COMPUTE,
         )  # fmt: skip
     if CHANNELS > 3:
         v3, s0, s1, s2, s3 = strip_channel(
-            sums, words, dout, image, 3, n, at, at_before, quad, inside, weights, others, taken, given, same,
+            sums, planes, dout, image, 3, n, at, at_before, quad, inside, weights, others, taken, given, same,
             v3, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE, PARTS,
+            DINPUT, DGRID, COMPUTE,
         )  # fmt: skip
     if DGRID:
         changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, CORNER, AXES, TAPS, MODE)
@@ -477,13 +477,22 @@ def add_strips(
     top = (row - z * down) * STRIP
     zeros = tl.zeros([TILE], COMPUTE)
     none = tl.zeros([TILE], tl.int64)
-    state = (none, none, none, none, tl.zeros([TILE], tl.int32), number < 0)
-    other_state = state
-    for r in tl.static_range(STRIP):
+    p0, p1, p2, p3, at_p, is_p = none, none, none, none, tl.zeros([TILE], tl.int32), number < 0
+    q0, q1, q2, q3, at_q, is_q = p0, p1, p2, p3, at_p, is_p  # of the corners behind, in 3-D
+    z_safe = tl.minimum(z, out_sizes[2] - 1)
+    plane = n * channels
+    planes = (plane, plane, plane, plane)
+    if DINPUT:
+        planes = (
+            load_plane(words, plane, fraction_bits, COMPUTE, PARTS),
+            load_plane(words, plane + (1 if CHANNELS > 1 else 0), fraction_bits, COMPUTE, PARTS),
+            load_plane(words, plane + (2 if CHANNELS > 2 else 0), fraction_bits, COMPUTE, PARTS),
+            load_plane(words, plane + (3 if CHANNELS > 3 else 0), fraction_bits, COMPUTE, PARTS),
+        )
+    for r in range(STRIP):
         y = top + r
         inside = (number < strips) & (y < height)
         y = tl.minimum(y, height - 1)
-        z_safe = tl.minimum(z, out_sizes[2] - 1)
         first, t, scale = locate(
             grid, offset_of(n, x, y, z_safe, grid_strides), inside, grid_step, sizes,
             AXES, MODE, PADDING, ALIGNED, COMPUTE,
@@ -502,26 +511,28 @@ def add_strips(
             at_before = offset_of(n, tl.maximum(x - 1, 0), y, z_safe, dout_strides).to(OFFSET)
             taken = inside & (x > 0) & is_next(west, first, AXES)
             given = (x < width - 1) & is_next(first, east, AXES)
-        changes = (zeros, zeros, zeros)
         state, changes = strip_quad(
-            sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state,
-            changes, first_pixel, channels, span, fraction_bits, sizes, image_strides, dout_step, image_step,
-            0, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, PARTS, OFFSET,
+            sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
+            (p0, p1, p2, p3, at_p, is_p), (zeros, zeros, zeros), first_pixel, channels, span, fraction_bits,
+            sizes, image_strides, dout_step, image_step,
+            0, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, OFFSET,
         )  # fmt: skip
+        p0, p1, p2, p3, at_p, is_p = state
         if AXES == 3:
-            other_state, changes = strip_quad(
-                sums, words, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
-                other_state, changes, first_pixel, channels, span, fraction_bits, sizes, image_strides,
-                dout_step, image_step, 4, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS,
-                DINPUT, DGRID, BANDS, PARTS, OFFSET,
+            state, changes = strip_quad(
+                sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
+                (q0, q1, q2, q3, at_q, is_q), changes, first_pixel, channels, span, fraction_bits,
+                sizes, image_strides, dout_step, image_step,
+                4, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, OFFSET,
             )  # fmt: skip
+            q0, q1, q2, q3, at_q, is_q = state
         if DGRID:
             target = offset_of(n, x, y, z_safe, dgrid_strides)
             store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
     if DINPUT:
-        flush(sums, n * channels, state, span, CHANNELS)
+        flush(sums, n * channels, (p0, p1, p2, p3, at_p, is_p), span, CHANNELS)
         if AXES == 3:
-            flush(sums, n * channels, other_state, span, CHANNELS)
+            flush(sums, n * channels, (q0, q1, q2, q3, at_q, is_q), span, CHANNELS)
 
 
 class SampleSums:
