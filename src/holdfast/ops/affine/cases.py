@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast.core.case import laid_out, random_bits
+from holdfast.core.case import laid_out, outputs_of, random_bits
 from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
 from holdfast.core.formats import E4M3FN, FLOAT_FORMATS, INT4, INTEGERS, UINT4, Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.values import BITS, of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
 
@@ -158,7 +158,7 @@ _CARRIED = [
 ]  # fmt: skip
 
 
-def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[Problem]:
+def problems(plan: AnyPlan, *, reads_codes: bool = False) -> list[Problem]:
     """The problems of ``plan``. ``reads_codes``: its input is codes, so real values do not matter."""
     index, shapes = next(
         (i, s) for i, (over, s) in enumerate(_SHAPES.items()) if issubclass(plan.Descriptor, over)
@@ -447,6 +447,28 @@ def code_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = special_values(float_dtype(carrier.torch, "codes"))
         values[: len(wanted)] = wanted[:count]
     return values.reshape(problem.shape)
+
+
+def make_args(args: type[Args], desc: Any, problem: Problem, **given: torch.Tensor) -> Args:
+    """Args of ``problem``: random inputs, and outputs filled with poison or with old values.
+
+    ``given`` has other values of some inputs.
+    """
+    of_input, of_output = problem.layouts
+    flags = {"accumulate": problem.accumulate} if "accumulate" in args.flags else {}
+    made: dict[str, Any] = {"scale": make_scale(problem), "zero_point": make_zero_point(problem)}
+    for name in args.inputs:
+        if name not in made:
+            values = given[name] if name in given else real_values(problem, f"{name}/{problem.name}")
+            layout = problem.upstream or of_input if name == "dy" else of_input
+            made[name] = laid_out(values.to(desc.expected(name)[1]), layout)
+
+    def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return real_values(problem, f"{name}/{problem.name}")
+
+    outputs = outputs_of(args, desc, of_output, old if any(flags.values()) else None)
+    inputs: dict[str, Any] = {name: made[name] for name in args.inputs}
+    return args(**outputs, **inputs, **flags)
 
 
 _UNUSUAL = {

@@ -10,7 +10,7 @@ from holdfast.core.draw import Draw
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.formats import FLOAT_FORMATS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import STORED, Problem
 from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens
 
@@ -81,7 +81,7 @@ def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
     return ends[0], ends[1]
 
 
-def granularity_of(plan: type[Plan[Any, Any]]) -> type[Granularity]:
+def granularity_of(plan: AnyPlan) -> type[Granularity]:
     """The granularity of a plan's descriptor."""
     kinds = {OverTensor: PerTensor, OverChannels: PerChannel, OverTokens: PerToken, OverGroups: PerGroup}
     return next(kind for over, kind in kinds.items() if issubclass(plan.Descriptor, over))

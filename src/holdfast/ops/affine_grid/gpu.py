@@ -15,17 +15,10 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
-from holdfast.core.plan import Launch
+from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine_grid.plan import (
-    AffineGridArgs,
-    AffineGridBackwardArgs,
-    AffineGridBackwardDescriptor,
-    AffineGridDescriptor,
-    MapDescriptor,
-    MapKernel,
-)
+from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.grid_sample.gpu_coordinates import offset_of, unravel
 from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -126,7 +119,7 @@ def sum_blocks(
         tl.store(out + element * blocks + block + tl.arange(0, 1), total)
 
 
-def _walk(desc: MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
+def _walk(desc: plans.MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
     """Kernel parameters of a grid: sizes in the order x, y, z; strides of n, x, y, z; stride of the axis."""
     steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
     return {
@@ -137,7 +130,7 @@ def _walk(desc: MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def _constants(desc: MapDescriptor) -> dict[str, Any]:
+def _constants(desc: plans.MapDescriptor) -> dict[str, Any]:
     return {
         "AXES": desc.axes,
         "ALIGNED": desc.align_corners,
@@ -146,13 +139,13 @@ def _constants(desc: MapDescriptor) -> dict[str, Any]:
     }
 
 
-class AffineGrid(MapKernel[AffineGridDescriptor]):
+class AffineGrid(DescribedKernel[plans.AffineGridDescriptor]):
     """``affine_grid``."""
 
     def compile(self) -> None:
-        self.prepare(AffineGridArgs.described(self.desc))
+        self.prepare(plans.AffineGridArgs.described(self.desc))
 
-    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
+    def prepare(self, args: plans.AffineGridArgs) -> Launch[plans.AffineGridArgs]:
         desc = self.desc
         tiles = -(-desc.places // TILE)
         steps = Steps(self.device, args)
@@ -163,10 +156,10 @@ class AffineGrid(MapKernel[AffineGridDescriptor]):
         return steps.launch
 
 
-class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
+class AffineGridBackward(DescribedKernel[plans.AffineGridBackwardDescriptor]):
     """``sum_places``, then ``sum_blocks`` until one sum is left."""
 
-    def __init__(self, desc: AffineGridBackwardDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.AffineGridBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout, self.elements = WorkspaceLayout(), desc.batch * desc.axes * (desc.axes + 1)
         self.lengths = [blocks_of(desc.places)]
@@ -176,9 +169,9 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        self.prepare(AffineGridBackwardArgs.described(self.desc))
+        self.prepare(plans.AffineGridBackwardArgs.described(self.desc))
 
-    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
+    def prepare(self, args: plans.AffineGridBackwardArgs) -> Launch[plans.AffineGridBackwardArgs]:
         desc, constants = self.desc, _constants(self.desc)
         steps = Steps(self.device, args)
         steps.add(

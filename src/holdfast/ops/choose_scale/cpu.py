@@ -38,13 +38,8 @@ from holdfast.numerics.cpu import (
     zero,
 )
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
-from holdfast.ops.choose_scale.plan import (
-    SCALE_FLOOR,
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
+from holdfast.ops.choose_scale import plan as plans
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 #: Most segments per block, and bytes from one scratch run of a block to the next.
 MOST_SEGMENTS = 4096
@@ -437,10 +432,10 @@ class Observer:
         return launch
 
 
-class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
+class ObserveRange(AffineKernel[plans.ObserveRangeDescriptor]):
     """``low`` and ``high`` of each scale as a kernel."""
 
-    def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, RANGE, (0, 0))
         self.set_workspace(self.observer.layout)
@@ -448,14 +443,14 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def compile(self) -> None:
         self.observer.compile()
 
-    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+    def prepare(self, args: plans.ObserveRangeArgs) -> Launch[plans.ObserveRangeArgs]:
         return self.observer.prepare(args.low, args.high, args.x)
 
 
-class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+class ChooseScale(AffineKernel[plans.ChooseScaleDescriptor]):
     """The scale of each segment, and the zero point unless symmetric, as a kernel."""
 
-    def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         result = SYMMETRIC if desc.symmetric else AFFINE
         self.observer = Observer(desc, result, desc.ends(*desc.code_range))
@@ -464,5 +459,5 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
     def compile(self) -> None:
         self.observer.compile()
 
-    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+    def prepare(self, args: plans.ChooseScaleArgs) -> Launch[plans.ChooseScaleArgs]:
         return self.observer.prepare(args.scale, args.zero_point, args.x)

@@ -28,12 +28,7 @@ from holdfast.numerics.gpu import WHOLE_64
 from holdfast.ops.affine.gpu import meta_tensor
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
 from holdfast.ops.choose_scale import plan
-from holdfast.ops.choose_scale.plan import (
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
+from holdfast.ops.choose_scale import plan as plans
 
 SCALE_FLOOR = tl.constexpr(plan.SCALE_FLOOR)
 #: 1.5 * 2^23. Adding and subtracting it rounds a much smaller float32 to an integer, half to even.
@@ -413,26 +408,26 @@ def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
     return "magnitude" if ends[0] == -ends[1] else "symmetric"
 
 
-class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
+class ObserveRange(AffineKernel[plans.ObserveRangeDescriptor]):
     """``observe`` with RESULT "range"."""
 
-    def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, device, "range", (0, 0))
         self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         made = {name: meta_tensor(*self.desc.expected(name)) for name in ("x", "low", "high")}
-        self.prepare(ObserveRangeArgs(**made))
+        self.prepare(plans.ObserveRangeArgs(**made))
 
-    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+    def prepare(self, args: plans.ObserveRangeArgs) -> Launch[plans.ObserveRangeArgs]:
         return self.observer.launch(args, "low", "high")
 
 
-class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+class ChooseScale(AffineKernel[plans.ChooseScaleDescriptor]):
     """``observe`` for a scale, with or without a zero point."""
 
-    def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, device, result_of(desc.symmetric, ends), ends)
@@ -440,7 +435,9 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
 
     def compile(self) -> None:
         names = ("x", "scale") if self.desc.symmetric else ("x", "scale", "zero_point")
-        self.prepare(ChooseScaleArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names}))
+        self.prepare(
+            plans.ChooseScaleArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names})
+        )
 
-    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+    def prepare(self, args: plans.ChooseScaleArgs) -> Launch[plans.ChooseScaleArgs]:
         return self.observer.launch(args, "scale", "zero_point")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from holdfast.core.draw import Draw
+from holdfast.core.draw import Draw, Results
 from holdfast.core.formats import format_of
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.space import draw_codes, draw_granular, draw_limits, draw_real
-from holdfast.ops.choose_scale.cases import Problem, case
+from holdfast.ops.choose_scale.cases import Problem
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range
-
-__all__ = ["FREE", "case", "draw", "draw_rule", "public"]
 
 FREE = ("values",)
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     return Problem(draw.label, **draw_rule(draw))
 
 
@@ -46,9 +42,7 @@ def rule(desc: Any) -> dict[str, Any]:
     return {"dtype": desc.output_dtype, **named}
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     if plan.op == "observe_range":
         return dict(zip(("low", "high"), observe_range(args.x, granularity=desc.granularity), strict=True))
     found = choose_scale(args.x, **rule(desc))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
-from holdfast.ops.embedding_bag.plan import (
-    BadOffset,
-    BagDescriptor,
-    EmbeddingBagArgs,
-    EmbeddingBagBackwardArgs,
-    EmbeddingBagBackwardDescriptor,
-    EmbeddingBagDescriptor,
+from holdfast.numerics.reference import (
+    Array,
+    ReferenceKernel,
+    accumulated,
+    compute_type,
+    store,
+    widen,
 )
-from holdfast.ops.segment_sum.indexed import IndexedKernel
+from holdfast.ops.embedding_bag import plan as plans
 from holdfast.ops.segment_sum.reference import ordered_sum, raise_outside, sources_of, store_rows
 
 
-def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
+def begins_of(desc: plans.BagDescriptor, offsets: torch.Tensor | None) -> Array:
     """The begin of each bag, then the end of the last bag."""
     if offsets is None:
         return np.arange(desc.bags + 1) * desc.length
@@ -29,7 +27,7 @@ def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
         (begins < before) | (begins > desc.count) | ((np.arange(len(begins)) == 0) & (begins != 0))
     )
     if len(wrong):
-        raise BadOffset(desc.count).error(int(wrong[0]), int(begins[wrong[0]]))
+        raise plans.BadOffset(desc.count).error(int(wrong[0]), int(begins[wrong[0]]))
     return begins if desc.include_last_offset else np.append(begins, desc.count)
 
 
@@ -75,25 +73,21 @@ def chosen_places(rows: Array, kept: Array) -> Array:
     return chosen
 
 
-class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
+class EmbeddingBag(ReferenceKernel[plans.EmbeddingBagDescriptor]):
     """Sum, mean or maximum of each bag."""
 
-    def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+    def run(self, args: plans.EmbeddingBagArgs) -> None:
         desc = self.desc
-
-        def launch(stream: object, workspace: object, args: EmbeddingBagArgs, addresses: object) -> None:
-            begins = begins_of(desc, args.offsets)
-            if desc.bad_index == "raise":
-                raise_outside(args.indices, desc.rows)
-            kept = kept_indices(args.indices, desc.rows, desc.padding)
-            rows = gathered(widen(args.weight, desc.compute), kept)
-            if args.per_sample_weights is not None:
-                rows = weighted(rows, widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
-            for bag in range(desc.bags):
-                places = slice(begins[bag], begins[bag + 1])
-                store(args.out[bag], self.reduced(rows[places], kept[places]))
-
-        return launch
+        begins = begins_of(desc, args.offsets)
+        if desc.bad_index == "raise":
+            raise_outside(args.indices, desc.rows)
+        kept = kept_indices(args.indices, desc.rows, desc.padding)
+        rows = gathered(widen(args.weight, desc.compute), kept)
+        if args.per_sample_weights is not None:
+            rows = weighted(rows, widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
+        for bag in range(desc.bags):
+            places = slice(begins[bag], begins[bag + 1])
+            store(args.out[bag], self.reduced(rows[places], kept[places]))
 
     def reduced(self, rows: Array, kept: Array) -> Array:
         """Reduce the rows of one bag. Skipped rows keep their position in the chunks of 32."""
@@ -105,24 +99,17 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return divided_by(total, counted_indices(kept)) if self.desc.mode == "mean" else total
 
 
-class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
+class EmbeddingBagBackward(ReferenceKernel[plans.EmbeddingBagBackwardDescriptor]):
     """``ordered_sum`` of the terms of each row, and of the products of each weight."""
 
-    def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
-        desc = self.desc
+    def run(self, args: plans.EmbeddingBagBackwardArgs) -> None:
+        begins = begins_of(self.desc, args.offsets)
+        if args.dweight is not None:
+            self.run_rows(args, args.dweight, begins)
+        if args.dper_sample_weights is not None:
+            self.run_weights(args, args.dper_sample_weights, begins)
 
-        def launch(
-            stream: object, workspace: object, args: EmbeddingBagBackwardArgs, addresses: object
-        ) -> None:
-            begins = begins_of(desc, args.offsets)
-            if args.dweight is not None:
-                self.run_rows(args, args.dweight, begins)
-            if args.dper_sample_weights is not None:
-                self.run_weights(args, args.dper_sample_weights, begins)
-
-        return launch
-
-    def run_rows(self, args: EmbeddingBagBackwardArgs, dweight: torch.Tensor, begins: Array) -> None:
+    def run_rows(self, args: plans.EmbeddingBagBackwardArgs, dweight: torch.Tensor, begins: Array) -> None:
         desc = self.desc
         kept = kept_indices(args.indices, desc.rows, desc.padding)
         terms = self.terms(args, kept, begins)
@@ -133,7 +120,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 sums[row] = divided_by(sums[row], len(places))
         store_rows(dweight, sums, args.accumulate, desc.compute)
 
-    def terms(self, args: EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
+    def terms(self, args: plans.EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
         """The term that each index adds to its row; zeros if the index is in no bag."""
         desc = self.desc
         dout = widen(args.dout, desc.compute)
@@ -155,7 +142,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         bagged = np.where(np.arange(desc.count) < end, kept, -1)  # only weights of indices in a bag
         return weighted(terms, widen(args.per_sample_weights, desc.compute).reshape(-1), bagged)
 
-    def run_weights(self, args: EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
+    def run_weights(self, args: plans.EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
         """Gradient of each weight: the ordered sum over the columns."""
         desc = self.desc
         assert args.weight is not None

@@ -8,47 +8,15 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Call, Case, NoPeer, Tensors
-from holdfast.core.contract import PlanPreference
+from holdfast.core.benchmark import Call, Case, Described, NoPeer, Tensors
 from holdfast.core.granularity import PerChannel, PerTensor
-from holdfast.core.plan import Plan
-from holdfast.core.stream import Stream
 from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, fake_quantizer, grouped
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeBackwardPlan,
-    FakeQuantizeDescriptor,
-    FakeQuantizePlan,
-    SteKind,
-)
+from holdfast.ops.fake_quantize.plan import FakeQuantizeBackwardPlan, FakeQuantizePlan, SteKind
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 LAYOUTS = ("per tensor", "per channel, axis 0", "per channel, last", "per group of 32")
 #: IDENTITY is not timed: autograd passes dy on without a kernel.
 TIMED = (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH, SteKind.TANH)
-
-
-@dataclass(frozen=True)
-class FakeQuantizeCase(ScaledCase):
-    """The forward, or the gradient by ``ste``."""
-
-    ste: SteKind | None = None
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> FakeQuantizeProblem:
-        fields: dict[str, Any] = {
-            "shape": self.shape(elements),
-            "granularity": self.granularity,
-            "input_dtype": self.real,
-            "dtype": self.codes,
-        }
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan: Plan[Any, Any]
-        if self.ste is None:
-            plan = FakeQuantizePlan.select(stream, FakeQuantizeDescriptor(**fields), preference)
-        else:
-            descriptor = FakeQuantizeBackwardDescriptor(**fields, ste=self.ste)
-            plan = FakeQuantizeBackwardPlan.select(stream, descriptor, preference)
-        return FakeQuantizeProblem(self, plan, stream)
 
 
 @dataclass(frozen=True)
@@ -100,6 +68,22 @@ class FakeQuantizeProblem(ScaledProblem):
         x = tensors["x"].detach().requires_grad_()
         y = fake_quantizer(case.granularity, x, scale, zero)()
         return lambda: torch.autograd.grad(y, x, tensors["dy"], retain_graph=True)
+
+
+@dataclass(frozen=True)
+class FakeQuantizeCase(ScaledCase):
+    """The forward, or the gradient by ``ste``."""
+
+    ste: SteKind | None = None
+
+    problem_type = FakeQuantizeProblem
+
+    def described(self, elements: int) -> Described:
+        fields = {"granularity": self.granularity, "input_dtype": self.real, "dtype": self.codes}
+        fields["shape"] = self.shape(elements)
+        if self.ste is None:
+            return FakeQuantizePlan, fields
+        return FakeQuantizeBackwardPlan, {**fields, "ste": self.ste}
 
 
 # The estimators in plain torch.

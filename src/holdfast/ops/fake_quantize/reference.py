@@ -6,28 +6,22 @@ import numpy as np
 
 from holdfast.core.dtypes import Float
 from holdfast.core.formats import Format
-from holdfast.core.plan import Launch
 from holdfast.numerics.reference import (
     Array,
-    accumulated,
+    ReferenceKernel,
     bounds,
     compute_type,
     decode,
     rounded_quotient,
     store,
+    store_gradient,
     tanh_slope,
     widen,
 )
-from holdfast.ops.affine.plan import AffineKernel
-from holdfast.ops.affine.reference import scale_array, zero_point_array
+from holdfast.ops.affine.reference import scale_and_zero_point
 from holdfast.ops.dequantize.reference import dequantize
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeArgs,
-    FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeDescriptor,
-    SteKind,
-)
+from holdfast.ops.fake_quantize import plan as plans
+from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.quantize.reference import quantize, quantize_to_float, rounded_to_float
 
 
@@ -85,41 +79,29 @@ def fake_quantize_to_float_backward(
     return fake_quantize_backward(dy, x, scale, np.asarray(0), *codes.code_range, ste, compute)
 
 
-class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
+class FakeQuantize(ReferenceKernel[plans.FakeQuantizeDescriptor]):
     """``fake_quantize`` as a kernel."""
 
-    def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
+    def run(self, args: plans.FakeQuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: FakeQuantizeArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            x = widen(args.x, compute)
-            if desc.codes.is_float:
-                y = fake_quantize_to_float(x, scale, desc.codes, compute)
-            else:
-                y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
-            store(args.y, y)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        x = widen(args.x, compute)
+        if desc.codes.is_float:
+            y = fake_quantize_to_float(x, scale, desc.codes, compute)
+        else:
+            y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
+        store(args.y, y)
 
 
-class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(ReferenceKernel[plans.FakeQuantizeBackwardDescriptor]):
     """``fake_quantize_backward`` as a kernel."""
 
-    def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
+    def run(self, args: plans.FakeQuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(
-            stream: object, workspace: object, args: FakeQuantizeBackwardArgs, addresses: object
-        ) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            dy, x = widen(args.dy, compute), widen(args.x, compute)
-            if desc.codes.is_float:
-                dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
-            else:
-                dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
-            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        dy, x = widen(args.dy, compute), widen(args.x, compute)
+        if desc.codes.is_float:
+            dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
+        else:
+            dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
+        store_gradient(args.dx, dx, args.accumulate, compute)

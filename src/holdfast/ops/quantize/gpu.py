@@ -44,12 +44,7 @@ from holdfast.ops.affine.gpu import (
     load_zero_point,
     same_strides_by_column,
 )
-from holdfast.ops.quantize.plan import (
-    QuantizeArgs,
-    QuantizeBackwardArgs,
-    QuantizeBackwardDescriptor,
-    QuantizeDescriptor,
-)
+from holdfast.ops.quantize import plan as plans
 
 #: Pipeline stages of a program's loop over tiles.
 STAGES = tl.constexpr(3)
@@ -223,12 +218,12 @@ def quantize_backward(
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
 
-class Quantize(TiledKernel[QuantizeDescriptor]):
+class Quantize(TiledKernel[plans.QuantizeDescriptor]):
     """``quantize`` as a kernel."""
 
-    kernel, args, packed = quantize, QuantizeArgs, 0
+    kernel, args, packed = quantize, plans.QuantizeArgs, 0
 
-    def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
             **code_limits(self.desc.code_range),
@@ -239,7 +234,7 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
             "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
         }
 
-    def add_step(self, steps: Steps, args: QuantizeArgs, layout: Layout, per_byte: int) -> None:
+    def add_step(self, steps: Steps, args: plans.QuantizeArgs, layout: Layout, per_byte: int) -> None:
         if not self._in_pairs(args.x, layout.space):
             super().add_step(steps, args, layout, per_byte)
             return
@@ -265,12 +260,12 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
         )
 
 
-class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
+class QuantizeBackward(TiledKernel[plans.QuantizeBackwardDescriptor]):
     """``quantize_backward`` as a kernel."""
 
-    kernel, args, tensors = quantize_backward, QuantizeBackwardArgs, 3
+    kernel, args, tensors = quantize_backward, plans.QuantizeBackwardArgs, 3
 
-    def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
             **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2,

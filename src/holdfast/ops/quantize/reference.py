@@ -6,25 +6,19 @@ import numpy as np
 
 from holdfast.core.dtypes import Float
 from holdfast.core.formats import Format
-from holdfast.core.plan import Launch
 from holdfast.numerics.reference import (
     Array,
-    accumulated,
+    ReferenceKernel,
     bounds,
     encode,
     nearest,
     rounded_quotient,
     store,
+    store_gradient,
     widen,
 )
-from holdfast.ops.affine.plan import AffineKernel
-from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
-from holdfast.ops.quantize.plan import (
-    QuantizeArgs,
-    QuantizeBackwardArgs,
-    QuantizeBackwardDescriptor,
-    QuantizeDescriptor,
-)
+from holdfast.ops.affine.reference import pack, scale_and_zero_point
+from holdfast.ops.quantize import plan as plans
 
 
 def quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
@@ -63,41 +57,29 @@ def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format)
         return np.where(kept, dy / scale, dy.dtype.type(0))
 
 
-class Quantize(AffineKernel[QuantizeDescriptor]):
+class Quantize(ReferenceKernel[plans.QuantizeDescriptor]):
     """``quantize`` as a kernel."""
 
-    def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
+    def run(self, args: plans.QuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: QuantizeArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            x = widen(args.x, compute)
-            if desc.codes.is_float:
-                codes = quantize_to_float(x, scale, desc.codes)
-            else:
-                codes = quantize(x, scale, zero_point, *desc.code_range, compute)
-            if desc.per_byte > 1:
-                codes = pack(codes, desc.codes.bits)
-            store(args.q, codes)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        x = widen(args.x, compute)
+        if desc.codes.is_float:
+            codes = quantize_to_float(x, scale, desc.codes)
+        else:
+            codes = quantize(x, scale, zero_point, *desc.code_range, compute)
+        store(args.q, pack(codes, desc.codes.bits) if desc.per_byte > 1 else codes)
 
 
-class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
+class QuantizeBackward(ReferenceKernel[plans.QuantizeBackwardDescriptor]):
     """``quantize_backward`` as a kernel."""
 
-    def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
+    def run(self, args: plans.QuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: QuantizeBackwardArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            dy, x = widen(args.dy, compute), widen(args.x, compute)
-            if desc.codes.is_float:
-                dx = quantize_to_float_backward(dy, x, scale, desc.codes)
-            else:
-                dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
-            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        dy, x = widen(args.dy, compute), widen(args.x, compute)
+        if desc.codes.is_float:
+            dx = quantize_to_float_backward(dy, x, scale, desc.codes)
+        else:
+            dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
+        store_gradient(args.dx, dx, args.accumulate, compute)
