@@ -6,10 +6,12 @@ from typing import Any
 
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.affine.space import draw_problem
+from holdfast.ops.affine.space import FREE, draw_problem
 from holdfast.ops.fake_quantize.cases import Problem
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
+
+__all__ = ["FREE", "draw", "public"]
 
 
 def draw(plan: AnyPlan, draw: Draw) -> Problem:

@@ -7,8 +7,10 @@ from typing import Any
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import Problem
-from holdfast.ops.affine.space import draw_problem, granularity_of
+from holdfast.ops.affine.space import FREE, draw_problem, granularity_of
 from holdfast.ops.quantize.torch_op import quantize
+
+__all__ = ["FREE", "draw", "public"]
 
 
 def draw(plan: AnyPlan, draw: Draw) -> Problem:
