@@ -29,17 +29,10 @@ ITEM_SIZE = 0x0F
 ROUNDED = 0x100
 
 _KINDS = {
-    torch.float16: FLOAT16,
-    torch.bfloat16: BFLOAT16,
-    torch.float32: FLOAT32,
-    torch.float64: FLOAT64,
-    torch.int8: INT8,
-    torch.uint8: UINT8,
-    torch.int16: INT16,
-    torch.uint16: UINT16,
-    torch.int32: ZERO_POINT,
+    torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32, torch.float64: FLOAT64,
+    torch.int8: INT8, torch.uint8: UINT8, torch.int16: INT16, torch.uint16: UINT16, torch.int32: ZERO_POINT,
     torch.float8_e4m3fn: FLOAT8_E4M3FN,
-}
+}  # fmt: skip
 
 
 def kind(dtype: torch.dtype, compute: torch.dtype) -> int:

@@ -55,16 +55,12 @@ def batched(
     if len(shape) == MAX_RANK:
         results = [
             call(
-                *(batch[i] for batch in batches),
-                scale[i] if per_sample and scale is not None else scale,
-                scale_value,
-                zero_point[i] if per_sample and zero_point is not None else zero_point,
-                zero_value,
-                granularity,
-                *static,
+                *(batch[i] for batch in batches), scale[i] if per_sample and scale is not None else scale,
+                scale_value, zero_point[i] if per_sample and zero_point is not None else zero_point,
+                zero_value, granularity, *static,
             )
             for i in range(batch_size)
-        ]
+        ]  # fmt: skip
         return torch.stack(results), 0
     if per_sample and isinstance(form, PerChannel):
         # Each (sample, channel) has its own scale: flatten a channel to a row and use one scale per token.

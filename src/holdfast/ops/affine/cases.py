@@ -186,16 +186,13 @@ def _of_dtypes(plain: Problem, index: int) -> list[Problem]:
     """Each real dtype with every fourth code dtype. ``index``, of the granularity, chooses which fourth."""
     return [
         replace(
-            plain,
-            name=f"{dtype_name(real)} to {stored_name(codes, packed)}",
-            real=real,
-            codes=codes,
+            plain, name=f"{dtype_name(real)} to {stored_name(codes, packed)}", real=real, codes=codes,
             packed=packed,
         )
         for i, real in enumerate(_REALS)
         for j, (codes, packed) in enumerate(STORED)
         if (i + j) % 4 == index
-    ]
+    ]  # fmt: skip
 
 
 def stored_name(codes: torch.dtype, packed: bool) -> str:
@@ -206,16 +203,12 @@ def stored_name(codes: torch.dtype, packed: bool) -> str:
 def _of_carriers(plain: Problem, index: int) -> list[Problem]:
     return [
         replace(
-            plain,
-            name=f"{real} to codes in {carrier}",
-            real=FLOATS[real].torch,
-            codes=FLOATS[carrier].torch,
-            limits=(-100, 155),
-            values="special" if i < 4 else "spread",
+            plain, name=f"{real} to codes in {carrier}", real=FLOATS[real].torch, codes=FLOATS[carrier].torch,
+            limits=(-100, 155), values="special" if i < 4 else "spread",
         )
         for i, (real, carrier) in enumerate(_CARRIED)
         if i % 4 == index
-    ]
+    ]  # fmt: skip
 
 
 def _of_shapes(plain: Problem, shapes: _Shapes) -> list[Problem]:

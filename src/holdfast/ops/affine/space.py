@@ -112,12 +112,7 @@ def draw_problem(
     if scale == "every size" and zero_point == "none":
         values = draw.one_of(("of the scale", values))
     fields: dict[str, Any] = {
-        "real": real,
-        "codes": codes,
-        "packed": packed,
-        "limits": draw_limits(draw, codes),
-        "values": values,
-        "scale": scale,
-        "zero_point": zero_point,
-    }
+        "real": real, "codes": codes, "packed": packed, "limits": draw_limits(draw, codes), "values": values,
+        "scale": scale, "zero_point": zero_point,
+    }  # fmt: skip
     return kind_of_problem(draw.label, granularity, shape, **{**fields, **more})

@@ -33,11 +33,9 @@ class Problem:
     def fields(self) -> dict[str, Any]:
         axes = len(self.size)
         return {
-            "shape": (self.batch, axes, axes + 1),
-            "output_size": self.size,
-            "align_corners": self.aligned,
+            "shape": (self.batch, axes, axes + 1), "output_size": self.size, "align_corners": self.aligned,
             "dtype": self.dtype,
-        }
+        }  # fmt: skip
 
 
 def problems() -> list[Problem]:

@@ -123,11 +123,9 @@ def _walk(desc: plans.MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
     """Kernel parameters of a grid: sizes in the order x, y, z; strides of n, x, y, z; stride of the axis."""
     steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
     return {
-        "places": desc.places,
-        "sizes": tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3]),
-        "strides": (grid.stride(0), *steps),
-        "axis_step": grid.stride(-1),
-    }
+        "places": desc.places, "sizes": tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3]),
+        "strides": (grid.stride(0), *steps), "axis_step": grid.stride(-1),
+    }  # fmt: skip
 
 
 def _constants(desc: plans.MapDescriptor) -> dict[str, Any]:

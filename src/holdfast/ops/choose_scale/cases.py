@@ -53,22 +53,15 @@ def segment_values(record: Float) -> dict[str, list[float]]:
         least = 2.0**-133
     tiny = max(1e-14, 4 * least)
     return {
-        "zeros": [0.0, 0.0],
-        "zeros of either sign": [-0.0, 0.0, -0.0],
-        "minus zeros": [-0.0, -0.0],
-        "least": [least, -least, 0.0],
-        "below the floor": [tiny, -3 * tiny, tiny / 2],
-        "positive": [0.75, 3.0, 0.1],
-        "negative": [-0.3, -7.0, -1.0],
-        "largest": [float(info.max), -float(info.max), 1.0],
-        "mostly negative": [-100.0, 1.0, 0.4],
-        "NaN": [1.0, float("nan"), -2.0],
-        "negative NaN": [1.0, -float("nan"), 2.0],
-        "infinity": [1.0, float("inf"), -3.0],
-        "minus infinity": [-1.0, float("-inf"), 3.0],
+        "zeros": [0.0, 0.0], "zeros of either sign": [-0.0, 0.0, -0.0], "minus zeros": [-0.0, -0.0],
+        "least": [least, -least, 0.0], "below the floor": [tiny, -3 * tiny, tiny / 2],
+        "positive": [0.75, 3.0, 0.1], "negative": [-0.3, -7.0, -1.0],
+        "largest": [float(info.max), -float(info.max), 1.0], "mostly negative": [-100.0, 1.0, 0.4],
+        "NaN": [1.0, float("nan"), -2.0], "negative NaN": [1.0, -float("nan"), 2.0],
+        "infinity": [1.0, float("inf"), -3.0], "minus infinity": [-1.0, float("-inf"), 3.0],
         "both infinities": [float("inf"), 1.0, float("-inf")],
         "NaN and infinity": [float("inf"), float("nan"), float("-inf")],
-    }
+    }  # fmt: skip
 
 
 def input_values(problem: Problem) -> torch.Tensor:

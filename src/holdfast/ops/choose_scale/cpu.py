@@ -58,11 +58,8 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 RANGE, SYMMETRIC, AFFINE = 0, 1, 2
 
 _KINDS = {
-    torch.float16: FLOAT16,
-    torch.bfloat16: BFLOAT16,
-    torch.float32: FLOAT32,
-    torch.float64: FLOAT64,
-}
+    torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32, torch.float64: FLOAT64,
+}  # fmt: skip
 
 
 @emit

@@ -306,16 +306,11 @@ def _grid(walk: Segments, tile: Tile) -> tuple[int, int]:
 def walk_parameters(walk: Segments, tile: Tile) -> dict[str, Any]:
     """The parameters of a kernel that follow from its walk, with the strides of x first, and its tile."""
     return constants_of(tile) | {
-        "segments": walk.over.rows,
-        "rows": walk.within.rows,
-        "columns": walk.columns,
-        "column_tiles": -(-walk.columns // tile.columns),
-        "over_sizes": walk.over.sizes,
-        "within_sizes": walk.within.sizes,
-        "x_over": walk.over.strides[0],
-        "x_within": walk.within.strides[0],
+        "segments": walk.over.rows, "rows": walk.within.rows, "columns": walk.columns,
+        "column_tiles": -(-walk.columns // tile.columns), "over_sizes": walk.over.sizes,
+        "within_sizes": walk.within.sizes, "x_over": walk.over.strides[0], "x_within": walk.within.strides[0],
         "COLUMNS_WITHIN": walk.columns_within,
-    }
+    }  # fmt: skip
 
 
 def _pieces_per_segment(walk: Segments, tile: Tile) -> int:

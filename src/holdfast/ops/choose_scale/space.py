@@ -24,15 +24,12 @@ def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
     codes, packed = draw_codes(draw, real, packs=packs)
     shape, granularity = draw_granular(draw, multiple=4 if packed else 1)
     fields = {
-        "granularity": granularity,
-        "shape": shape,
-        "real": real,
-        "codes": codes,
+        "granularity": granularity, "shape": shape, "real": real, "codes": codes,
         "limits": draw_limits(draw, codes),
         "symmetric": draw.kind((True, False)) or not format_of(codes, "codes").zero_point,
         "narrow": draw.one_of((None, True, False)),
         "values": draw.one_of(("spread", "special", "mixed", "exponents"), [3, 1, 2, 2]),
-    }
+    }  # fmt: skip
     return fields | ({"packed": packed} if packs else {})
 
 

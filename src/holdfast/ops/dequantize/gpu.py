@@ -112,13 +112,9 @@ class Dequantize(TiledKernel[plans.DequantizeDescriptor]):
         codes = self.desc.codes
         tile, scaled_tile = self._tiles()
         return {
-            "tile": tile,
-            "scaled_tile": scaled_tile,
-            "SIGNED": codes.signed,
-            "EXPONENT": codes.exponent_bits,
-            "MANTISSA": codes.mantissa_bits,
-            "HIGHEST": codes.highest_code,
-        }
+            "tile": tile, "scaled_tile": scaled_tile, "SIGNED": codes.signed, "EXPONENT": codes.exponent_bits,
+            "MANTISSA": codes.mantissa_bits, "HIGHEST": codes.highest_code,
+        }  # fmt: skip
 
     def _tiles(self) -> tuple[int, int]:
         """Elements per tile, and elements per tile if each column has a scale."""

@@ -46,18 +46,12 @@ class Problem:
     def fields(self) -> dict[str, Any]:
         """Fields of both descriptors."""
         return {
-            "shape": self.shape,
-            "num_embeddings": self.rows,
-            "embedding_dim": self.columns,
-            "mode": self.mode,
-            "dtype": self.dtype,
-            "index_dtype": self.index_dtype,
+            "shape": self.shape, "num_embeddings": self.rows, "embedding_dim": self.columns,
+            "mode": self.mode, "dtype": self.dtype, "index_dtype": self.index_dtype,
             "offsets": None if self.bags is None else len(self.bags) + self.last,
-            "offsets_dtype": self.offsets_dtype or self.index_dtype,
-            "include_last_offset": self.last,
-            "padding_idx": self.padding,
-            "per_sample_weights": self.weighted,
-        }
+            "offsets_dtype": self.offsets_dtype or self.index_dtype, "include_last_offset": self.last,
+            "padding_idx": self.padding, "per_sample_weights": self.weighted,
+        }  # fmt: skip
 
     @property
     def indices(self) -> torch.Tensor:

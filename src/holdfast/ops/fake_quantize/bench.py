@@ -108,11 +108,9 @@ def _tanh(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: 
 
 
 _ESTIMATORS = {
-    SteKind.IN_RANGE: _in_range,
-    SteKind.CLIPPED_IDENTITY: _clipped,
-    SteKind.HARD_TANH: _hard_tanh,
+    SteKind.IN_RANGE: _in_range, SteKind.CLIPPED_IDENTITY: _clipped, SteKind.HARD_TANH: _hard_tanh,
     SteKind.TANH: _tanh,
-}
+}  # fmt: skip
 
 
 def _forward(layout: str, real: torch.dtype = torch.float32, *, function: bool = False) -> FakeQuantizeCase:

@@ -212,12 +212,9 @@ def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
 
 
 _BACKWARD: dict[SteKind, Any] = {
-    SteKind.IDENTITY: _identity,
-    SteKind.CLIPPED_IDENTITY: _clipped_identity,
-    SteKind.TANH: _tanh,
-    SteKind.HARD_TANH: _hard_tanh,
-    SteKind.IN_RANGE: _in_range,
-}
+    SteKind.IDENTITY: _identity, SteKind.CLIPPED_IDENTITY: _clipped_identity, SteKind.TANH: _tanh,
+    SteKind.HARD_TANH: _hard_tanh, SteKind.IN_RANGE: _in_range,
+}  # fmt: skip
 
 
 @cache
@@ -261,30 +258,18 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
             scale, zero_point = shared_tensors(args, compute)
             dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
             operands = Operands(
-                dx=args.dx,
-                dy=args.dy,
-                x=args.x,
-                dscale=args.dscale,
-                dzero_point=dzero_point,
-                scale=scale,
+                dx=args.dx, dy=args.dy, x=args.x, dscale=args.dscale, dzero_point=dzero_point, scale=scale,
                 zero_point=zero_point,
-            )
+            )  # fmt: skip
             kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
 
             def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
                 entry(first, last, walk, (sums[0], sums[-1]), learns_zero, limits, args.accumulate)
 
             trees.launch(
-                first_level,
-                found,
-                operands,
-                [*kinds, zero_point_kind(zero_point.dtype)],
-                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,),
-                self.sums,
-                compute,
-                workspace,
-                factor=desc.grad_factor,
-                accumulate=args.accumulate,
-            )
+                first_level, found, operands, [*kinds, zero_point_kind(zero_point.dtype)],
+                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,), self.sums, compute, workspace,
+                factor=desc.grad_factor, accumulate=args.accumulate,
+            )  # fmt: skip
 
         return launch

@@ -115,16 +115,9 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
         def launch(stream: Stream, workspace: Workspace, args: LsqInitArgs, addresses: Sequence[int]) -> None:
             trees.launch(
-                first_level,
-                found,
-                Operands(x=args.x, scale=args.scale),
-                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
-                (AT.scale,),
-                self.sums,
-                compute,
-                workspace,
-                factor=desc.factor,
-                floor=desc.floor,
-            )
+                first_level, found, Operands(x=args.x, scale=args.scale),
+                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)], (AT.scale,),
+                self.sums, compute, workspace, factor=desc.factor, floor=desc.floor,
+            )  # fmt: skip
 
         return launch

@@ -16,13 +16,9 @@ FREE = ("values",)
 def draw(plan: AnyPlan, draw: Draw) -> Problem:
     shape, granularity = draw_granular(draw)
     return Problem(
-        draw.label,
-        granularity,
-        shape,
-        real=draw_real(draw),
-        limits=(-1, draw.one_of([1, 3, 7, 127, 65536])),
+        draw.label, granularity, shape, real=draw_real(draw), limits=(-1, draw.one_of([1, 3, 7, 127, 65536])),
         values=draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1]),
-    )
+    )  # fmt: skip
 
 
 def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:

@@ -228,24 +228,18 @@ class Quantize(TiledKernel[plans.QuantizeDescriptor]):
         return {
             **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
-            "EXPONENT": self.desc.codes.exponent_bits,
-            "MANTISSA": self.desc.codes.mantissa_bits,
-            "NAN": self.desc.codes.nan or 0,
-            "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
-        }
+            "EXPONENT": self.desc.codes.exponent_bits, "MANTISSA": self.desc.codes.mantissa_bits,
+            "NAN": self.desc.codes.nan or 0, "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
+        }  # fmt: skip
 
     def add_step(self, steps: Steps, args: plans.QuantizeArgs, layout: Layout, per_byte: int) -> None:
         if not self._in_pairs(args.x, layout.space):
             super().add_step(steps, args, layout, per_byte)
             return
         add_tiles(
-            steps,
-            quantize_pairs,
-            replace(layout, space=in_pairs(layout.space)),
-            per_column=2,
-            scaled_tile=self.tuning.tile // 2,
-            **code_limits(self.desc.code_range),
-        )
+            steps, quantize_pairs, replace(layout, space=in_pairs(layout.space)), per_column=2,
+            scaled_tile=self.tuning.tile // 2, **code_limits(self.desc.code_range),
+        )  # fmt: skip
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
         """Whether ``quantize_pairs`` can be used: pairs of ``x`` are aligned words, each for one byte."""
@@ -267,10 +261,7 @@ class QuantizeBackward(TiledKernel[plans.QuantizeBackwardDescriptor]):
 
     def parameters(self, args: plans.QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            **code_limits(self.desc.code_range),
-            "tile": self.tuning.tile // 2,
-            "EXPONENT": self.desc.codes.exponent_bits,
-            "MANTISSA": self.desc.codes.mantissa_bits,
-            "ACCUMULATE": args.accumulate,
-            "SAME_STRIDES": same_strides_by_column(space, self.tensors),
-        }
+            **code_limits(self.desc.code_range), "tile": self.tuning.tile // 2,
+            "EXPONENT": self.desc.codes.exponent_bits, "MANTISSA": self.desc.codes.mantissa_bits,
+            "ACCUMULATE": args.accumulate, "SAME_STRIDES": same_strides_by_column(space, self.tensors),
+        }  # fmt: skip

@@ -27,12 +27,9 @@ def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
     columns = draw.size(max(draw.budget // max(torch.Size(shape).numel(), 1), 1))
     rows = draw.size(max(draw.budget // max(columns, 1), 1))
     return {
-        "rows": rows,
-        "columns": columns,
-        "dtype": draw.kind(_REALS),
-        "index_dtype": draw.kind(INDEX_DTYPES),
+        "rows": rows, "columns": columns, "dtype": draw.kind(_REALS), "index_dtype": draw.kind(INDEX_DTYPES),
         "values": draw.one_of(_VALUES, [5, 1, 1, 2, 1]),
-    }
+    }  # fmt: skip
 
 
 def draw(plan: AnyPlan, draw: Draw) -> Problem:

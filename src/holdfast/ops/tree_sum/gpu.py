@@ -162,14 +162,10 @@ class Tile:
 def first_level(segments: Segments, tile: Tile) -> dict[str, Any]:
     """The parameters of a first-level kernel that follow from its segments and its tile."""
     return constants_of(tile) | {
-        "segments": segments.count,
-        "blocks": blocks_of(segments.length),
-        "tiles": tile.tiles,
-        "extent": (segments.length,),
-        "over": segments.over.sizes,
-        "within": segments.within.sizes,
+        "segments": segments.count, "blocks": blocks_of(segments.length), "tiles": tile.tiles,
+        "extent": (segments.length,), "over": segments.over.sizes, "within": segments.within.sizes,
         "INDEX": index_type(segments),
-    }
+    }  # fmt: skip
 
 
 def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:

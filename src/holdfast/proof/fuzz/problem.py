@@ -49,13 +49,10 @@ class Drawn:
     def to_json(self) -> str:
         pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
         found: dict[str, Any] = {
-            "problem": _changed(self.problem),
-            "layouts": self.layouts,
+            "problem": _changed(self.problem), "layouts": self.layouts,
             "other": {n: encoded(v) for n, v in pairs if v != getattr(self.problem, n)},
-            "other_layouts": self.other_layouts,
-            "limit": self.limit,
-            "broken": self.broken,
-        }
+            "other_layouts": self.other_layouts, "limit": self.limit, "broken": self.broken,
+        }  # fmt: skip
         return json.dumps({name: value for name, value in found.items() if value not in ({}, None)})
 
     @classmethod

@@ -76,10 +76,5 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor | None:
 
 #: Functions that return an invalid version of a tensor, or None if it would be valid.
 MISTAKES: tuple[Callable[[torch.Tensor], Any], ...] = (
-    _of_another_dtype,
-    _with_one_more_axis,
-    _as_a_list,
-    _on_no_device,
-    _sparse,
-    _without_memory,
-)
+    _of_another_dtype, _with_one_more_axis, _as_a_list, _on_no_device, _sparse, _without_memory,
+)  # fmt: skip
