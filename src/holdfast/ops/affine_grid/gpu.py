@@ -8,6 +8,7 @@ of dtheta; a second kernel adds the block sums, level by level.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
+from holdfast.backends.tuning import Tuned, constants_of
 from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
@@ -27,8 +29,17 @@ from holdfast.ops.tree_sum.gpu import filled_rows, sum_lanes
 LANES = tl.constexpr(block_sizes.LANES)
 ROWS = tl.constexpr(block_sizes.ROWS)
 BLOCK = tl.constexpr(block_sizes.BLOCK)
-#: Places per tile, and warps per program.
-TILE, WARPS = 512, 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of affine_grid: places per tile, and warps per program."""
+
+    tile: int = 512
+    warps: int = 4
+
+
+TUNING = Tuned(gpu=Tuning())
 
 
 @triton.jit
@@ -144,12 +155,12 @@ class AffineGrid(DescribedKernel[plans.AffineGridDescriptor]):
         self.prepare(plans.AffineGridArgs.described(self.desc))
 
     def prepare(self, args: plans.AffineGridArgs) -> Launch[plans.AffineGridArgs]:
-        desc = self.desc
-        tiles = -(-desc.places // TILE)
+        desc, tuning = self.desc, TUNING.on(self.device)
+        tiles = -(-desc.places // tuning.tile)
         steps = Steps(self.device, args)
         steps.add(
-            affine_grid, desc.batch * tiles, _walk(desc, args.grid), _constants(desc),
-            tiles=tiles, theta_strides=tuple(args.theta.stride()), TILE=TILE, num_warps=WARPS,
+            affine_grid, desc.batch * tiles, _walk(desc, args.grid), _constants(desc), constants_of(tuning),
+            tiles=tiles, theta_strides=tuple(args.theta.stride()), num_warps=tuning.warps,
         )  # fmt: skip
         return steps.launch
 
@@ -170,11 +181,11 @@ class AffineGridBackward(DescribedKernel[plans.AffineGridBackwardDescriptor]):
         self.prepare(plans.AffineGridBackwardArgs.described(self.desc))
 
     def prepare(self, args: plans.AffineGridBackwardArgs) -> Launch[plans.AffineGridBackwardArgs]:
-        desc, constants = self.desc, _constants(self.desc)
+        desc, constants, warps = self.desc, _constants(self.desc), TUNING.on(self.device).warps
         steps = Steps(self.device, args)
         steps.add(
             sum_places, desc.batch * desc.axes * self.lengths[0], _walk(desc, args.dgrid), constants,
-            sums=self.sums[0], blocks=self.lengths[0], num_warps=WARPS,
+            sums=self.sums[0], blocks=self.lengths[0], num_warps=warps,
         )  # fmt: skip
         for level, length in enumerate(self.lengths):
             final = level + 1 == len(self.lengths)
@@ -183,6 +194,6 @@ class AffineGridBackward(DescribedKernel[plans.AffineGridBackwardDescriptor]):
                 sum_blocks, self.elements * blocks, constants,
                 out="dtheta" if final else self.sums[level + 1], sums=self.sums[level], length=length,
                 blocks=blocks, theta_strides=tuple(args.dtheta.stride()),
-                FINAL=final, ACCUMULATE=args.accumulate, num_warps=WARPS,
+                FINAL=final, ACCUMULATE=args.accumulate, num_warps=warps,
             )  # fmt: skip
         return steps.launch
