@@ -58,11 +58,7 @@ def rint(typingctx, value):
 @emit
 def zero(typingctx, like):
     """+0 of the type of ``like``."""
-
-    def build(context, builder, signature, args):
-        return args[0].type(0.0)
-
-    return like(like), build
+    return like(like), lambda context, builder, signature, args: args[0].type(0.0)
 
 
 @emit

@@ -83,8 +83,6 @@ class ScaledCase(Case):
 
 @dataclass(frozen=True)
 class ScaledProblem(Problem):
-    """A case at one size on one device."""
-
     case: ScaledCase
     plan: AffinePlan[Any, Any]
 

@@ -63,12 +63,10 @@ def problems() -> list[Problem]:
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """Every case of ``plan``."""
     return [case(plan, problem) for problem in problems()]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     desc = plan.Descriptor(**problem.fields)
     return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
 

@@ -223,8 +223,6 @@ class _MapKernel(DescribedKernel[plans.D]):
 
 
 class AffineGrid(_MapKernel[plans.AffineGridDescriptor]):
-    """``_map``."""
-
     def count_units(self) -> int:
         return self.desc.batch * -(-self.desc.places // LANES)
 
@@ -254,8 +252,6 @@ class AffineGrid(_MapKernel[plans.AffineGridDescriptor]):
 
 
 class AffineGridBackward(_MapKernel[plans.AffineGridBackwardDescriptor]):
-    """``_differentiate``."""
-
     def count_units(self) -> int:
         return self.desc.batch * self.desc.axes
 

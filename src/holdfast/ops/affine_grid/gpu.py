@@ -149,8 +149,6 @@ def _constants(desc: plans.MapDescriptor) -> dict[str, Any]:
 
 
 class AffineGrid(DescribedKernel[plans.AffineGridDescriptor]):
-    """``affine_grid``."""
-
     def compile(self) -> None:
         self.prepare(plans.AffineGridArgs.described(self.desc))
 

@@ -60,16 +60,12 @@ def gradient_of_theta(dgrid: Array, desc: plans.MapDescriptor) -> Array:
 
 
 class AffineGrid(ReferenceKernel[plans.AffineGridDescriptor]):
-    """``affine_grid``."""
-
     def run(self, args: plans.AffineGridArgs) -> None:
         desc = self.desc
         store(args.grid, affine_grid(widen(args.theta, desc.compute), desc))
 
 
 class AffineGridBackward(ReferenceKernel[plans.AffineGridBackwardDescriptor]):
-    """``gradient_of_theta``."""
-
     def run(self, args: plans.AffineGridBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.compute
         dgrid = widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)

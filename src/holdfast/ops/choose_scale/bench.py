@@ -18,8 +18,6 @@ LAYOUTS = ("per tensor", "per token")
 
 @dataclass(frozen=True)
 class ChooseScaleProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: ChooseScaleCase
 
     @property

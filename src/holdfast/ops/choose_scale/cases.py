@@ -168,7 +168,6 @@ def cases(plan: AnyPlan) -> list[Case]:
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     fields = problem.rule
     if plan.op == "observe_range":
         fields = {name: fields[name] for name in ("shape", "input_dtype", "granularity")}

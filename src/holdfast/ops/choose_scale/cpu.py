@@ -65,11 +65,7 @@ _KINDS = {
 @emit
 def magnitude(typingctx, bits, mask):
     """The bits of the absolute value. ``mask`` has all bits set but the sign bit."""
-
-    def build(context, builder, signature, args):
-        return builder.and_(*args)
-
-    return bits(bits, mask), build
+    return bits(bits, mask), lambda context, builder, signature, args: builder.and_(*args)
 
 
 @emit
@@ -95,11 +91,7 @@ def larger(typingctx, a, b):
 @emit
 def zero_bits(typingctx, like):
     """0 of the integer type of ``like``."""
-
-    def build(context, builder, signature, args):
-        return args[0].type(0)
-
-    return like(like), build
+    return like(like), lambda context, builder, signature, args: args[0].type(0)
 
 
 def real(bits, kind):

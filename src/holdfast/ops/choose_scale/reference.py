@@ -49,8 +49,6 @@ def zero_point_of_range(low: Array, scale: Array, lowest: int, highest: int) -> 
 
 
 class ObserveRange(ReferenceKernel[plans.ObserveRangeDescriptor]):
-    """``observe_range`` as a kernel."""
-
     def run(self, args: plans.ObserveRangeArgs) -> None:
         desc = self.desc
         low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)

@@ -15,8 +15,6 @@ from holdfast.ops.dequantize.torch_op import dequantize
 
 @dataclass(frozen=True)
 class DequantizeProblem(affine.ScaledProblem):
-    """A case at one size on one device."""
-
     case: DequantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -12,14 +12,12 @@ from holdfast.ops.packing.torch_op import pack
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of ``plan``."""
     forward = plan.direction == "forward"
     found = problems(plan, reads_codes=forward)
     return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     fields = {"input_dtype": problem.codes, "output_dtype": problem.real, **problem.fields}
     forward = plan.direction == "forward"
     if forward:

@@ -104,8 +104,6 @@ def dequantize_backward(
 
 
 class Dequantize(TiledKernel[plans.DequantizeDescriptor]):
-    """``dequantize`` as a kernel."""
-
     kernel, args, packed = dequantize, plans.DequantizeArgs, 1
 
     def parameters(self, args: plans.DequantizeArgs, space: Space) -> dict[str, Any]:
@@ -127,8 +125,6 @@ class Dequantize(TiledKernel[plans.DequantizeDescriptor]):
 
 
 class DequantizeBackward(TiledKernel[plans.DequantizeBackwardDescriptor]):
-    """``dequantize_backward`` as a kernel."""
-
     kernel, args = dequantize_backward, plans.DequantizeBackwardArgs
 
     def parameters(self, args: plans.DequantizeBackwardArgs, space: Space) -> dict[str, Any]:

@@ -37,8 +37,6 @@ def dequantize_backward(dy: Array, scale: Array) -> Array:
 
 
 class Dequantize(ReferenceKernel[plans.DequantizeDescriptor]):
-    """``dequantize`` as a kernel."""
-
     def run(self, args: plans.DequantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)
@@ -54,8 +52,6 @@ class Dequantize(ReferenceKernel[plans.DequantizeDescriptor]):
 
 
 class DequantizeBackward(ReferenceKernel[plans.DequantizeBackwardDescriptor]):
-    """``dequantize_backward`` as a kernel."""
-
     def run(self, args: plans.DequantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale = scale_array(args.scale, desc.granularity, desc.shape, compute)

@@ -18,8 +18,6 @@ LAYOUTS = ("per token", "per group of 32", "per group of 128")
 
 @dataclass(frozen=True)
 class DynamicQuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: DynamicQuantizeCase
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[Any]]:

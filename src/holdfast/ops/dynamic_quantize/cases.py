@@ -89,12 +89,10 @@ def problems() -> list[Problem]:
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of dynamic_quantize."""
     return [case(plan, problem) for problem in problems()]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     descriptor = DynamicQuantizeDescriptor(**problem.rule, packed=problem.packed)
     return Case(problem.name, descriptor, partial(_args, descriptor, problem))
 

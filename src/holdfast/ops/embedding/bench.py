@@ -16,8 +16,6 @@ from holdfast.ops.embedding.torch_op import embedding
 
 @dataclass(frozen=True)
 class EmbeddingProblem(Problem):
-    """A case at one size on one device."""
-
     case: EmbeddingCase
 
     def draw(self) -> Tensors:

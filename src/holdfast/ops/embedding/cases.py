@@ -92,13 +92,11 @@ _BACKWARD = (
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """Every case of ``plan``."""
     forward = plan.direction == "forward"
     return [case(plan, problem) for problem in (*_SHARED, *(_FORWARD if forward else _BACKWARD))]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     fields: dict[str, Any] = {
         "shape": problem.shape, "num_embeddings": problem.rows, "embedding_dim": problem.columns,
         "dtype": problem.dtype, "index_dtype": problem.index_dtype,

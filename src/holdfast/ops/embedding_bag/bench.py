@@ -16,8 +16,6 @@ from holdfast.ops.embedding_bag.torch_op import embedding_bag
 
 @dataclass(frozen=True)
 class BagProblem(Problem):
-    """A case at one size on one device."""
-
     case: BagCase
 
     def draw(self) -> Tensors:

@@ -162,7 +162,6 @@ _FORWARD_ALONE = (
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """Every case of ``plan``."""
     if plan.direction == "forward":
         return [case(plan, problem) for problem in _SHARED]
     shared = [problem for problem in _SHARED if problem.name not in _FORWARD_ALONE]
@@ -170,7 +169,6 @@ def cases(plan: AnyPlan) -> list[Case]:
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     more: dict[str, Any] = {"bad_index": problem.bad_index}
     if plan.direction == "backward":
         of_table, of_weights = problem.gradients or (True, problem.weighted)

@@ -21,8 +21,6 @@ TIMED = (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH, SteKind.
 
 @dataclass(frozen=True)
 class FakeQuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: FakeQuantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -38,7 +38,6 @@ class Problem(AffineProblem):
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of ``plan``."""
     problems = _forward_problems() if plan.direction == "forward" else _backward_problems()
     return [case(plan, problem) for problem in problems]
 
@@ -202,7 +201,6 @@ def descriptor_fields(problem: Problem) -> dict[str, Any]:
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     forward, fields = plan.direction == "forward", descriptor_fields(problem)
     desc = plan.Descriptor(**(fields if forward else {**fields, "ste": problem.ste}))
     make = make_args if forward else _backward_args

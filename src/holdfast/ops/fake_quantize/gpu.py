@@ -140,8 +140,6 @@ def fake_quantize_backward(
 
 
 class FakeQuantize(TiledKernel[plans.FakeQuantizeDescriptor]):
-    """``fake_quantize`` as a kernel."""
-
     kernel, args = fake_quantize, plans.FakeQuantizeArgs
 
     def parameters(self, args: plans.FakeQuantizeArgs, space: Space) -> dict[str, Any]:
@@ -155,8 +153,6 @@ class FakeQuantize(TiledKernel[plans.FakeQuantizeDescriptor]):
 
 
 class FakeQuantizeBackward(TiledKernel[plans.FakeQuantizeBackwardDescriptor]):
-    """``fake_quantize_backward`` as a kernel."""
-
     kernel, args, tensors = fake_quantize_backward, plans.FakeQuantizeBackwardArgs, 3
 
     def parameters(self, args: plans.FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:

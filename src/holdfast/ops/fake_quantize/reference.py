@@ -80,8 +80,6 @@ def fake_quantize_to_float_backward(
 
 
 class FakeQuantize(ReferenceKernel[plans.FakeQuantizeDescriptor]):
-    """``fake_quantize`` as a kernel."""
-
     def run(self, args: plans.FakeQuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)
@@ -94,8 +92,6 @@ class FakeQuantize(ReferenceKernel[plans.FakeQuantizeDescriptor]):
 
 
 class FakeQuantizeBackward(ReferenceKernel[plans.FakeQuantizeBackwardDescriptor]):
-    """``fake_quantize_backward`` as a kernel."""
-
     def run(self, args: plans.FakeQuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)

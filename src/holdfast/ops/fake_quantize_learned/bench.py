@@ -20,8 +20,6 @@ OP = "fake_quantize learned backward"
 
 @dataclass(frozen=True)
 class LearnedProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: LearnedCase
 
     @property

@@ -34,7 +34,6 @@ _SPECIAL_STEP = 61
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of ``plan``."""
     problems = (*_of_estimators(), *_of_lengths(), *_of_layouts(), *_of_scales())
     return [case(plan, problem) for problem in problems]
 

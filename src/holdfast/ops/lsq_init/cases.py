@@ -19,12 +19,10 @@ _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of ``plan``."""
     return [case(plan, problem) for problem in _problems()]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     desc = LsqInitDescriptor(
         shape=problem.shape, input_dtype=problem.real, granularity=problem.granularity,
         q_max=problem.code_range[1],

@@ -17,8 +17,6 @@ OPS = ("quantize", "quantize backward")
 
 @dataclass(frozen=True)
 class QuantizeProblem(affine.ScaledProblem):
-    """A case at one size on one device."""
-
     case: QuantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:

@@ -39,7 +39,6 @@ _DY_APART = Problem(
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """All cases of ``plan``."""
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
@@ -49,7 +48,6 @@ def cases(plan: AnyPlan) -> list[Case]:
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     q_min, q_max = problem.limits or (None, None)
     fields = problem.fields | {"shape": problem.shape, "q_min": q_min, "q_max": q_max}
     fields |= {"input_dtype": problem.real, "output_dtype": problem.codes}

@@ -219,8 +219,6 @@ def quantize_backward(
 
 
 class Quantize(TiledKernel[plans.QuantizeDescriptor]):
-    """``quantize`` as a kernel."""
-
     kernel, args, packed = quantize, plans.QuantizeArgs, 0
 
     def parameters(self, args: plans.QuantizeArgs, space: Space) -> dict[str, Any]:
@@ -255,8 +253,6 @@ class Quantize(TiledKernel[plans.QuantizeDescriptor]):
 
 
 class QuantizeBackward(TiledKernel[plans.QuantizeBackwardDescriptor]):
-    """``quantize_backward`` as a kernel."""
-
     kernel, args, tensors = quantize_backward, plans.QuantizeBackwardArgs, 3
 
     def parameters(self, args: plans.QuantizeBackwardArgs, space: Space) -> dict[str, Any]:

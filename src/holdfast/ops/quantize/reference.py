@@ -58,8 +58,6 @@ def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format)
 
 
 class Quantize(ReferenceKernel[plans.QuantizeDescriptor]):
-    """``quantize`` as a kernel."""
-
     def run(self, args: plans.QuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)
@@ -72,8 +70,6 @@ class Quantize(ReferenceKernel[plans.QuantizeDescriptor]):
 
 
 class QuantizeBackward(ReferenceKernel[plans.QuantizeBackwardDescriptor]):
-    """``quantize_backward`` as a kernel."""
-
     def run(self, args: plans.QuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)

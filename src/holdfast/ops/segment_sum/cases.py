@@ -129,12 +129,10 @@ PROBLEMS = (
 
 
 def cases(plan: AnyPlan) -> list[Case]:
-    """Every case of ``plan``."""
     return [case(plan, problem) for problem in PROBLEMS]
 
 
 def case(plan: AnyPlan, problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
     desc = SegmentSumDescriptor(
         shape=problem.shape, segments=problem.segments, width=problem.width, dtype=problem.dtype,
         index_dtype=problem.index_dtype,
