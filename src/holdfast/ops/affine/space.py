@@ -12,7 +12,6 @@ from holdfast.core.formats import FLOAT_FORMATS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import STORED, Problem
-from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens
 
 P = TypeVar("P", bound=Problem)
 
@@ -83,8 +82,7 @@ def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
 
 def granularity_of(plan: AnyPlan) -> type[Granularity]:
     """The granularity of a plan's descriptor."""
-    kinds = {OverTensor: PerTensor, OverChannels: PerChannel, OverTokens: PerToken, OverGroups: PerGroup}
-    return next(kind for over, kind in kinds.items() if issubclass(plan.Descriptor, over))
+    return plan.Descriptor.kind  # type: ignore[attr-defined, no-any-return]
 
 
 def draw_problem(

@@ -11,21 +11,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.numerics.reference import (
-    Array,
-    ReferenceKernel,
-    compute_type,
-    store,
-    store_gradient,
-    widen,
-)
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array
 from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.tree_sum.reference import tree_sum
 
 
 def coordinates(size: int, desc: plans.MapDescriptor) -> Array:
     """Coordinates of the ``size`` places along an axis, from -1 to 1; a single place is at 0."""
-    kind = compute_type(desc.compute)
+    kind = numerics.compute_type(desc.compute)
     steps = size - 1 if desc.align_corners else size
     twice: Array = (2 * np.arange(size) - (size - 1)).astype(kind)
     found: Array = twice / np.array(max(steps, 1), kind)
@@ -59,15 +53,15 @@ def gradient_of_theta(dgrid: Array, desc: plans.MapDescriptor) -> Array:
     return np.stack(columns, axis=-1)
 
 
-class AffineGrid(ReferenceKernel[plans.AffineGridDescriptor]):
+class AffineGrid(numerics.ReferenceKernel[plans.AffineGridDescriptor]):
     def run(self, args: plans.AffineGridArgs) -> None:
         desc = self.desc
-        store(args.grid, affine_grid(widen(args.theta, desc.compute), desc))
+        numerics.store(args.grid, affine_grid(numerics.widen(args.theta, desc.compute), desc))
 
 
-class AffineGridBackward(ReferenceKernel[plans.AffineGridBackwardDescriptor]):
+class AffineGridBackward(numerics.ReferenceKernel[plans.AffineGridBackwardDescriptor]):
     def run(self, args: plans.AffineGridBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.compute
-        dgrid = widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)
+        dgrid = numerics.widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)
         dtheta = gradient_of_theta(dgrid, desc)
-        store_gradient(args.dtheta, dtheta, args.accumulate, compute)
+        numerics.store_gradient(args.dtheta, dtheta, args.accumulate, compute)

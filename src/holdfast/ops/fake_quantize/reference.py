@@ -6,18 +6,8 @@ import numpy as np
 
 from holdfast.core.dtypes import Float
 from holdfast.core.formats import Format
-from holdfast.numerics.reference import (
-    Array,
-    ReferenceKernel,
-    bounds,
-    compute_type,
-    decode,
-    rounded_quotient,
-    store,
-    store_gradient,
-    tanh_slope,
-    widen,
-)
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array, decode
 from holdfast.ops.affine.reference import scale_and_zero_point
 from holdfast.ops.dequantize.reference import dequantize
 from holdfast.ops.fake_quantize import plan as plans
@@ -49,12 +39,12 @@ def fake_quantize_backward(
     """dx by the estimator ``ste``. Where the estimator passes no gradient, dx is +0.0."""
     if ste is SteKind.IDENTITY:
         return dy
-    kind = compute_type(compute)
+    kind = numerics.compute_type(compute)
     none, one, two = kind(0), kind(1), kind(2)
-    _, lo, hi = bounds(zero_point, q_min, q_max, compute)
+    _, lo, hi = numerics.bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         if ste is SteKind.IN_RANGE:
-            r = rounded_quotient(x, scale)
+            r = numerics.rounded_quotient(x, scale)
             return np.where((lo <= r) & (r <= hi), dy, none)
         lo_x, hi_x = lo * scale, hi * scale
         if ste is SteKind.CLIPPED_IDENTITY:
@@ -62,7 +52,7 @@ def fake_quantize_backward(
         mid = (lo_x + hi_x) / two
         if ste is SteKind.TANH:
             t = (x - mid) / scale
-            return np.where(np.isnan(t), none, dy * tanh_slope(t, compute))
+            return np.where(np.isnan(t), none, dy * numerics.tanh_slope(t, compute))
         half = (hi_x - lo_x) / two
         t = np.abs((x - mid) / half)
         return np.where(t < one, dy * (one - t), none)
@@ -79,25 +69,25 @@ def fake_quantize_to_float_backward(
     return fake_quantize_backward(dy, x, scale, np.asarray(0), *codes.code_range, ste, compute)
 
 
-class FakeQuantize(ReferenceKernel[plans.FakeQuantizeDescriptor]):
+class FakeQuantize(numerics.ReferenceKernel[plans.FakeQuantizeDescriptor]):
     def run(self, args: plans.FakeQuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)
-        x = widen(args.x, compute)
+        x = numerics.widen(args.x, compute)
         if desc.codes.is_float:
             y = fake_quantize_to_float(x, scale, desc.codes, compute)
         else:
             y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
-        store(args.y, y)
+        numerics.store(args.y, y)
 
 
-class FakeQuantizeBackward(ReferenceKernel[plans.FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(numerics.ReferenceKernel[plans.FakeQuantizeBackwardDescriptor]):
     def run(self, args: plans.FakeQuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
         scale, zero_point = scale_and_zero_point(args, desc)
-        dy, x = widen(args.dy, compute), widen(args.x, compute)
+        dy, x = numerics.widen(args.dy, compute), numerics.widen(args.x, compute)
         if desc.codes.is_float:
             dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
         else:
             dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
-        store_gradient(args.dx, dx, args.accumulate, compute)
+        numerics.store_gradient(args.dx, dx, args.accumulate, compute)
