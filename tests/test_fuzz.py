@@ -185,7 +185,7 @@ def test_an_argument_that_is_not_refused_is_found(number: int, monkeypatch: pyte
     plan = hf.plans.all()["LsqInitPlan"]
     drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if torch.Size(drawn.problem.shape).numel())
     assert check_problem(plan, replace(drawn, broken=number)) is None
-    monkeypatch.setattr(refusal, "MISTAKES", (lambda tensor: tensor.clone(),))
+    monkeypatch.setattr(refusal, "MISTAKES", {"cloned": lambda tensor: tensor.clone()})
     found = check_problem(plan, replace(drawn, broken=number))
     assert found is not None and "did not refuse it" in found.detail
 

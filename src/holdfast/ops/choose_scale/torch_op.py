@@ -102,11 +102,9 @@ _symmetric = define(
     "choose_scale", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> Tensor", _choose_scale, _choose_scale_fake
 )
 _affine = define(
-    "choose_scale_affine",
-    f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _choose_scale_affine,
-    _choose_scale_affine_fake,
-)
+    "choose_scale_affine", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _choose_scale_affine, _choose_scale_affine_fake,
+)  # fmt: skip
 
 
 # scale_of_range in plain torch operations. Each operation is rounded, so the bits are those of choose_scale.
@@ -156,17 +154,13 @@ def _ends(dtype, q_min, q_max, narrow, symmetric):
 
 
 _scale_of = define(
-    "scale_of_range",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor",
-    _scale_of_range,
+    "scale_of_range", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor", _scale_of_range,
     _scale_of_range_fake,
-)
+)  # fmt: skip
 _affine_of = define(
-    "scale_of_range_affine",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _scale_of_range_affine,
-    _scale_of_range_affine_fake,
-)
+    "scale_of_range_affine", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _scale_of_range_affine, _scale_of_range_affine_fake,
+)  # fmt: skip
 
 
 for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
