@@ -37,6 +37,7 @@ from holdfast.numerics.cpu import (
     widen_float16,
     zero,
 )
+from holdfast.numerics.cpu_walk import offset_of
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
 from holdfast.ops.choose_scale import plan as plans
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR
@@ -159,17 +160,6 @@ def fold_columns(run, step, count, mask, both, above, below):
         else:
             for i in range(begin, end):
                 above[i] = larger(magnitude(bits[i], mask), above[i])
-
-
-@jit
-def offset_of(index, loops, operand):
-    """The offset of an index of nested loops, in elements."""
-    offset = 0
-    for d in range(loops.shape[1] - 1, 0, -1):
-        rest = index // loops[0, d]
-        offset += (index - rest * loops[0, d]) * loops[operand, d]
-        index = rest
-    return offset + index * loops[operand, 0]
 
 
 @jit

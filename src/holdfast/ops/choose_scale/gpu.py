@@ -408,11 +408,9 @@ class Observer:
 
 
 _TYPES = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32,
     torch.float64: tl.float64,
-}
+}  # fmt: skip
 
 
 def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
