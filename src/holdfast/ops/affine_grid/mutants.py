@@ -11,7 +11,6 @@ from holdfast.core.plan import AnyPlan
 from holdfast.numerics.reference import Array
 from holdfast.ops.affine_grid import reference
 from holdfast.ops.affine_grid.plan import MapDescriptor
-from holdfast.ops.fake_quantize_learned.mutants import in_one_go
 from holdfast.ops.tree_sum.reference import tree_sum
 
 _F, _B = ("affine_grid forward",), ("affine_grid backward",)
@@ -39,6 +38,10 @@ def _not_moved(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
     run(changed(args, theta=theta))
 
 
+def _in_one_go(terms: Array) -> Array:
+    return np.asarray(np.sum(terms, axis=-1, dtype=terms.dtype))
+
+
 def _last_place_lost(terms: Array) -> Array:
     return tree_sum(terms[..., :-1])
 
@@ -49,6 +52,6 @@ MUTANTS = (
     Mutant("align_corners ignored", described(align_corners=False), _ANY),
     Mutant("coordinates in steps", instead_of("coordinates", _in_steps), _ANY),
     Mutant("not moved", _not_moved, _F),
-    Mutant("sum in another order", instead_of("tree_sum", in_one_go), _B),
+    Mutant("sum in another order", instead_of("tree_sum", _in_one_go), _B),
     Mutant("last place lost", instead_of("tree_sum", _last_place_lost), _B),
 )
