@@ -10,13 +10,7 @@ from holdfast import backends as _backends  # noqa: F401  (registers the backend
 from holdfast import ops as _ops
 from holdfast import plans
 from holdfast.core import formats
-from holdfast.core.contract import (
-    NUMERICS_VERSION,
-    KernelSku,
-    PlanPreference,
-    PrecisionGuarantee,
-    Verdict,
-)
+from holdfast.core.contract import NUMERICS_VERSION, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.device_errors import check_errors
 from holdfast.core.errors import (
     CollectiveFailed,

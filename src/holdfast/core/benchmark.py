@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -81,6 +81,27 @@ class Case:
         plan, fields = self.described(elements)
         preference = PlanPreference(backend=backend, precompile=False)
         return self.problem_type(self, plan.select(stream, plan.Descriptor(**fields), preference), stream)
+
+
+class SizedCase(Case):
+    """A case whose name contains sizes: ``columns``, and the numbers of rows that ``lengths`` names."""
+
+    lengths: ClassVar[tuple[str, ...]]
+    columns: int
+
+    @property
+    def largest(self) -> int:
+        """Number of elements of the largest tensor."""
+        return max(getattr(self, name) for name in self.lengths) * self.columns  # type: ignore[no-any-return]
+
+    def elements(self, *, on_gpu: bool, quick: bool) -> int:
+        return self.largest // 16 if quick else self.largest
+
+    def at(self, elements: int) -> Self:
+        if elements >= self.largest:
+            return self
+        scaled = {name: max(1, getattr(self, name) * elements // self.largest) for name in self.lengths}
+        return replace(self, **scaled)
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,8 @@ def catalogue() -> list[Entry]:
 def entry(plan: AnyPlan) -> Entry:
     """The entry of one plan. Compiles nothing."""
     cases = cases_of(plan)
-    names = [
-        f.name
-        for f in fields(plan.Descriptor)
-        if cases and isinstance(getattr(cases[0].descriptor, f.name), torch.dtype)
-    ]
+    names = [f.name for f in fields(plan.Descriptor)] if cases else []
+    names = [name for name in names if isinstance(getattr(cases[0].descriptor, name), torch.dtype)]
     by_dtypes = {tuple(getattr(case.descriptor, name) for name in names): case for case in cases}
     promises = [select_on("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
     return Entry(

@@ -94,7 +94,7 @@ class ScaledProblem(Problem):
     def draw(self) -> Tensors:
         """Random tensors. About one in twenty values is out of range."""
         device = self.stream.device
-        generator = torch.Generator(device).manual_seed(20)
+        random: dict[str, Any] = {"device": device, "generator": torch.Generator(device).manual_seed(20)}
         view = self.plan.descriptor.view
         least, most = self.case.code.code_range
         tensors: Tensors = {}
@@ -103,22 +103,18 @@ class ScaledProblem(Problem):
             if name in self.plan.outputs:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             elif dtype.is_floating_point:
-                tensors[name] = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+                tensors[name] = torch.randn(shape, dtype=dtype, **random)
             else:
                 low, high = (0, 256) if self.case.packed else (least, most + 1)
-                tensors[name] = torch.randint(
-                    low, high, shape, dtype=dtype, device=device, generator=generator
-                )
+                tensors[name] = torch.randint(low, high, shape, dtype=dtype, **random)
         tensors["zero_point"] = None
         if "scale" in self.plan.outputs:
             shape, dtype = self.plan.descriptor.expected("scale")
             return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=device)}
-        spread = torch.rand(view.scale_shape, device=device, generator=generator)
+        spread = torch.rand(view.scale_shape, **random)
         tensors["scale"] = (1.5 + spread) / most
         if self.case.zero_point:
-            tensors["zero_point"] = torch.randint(
-                -2, 3, view.scale_shape, dtype=torch.int32, device=device, generator=generator
-            )
+            tensors["zero_point"] = torch.randint(-2, 3, view.scale_shape, dtype=torch.int32, **random)
         return tensors
 
     def broadcast_scales(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:

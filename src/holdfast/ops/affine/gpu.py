@@ -18,7 +18,7 @@ import triton.language as tl
 from holdfast.backends.gpu import EachRun, Wide, double_bits, parameters_of
 from holdfast.backends.gpu_tiles import columns_inside, tile_row_offsets
 from holdfast.backends.steps import Steps, operand_names
-from holdfast.backends.tuning import Tuned
+from holdfast.backends.tuning import Tuned, warps_for
 from holdfast.core.operands import Operand
 from holdfast.core.plan import Args, Launch
 from holdfast.core.strided import Space
@@ -251,7 +251,7 @@ def add_tiles(
         "PER_BYTE": per_byte, "BY_ROW": by_row, "BY_COLUMN": by_column, "ROWS": rows, "COLUMNS": columns,
         "GRID": order,
     }  # fmt: skip
-    warps = max(1, min(tuning.warps, rows * columns // 256))
+    warps = warps_for(rows * columns, tuning.warps)
     steps.add(kernel, grid, offered, num_warps=warps, registers=registers, **parameters)
 
 

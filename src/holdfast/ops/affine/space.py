@@ -59,11 +59,8 @@ def draw_codes(
     if floating and draw.kind((True, False), (1, 5)):
         return draw.kind([codes.torch for codes in FLOAT_FORMATS.values()]), False
     if carried and draw.kind((True, False), (1, 3)):
-        exact = [
-            code
-            for code in _REALS
-            if code is torch.float32 or (code is torch.float64) == (real is torch.float64)
-        ]
+        wide = real is torch.float64
+        exact = [code for code in _REALS if code is torch.float32 or (code is torch.float64) == wide]
         return draw.kind(exact), False
     codes, packed = draw.kind(STORED)
     return codes, packed and packs

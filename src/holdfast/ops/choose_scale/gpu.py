@@ -19,7 +19,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.backends.steps import Steps
-from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.backends.tuning import Tuned, constants_of, warps_for
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
@@ -49,14 +49,10 @@ class Tuning:
     #: Programs that fill the device a few times. With fewer programs, segments are divided into pieces.
     programs: int = 2048
     #: Maximum number of warps of a program.
-    most_warps: int = 4
+    warps: int = 4
     #: Most segments of a tile of ``join``, and most elements.
     joined_segments: int = 256
     joined: int = 2048
-
-    def warps(self, elements: int) -> int:
-        """Warps of a program with a tile of ``elements`` elements."""
-        return max(1, min(self.most_warps, elements // 256))
 
 
 TUNING = Tuned(gpu=Tuning())
@@ -386,7 +382,7 @@ class Observer:
             column_steps=(over[1][-1], over[2][-1], over[0][-1] + walk.within.strides[0][-1]),
             first_strides=over[1], second_strides=over[2],
             RESULT=self.result, COMPUTE=compute, IN_PIECES=piece_count > 1, ONE_STEP=depth == 1,
-            num_warps=tuning.warps(tile.size),
+            num_warps=warps_for(tile.size, tuning.warps),
         )  # fmt: skip
         if piece_count == 1:
             return
@@ -397,7 +393,7 @@ class Observer:
             pieces=self.maxima, count=walk.count, piece_count=piece_count, sizes=(*walk.over.sizes, 1),
             first_strides=(*over[1], 0), second_strides=(*over[2], 0),
             RESULT=self.result, DTYPE=_TYPES[x.dtype], COMPUTE=compute, ROWS=rows, COLUMNS=columns,
-            num_warps=tuning.warps(rows * columns),
+            num_warps=warps_for(rows * columns, tuning.warps),
         )  # fmt: skip
 
     def launch(self, args: Any, first: str, second: str) -> Launch[Any]:

@@ -168,12 +168,9 @@ for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
 for _name in ("scale_of_range", "scale_of_range_affine"):
     register_autograd(_name, refuse_derivatives, by=[])
 for _name, _call in {
-    "observe_range": _range,
-    "choose_scale": _symmetric,
-    "choose_scale_affine": _affine,
-    "scale_of_range": _scale_of,
-    "scale_of_range_affine": _affine_of,
-}.items():
+    "observe_range": _range, "choose_scale": _symmetric, "choose_scale_affine": _affine,
+    "scale_of_range": _scale_of, "scale_of_range_affine": _affine_of,
+}.items():  # fmt: skip
     register_vmap(_name, by_sample(_call))
 
 

@@ -35,11 +35,9 @@ def _dequantize(real: torch.dtype, codes: torch.dtype, packed: bool) -> Sweep:
     def make() -> plans.DequantizeArgs:
         every = torch.arange(low, high + 1, dtype=torch.int32).to(record.storage).expand(shape)
         return plans.DequantizeArgs(
-            q=pack(every, codes) if packed else every,
-            scale=scales(),
-            zero_point=zero_points(),
+            q=pack(every, codes) if packed else every, scale=scales(), zero_point=zero_points(),
             y=poisoned_output(shape, real),
-        )
+        )  # fmt: skip
 
     name = f"every {stored_name(codes, packed)} to {dtype_name(real)}"
     return Sweep(plans.DequantizePerChannelPlan, name, shape[0] * shape[1], desc, make)

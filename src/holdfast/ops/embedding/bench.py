@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from holdfast.core.benchmark import Call, Case, Described, Problem, Tensors
+from holdfast.core.benchmark import Call, Described, Problem, SizedCase, Tensors
 from holdfast.ops.embedding.plan import EmbeddingBackwardPlan, EmbeddingPlan
 from holdfast.ops.embedding.torch_op import embedding
 
@@ -77,10 +77,11 @@ class EmbeddingProblem(Problem):
 
 
 @dataclass(frozen=True)
-class EmbeddingCase(Case):
+class EmbeddingCase(SizedCase):
     """``count`` indices of distribution ``spread`` into ``rows`` rows of ``columns``: lookup or gradient."""
 
     problem_type = EmbeddingProblem
+    lengths = ("rows", "count")
 
     rows: int
     columns: int
@@ -93,22 +94,8 @@ class EmbeddingCase(Case):
         return {**super().facts(), **sizes}
 
     @property
-    def largest(self) -> int:
-        """Number of elements of the largest tensor."""
-        return max(self.rows, self.count) * self.columns
-
-    def elements(self, *, on_gpu: bool, quick: bool) -> int:
-        return self.largest // 16 if quick else self.largest
-
-    @property
     def label(self) -> str:
         return f"V={self.rows} D={self.columns} N={self.count}, {self.spread}"
-
-    def at(self, elements: int) -> EmbeddingCase:
-        if elements >= self.largest:
-            return self
-        rows, count = (max(1, size * elements // self.largest) for size in (self.rows, self.count))
-        return replace(self, rows=rows, count=count)
 
     def described(self, elements: int) -> Described:
         sized = self.at(elements)

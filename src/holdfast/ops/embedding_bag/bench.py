@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from holdfast.core.benchmark import Call, Case, Described, Problem, Tensors
+from holdfast.core.benchmark import Call, Described, Problem, SizedCase, Tensors
 from holdfast.ops.embedding_bag.plan import MODES, EmbeddingBagBackwardPlan, EmbeddingBagPlan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 
@@ -83,10 +83,11 @@ class BagProblem(Problem):
 
 
 @dataclass(frozen=True)
-class BagCase(Case):
+class BagCase(SizedCase):
     """``bags`` bags of ``length`` uniform indices into ``rows`` rows of ``columns``."""
 
     problem_type = BagProblem
+    lengths = ("rows", "bags")
 
     rows: int
     columns: int
@@ -101,23 +102,9 @@ class BagCase(Case):
         return {**super().facts(), **sizes, "mode": self.mode, "offsets": self.offsets}
 
     @property
-    def largest(self) -> int:
-        """Number of elements of the largest tensor."""
-        return max(self.rows, self.bags) * self.columns
-
-    def elements(self, *, on_gpu: bool, quick: bool) -> int:
-        return self.largest // 16 if quick else self.largest
-
-    @property
     def label(self) -> str:
         given = "offsets" if self.offsets else "rows"
         return f"{self.mode}, V={self.rows} D={self.columns}, {self.bags} bags of {self.length} by {given}"
-
-    def at(self, elements: int) -> BagCase:
-        if elements >= self.largest:
-            return self
-        rows, bags = (max(1, size * elements // self.largest) for size in (self.rows, self.bags))
-        return replace(self, rows=rows, bags=bags)
 
     def described(self, elements: int) -> Described:
         sized = self.at(elements)

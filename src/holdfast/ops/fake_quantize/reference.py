@@ -27,14 +27,7 @@ def fake_quantize_to_float(x: Array, scale: Array, codes: Format, compute: Float
 
 
 def fake_quantize_backward(
-    dy: Array,
-    x: Array,
-    scale: Array,
-    zero_point: Array,
-    q_min: int,
-    q_max: int,
-    ste: SteKind,
-    compute: Float,
+    dy: Array, x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, ste: SteKind, compute: Float
 ) -> Array:
     """dx by the estimator ``ste``. Where the estimator passes no gradient, dx is +0.0."""
     if ste is SteKind.IDENTITY:

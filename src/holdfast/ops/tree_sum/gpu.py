@@ -20,7 +20,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
-from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.backends.tuning import Tuned, constants_of, warps_for
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.segments import Segments, segment_length, segments_in_order
@@ -48,11 +48,7 @@ class Tuning:
     #: Sums per tile of a further level.
     sums: int = 1024
     #: Maximum number of warps of a program.
-    most_warps: int = 4
-
-    def warps(self, elements: int) -> int:
-        """Warps of a program with a tile of ``elements`` elements."""
-        return max(1, min(self.most_warps, elements // 256))
+    warps: int = 4
 
 
 TUNING = Tuned(gpu=Tuning())
@@ -202,7 +198,7 @@ def tile_of(segments: Segments, itemsize: int, splits: int, tuning: Tuning) -> T
     tiles = -(-blocks // by_block) if by_block > 1 else -(-count // by_segment)
     programs = tiles * (lanes // width) * (count if by_block > 1 else blocks)
     even = count % by_segment == 0 and length == blocks * rows * lanes and blocks % by_block == 0
-    warps = tuning.warps(by_segment * by_block * width)
+    warps = warps_for(by_segment * by_block * width, tuning.warps)
     return Tile(by_segment, by_block, lanes // width, width, rows, tiles, programs, warps, even)
 
 
@@ -292,5 +288,5 @@ def add_further_levels(
             first_over=strides[0], second_over=strides[-1],
             TWO=len(outputs) > 1, FINAL=final, ACCUMULATE=accumulate, FLOOR=floor is not None,
             SPLITS=splits, SEGMENTS=taken, WIDTH=lanes, ROWS=rows, INDEX=index_type(segments),
-            num_warps=tuning.warps(taken * lanes * splits),
+            num_warps=warps_for(taken * lanes * splits, tuning.warps),
         )  # fmt: skip
