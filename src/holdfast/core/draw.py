@@ -84,11 +84,13 @@ class Draw:
         return str(
             Layout(
                 order=kinds.choice([0, 0, 1, kinds.randrange(40320)]),
-                step=1 if packed else kinds.choice([1, 1, 1, 2, 3]), gap=kinds.choice([0, 0, 1, 16, 5]),
+                step=1 if packed else kinds.choice([1, 1, 1, 2, 3]),
+                gap=kinds.choice([0, 0, 1, 16, 5]),
                 shift=kinds.choice([0, 0, 0, 1, 3, 8]),
-                broadcast=0 if written else kinds.choice([0] * 12 + [1, 2, 4, 3, 255]), last=int(packed),
+                broadcast=0 if written else kinds.choice([0] * 12 + [1, 2, 4, 3, 255]),
+                last=int(packed),
             )
-        )  # fmt: skip
+        )
 
 
 class Space(Protocol):
