@@ -13,8 +13,8 @@ from holdfast.core.checks import is_whole, require_bool, shown
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidArgs
 
-#: Version of the shared arithmetic, and of plans that state no other. A change that can change a bit of a plan
-#: increments the version of the plan and needs new digests.
+#: Version of the shared arithmetic, and of plans that state no other. A change that can change a bit of a
+#: plan increments the version of the plan and needs new digests.
 NUMERICS_VERSION = 1
 
 Direction = Literal["forward", "backward"]

@@ -16,8 +16,13 @@ import torch
 from holdfast.core import device_errors, importing, private, registry
 from holdfast.core.checks import shown
 from holdfast.core.contract import (
-    NUMERICS_VERSION, Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict,
-)  # fmt: skip
+    NUMERICS_VERSION,
+    Direction,
+    KernelSku,
+    PlanPreference,
+    PrecisionGuarantee,
+    Verdict,
+)
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
 from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.dtypes import dtype_name
@@ -302,22 +307,19 @@ class Plan(Generic[D, A]):
         named = (self.mode(), self.implementation, getattr(kernel, "sorted_by", ""))
         input_dtype, output_dtype = map(dtype_name, desc.named_dtypes)
         return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=", ".join(filter(None, named)),
-            input_dtype=input_dtype,
-            output_dtype=output_dtype,
-            backend=self.backend,
+            op=self.op, direction=self.direction, mode=", ".join(filter(None, named)),
+            input_dtype=input_dtype, output_dtype=output_dtype, backend=self.backend,
             architecture=registry.backends()[self.backend].architecture(self.device),
             index_dtype=dtype_name(getattr(desc, "index_dtype", torch.int64)),
             numerics_version=self.numerics_version,
-        )
+        )  # fmt: skip
 
     def precision_guarantee(self) -> PrecisionGuarantee:
         """The guarantees of the selected kernel."""
         compute = self.descriptor.compute.name
-        version, errors = self.numerics_version, {"ulp": self.ulp(), "per_term": self.per_term()}
-        return PrecisionGuarantee(compute, compute, numerics_version=version, **errors)
+        return PrecisionGuarantee(
+            compute, compute, numerics_version=self.numerics_version, ulp=self.ulp(), per_term=self.per_term()
+        )
 
     def bytes_moved(self) -> int:
         """The minimum number of bytes that a run reads and writes; bounds its time from below."""
@@ -406,13 +408,9 @@ class Plan(Generic[D, A]):
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
         cached = _CachedLaunch(
-            launch,
-            Extents.of(operands),
-            misalignment_of(addresses),
-            places_of(operands),
-            scratch,
+            launch, Extents.of(operands), misalignment_of(addresses), places_of(operands), scratch,
             getter_of(outputs),
-        )
+        )  # fmt: skip
         if len(self._launches) >= self._max_launches:
             self._launches.clear()
         self._launches[key] = cached

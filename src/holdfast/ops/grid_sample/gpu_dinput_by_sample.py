@@ -1,13 +1,8 @@
 """dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
 
-Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` or
-``add_strips`` adds the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is
-short, they run for a few images at a time, or for one band of pixels of an image.
-
-``add_strips`` is for bilinear mode and few channels. The east corners of a sample are often the west corners
-of the next sample in its row, and its south corners the north corners of the next sample in its column. A
-thread processes a strip of samples of one column, adds terms of the same pixel first, and uses one atomic for
-them.
+Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds the
+terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for a
+few images at a time, or for one band of pixels of an image.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -50,7 +45,7 @@ from holdfast.ops.grid_sample.gpu_integer_sums import (
     scaled,
     special_bits,
 )
-from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
+from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
 from holdfast.ops.segment_sum import indexed
 
 CHUNK, BLOCK = tl.constexpr(indexed.CHUNK), tl.constexpr(indexed.CHUNK**2)
@@ -64,26 +59,19 @@ SPECIAL = tl.constexpr(2**16)
 class Tuning:
     """Tuning of ``SampleSums``."""
 
-    #: Samples per program of ``add_samples``, or strips of ``add_strips``, one per thread; and warps.
+    #: Samples per program of ``add_samples``, one per thread, and warps.
     tile: int
     warps: int
-    #: Samples of a strip, and maximum number of channels for which strips are used.
-    strip: int
-    few_channels: int
     #: Elements of a plane that a program of ``prepare`` processes, elements loaded together, and pixels per
     #: program of ``convert``.
     prepared: int
     vector: int
     converted: int
-    #: Maximum bytes of accumulators of images that are processed together.
-    group_bytes: int = 2**40
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=256, warps=8, strip=4, few_channels=4, prepared=8192, vector=2048, converted=2048),
-    interpreter=Tuning(
-        tile=4096, warps=4, strip=4, few_channels=2, prepared=2**20, vector=16384, converted=16384
-    ),
+    gpu=Tuning(tile=256, warps=8, prepared=8192, vector=2048, converted=2048),
+    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384),
 )
 
 
@@ -356,185 +344,6 @@ def add_samples(
         store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
-@triton.jit
-def is_next(first, after, AXES: tl.constexpr):
-    """Whether the first taps of ``after`` are one pixel east of those of ``first``."""
-    same = (after[0] == first[0] + 1) & (after[1] == first[1])
-    return same & (after[2] == first[2]) if AXES == 3 else same
-
-
-@triton.jit
-def strip_channel(
-    sums, planes, dout, image, CHANNEL: tl.constexpr, n, at, at_before, quad, inside, weights, others,
-    taken, given, same, pending, pending_pixel, pending_mask, s0, s1, s2, s3,
-    channels, span, fraction_bits, dout_step, image_step,
-    DINPUT: tl.constexpr, DGRID: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """One channel of four corners of a sample of each strip.
-
-    ``pending`` is the sum of the south west corner of the sample before; it is added to the north west corner
-    if both are the ``same`` pixel. Returns the new pending sum, and the sums for dgrid.
-    """
-    pixels, offsets, masks, _there = quad
-    base = dout + tl.full([1], CHANNEL, tl.int64) * dout_step
-    d = widen(tl.load(base + at, mask=inside, other=0.0), COMPUTE)
-    if DINPUT:
-        plane = n * channels + CHANNEL
-        target = sums + plane.to(tl.int64) * span
-        shift, special = planes[CHANNEL]
-        before = widen(tl.load(base + at_before, mask=taken, other=0.0), COMPUTE)
-        change = scaled(finite_or_zero(d), shift, COMPUTE)
-        previous = scaled(finite_or_zero(before), shift, COMPUTE)
-        north = (weights[0] * change).to(tl.int64) + (others[1] * previous).to(tl.int64)
-        tl.atomic_add(target + pending_pixel, pending, mask=pending_mask & (same == 0), sem="relaxed")
-        north += tl.where(same, pending, 0)
-        tl.atomic_add(target + pixels[0], north, mask=masks[0], sem="relaxed")
-        pending = (weights[2] * change).to(tl.int64) + (others[3] * previous).to(tl.int64)
-        own = given == 0
-        add_term(target, pixels[1], masks[1] & own, weights[1] * change, span, fraction_bits, 1)
-        add_term(target, pixels[3], masks[3] & own, weights[3] * change, span, fraction_bits, 1)
-        if special:
-            mark_specials(target, pixels, masks, weights, d, 4)
-    if DGRID:
-        s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, CHANNEL, image_step, offsets, COMPUTE)
-    return pending, s0, s1, s2, s3
-
-
-@triton.jit
-def strip_quad(
-    sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given, state, changes,
-    first_pixel, channels, span, fraction_bits, sizes, image_strides, dout_step, image_step,
-    CORNER: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
-    PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
-    DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr, OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Four corners of a sample of each strip, in all channels. ``state`` is left by the sample before."""
-    v0, v1, v2, v3, pixel, mask = state
-    quad = quad_of(
-        first, n, inside, first_pixel, span, sizes, image_strides,
-        CORNER, AXES, TAPS, MODE, PADDING, ALIGNED, BANDS, OFFSET,
-    )  # fmt: skip
-    weights = quad_weights(t, CORNER, AXES, TAPS, MODE)
-    others = quad_weights(t_before, CORNER, AXES, TAPS, MODE)
-    same = mask & quad[2][0] & (quad[0][0] == pixel)
-    zeros = tl.zeros_like(t[0])
-    s0, s1, s2, s3 = zeros, zeros, zeros, zeros
-    v0, s0, s1, s2, s3 = strip_channel(
-        sums, planes, dout, image, 0, n, at, at_before, quad, inside, weights, others, taken, given, same,
-        v0, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-        DINPUT, DGRID, COMPUTE,
-    )  # fmt: skip
-    if CHANNELS > 1:
-        v1, s0, s1, s2, s3 = strip_channel(
-            sums, planes, dout, image, 1, n, at, at_before, quad, inside, weights, others, taken, given, same,
-            v1, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE,
-        )  # fmt: skip
-    if CHANNELS > 2:
-        v2, s0, s1, s2, s3 = strip_channel(
-            sums, planes, dout, image, 2, n, at, at_before, quad, inside, weights, others, taken, given, same,
-            v2, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE,
-        )  # fmt: skip
-    if CHANNELS > 3:
-        v3, s0, s1, s2, s3 = strip_channel(
-            sums, planes, dout, image, 3, n, at, at_before, quad, inside, weights, others, taken, given, same,
-            v3, pixel, mask, s0, s1, s2, s3, channels, span, fraction_bits, dout_step, image_step,
-            DINPUT, DGRID, COMPUTE,
-        )  # fmt: skip
-    if DGRID:
-        changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, CORNER, AXES, TAPS, MODE)
-    return (v0, v1, v2, v3, quad[0][2], quad[2][2]), changes
-
-
-@triton.jit
-def flush(sums, plane, state, span, CHANNELS: tl.constexpr):
-    """Add the pending sums after the last sample of each strip."""
-    for channel in tl.static_range(CHANNELS):
-        target = sums + (plane + channel).to(tl.int64) * span
-        tl.atomic_add(target + state[4], state[channel], mask=state[5], sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["first_pixel", "tiles", "strips", "span", "fraction_bits"])
-def add_strips(
-    dgrid, sums, words, dout, image, grid,
-    first_pixel, tiles, strips, span, fraction_bits, channels, sizes, out_sizes, dgrid_strides, dout_strides,
-    image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
-    PARTS: tl.constexpr, CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr,
-    STRIP: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The terms of dinput and the dgrid of TILE strips of STRIP samples each, one strip per thread."""
-    follow()
-    n = tl.program_id(0) // tiles
-    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
-    width, height = out_sizes[0], out_sizes[1]
-    down = tl.cdiv(height, STRIP)
-    row = number // width
-    x = number - row * width
-    z = row // down
-    top = (row - z * down) * STRIP
-    zeros = tl.zeros([TILE], COMPUTE)
-    none = tl.zeros([TILE], tl.int64)
-    p0, p1, p2, p3, at_p, is_p = none, none, none, none, tl.zeros([TILE], tl.int32), number < 0
-    q0, q1, q2, q3, at_q, is_q = p0, p1, p2, p3, at_p, is_p  # of the corners behind, in 3-D
-    z_safe = tl.minimum(z, out_sizes[2] - 1)
-    plane = n * channels
-    planes = (plane, plane, plane, plane)
-    if DINPUT:
-        planes = (
-            load_plane(words, plane, fraction_bits, COMPUTE, PARTS),
-            load_plane(words, plane + (1 if CHANNELS > 1 else 0), fraction_bits, COMPUTE, PARTS),
-            load_plane(words, plane + (2 if CHANNELS > 2 else 0), fraction_bits, COMPUTE, PARTS),
-            load_plane(words, plane + (3 if CHANNELS > 3 else 0), fraction_bits, COMPUTE, PARTS),
-        )
-    for r in range(STRIP):
-        y = top + r
-        inside = (number < strips) & (y < height)
-        y = tl.minimum(y, height - 1)
-        first, t, scale = locate(
-            grid, offset_of(n, x, y, z_safe, grid_strides), inside, grid_step, sizes,
-            AXES, MODE, PADDING, ALIGNED, COMPUTE,
-        )  # fmt: skip
-        at = offset_of(n, x, y, z_safe, dout_strides).to(OFFSET)
-        at_before, t_before, taken, given = at, t, inside, inside
-        if DINPUT:
-            west, t_before, _ = locate(
-                grid, offset_of(n, tl.maximum(x - 1, 0), y, z_safe, grid_strides), inside, grid_step, sizes,
-                AXES, MODE, PADDING, ALIGNED, COMPUTE,
-            )  # fmt: skip
-            east, _, _ = locate(
-                grid, offset_of(n, tl.minimum(x + 1, width - 1), y, z_safe, grid_strides), inside, grid_step,
-                sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE,
-            )  # fmt: skip
-            at_before = offset_of(n, tl.maximum(x - 1, 0), y, z_safe, dout_strides).to(OFFSET)
-            taken = inside & (x > 0) & is_next(west, first, AXES)
-            given = (x < width - 1) & is_next(first, east, AXES)
-        state, changes = strip_quad(
-            sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
-            (p0, p1, p2, p3, at_p, is_p), (zeros, zeros, zeros), first_pixel, channels, span, fraction_bits,
-            sizes, image_strides, dout_step, image_step,
-            0, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, OFFSET,
-        )  # fmt: skip
-        p0, p1, p2, p3, at_p, is_p = state
-        if AXES == 3:
-            state, changes = strip_quad(
-                sums, planes, dout, image, first, t, t_before, n, at, at_before, inside, taken, given,
-                (q0, q1, q2, q3, at_q, is_q), changes, first_pixel, channels, span, fraction_bits,
-                sizes, image_strides, dout_step, image_step,
-                4, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, OFFSET,
-            )  # fmt: skip
-            q0, q1, q2, q3, at_q, is_q = state
-        if DGRID:
-            target = offset_of(n, x, y, z_safe, dgrid_strides)
-            store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
-    if DINPUT:
-        flush(sums, n * channels, (p0, p1, p2, p3, at_p, is_p), span, CHANNELS)
-        if AXES == 3:
-            flush(sums, n * channels, (q0, q1, q2, q3, at_q, is_q), span, CHANNELS)
-
-
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
@@ -547,14 +356,10 @@ class SampleSums:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
         tuning = self.tuning
         self.words = 2 if desc.compute.bits == 64 else 1
-        self.strips = (
-            desc.mode == Mode.BILINEAR and self.words == 1 and 0 < desc.channels <= tuning.few_channels
-        )
         self.images, self.bands = desc.batch, 1
         image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
         if desc.needs_dinput:
-            fitting = min(budget, tuning.group_bytes) // image_bytes
-            self.images = max(min(fitting, desc.batch), 1)
+            self.images = max(min(budget // image_bytes, desc.batch), 1)
             if image_bytes > budget:
                 self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
         self.span = -(-desc.pixels // self.bands)
@@ -600,7 +405,7 @@ class SampleSums:
             "image_step": 0 if image is None else image.stride(1), "grid_step": args.grid.stride(-1),
             "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
-            "CHANNELS": desc.channels, "ACCUMULATE": args.accumulate, "STRIP": tuning.strip,
+            "ACCUMULATE": args.accumulate,
             "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
         }  # fmt: skip
@@ -609,16 +414,8 @@ class SampleSums:
         if dinput is not None and planes:
             steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
         if desc.samples and (planes or dgrid is not None):
-            if self.strips:
-                *depth, height, width = desc.output_size
-                strips = (*depth, 1)[0] * -(-height // tuning.strip) * width
-                tiles = -(-strips // tuning.tile)
-                steps.add(
-                    add_strips, images * tiles, sources, tiles=tiles, strips=strips, num_warps=tuning.warps
-                )
-            else:
-                tiles = -(-desc.samples // tuning.tile)
-                steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
+            tiles = -(-desc.samples // tuning.tile)
+            steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
         if dinput is not None and planes:
             conversions = -(-self.span // tuning.converted)
             steps.add(convert, planes * conversions, sources, conversions=conversions, num_warps=tuning.warps)

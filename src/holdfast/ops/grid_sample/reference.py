@@ -280,7 +280,7 @@ def scaled(x: Array, shift: Array) -> Array:
 
 
 def whole_words(terms: Array, fraction_bits: int) -> list[Array]:
-    """Each finite term as integers: truncated, and for float64 also its fraction in ``fraction_bits`` bits."""
+    """Each finite term as integers: truncated, and for float64 also its fraction, truncated."""
     words = [terms.astype(np.int64)]
     if terms.dtype == np.float64:
         rest = terms - words[0].astype(np.float64)
