@@ -38,6 +38,7 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
+from holdfast.ops.grid_sample.gpu_dinput_by_image import ImageSums
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -254,7 +255,11 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.sums = SampleSums(layout, device, desc, self.budget)
+        self.sums: ImageSums | SampleSums
+        if ImageSums.serves(desc, device):
+            self.sums, self.variant = ImageSums(layout, device, desc), "dinput by image"
+        else:
+            self.sums, self.variant = SampleSums(layout, device, desc, self.budget), "dinput by sample"
         self.set_workspace(layout)
 
     @property

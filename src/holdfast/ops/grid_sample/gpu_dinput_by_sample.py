@@ -1,8 +1,8 @@
 """dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
 
-Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds the
-terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for a
-few images at a time, or for one band of pixels of an image.
+Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
+the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for
+a few images at a time, or for one band of pixels of an image.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -344,6 +344,36 @@ def add_samples(
         store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
+def operands_of(
+    desc: GridSampleBackwardDescriptor, args: GridSampleBackwardArgs, first: int, images: int
+) -> dict[str, Any]:
+    """Parameters of the kernels that the args and the descriptor give, for ``images`` images from ``first``.
+
+    dout stands for operands that are None.
+    """
+    dout, grid = args.dout, args.grid
+    image, dinput = (dout if tensor is None else tensor for tensor in (args.input, args.dinput))
+    dgrid = grid if args.dgrid is None else args.dgrid
+    named = {
+        name: Part(operand if getattr(args, operand) is not None else "dout", first, images)
+        for name, operand in (
+            ("dinput", "dinput"), ("dgrid", "dgrid"), ("dout", "dout"), ("image", "input"), ("grid", "grid"),
+        )
+    }  # fmt: skip
+    wide = tl.int64 in (offset_type(dout), offset_type(image))
+    return named | {
+        "channels": desc.channels, "samples": desc.samples, "pixels": desc.pixels,
+        "fraction_bits": desc.fraction_bits,
+        "sizes": sizes_of(desc.image_size), "out_sizes": sizes_of(desc.output_size),
+        "dinput_strides": strides_of(dinput), "dgrid_strides": grid_strides_of(dgrid),
+        "dout_strides": strides_of(dout), "image_strides": strides_of(image),
+        "grid_strides": grid_strides_of(grid),
+        "dinput_step": dinput.stride(1), "dgrid_step": dgrid.stride(-1), "dout_step": dout.stride(1),
+        "image_step": image.stride(1), "grid_step": grid.stride(-1),
+        "OFFSET": tl.int64 if wide else tl.int32, "ACCUMULATE": args.accumulate,
+    }  # fmt: skip
+
+
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
@@ -379,38 +409,19 @@ class SampleSums:
     def add_band(
         self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
     ) -> None:
-        desc, tuning, like = self.desc, self.tuning, args.dout
-        dinput, image = args.dinput, args.input
+        desc, tuning, dinput = self.desc, self.tuning, args.dinput
         dgrid = args.dgrid if band == 0 else None
         planes = images * desc.channels
 
-        def part(name: str, exists: bool) -> Part:
-            return Part(name if exists else "dout", first, images)
-
-        sources: dict[str, Any] = {
-            "dinput": part("dinput", dinput is not None), "dgrid": part("dgrid", dgrid is not None),
-            "dout": part("dout", True), "image": part("input", image is not None), "grid": part("grid", True),
+        sources = operands_of(desc, args, first, images) | {
             "sums": self.sums if planes and dinput is not None else "dout",
             "words": self.plane_words if planes and dinput is not None else "dout",
-            "first_pixel": band * self.span, "span": self.span, "fraction_bits": desc.fraction_bits,
-            "parts": self.parts, "channels": desc.channels, "samples": desc.samples, "pixels": desc.pixels,
-            "sizes": sizes_of(desc.image_size), "out_sizes": sizes_of(desc.output_size),
-            "dinput_strides": strides_of(like if dinput is None else dinput),
-            "dout_strides": strides_of(like),
-            "dgrid_strides": grid_strides_of(args.grid if dgrid is None else dgrid),
-            "image_strides": strides_of(like if image is None else image),
-            "grid_strides": grid_strides_of(args.grid),
-            "dinput_step": 0 if dinput is None else dinput.stride(1), "dout_step": like.stride(1),
-            "dgrid_step": 0 if dgrid is None else dgrid.stride(-1),
-            "image_step": 0 if image is None else image.stride(1), "grid_step": args.grid.stride(-1),
+            "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
             "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
-            "ACCUMULATE": args.accumulate,
             "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
         }  # fmt: skip
-        wide = [offset_type(tensor) for tensor in (like, image) if tensor is not None]
-        sources["OFFSET"] = tl.int64 if tl.int64 in wide else tl.int32
         if dinput is not None and planes:
             steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
         if desc.samples and (planes or dgrid is not None):
