@@ -1,12 +1,9 @@
 """grid_sample in Triton.
 
-A forward program computes the corners of its samples once, then loops over channels. dinput is summed by
-pixel: ``gpu_dinput_by_cell`` for 2-D bilinear, ``gpu_dinput_by_corner`` otherwise. dgrid is summed by sample,
-one thread each, channel after channel.
-
-By cell, dout is copied with channels last and samples in the order of the cells, so that samples that share
-pixels are neighbours. If the samples are scattered (``gpu_locality``), dgrid is computed in that order too,
-from the copy. Otherwise it is computed in the order of the samples, concurrently with dinput.
+A forward program computes the corners of its samples once, then loops over channels. The gradients of large
+bilinear problems with many channels are computed by ``gpu_dinput_by_cell`` and ``gpu_dgrid``, those of other
+problems by ``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the former use a copy of
+dout with channels last and samples in the order of the cells.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -38,12 +35,15 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
+from holdfast.ops.grid_sample.gpu_dgrid import GridGradient
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import CellSums, serves
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
     GridSampleBackwardDescriptor,
     GridSampleDescriptor,
+    Mode,
     SampleKernel,
 )
 
@@ -253,8 +253,15 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
 
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
+        self.sums: SampleSums | CellSums | None = None
         layout = WorkspaceLayout()
-        self.sums = SampleSums(layout, device, desc, self.budget)
+        if serves(desc, device):
+            self.sums = CellSums(layout, device, desc, self.budget)
+            self.sums = self.sums if self.sums.fits else None
+        dgrid_only = desc.mode == Mode.BILINEAR and not desc.needs_dinput and desc.channels >= MANY_CHANNELS
+        if self.sums is None and not dgrid_only:
+            layout = WorkspaceLayout()
+            self.sums = SampleSums(layout, device, desc, self.budget)
         self.set_workspace(layout)
 
     @property
@@ -268,8 +275,17 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         self.prepare(GridSampleBackwardArgs.described(self.desc))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
-        steps = Steps(self.device, args)
-        self.sums.add_steps(steps, args)
+        steps, desc = Steps(self.device, args), self.desc
+        gradient = GridGradient(self.device, desc)
+        if isinstance(self.sums, CellSums):
+            for first in range(0, desc.batch, self.sums.images):
+                listed = self.sums.add_steps(steps, args, first)
+                if desc.needs_dgrid:
+                    gradient.add_steps(steps, args, first, listed.images, listed)
+        elif self.sums is not None:
+            self.sums.add_steps(steps, args)
+        elif desc.samples:
+            gradient.add_steps(steps, args, 0, desc.batch)
         return steps.launch
 
 
