@@ -53,33 +53,22 @@ MANY_CHANNELS = 5
 
 @dataclass(frozen=True)
 class Tuning:
-    """Tuning of ``grid_sample`` and ``grid_gradient``. A program has one sample per thread."""
+    """Tuning of ``grid_sample``. A program has one sample per thread."""
 
-    #: Samples and warps of ``grid_sample`` with few channels, and with many, where samples share the cache.
+    #: Samples and warps with few channels, and with many, where samples share the cache.
     few_samples: int
     few_warps: int
     many_samples: int
     many_warps: int
-    #: Samples and warps of ``grid_gradient``.
-    grid_samples: int
-    grid_warps: int
-    #: Registers of ``grid_gradient`` in the order of the samples: enough to load four channels together. By
-    #: default the compiler uses fewer, and half of the loads wait for the other half.
-    grid_registers: int = 80
-    #: Preferred shared-memory carve-out of ``grid_gradient``, percent: room for three tiles of ``copy_rows``.
-    grid_shared_percent: int = 28
     #: Desired number of forward programs, and the minimum channels per program when channels are split.
     min_programs: int = 4096
     min_share: int = 16
 
 
 TUNING = Tuned(
-    gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16, grid_samples=256, grid_warps=8),
-    interpreter=Tuning(
-        few_samples=16384, few_warps=4, many_samples=16384, many_warps=4, grid_samples=16384, grid_warps=4
-    ),
+    gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16),
+    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4),
 )
-CHUNK, BLOCK = tl.constexpr(32), tl.constexpr(1024)
 
 
 @triton.jit

@@ -17,6 +17,7 @@ integer sums do not depend on it.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -274,8 +275,7 @@ def list_samples(
 def is_flat(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether the axes of these sizes and strides are one axis with the last stride."""
     return all(
-        stride == inner * size
-        for stride, inner, size in zip(strides, strides[1:], sizes[1:], strict=False)
+        stride == inner * size for stride, inner, size in zip(strides, strides[1:], sizes[1:], strict=False)
     )
 
 
@@ -295,10 +295,9 @@ class Cells:
         images: int,
         copies: bool,
     ) -> None:
-        self.desc, self.images, self.copies, self.tuning = desc, images, copies, TUNING.on(device)
-        self.samples, self.channels = desc.samples, desc.channels
-        self.count, self.cells = images * desc.samples, cells_of(desc)
-        self.all_cells, self.planes = images * self.cells, images * desc.channels
+        self.desc, self.copies, self.tuning = desc, copies, TUNING.on(device)
+        self.samples, self.channels, self.cells = desc.samples, desc.channels, cells_of(desc)
+        self._set_images(images)
         sizes = [TALLIES.value, self.planes, self.planes, self.all_cells]
         padded = [-(-size // ALIGNED_TO) * ALIGNED_TO for size in sizes]
         self.words = layout.take(sum(padded), torch.int32)
@@ -311,6 +310,16 @@ class Cells:
         self.arrivals, self.places = (layout.take(self.count, torch.int32) for _ in range(2))
         self.fractions = layout.take(desc.axes * self.count, torch.float32)
         self.rows = layout.take(self.count * desc.channels if copies else 0, desc.input_dtype)
+
+    def _set_images(self, images: int) -> None:
+        self.images, self.count = images, images * self.samples
+        self.all_cells, self.planes = images * self.cells, images * self.channels
+
+    def of_images(self, images: int) -> Cells:
+        """The same regions for at most as many images."""
+        other = copy(self)
+        other._set_images(images)
+        return other
 
     def parameters(self, args: GridSampleBackwardArgs, first: int) -> dict[str, Any]:
         """Parameters of the kernels for the images from ``first``."""

@@ -135,10 +135,18 @@ def sum_quad(
         for c in range(0, tl.minimum(CHUNK, channels - begin), 4):
             first = begin + own * CHUNK + c
             d = load_four(dout, dout_at, first, channels - 1, dout_step, DOUT_ROWS, FULL, COMPUTE)
-            sum_0 = add_four(sum_0, d, image, at_0, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE)
-            sum_1 = add_four(sum_1, d, image, at_1, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE)
-            sum_2 = add_four(sum_2, d, image, at_2, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE)
-            sum_3 = add_four(sum_3, d, image, at_3, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE)
+            sum_0 = add_four(
+                sum_0, d, image, at_0, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE
+            )
+            sum_1 = add_four(
+                sum_1, d, image, at_1, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE
+            )
+            sum_2 = add_four(
+                sum_2, d, image, at_2, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE
+            )
+            sum_3 = add_four(
+                sum_3, d, image, at_3, first, channels - 1, image_step, IMAGE_ROWS, FULL, COMPUTE
+            )
         block_0 = add_chunks(block_0, sum_0, SHARED, SAMPLES)
         block_1 = add_chunks(block_1, sum_1, SHARED, SAMPLES)
         block_2 = add_chunks(block_2, sum_2, SHARED, SAMPLES)
@@ -261,9 +269,7 @@ def grid_gradient(
             lane // SAMPLES, channels, dout_step, image_step,
             DOUT_ROWS, IMAGE_ROWS, FULL, MANY, SHARED, COMPUTE, TILE, SAMPLES,
         )  # fmt: skip
-        changes = add_slopes(
-            changes, totals, own_first, t, sizes, corner, AXES, TAPS, MODE, PADDING, ALIGNED
-        )
+        changes = add_slopes(changes, totals, own_first, t, sizes, corner, AXES, TAPS, MODE, PADDING, ALIGNED)
     target = offset_of(m, ox, oy, oz, dgrid_strides)
     store_dgrid(dgrid, target, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
     store_dgrid(dgrid, target + dgrid_step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)

@@ -52,19 +52,17 @@ TWO_ONES = tl.constexpr(2 * 127 << 23)
 class Tuning:
     """Tuning of ``CellSums``."""
 
-    #: Pixels of a tile of ``sum_planes``, its width in pixels, warps, channels of a program, and registers.
+    #: Pixels of a tile of ``sum_planes``, its width in pixels, warps, and channels of a program.
     plane_pixels: int
     plane_wide: int
     plane_warps: int
     plane_channels: int
-    plane_registers: int | None
-    #: The same of ``sum_rows``; each pixel has ``row_lanes`` threads. Terms loaded together.
+    #: Pixels of a tile of ``sum_rows``, its width, warps, threads per pixel, and terms loaded together.
     row_pixels: int
     row_wide: int
     row_warps: int
     row_lanes: int
     row_unroll: int
-    row_registers: int | None
     #: Maximum number of terms of a pixel that is not a crowd, and of a segment of a crowd.
     crowd: int
     segment: int
@@ -73,6 +71,13 @@ class Tuning:
     segment_channels: int
     segment_warps: int
     segment_programs: int
+    #: Maximum registers of ``sum_planes`` in 2-D and 3-D, and of ``sum_rows``. With a limit the compiler puts
+    #: loads together, with the same limit chosen by itself it does not.
+    plane_registers: int | None = 80
+    volume_registers: int | None = 96
+    row_registers: int | None = 128
+    #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
+    row_blocks: int = 4
     #: Minimum number of channels, and of elements of dout.
     least_channels: int = 5
     least_elements: int = 2**20
@@ -80,13 +85,13 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        plane_pixels=128, plane_wide=32, plane_warps=4, plane_channels=32, plane_registers=None,
-        row_pixels=32, row_wide=16, row_warps=4, row_lanes=4, row_unroll=2, row_registers=None,
+        plane_pixels=128, plane_wide=32, plane_warps=4, plane_channels=32,
+        row_pixels=32, row_wide=16, row_warps=4, row_lanes=4, row_unroll=2,
         crowd=64, segment=2048, segment_terms=64, segment_channels=16, segment_warps=4, segment_programs=1056,
     ),
     interpreter=Tuning(
-        plane_pixels=4096, plane_wide=32, plane_warps=4, plane_channels=64, plane_registers=None,
-        row_pixels=4096, row_wide=32, row_warps=4, row_lanes=4, row_unroll=1, row_registers=None,
+        plane_pixels=4096, plane_wide=32, plane_warps=4, plane_channels=64,
+        row_pixels=4096, row_wide=32, row_warps=4, row_lanes=4, row_unroll=1,
         crowd=14, segment=32, segment_terms=32, segment_channels=16, segment_warps=4, segment_programs=4,
         least_elements=1,
     ),
@@ -226,9 +231,9 @@ def list_crowds(
     holder = tl.atomic_add(tallies + LONG, tl.sum(is_long, 0), sem="relaxed")
     holder += tl.cumsum(is_long, 0) - is_long
     for part in range(0, tl.max(wanted, 0)):
-        tl.store(owners + slot + part, pixel, mask=part < wanted)
-        tl.store(parts + slot + part, part + tl.zeros_like(slot), mask=part < wanted)
-        tl.store(holders + slot + part, tl.where(is_long > 0, holder, -1), mask=part < wanted)
+        tl.store(owners + slot + part, pixel, mask=wanted > part)
+        tl.store(parts + slot + part, part + tl.zeros_like(slot), mask=wanted > part)
+        tl.store(holders + slot + part, tl.where(is_long > 0, holder, -1), mask=wanted > part)
     if tl.max(is_long, 0) > 0:
         start = tl.full(holder.shape, BIAS, tl.int64)
         for channel in range(0, channels):
@@ -246,7 +251,7 @@ def careful_sum(
     shift = plane_shift(tl.load(largest), fraction_bits, tl.float32)
     total, odd = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.float32)
     for term in range(0, most):
-        here = term < amount
+        here = amount > term
         at, weight = load_source(
             fractions, places, around, term, here, first_place, samples, row_step, out_sizes, strides,
             AXES, PLACED, FLAT,
@@ -276,18 +281,36 @@ def load_source(
 
 
 @triton.jit
-def word(base, at, weight, scale):
+def load_at(base, at):
+    """Load from a plane of dout."""
+    return widen(tl.load(base + at), tl.float32)
+
+
+@triton.jit
+def word(d, weight, scale):
     """The integer of a term."""
-    return (weight * (widen(tl.load(base + at), tl.float32) * scale)).to(tl.int64)
+    return (weight * (d * scale)).to(tl.int64)
 
 
 @triton.jit
 def add_two(q0, q1, q2, q3, bases, scales, at_0, weight_0, at_1, weight_1):
-    """Add two terms in four channels."""
-    q0 += word(bases[0], at_0, weight_0, scales[0]) + word(bases[0], at_1, weight_1, scales[0])
-    q1 += word(bases[1], at_0, weight_0, scales[1]) + word(bases[1], at_1, weight_1, scales[1])
-    q2 += word(bases[2], at_0, weight_0, scales[2]) + word(bases[2], at_1, weight_1, scales[2])
-    q3 += word(bases[3], at_0, weight_0, scales[3]) + word(bases[3], at_1, weight_1, scales[3])
+    """Add two terms in four channels. All loads come first, so that they are in flight together."""
+    a0, a1, a2, a3 = (
+        load_at(bases[0], at_0),
+        load_at(bases[1], at_0),
+        load_at(bases[2], at_0),
+        load_at(bases[3], at_0),
+    )
+    b0, b1, b2, b3 = (
+        load_at(bases[0], at_1),
+        load_at(bases[1], at_1),
+        load_at(bases[2], at_1),
+        load_at(bases[3], at_1),
+    )
+    q0 += word(a0, weight_0, scales[0]) + word(b0, weight_1, scales[0])
+    q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])
+    q2 += word(a2, weight_0, scales[2]) + word(b2, weight_1, scales[2])
+    q3 += word(a3, weight_0, scales[3]) + word(b3, weight_1, scales[3])
     return q0, q1, q2, q3
 
 
@@ -298,7 +321,9 @@ def inverse_power(scale):
     return (tl.full(bits.shape, TWO_ONES, tl.int32) - bits).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"])
+@triton.jit(
+    do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
+)
 def sum_planes(
     dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
     counts,
@@ -330,46 +355,178 @@ def sum_planes(
     most = tl.max(amount, 0)
     first_place = n * samples
     at_0, w_0 = load_placed_term(
-        fractions, places, around, 0, amount > 0, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+        fractions,
+        places,
+        around,
+        0,
+        amount > 0,
+        first_place,
+        samples,
+        out_sizes,
+        dout_strides,
+        AXES,
+        FLAT,
+        OFFSET,
     )
     at_1, w_1 = load_placed_term(
-        fractions, places, around, 1, amount > 1, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+        fractions,
+        places,
+        around,
+        1,
+        amount > 1,
+        first_place,
+        samples,
+        out_sizes,
+        dout_strides,
+        AXES,
+        FLAT,
+        OFFSET,
     )
     at_2, w_2 = load_placed_term(
-        fractions, places, around, 2, amount > 2, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+        fractions,
+        places,
+        around,
+        2,
+        amount > 2,
+        first_place,
+        samples,
+        out_sizes,
+        dout_strides,
+        AXES,
+        FLAT,
+        OFFSET,
     )
     at_3, w_3 = load_placed_term(
-        fractions, places, around, 3, amount > 3, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+        fractions,
+        places,
+        around,
+        3,
+        amount > 3,
+        first_place,
+        samples,
+        out_sizes,
+        dout_strides,
+        AXES,
+        FLAT,
+        OFFSET,
     )
     at_4, w_4, at_5, w_5, at_6, w_6, at_7, w_7 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
     at_8, w_8, at_9, w_9, at_10, w_10, at_11, w_11 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
     if most > 4:
         at_4, w_4 = load_placed_term(
-            fractions, places, around, 4, amount > 4, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            4,
+            amount > 4,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
         at_5, w_5 = load_placed_term(
-            fractions, places, around, 5, amount > 5, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            5,
+            amount > 5,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
     if most > 6:
         at_6, w_6 = load_placed_term(
-            fractions, places, around, 6, amount > 6, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            6,
+            amount > 6,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
         at_7, w_7 = load_placed_term(
-            fractions, places, around, 7, amount > 7, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            7,
+            amount > 7,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
     if most > 8:
         at_8, w_8 = load_placed_term(
-            fractions, places, around, 8, amount > 8, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            8,
+            amount > 8,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
         at_9, w_9 = load_placed_term(
-            fractions, places, around, 9, amount > 9, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            9,
+            amount > 9,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
     if most > 10:
         at_10, w_10 = load_placed_term(
-            fractions, places, around, 10, amount > 10, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            10,
+            amount > 10,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
         at_11, w_11 = load_placed_term(
-            fractions, places, around, 11, amount > 11, first_place, samples, out_sizes, dout_strides, AXES, FLAT, OFFSET
+            fractions,
+            places,
+            around,
+            11,
+            amount > 11,
+            first_place,
+            samples,
+            out_sizes,
+            dout_strides,
+            AXES,
+            FLAT,
+            OFFSET,
         )
     plane = dout + n.to(tl.int64) * dout_strides[0]
     target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
@@ -377,11 +534,20 @@ def sum_planes(
     for c in range(share * SHARE, tl.minimum(share * SHARE + SHARE, channels), 4):
         c1, c2, c3 = c + 1, c + 2, c + 3
         if not FULL:
-            c1, c2, c3 = tl.minimum(c1, channels - 1), tl.minimum(c2, channels - 1), tl.minimum(c3, channels - 1)
+            c1, c2, c3 = (
+                tl.minimum(c1, channels - 1),
+                tl.minimum(c2, channels - 1),
+                tl.minimum(c3, channels - 1),
+            )
         scale_0, scale_1 = tl.load(scales + own + c), tl.load(scales + own + c1)
         scale_2, scale_3 = tl.load(scales + own + c2), tl.load(scales + own + c3)
         step = tl.full([], 1, tl.int64) * dout_step
-        base_0, base_1, base_2, base_3 = plane + c * step, plane + c1 * step, plane + c2 * step, plane + c3 * step
+        base_0, base_1, base_2, base_3 = (
+            plane + c * step,
+            plane + c1 * step,
+            plane + c2 * step,
+            plane + c3 * step,
+        )
         out_step = tl.full([], 1, tl.int64) * dinput_step
         if tl.minimum(tl.minimum(scale_0, scale_1), tl.minimum(scale_2, scale_3)) > 0.0:
             bases, factors = (base_0, base_1, base_2, base_3), (scale_0, scale_1, scale_2, scale_3)
@@ -399,21 +565,31 @@ def sum_planes(
                 q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_10, w_10, at_11, w_11)
             for term in range(12, most):
                 at, weight = load_placed_term(
-                    fractions, places, around, term, term < amount, first_place, samples, out_sizes, dout_strides,
+                    fractions, places, around, term, amount > term, first_place, samples, out_sizes, dout_strides,
                     AXES, FLAT, OFFSET,
                 )  # fmt: skip
-                q0 += word(base_0, at, weight, scale_0)
-                q1 += word(base_1, at, weight, scale_1)
-                q2 += word(base_2, at, weight, scale_2)
-                q3 += word(base_3, at, weight, scale_3)
+                q0 += word(load_at(base_0, at), weight, scale_0)
+                q1 += word(load_at(base_1, at), weight, scale_1)
+                q2 += word(load_at(base_2, at), weight, scale_2)
+                q3 += word(load_at(base_3, at), weight, scale_3)
             store_pixels(target + c * out_step, q0.to(tl.float32) * inverse_power(scale_0), mine, ACCUMULATE)
             if FULL:
                 has_1, has_2, has_3 = mine, mine, mine
             else:
-                has_1, has_2, has_3 = mine & (c + 1 < channels), mine & (c + 2 < channels), mine & (c + 3 < channels)
-            store_pixels(target + c1 * out_step, q1.to(tl.float32) * inverse_power(scale_1), has_1, ACCUMULATE)
-            store_pixels(target + c2 * out_step, q2.to(tl.float32) * inverse_power(scale_2), has_2, ACCUMULATE)
-            store_pixels(target + c3 * out_step, q3.to(tl.float32) * inverse_power(scale_3), has_3, ACCUMULATE)
+                has_1, has_2, has_3 = (
+                    mine & (tl.full([PIXELS], c + 1, tl.int32) < channels),
+                    mine & (tl.full([PIXELS], c + 2, tl.int32) < channels),
+                    mine & (tl.full([PIXELS], c + 3, tl.int32) < channels),
+                )
+            store_pixels(
+                target + c1 * out_step, q1.to(tl.float32) * inverse_power(scale_1), has_1, ACCUMULATE
+            )
+            store_pixels(
+                target + c2 * out_step, q2.to(tl.float32) * inverse_power(scale_2), has_2, ACCUMULATE
+            )
+            store_pixels(
+                target + c3 * out_step, q3.to(tl.float32) * inverse_power(scale_3), has_3, ACCUMULATE
+            )
         else:
             for channel in range(c, tl.minimum(c + 4, channels)):
                 value = careful_sum(
@@ -450,7 +626,9 @@ def store_block(
     store_pixels(target[:, None] + channel.to(tl.int64) * step, value, mask, ACCUMULATE)
 
 
-@triton.jit(do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"])
+@triton.jit(
+    do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
+)
 def sum_rows(
     dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
     counts,
@@ -502,7 +680,7 @@ def sum_rows(
         sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
         for begin in range(0, most, UNROLL):
             for u in tl.static_range(UNROLL):
-                here = begin + u < amount
+                here = amount > begin + u
                 at, weight = load_source(
                     fractions, places, around, begin + u, here, first_place, samples, row_step, out_sizes,
                     dout_strides, AXES, PLACED, FLAT,
@@ -610,7 +788,7 @@ def sum_segments(
             tl.debug_barrier()
             before = tl.atomic_add(arrived + holder * crowd_tiles + tile, 1, sem="acq_rel")
             last = before == (amount - 1) // SEGMENT
-            total = tl.load(held, mask=mask & last, other=BIAS, cache_modifier=".cg")
+            total = tl.load(held, mask=mask, other=BIAS, cache_modifier=".cg")
         else:
             total = (total + BIAS) | marks
         if last:
@@ -677,9 +855,7 @@ class CellSums:
         desc, tuning = self.desc, self.tuning
         assert args.dinput is not None
         images = min(self.images, desc.batch - first)
-        if images != self.listed.images:
-            self._take(WorkspaceLayout(), images, self.copies)
-        listed = self.listed
+        listed = self.listed.of_images(images)
         listed.add_steps(steps, args, first)
         dinput, stacked = args.dinput, desc.pixels // desc.image_size[-1]
         locality = listed.depends_on_locality(args)
@@ -700,8 +876,13 @@ class CellSums:
         placed = args.dout.stride(1) == 1
         if not placed:
             wide = min(tuning.plane_wide, tuning.plane_pixels) if width >= tuning.plane_wide else 0
-            tiles, shares = tiles_of(width, stacked, tuning.plane_pixels, wide), -(-desc.channels // tuning.plane_channels)
-            span = sum((size - 1) * step for size, step in zip(desc.output_size, args.dout.stride()[2:], strict=True))
+            tiles, shares = (
+                tiles_of(width, stacked, tuning.plane_pixels, wide),
+                -(-desc.channels // tuning.plane_channels),
+            )
+            span = sum(
+                (size - 1) * step for size, step in zip(desc.output_size, args.dout.stride()[2:], strict=True)
+            )
             steps.add(
                 sum_planes,
                 images * tiles * shares,
@@ -716,14 +897,14 @@ class CellSums:
                 WIDE=wide,
                 SHARE=tuning.plane_channels,
                 num_warps=tuning.plane_warps,
-                registers=tuning.plane_registers,
+                registers=tuning.volume_registers if desc.axes == 3 else tuning.plane_registers,
             )
         if placed or locality:
             wide = tuning.row_wide if width >= tuning.row_wide else 0
             # ``row_lanes`` threads share a row of channels, each with up to 16 bytes.
             together = tuning.row_lanes * 16 // desc.input_dtype.itemsize
             together = min(triton.next_power_of_2(desc.channels), together)
-            blocks = min(triton.next_power_of_2(-(-desc.channels // together)), 4)
+            blocks = min(triton.next_power_of_2(-(-desc.channels // together)), tuning.row_blocks)
             tiles = tiles_of(width, stacked, tuning.row_pixels, wide)
             shares = -(-desc.channels // (together * blocks))
             steps.add(
