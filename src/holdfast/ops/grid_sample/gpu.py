@@ -2,8 +2,8 @@
 
 A forward program computes the corners of its samples once, then loops over channels. The gradients of large
 bilinear problems with many channels are computed by ``gpu_dinput_by_cell`` and ``gpu_dgrid``, those of other
-problems by ``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the former use a copy of
-dout with channels last and samples in the order of the cells.
+problems by ``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the former use a copy
+of dout with channels last and samples in the order of the cells.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any

@@ -253,23 +253,22 @@ def list_samples(
         tl.store(places + at, number, mask=inside)
         for a in tl.static_range(AXES):
             tl.store(fractions + at.to(tl.int64) * AXES + a, t[a], mask=inside)
-    elif LOCALITY:
-        if is_scattered(tallies, count):
-            tile = (program - listing) % copy_tiles
-            number = (program - listing) // copy_tiles * SAMPLES + tl.arange(0, SAMPLES)
-            inside = number < count
-            n = number // samples
-            x, y, z = unravel(number - n * samples, out_sizes, AXES)
-            first, _t, _scale = locate(
-                grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-                AXES, MODE, PADDING, ALIGNED, COMPUTE,
-            )  # fmt: skip
-            channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-            mask = inside[:, None] & (channel < channels)
-            source = dout + offset_of(n, x, y, z, dout_strides)[:, None] + channel.to(tl.int64) * dout_step
-            value = tl.load(source, mask=mask, other=0.0)
-            at = position_of(starts, arrivals, number, n, first, inside, count, cells, sizes, AXES)
-            tl.store(rows + (at.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
+    elif LOCALITY and is_scattered(tallies, count):
+        tile = (program - listing) % copy_tiles
+        number = (program - listing) // copy_tiles * SAMPLES + tl.arange(0, SAMPLES)
+        inside = number < count
+        n = number // samples
+        x, y, z = unravel(number - n * samples, out_sizes, AXES)
+        first, _t, _scale = locate(
+            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+        )  # fmt: skip
+        channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+        mask = inside[:, None] & (channel < channels)
+        source = dout + offset_of(n, x, y, z, dout_strides)[:, None] + channel.to(tl.int64) * dout_step
+        value = tl.load(source, mask=mask, other=0.0)
+        at = position_of(starts, arrivals, number, n, first, inside, count, cells, sizes, AXES)
+        tl.store(rows + (at.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
 
 
 def is_flat(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:

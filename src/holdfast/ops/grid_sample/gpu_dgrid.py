@@ -119,12 +119,14 @@ def add_chunks(total, sums, SHARED: tl.constexpr, SAMPLES: tl.constexpr):
 def sum_quad(
     dout, dout_at, image, at_0, at_1, at_2, at_3, own, channels, dout_step, image_step,
     DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr,
-    SHARED: tl.constexpr, COMPUTE: tl.constexpr, TILE: tl.constexpr, SAMPLES: tl.constexpr,
+    SHARED: tl.constexpr, COMPUTE: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """Ordered sums over channels of dout times pixel, for four corners.
 
     ``own`` is the number of the chunk of each thread, among SHARED chunks. MANY: more than BLOCK channels.
     """
+    at_0, at_1, at_2, at_3 = at_0.to(OFFSET), at_1.to(OFFSET), at_2.to(OFFSET), at_3.to(OFFSET)
     zeros = tl.zeros([SAMPLES], COMPUTE)
     whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
     total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
@@ -170,11 +172,10 @@ def sum_quad(
 def corner_offset(
     first, n, CORNER: tl.constexpr, sizes, strides,
     AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Offset of a corner's pixel; outside the image, of a pixel inside, which is safe to load."""
     x, y, z, _inside = corner_pixel(first, CORNER, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-    return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides).to(OFFSET)
+    return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides)
 
 
 @triton.jit
@@ -247,9 +248,8 @@ def grid_gradient(
         grid, places, number, count, samples, out_sizes, sizes, grid_strides, grid_step,
         AXES, MODE, PADDING, ALIGNED, COMPUTE, BY_CELL,
     )  # fmt: skip
-    if BY_CELL:
-        dout_at = number.to(OFFSET) * channels
-    else:
+    dout_at = number.to(OFFSET) * channels
+    if not BY_CELL:
         dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
     own = tl.program_id(0) * SAMPLES + tl.arange(0, SAMPLES)
     inside = own < count
@@ -262,12 +262,12 @@ def grid_gradient(
     for corner in tl.static_range(0, (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS), 4):
         totals = sum_quad(
             dout, dout_at, image,
-            corner_offset(first, n, corner, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED, OFFSET),
-            corner_offset(first, n, corner + 1, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED, OFFSET),
-            corner_offset(first, n, corner + 2, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED, OFFSET),
-            corner_offset(first, n, corner + 3, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED, OFFSET),
+            corner_offset(first, n, corner, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED),
+            corner_offset(first, n, corner + 1, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED),
+            corner_offset(first, n, corner + 2, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED),
+            corner_offset(first, n, corner + 3, sizes, image_strides, AXES, TAPS, MODE, PADDING, ALIGNED),
             lane // SAMPLES, channels, dout_step, image_step,
-            DOUT_ROWS, IMAGE_ROWS, FULL, MANY, SHARED, COMPUTE, TILE, SAMPLES,
+            DOUT_ROWS, IMAGE_ROWS, FULL, MANY, SHARED, COMPUTE, OFFSET, TILE, SAMPLES,
         )  # fmt: skip
         changes = add_slopes(changes, totals, own_first, t, sizes, corner, AXES, TAPS, MODE, PADDING, ALIGNED)
     target = offset_of(m, ox, oy, oz, dgrid_strides)

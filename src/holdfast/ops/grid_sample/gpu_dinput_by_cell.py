@@ -1,6 +1,6 @@
-"""dinput of bilinear samples with many channels, in Triton: each pixel sums the samples of the cells around it.
+"""dinput of bilinear samples with many channels, in Triton: a pixel sums the samples of the cells around it.
 
-``gpu_cells`` lists the samples of each cell. The sums are exact sums of integers, so their order is arbitrary.
+``gpu_cells`` lists the samples of each cell. The sums are exact sums of integers, in arbitrary order.
 
 ``sum_planes`` reads dout plane by plane, one thread per pixel; neighbouring pixels must have neighbouring
 samples. ``sum_rows`` reads rows of channels: of the copy of dout in the order of the cells, or of dout itself
@@ -73,7 +73,7 @@ class Tuning:
     segment_programs: int
     #: Maximum registers of ``sum_planes`` in 2-D and 3-D, and of ``sum_rows``. With a limit the compiler puts
     #: loads together, with the same limit chosen by itself it does not.
-    plane_registers: int | None = 80
+    plane_registers: int | None = 88
     volume_registers: int | None = 96
     row_registers: int | None = 128
     #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
@@ -168,7 +168,7 @@ def load_term(fractions, around, term, here, AXES: tl.constexpr):
 
 @triton.jit
 def load_placed_term(
-    fractions, places, around, term, here, first_place, samples, out_sizes, strides,
+    fractions, places, around, term, here, first_place, out_sizes, strides,
     AXES: tl.constexpr, FLAT: tl.constexpr, OFFSET: tl.constexpr,
 ):  # fmt: skip
     """The offset in a plane of dout, and the weight, of a term of each pixel.
@@ -178,6 +178,23 @@ def load_placed_term(
     position, weight = load_term(fractions, around, term, here, AXES)
     sample = tl.load(places + position, mask=here, other=first_place) - first_place
     return place_offset(sample, out_sizes, strides, AXES, FLAT).to(OFFSET), weight
+
+
+@triton.jit
+def load_two(
+    source, amount, FIRST: tl.constexpr, out_sizes, strides,
+    AXES: tl.constexpr, FLAT: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """``load_placed_term`` of FIRST and FIRST + 1. ``source``: fractions, places, lists, first place."""
+    fractions, places, around, first_place = source
+    at_0, weight_0 = load_placed_term(
+        fractions, places, around, FIRST, amount > FIRST, first_place, out_sizes, strides, AXES, FLAT, OFFSET
+    )
+    at_1, weight_1 = load_placed_term(
+        fractions, places, around, FIRST + 1, amount > FIRST + 1, first_place, out_sizes, strides,
+        AXES, FLAT, OFFSET,
+    )  # fmt: skip
+    return at_0, weight_0, at_1, weight_1
 
 
 @triton.jit
@@ -216,6 +233,12 @@ def store_pixels(at, value, mask, ACCUMULATE: tl.constexpr):
 
 
 @triton.jit
+def step_of(stride):
+    """A stride as 64 bits."""
+    return tl.full([], 1, tl.int64) * stride
+
+
+@triton.jit
 def list_crowds(
     tallies, owners, parts, holders, sums, arrived, pixel, amount, channels, tiles,
     CROWD: tl.constexpr, SEGMENT: tl.constexpr,
@@ -244,7 +267,7 @@ def list_crowds(
 
 @triton.jit
 def careful_sum(
-    base, largest, fractions, places, around, amount, most, first_place, samples, row_step, fraction_bits,
+    base, largest, fractions, places, around, amount, most, first_place, row_step, fraction_bits,
     out_sizes, strides, AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The sums of a plane at ``base`` with any numbers: its scale, and numbers that are not finite."""
@@ -253,7 +276,7 @@ def careful_sum(
     for term in range(0, most):
         here = amount > term
         at, weight = load_source(
-            fractions, places, around, term, here, first_place, samples, row_step, out_sizes, strides,
+            fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
             AXES, PLACED, FLAT,
         )  # fmt: skip
         d = widen(tl.load(base + at, mask=here, other=0.0), tl.float32)
@@ -266,13 +289,13 @@ def careful_sum(
 
 @triton.jit
 def load_source(
-    fractions, places, around, term, here, first_place, samples, row_step, out_sizes, strides,
+    fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
     AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
     """The offset of a term from the base of dout, PLACED, or of the rows in the order of the cells."""
     if PLACED:
         return load_placed_term(
-            fractions, places, around, term, here, first_place, samples, out_sizes, strides,
+            fractions, places, around, term, here, first_place, out_sizes, strides,
             AXES, FLAT, tl.int64,
         )  # fmt: skip
     else:
@@ -321,6 +344,20 @@ def inverse_power(scale):
     return (tl.full(bits.shape, TWO_ONES, tl.int32) - bits).to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def store_four(
+    target, totals, scales, mine, first, channels, step, ACCUMULATE: tl.constexpr, FULL: tl.constexpr,
+    PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Convert and store four channels from ``first``."""
+    for k in tl.static_range(4):
+        mask = mine
+        if not FULL:
+            mask = mine & (tl.full([PIXELS], first + k, tl.int32) < channels)
+        value = totals[k].to(tl.float32) * inverse_power(scales[k])
+        store_pixels(target + (first + k) * step_of(step), value, mask, ACCUMULATE)
+
+
 @triton.jit(
     do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
 )
@@ -354,201 +391,35 @@ def sum_planes(
     amount = tl.where(mine, amount, 0)
     most = tl.max(amount, 0)
     first_place = n * samples
-    at_0, w_0 = load_placed_term(
-        fractions,
-        places,
-        around,
-        0,
-        amount > 0,
-        first_place,
-        samples,
-        out_sizes,
-        dout_strides,
-        AXES,
-        FLAT,
-        OFFSET,
-    )
-    at_1, w_1 = load_placed_term(
-        fractions,
-        places,
-        around,
-        1,
-        amount > 1,
-        first_place,
-        samples,
-        out_sizes,
-        dout_strides,
-        AXES,
-        FLAT,
-        OFFSET,
-    )
-    at_2, w_2 = load_placed_term(
-        fractions,
-        places,
-        around,
-        2,
-        amount > 2,
-        first_place,
-        samples,
-        out_sizes,
-        dout_strides,
-        AXES,
-        FLAT,
-        OFFSET,
-    )
-    at_3, w_3 = load_placed_term(
-        fractions,
-        places,
-        around,
-        3,
-        amount > 3,
-        first_place,
-        samples,
-        out_sizes,
-        dout_strides,
-        AXES,
-        FLAT,
-        OFFSET,
-    )
+    source = fractions, places, around, first_place
+    at_0, w_0, at_1, w_1 = load_two(source, amount, 0, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    at_2, w_2, at_3, w_3 = load_two(source, amount, 2, out_sizes, dout_strides, AXES, FLAT, OFFSET)
     at_4, w_4, at_5, w_5, at_6, w_6, at_7, w_7 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
     at_8, w_8, at_9, w_9, at_10, w_10, at_11, w_11 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
     if most > 4:
-        at_4, w_4 = load_placed_term(
-            fractions,
-            places,
-            around,
-            4,
-            amount > 4,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
-        at_5, w_5 = load_placed_term(
-            fractions,
-            places,
-            around,
-            5,
-            amount > 5,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
+        at_4, w_4, at_5, w_5 = load_two(source, amount, 4, out_sizes, dout_strides, AXES, FLAT, OFFSET)
     if most > 6:
-        at_6, w_6 = load_placed_term(
-            fractions,
-            places,
-            around,
-            6,
-            amount > 6,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
-        at_7, w_7 = load_placed_term(
-            fractions,
-            places,
-            around,
-            7,
-            amount > 7,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
+        at_6, w_6, at_7, w_7 = load_two(source, amount, 6, out_sizes, dout_strides, AXES, FLAT, OFFSET)
     if most > 8:
-        at_8, w_8 = load_placed_term(
-            fractions,
-            places,
-            around,
-            8,
-            amount > 8,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
-        at_9, w_9 = load_placed_term(
-            fractions,
-            places,
-            around,
-            9,
-            amount > 9,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
+        at_8, w_8, at_9, w_9 = load_two(source, amount, 8, out_sizes, dout_strides, AXES, FLAT, OFFSET)
     if most > 10:
-        at_10, w_10 = load_placed_term(
-            fractions,
-            places,
-            around,
-            10,
-            amount > 10,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
-        at_11, w_11 = load_placed_term(
-            fractions,
-            places,
-            around,
-            11,
-            amount > 11,
-            first_place,
-            samples,
-            out_sizes,
-            dout_strides,
-            AXES,
-            FLAT,
-            OFFSET,
-        )
+        at_10, w_10, at_11, w_11 = load_two(source, amount, 10, out_sizes, dout_strides, AXES, FLAT, OFFSET)
     plane = dout + n.to(tl.int64) * dout_strides[0]
     target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
-    own = n * channels
+    own, step = n * channels, step_of(dout_step)
     for c in range(share * SHARE, tl.minimum(share * SHARE + SHARE, channels), 4):
         c1, c2, c3 = c + 1, c + 2, c + 3
         if not FULL:
-            c1, c2, c3 = (
-                tl.minimum(c1, channels - 1),
-                tl.minimum(c2, channels - 1),
-                tl.minimum(c3, channels - 1),
-            )
+            last = channels - 1
+            c1, c2, c3 = tl.minimum(c1, last), tl.minimum(c2, last), tl.minimum(c3, last)
         scale_0, scale_1 = tl.load(scales + own + c), tl.load(scales + own + c1)
         scale_2, scale_3 = tl.load(scales + own + c2), tl.load(scales + own + c3)
-        step = tl.full([], 1, tl.int64) * dout_step
         base_0, base_1, base_2, base_3 = (
             plane + c * step,
             plane + c1 * step,
             plane + c2 * step,
             plane + c3 * step,
         )
-        out_step = tl.full([], 1, tl.int64) * dinput_step
         if tl.minimum(tl.minimum(scale_0, scale_1), tl.minimum(scale_2, scale_3)) > 0.0:
             bases, factors = (base_0, base_1, base_2, base_3), (scale_0, scale_1, scale_2, scale_3)
             q0 = tl.zeros([PIXELS], tl.int64)
@@ -565,38 +436,23 @@ def sum_planes(
                 q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_10, w_10, at_11, w_11)
             for term in range(12, most):
                 at, weight = load_placed_term(
-                    fractions, places, around, term, amount > term, first_place, samples, out_sizes, dout_strides,
+                    fractions, places, around, term, amount > term, first_place, out_sizes, dout_strides,
                     AXES, FLAT, OFFSET,
                 )  # fmt: skip
                 q0 += word(load_at(base_0, at), weight, scale_0)
                 q1 += word(load_at(base_1, at), weight, scale_1)
                 q2 += word(load_at(base_2, at), weight, scale_2)
                 q3 += word(load_at(base_3, at), weight, scale_3)
-            store_pixels(target + c * out_step, q0.to(tl.float32) * inverse_power(scale_0), mine, ACCUMULATE)
-            if FULL:
-                has_1, has_2, has_3 = mine, mine, mine
-            else:
-                has_1, has_2, has_3 = (
-                    mine & (tl.full([PIXELS], c + 1, tl.int32) < channels),
-                    mine & (tl.full([PIXELS], c + 2, tl.int32) < channels),
-                    mine & (tl.full([PIXELS], c + 3, tl.int32) < channels),
-                )
-            store_pixels(
-                target + c1 * out_step, q1.to(tl.float32) * inverse_power(scale_1), has_1, ACCUMULATE
-            )
-            store_pixels(
-                target + c2 * out_step, q2.to(tl.float32) * inverse_power(scale_2), has_2, ACCUMULATE
-            )
-            store_pixels(
-                target + c3 * out_step, q3.to(tl.float32) * inverse_power(scale_3), has_3, ACCUMULATE
+            store_four(
+                target, (q0, q1, q2, q3), factors, mine, c, channels, dinput_step, ACCUMULATE, FULL, PIXELS
             )
         else:
             for channel in range(c, tl.minimum(c + 4, channels)):
                 value = careful_sum(
                     plane + channel * step, largest + own + channel, fractions, places, around, amount, most,
-                    first_place, samples, 0, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, PIXELS,
+                    first_place, 0, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, PIXELS,
                 )  # fmt: skip
-                store_pixels(target + channel * out_step, value, mine, ACCUMULATE)
+                store_pixels(target + channel * step_of(dinput_step), value, mine, ACCUMULATE)
 
 
 @triton.jit
@@ -682,7 +538,7 @@ def sum_rows(
             for u in tl.static_range(UNROLL):
                 here = amount > begin + u
                 at, weight = load_source(
-                    fractions, places, around, begin + u, here, first_place, samples, row_step, out_sizes,
+                    fractions, places, around, begin + u, here, first_place, row_step, out_sizes,
                     dout_strides, AXES, PLACED, FLAT,
                 )  # fmt: skip
                 weight = weight[:, None]
@@ -706,16 +562,15 @@ def sum_rows(
         for channel in range(first, tl.minimum(first + BLOCKS * CHANNELS, channels)):
             value = careful_sum(
                 base + channel, largest + own + channel, fractions, places, around, amount, most,
-                first_place, samples, row_step, fraction_bits, out_sizes, dout_strides, AXES, PLACED, FLAT,
+                first_place, row_step, fraction_bits, out_sizes, dout_strides, AXES, PLACED, FLAT,
                 PIXELS,
             )  # fmt: skip
-            out_step = tl.full([], 1, tl.int64) * dinput_step
-            store_pixels(target + channel * out_step, value, mine, ACCUMULATE)
+            store_pixels(target + channel * step_of(dinput_step), value, mine, ACCUMULATE)
 
 
 @triton.jit
 def sum_segment(
-    dout, largest, fractions, places, around, begin, end, first_place, first, channels, samples, row_step, step,
+    dout, largest, fractions, places, around, begin, end, first_place, first, channels, row_step, step,
     fraction_bits, out_sizes, strides,
     AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr, TERMS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -729,7 +584,7 @@ def sum_segment(
         term = start + tl.arange(0, TERMS)
         here = term < end
         at, weight = load_source(
-            fractions, places, around, term, here, first_place, samples, row_step, out_sizes, strides,
+            fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
             AXES, PLACED, FLAT,
         )  # fmt: skip
         source = dout + at[:, None] + channel.to(tl.int64) * step
@@ -769,14 +624,14 @@ def sum_segments(
         own = largest + n * channels
         if LOCALITY and is_scattered(tallies, count):
             total, marks = sum_segment(
-                rows, own, fractions, places, around, begin, end, n * samples, first, channels, samples, channels, 1,
+                rows, own, fractions, places, around, begin, end, n * samples, first, channels, channels, 1,
                 fraction_bits, out_sizes, dout_strides, AXES, False, FLAT, TERMS, CHANNELS,
             )  # fmt: skip
         else:
+            image = dout + n.to(tl.int64) * dout_strides[0]
             total, marks = sum_segment(
-                dout + n.to(tl.int64) * dout_strides[0], own, fractions, places, around, begin, end, n * samples,
-                first, channels, samples, channels, dout_step, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT,
-                TERMS, CHANNELS,
+                image, own, fractions, places, around, begin, end, n * samples, first, channels, channels,
+                dout_step, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, TERMS, CHANNELS,
             )  # fmt: skip
         channel = first + tl.arange(0, CHANNELS)
         mask = channel < channels
