@@ -346,10 +346,14 @@ class Cells:
         """Add the launches for the images from ``first``."""
         desc, tuning = self.desc, self.tuning
         parameters = self.parameters(args, first)
-        warps = {"num_warps": tuning.warps}
         words = self.words.count
         steps.add(
-            clear_words, -(-words // tuning.cleared), self, words_count=words, TILE=tuning.cleared, **warps
+            clear_words,
+            -(-words // tuning.cleared),
+            self,
+            words_count=words,
+            TILE=tuning.cleared,
+            num_warps=tuning.warps,
         )
         tiles = -(-self.count // tuning.tile)
         together = 1
@@ -366,7 +370,7 @@ class Cells:
             TILE=tuning.tile,
             VECTOR=max(tuning.vector // together, 1),
             CHANNELS=together,
-            **warps,
+            num_warps=tuning.warps,
         )
         blocks = -(-self.all_cells // tuning.block)
         steps.add(
@@ -376,7 +380,7 @@ class Cells:
             blocks=blocks,
             fraction_bits=desc.fraction_bits,
             BLOCK=tuning.block,
-            **warps,
+            num_warps=tuning.warps,
         )
         channels = min(triton.next_power_of_2(desc.channels), tuning.channels)
         samples, copy_tiles = max(tuning.copied // channels, 1), -(-desc.channels // channels)
@@ -391,7 +395,7 @@ class Cells:
             TILE=tuning.tile,
             SAMPLES=samples,
             CHANNELS=channels,
-            **warps,
+            num_warps=tuning.warps,
         )
 
 
