@@ -1,12 +1,9 @@
 """grid_sample in Triton.
 
-A forward program computes the corners of its samples once, then loops over channels. dinput is summed by
-pixel: ``gpu_dinput_by_cell`` for 2-D bilinear, ``gpu_dinput_by_corner`` otherwise. dgrid is summed by sample,
-one thread each, channel after channel.
-
-By cell, dout is copied with channels last and samples in the order of the cells, so that samples that share
-pixels are neighbours. If the samples are scattered (``gpu_locality``), dgrid is computed in that order too,
-from the copy. Otherwise it is computed in the order of the samples, concurrently with dinput.
+A forward program computes the corners of its samples once, then loops over channels. The gradients of large
+bilinear problems with many channels are computed by ``gpu_dinput_by_cell`` and ``gpu_dgrid``, those of other
+problems by ``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the former use a copy
+of dout with channels last and samples in the order of the cells.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -38,6 +35,8 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
+from holdfast.ops.grid_sample.gpu_dgrid import GridGradient
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import CellSums, serves
 from holdfast.ops.grid_sample.gpu_dinput_by_image import ImageSums
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
 from holdfast.ops.grid_sample.plan import (
@@ -45,6 +44,7 @@ from holdfast.ops.grid_sample.plan import (
     GridSampleBackwardArgs,
     GridSampleBackwardDescriptor,
     GridSampleDescriptor,
+    Mode,
     SampleKernel,
 )
 
@@ -54,33 +54,22 @@ MANY_CHANNELS = 5
 
 @dataclass(frozen=True)
 class Tuning:
-    """Tuning of ``grid_sample`` and ``grid_gradient``. A program has one sample per thread."""
+    """Tuning of ``grid_sample``. A program has one sample per thread."""
 
-    #: Samples and warps of ``grid_sample`` with few channels, and with many, where samples share the cache.
+    #: Samples and warps with few channels, and with many, where samples share the cache.
     few_samples: int
     few_warps: int
     many_samples: int
     many_warps: int
-    #: Samples and warps of ``grid_gradient``.
-    grid_samples: int
-    grid_warps: int
-    #: Registers of ``grid_gradient`` in the order of the samples: enough to load four channels together. By
-    #: default the compiler uses fewer, and half of the loads wait for the other half.
-    grid_registers: int = 80
-    #: Preferred shared-memory carve-out of ``grid_gradient``, percent: room for three tiles of ``copy_rows``.
-    grid_shared_percent: int = 28
     #: Desired number of forward programs, and the minimum channels per program when channels are split.
     min_programs: int = 4096
     min_share: int = 16
 
 
 TUNING = Tuned(
-    gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16, grid_samples=256, grid_warps=8),
-    interpreter=Tuning(
-        few_samples=16384, few_warps=4, many_samples=16384, many_warps=4, grid_samples=16384, grid_warps=4
-    ),
+    gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16),
+    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4),
 )
-CHUNK, BLOCK = tl.constexpr(32), tl.constexpr(1024)
 
 
 @triton.jit
@@ -254,12 +243,19 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
 
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
+        self.sums: ImageSums | CellSums | SampleSums | None = None
         layout = WorkspaceLayout()
-        self.sums: ImageSums | SampleSums
         if ImageSums.serves(desc, device):
-            self.sums, self.variant = ImageSums(layout, device, desc), "dinput by image"
-        else:
-            self.sums, self.variant = SampleSums(layout, device, desc, self.budget), "dinput by sample"
+            self.sums = ImageSums(layout, device, desc)
+        elif serves(desc, device):
+            # The lists of one image with few channels need more than its gradients.
+            is_single = desc.batch == 1 and desc.channels < MANY_CHANNELS and self.workspace_share > 0
+            self.sums = CellSums(layout, device, desc, self.budget * (4 if is_single else 3) // 3)
+            self.sums = self.sums if self.sums.fits else None
+        few_channels = desc.mode != Mode.BILINEAR or desc.channels < MANY_CHANNELS
+        if self.sums is None and (desc.needs_dinput or few_channels):
+            layout = WorkspaceLayout()
+            self.sums = SampleSums(layout, device, desc, self.budget)
         self.set_workspace(layout)
 
     @property
@@ -273,8 +269,19 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         self.prepare(GridSampleBackwardArgs.described(self.desc))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
-        steps = Steps(self.device, args)
-        self.sums.add_steps(steps, args)
+        steps, desc = Steps(self.device, args), self.desc
+        gradient = GridGradient(self.device, desc)
+        if isinstance(self.sums, CellSums):
+            for first in range(0, desc.batch, self.sums.images):
+                listed = self.sums.add_steps(steps, args, first)
+                if desc.needs_dgrid and desc.channels >= MANY_CHANNELS:
+                    gradient.add_steps(steps, args, first, listed.images, listed)
+            if desc.needs_dgrid and desc.channels < MANY_CHANNELS:
+                SampleSums(WorkspaceLayout(), self.device, desc, 0, dinput=False).add_steps(steps, args)
+        elif self.sums is not None:
+            self.sums.add_steps(steps, args)
+        elif desc.samples:
+            gradient.add_steps(steps, args, 0, desc.batch)
         return steps.launch
 
 

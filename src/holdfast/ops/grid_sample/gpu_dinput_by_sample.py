@@ -377,25 +377,34 @@ def operands_of(
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
+    ``dinput`` False: for dgrid alone.
+
     Images are processed ``images`` at a time, or one at a time in ``bands`` bands of ``span`` pixels.
     """
 
     def __init__(
-        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
+        self,
+        layout: WorkspaceLayout,
+        device: torch.device,
+        desc: GridSampleBackwardDescriptor,
+        budget: int,
+        *,
+        dinput: bool = True,
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
+        self.needs_dinput = dinput and desc.needs_dinput
         tuning = self.tuning
         self.words = 2 if desc.compute.bits == 64 else 1
         self.images, self.bands = desc.batch, 1
         image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
-        if desc.needs_dinput:
+        if self.needs_dinput:
             self.images = max(min(budget // image_bytes, desc.batch), 1)
             if image_bytes > budget:
                 self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
         self.span = -(-desc.pixels // self.bands)
         parts = -(-max(desc.samples, self.span * self.words) // tuning.prepared)
         self.parts = min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS)
-        planes = self.images * desc.channels if desc.needs_dinput else 0
+        planes = self.images * desc.channels if self.needs_dinput else 0
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
@@ -409,7 +418,8 @@ class SampleSums:
     def add_band(
         self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
     ) -> None:
-        desc, tuning, dinput = self.desc, self.tuning, args.dinput
+        desc, tuning = self.desc, self.tuning
+        dinput = args.dinput if self.needs_dinput else None
         dgrid = args.dgrid if band == 0 else None
         planes = images * desc.channels
 

@@ -14,7 +14,8 @@ _PLACES_CPU, _CHANNELS_CPU = (
     "holdfast.ops.grid_sample.cpu_channel_sums",
 )
 _INTEGERS_CPU = "holdfast.ops.grid_sample.cpu_integer_sums"
-_GPU, _CORNERS_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dinput_by_corner"
+_GPU, _DGRID_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dgrid"
+_CELLS_GPU, _SUMS_GPU = "holdfast.ops.grid_sample.gpu_cells", "holdfast.ops.grid_sample.gpu_dinput_by_cell"
 
 MUTANTS = (
     _forward(
@@ -125,24 +126,53 @@ MUTANTS = (
         "tl.store(target + channel.to(tl.int64) * out_step, value, mask=inside)",
         "tl.store(target + channel.to(tl.int64) * image_step, value, mask=inside)",
     ),
-    _backward("a chunk of channels lost", _GPU, "block_0 += sum_0", "block_0 = sum_0", likely="64 channels"),
+    _backward(
+        "a chunk of channels lost",
+        _DGRID_GPU,
+        "total += tl.sum(tl.where(chunk == k, sums, 0.0), 0)",
+        "total = tl.sum(tl.where(chunk == k, sums, 0.0), 0)",
+        likely="64 channels",
+    ),
     _backward(
         "accumulate lost",
-        _GPU,
+        _DGRID_GPU,
         "value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value",
         "value = value + 0.0",
         likely="channels last",
     ),
     _backward(
         "the strides of the image for those of dout",
-        _GPU,
+        _DGRID_GPU,
         "dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)",
         "dout_at = offset_of(n, x, y, z, image_strides).to(OFFSET)",
+        likely="64 channels",
     ),
     _backward(
-        "corners in another order",
-        _CORNERS_GPU,
-        "at = (n * CORNERS + corner) * samples + sample",
-        "at = (n * CORNERS + (CORNERS - 1 - corner)) * samples + sample",
+        "samples of two cells at one position",
+        _CELLS_GPU,
+        "tl.store(starts + cell, first + tl.cumsum(amount, 0) - amount, mask=cell < all_cells)",
+        "tl.store(starts + cell, first + tl.cumsum(amount, 0) - 1, mask=cell < all_cells)",
+        likely="64 channels",
+    ),
+    _backward(
+        "the last list of a pixel lost",
+        _SUMS_GPU,
+        "amount = first_3 + tl.load(counts + cell - row - 1, mask=exists, other=0)",
+        "amount = first_3 + 0 * tl.load(counts + cell - row - 1, mask=exists, other=0)",
+        likely="64 channels",
+    ),
+    _backward(
+        "the last term of a segment lost",
+        _SUMS_GPU,
+        "end = tl.minimum(begin + SEGMENT, amount)",
+        "end = tl.minimum(begin + SEGMENT - 1, amount)",
+        likely="on one pixel",
+    ),
+    _backward(
+        "one scale for all channels",
+        _SUMS_GPU,
+        "q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])",
+        "q1 += word(a1, weight_0, scales[0]) + word(b1, weight_1, scales[1])",
+        likely="64 channels",
     ),
 )
