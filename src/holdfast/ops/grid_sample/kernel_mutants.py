@@ -162,17 +162,10 @@ MUTANTS = (
         likely="64 channels",
     ),
     _backward(
-        "the last term of a segment lost",
-        _SUMS_GPU,
-        "end = tl.minimum(begin + SEGMENT, amount)",
-        "end = tl.minimum(begin + SEGMENT - 1, amount)",
-        likely="on one pixel",
-    ),
-    _backward(
         "one scale for all channels",
         _SUMS_GPU,
         "q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])",
         "q1 += word(a1, weight_0, scales[0]) + word(b1, weight_1, scales[1])",
-        likely="64 channels",
+        likely="257 channels",
     ),
 )
