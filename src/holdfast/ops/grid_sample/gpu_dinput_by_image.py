@@ -56,8 +56,8 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(band=1024, programs=2112, warps=4, least_images=512, most_samples=1024),
-    interpreter=Tuning(band=64, programs=2, warps=4, least_images=3, most_samples=256),
+    gpu=Tuning(band=1024, programs=2112, warps=4, least_images=64, most_samples=1024),
+    interpreter=Tuning(band=64, programs=2, warps=4, least_images=5, most_samples=256),
 )
 
 
