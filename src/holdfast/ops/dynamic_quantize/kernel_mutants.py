@@ -8,9 +8,15 @@ from holdfast.core.mutant import KernelMutant
 
 _mutant = partial(KernelMutant, plans=("DynamicQuantizePlan",))
 _CPU, _GPU = "holdfast.ops.dynamic_quantize.cpu", "holdfast.ops.dynamic_quantize.gpu"
+_ROWS, _SEGMENTS = "holdfast.ops.choose_scale.cpu_rows", "holdfast.ops.choose_scale.gpu_segments"
 
 MUTANTS = (
-    _mutant("the scale of a tile's first row", _CPU, "scale[row + r] = s", "scale[row] = s"),
+    _mutant(
+        "the scale of a tile's first row",
+        _CPU,
+        "row_scale(x, columns, row + r,",
+        "row_scale(x, columns, row,",
+    ),
     _mutant(
         "the bytes of a code for those of x",
         _CPU,
@@ -25,21 +31,21 @@ MUTANTS = (
     ),
     _mutant(
         "the last element not looked at",
-        _CPU,
+        _ROWS,
         "fold(x, 1, columns, mask, both,",
         "fold(x, 1, columns - 1, mask, both,",
         likely="tokens of one",
     ),
     _mutant(
         "magnitudes where there are more codes below zero",
-        _CPU,
+        _ROWS,
         "both = result == AFFINE or lowest != -highest",
         "both = result == AFFINE",
         likely="the whole range",
     ),
     _mutant(
         "rows longer than a tile",
-        _CPU,
+        _ROWS,
         "0 < space.columns <= TILE",
         "0 < space.columns <= 2 * TILE",
         likely="12,001",
@@ -47,14 +53,14 @@ MUTANTS = (
     _mutant(
         "columns that do not exist not masked",
         _GPU,
-        "+ column * steps[3], mask=inside, other=0.0)",
-        "+ column * steps[3], mask=exists, other=0.0)",
+        "column * steps[3], mask=inside, other=0.0)",
+        "column * steps[3], mask=exists, other=0.0)",
     ),
     _mutant(
         "the column stride of x for that of q",
         _GPU,
-        "out = q + (begin + start * steps[0]) + column * steps[0]",
-        "out = q + (begin + start * steps[0]) + column * steps[3]",
+        "out + begin + column * steps[0], codes.to(",
+        "out + begin + column * steps[3], codes.to(",
     ),
     _mutant(
         "a ragged byte not masked",
@@ -64,14 +70,14 @@ MUTANTS = (
     ),
     _mutant(
         "the last row of a segment dropped",
-        _GPU,
-        "exists = known & (row < rows)[:, None, None]",
-        "exists = known & (row < tl.maximum(rows - 1, 1))[:, None, None]",
+        _SEGMENTS,
+        "known & (row < rows)[:, None, None]",
+        "known & (row < tl.maximum(rows - 1, 1))[:, None, None]",
     ),
     _mutant(
         "the zero point of the first column",
-        _GPU,
-        "at_zero += (start + column) * steps[2]",
-        "at_zero += (start + 0 * column) * steps[2]",
+        _SEGMENTS,
+        "at_zero += column * zero_step",
+        "at_zero += 0 * column * zero_step",
     ),
 )
