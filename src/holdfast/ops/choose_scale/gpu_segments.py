@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -259,7 +260,8 @@ class SegmentKernel(AffineKernel[D]):
 
     def _in_two_passes(self, steps: Steps, args: Any) -> None:
         self.observer.add_steps(steps, args, "scale", "zero_point")
-        self.add_second_pass(steps, args)
+        if prod(self.desc.shape):
+            self.add_second_pass(steps, args)
 
     def _in_bytes(self, strides: Sequence[int]) -> tuple[int, ...]:
         return tuple(step // self.desc.per_byte for step in strides)

@@ -19,14 +19,14 @@ from holdfast.ops.dynamic_quantize.plan import (
 )
 
 #: The bits of the largest finite magnitude.
-_LARGEST = {torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}
+LARGEST = {torch.float16: 0x7BFF, torch.bfloat16: 0x7F7F}
 #: Rows, each with its own largest magnitude, and values per row.
-_ROWS, _COLUMNS = 67, 2**15
+SHAPE = 67, 2**15
 
 
 def sweeps() -> Iterator[Sweep]:
     """Symmetric and with a zero point, unpacked and packed."""
-    for real in _LARGEST:
+    for real in LARGEST:
         yield _dynamic_quantize(real, torch.int8)
         yield _dynamic_quantize(real, torch.int8, narrow=False)
         yield _dynamic_quantize(real, torch.uint8, symmetric=False)
@@ -35,10 +35,10 @@ def sweeps() -> Iterator[Sweep]:
         yield _dynamic_quantize(real, torch.float8_e4m3fn)
 
 
-def _values(real: torch.dtype) -> torch.Tensor:
+def values(real: torch.dtype) -> torch.Tensor:
     """Each row has every value from 0 to its largest one, then negative ones."""
-    largest = torch.linspace(1, _LARGEST[real], _ROWS).to(torch.int32)[:, None]
-    bits = torch.arange(_COLUMNS, dtype=torch.int32).expand(_ROWS, _COLUMNS)
+    largest = torch.linspace(1, LARGEST[real], SHAPE[0]).to(torch.int32)[:, None]
+    bits = torch.arange(SHAPE[1], dtype=torch.int32).expand(SHAPE)
     bits = torch.where(bits <= largest, bits, bits.remainder(largest + 1) - 2**15)
     return bits.to(torch.int16).view(real)
 
@@ -51,17 +51,17 @@ def _dynamic_quantize(
     narrow: bool | None = None,
 ) -> Sweep:
     desc = DynamicQuantizeDescriptor(
-        shape=(_ROWS, _COLUMNS), input_dtype=real, output_dtype=codes, granularity=PerToken(),
+        shape=SHAPE, input_dtype=real, output_dtype=codes, granularity=PerToken(),
         symmetric=symmetric, narrow=narrow, packed=packed,
     )  # fmt: skip
 
     def make() -> DynamicQuantizeArgs:
         return DynamicQuantizeArgs(
-            x=_values(real),
+            x=values(real),
             q=poisoned_output(desc.code_shape, desc.code_storage),
             scale=poisoned_output(*desc.expected("scale")),
             zero_point=None if symmetric else poisoned_output(*desc.expected("zero_point")),
         )
 
     name = f"every {dtype_name(real)} to {stored_name(codes, packed)}" + ", whole range" * (narrow is False)
-    return Sweep(DynamicQuantizePlan, name, _ROWS * _COLUMNS, desc, make)
+    return Sweep(DynamicQuantizePlan, name, SHAPE[0] * SHAPE[1], desc, make)
