@@ -38,11 +38,16 @@ _REALS = [record.torch for record in FLOATS.values()]
 
 @dataclass(frozen=True)
 class Problem(DynamicProblem):
-    """The settings of a case. ``chosen``: the scale of a backward is that of x, not one from other data."""
+    """The settings of a case.
+
+    ``chosen``: the scale of a backward is that of x, not of other data. ``upstream`` is the layout of dy, if
+    it is not that of x.
+    """
 
     ste: SteKind = SteKind.IN_RANGE
     chosen: bool = True
     accumulate: bool = False
+    upstream: str = ""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -91,6 +96,7 @@ def _backward_problems() -> Iterator[Problem]:
     yield replace(token, name="in range: a square", shape=(31, 31))
     image = Problem("", PerChannel(1), (2, 6, 5, 7), values="mixed")
     yield replace(image, name="in range: channels last", layout="channels last", written="transposed")
+    yield replace(image, name="in range: dy in another layout", upstream="transposed", shape=(4, 16, 5, 7))
     yield replace(image, name="in range: transposed", layout="transposed", results="sliced")
     yield replace(token, name="in range: sliced", layout="sliced", written="padded rows", real=torch.float16)
     yield Problem("in range: long tokens", PerToken(), (15, 9001), values="mixed")
@@ -140,7 +146,7 @@ def _backward_args(
         zero_point = result(forward, problem, "zero_point")
         store(zero_point, zero_point_of_range(low, widen(scale, forward.real.compute), *ends))
     return DynamicFakeQuantizeBackwardArgs(
-        dy=laid_out(_spread(problem, "dy"), problem.layout),
+        dy=laid_out(_spread(problem, "dy"), problem.upstream or problem.layout),
         x=laid_out(x, problem.layout),
         scale=scale,
         zero_point=zero_point,

@@ -56,6 +56,6 @@ MUTANTS = (
         "an infinite scale not looked for", _GPU, "finite.to(tl.int32)) == 0", "finite.to(tl.int32)) == 2"
     ),
     _backward("a NaN scale passes", _GPU, "((s == s) & (tl.abs(values) < ", "((s == s) | (tl.abs(values) < "),
-    _backward("x where dy is", _GPU, "tl.load(x + to_x,", "tl.load(x + to_dy,"),
+    _backward("x where dy is", _GPU, "tl.load(x + to_x,", "tl.load(x + to_dy,", likely="another layout"),
     _backward("old gradients lost", _GPU, "if ACCUMULATE:", "if ACCUMULATE and False:"),
 )
