@@ -17,10 +17,10 @@ from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import one_rounding_ulp
 from holdfast.ops.choose_scale.plan import FromDataDescriptor, FromDataPlan, scale_error
 from holdfast.ops.fake_quantize.plan import (
+    EstimatedDescriptor,
     FakeCodesDescriptor,
     FakeCodesPlan,
     FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
     SteKind,
     estimator_ulp,
 )
@@ -32,7 +32,7 @@ class DynamicFakeQuantizeDescriptor(FromDataDescriptor, FakeCodesDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicFakeQuantizeBackwardDescriptor(FakeQuantizeBackwardDescriptor):
+class DynamicFakeQuantizeBackwardDescriptor(EstimatedDescriptor):
     """The gradient with respect to x, by the estimator ``ste``. ``symmetric`` is that of the forward."""
 
     symmetric: bool = True

@@ -181,7 +181,7 @@ def dynamic_fake_quantize(
     >>> y, scale = hf.dynamic_fake_quantize(x, dtype=torch.int4, return_scale=True)
     >>> y.sum().backward()
     >>> y.detach(), scale
-    (tensor([[ 1.1429, -2.0000,  0.2857],
+    (tensor([[ 0.8571, -2.0000,  0.2857],
             [ 0.0000,  0.7000,  0.1000]]), tensor([0.2857, 0.1000]))
     >>> x.grad
     tensor([[1., 1., 1.],

@@ -29,9 +29,9 @@ from holdfast.ops.affine.cpu import (
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.fake_quantize.plan import (
+    EstimatedDescriptor,
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
     FakeQuantizeDescriptor,
     SteKind,
 )
@@ -248,7 +248,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         return launch
 
 
-class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
     """The gradient by the descriptor's estimator, as a kernel."""
 
     @property

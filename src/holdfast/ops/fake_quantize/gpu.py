@@ -31,9 +31,9 @@ from holdfast.ops.affine.gpu import (
     same_strides_by_column,
 )
 from holdfast.ops.fake_quantize.plan import (
+    EstimatedDescriptor,
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
     FakeQuantizeDescriptor,
     SteKind,
 )
@@ -159,7 +159,7 @@ class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
         }
 
 
-class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(TiledKernel[EstimatedDescriptor]):
     """``fake_quantize_backward`` as a kernel."""
 
     kernel, args, tensors = fake_quantize_backward, FakeQuantizeBackwardArgs, 3
