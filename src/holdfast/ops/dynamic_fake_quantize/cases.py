@@ -19,7 +19,7 @@ from holdfast.core.dtypes import FLOATS, dtype_name
 from holdfast.core.formats import INT2, INT4, UINT2, UINT4, format_of
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import Plan
-from holdfast.numerics.reference import store, widen
+from holdfast.numerics.reference import widen
 from holdfast.ops.choose_scale.cases import input_values, result
 from holdfast.ops.choose_scale.reference import observe_range, scale_of_range, zero_point_of_range
 from holdfast.ops.dynamic_fake_quantize.plan import (
@@ -140,11 +140,11 @@ def _backward_args(
     observed = x if problem.chosen else x.flatten().roll(3).reshape(x.shape)
     ends = forward.ends(*forward.code_range)
     low, high = observe_range(widen(observed, forward.real.compute), problem.granularity)
-    scale, zero_point = result(forward, problem, "scale"), None
-    store(scale, scale_of_range(low, high, *ends, problem.symmetric))
+    found = scale_of_range(low, high, *ends, problem.symmetric)
+    scale, zero_point = result(forward, problem, "scale").copy_(torch.from_numpy(found)), None
     if not problem.symmetric:
-        zero_point = result(forward, problem, "zero_point")
-        store(zero_point, zero_point_of_range(low, widen(scale, forward.real.compute), *ends))
+        points = torch.from_numpy(zero_point_of_range(low, found, *ends))
+        zero_point = result(forward, problem, "zero_point").copy_(points)
     return DynamicFakeQuantizeBackwardArgs(
         dy=laid_out(_spread(problem, "dy"), problem.upstream or problem.layout),
         x=laid_out(x, problem.layout),

@@ -15,7 +15,7 @@ import torch
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Args
 from holdfast.ops.affine.plan import one_rounding_ulp
-from holdfast.ops.choose_scale.plan import FromDataDescriptor, FromDataPlan, scale_error
+from holdfast.ops.choose_scale.plan import FromDataDescriptor, FromDataPlan, ScaleOfData, scale_error
 from holdfast.ops.fake_quantize.plan import (
     EstimatedDescriptor,
     FakeCodesDescriptor,
@@ -45,6 +45,10 @@ class DynamicFakeQuantizeBackwardDescriptor(EstimatedDescriptor):
         half a code. With a zero point, which is rounded too, the code of an end can be out of range.
         """
         return self.symmetric and self.ste is SteKind.IN_RANGE
+
+    def validate(self) -> None:
+        super().validate()
+        ScaleOfData(symmetric=self.symmetric, narrow=False).validate_ends(*self.code_range, self.codes)
 
 
 @arguments

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from holdfast.core.bits import canonical
 from holdfast.core.draw import Draw
 from holdfast.core.plan import Plan
 from holdfast.ops.choose_scale.space import draw_rule
@@ -19,10 +21,17 @@ FREE = ("values", "chosen")
 
 
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
-    more: dict[str, Any] = {}
-    if plan.direction == "backward":
-        more = {"ste": draw.kind(tuple(SteKind)), "accumulate": draw.chance(4), "chosen": not draw.chance(3)}
-    return Problem(draw.label, **draw_rule(draw), **more)
+    problem = Problem(draw.label, **draw_rule(draw))
+    if plan.direction == "forward":
+        return problem
+    # Which codes the scale leaves out is not known to a backward.
+    return replace(
+        problem,
+        narrow=None,
+        ste=draw.kind(tuple(SteKind)),
+        accumulate=draw.chance(4),
+        chosen=not draw.chance(3),
+    )
 
 
 def public(
@@ -33,8 +42,11 @@ def public(
     if plan.direction == "forward":
         found = dynamic_fake_quantize(args.x, return_scale=True, **rule)
         return dict(zip(("y", "scale", "zero_point"), found, strict=False))
-    if args.accumulate or not problem.chosen:
-        return None
     x = args.x.detach().requires_grad_()
-    dynamic_fake_quantize(x, ste=desc.ste, **rule).backward(args.dy)
+    y, *chosen = dynamic_fake_quantize(x, ste=desc.ste, return_scale=True, **rule)
+    given = (args.scale,) if desc.symmetric else (args.scale, args.zero_point)
+    # A layout that repeats elements of x can change its scales.
+    if args.accumulate or not all(map(torch.equal, map(canonical, chosen), map(canonical, given))):
+        return None
+    y.backward(args.dy)
     return {"dx": x.grad}
