@@ -38,6 +38,7 @@ from holdfast.ops.choose_scale.gpu import (
     result_of,
     scale_of_magnitude,
     scale_of_range,
+    walk_parameters,
     zero_point_of_range,
 )
 from holdfast.ops.choose_scale.plan import FromDataDescriptor
@@ -222,41 +223,19 @@ class SegmentKernel(AffineKernel[D]):
         return steps.launch
 
     def _in_one_pass(self, steps: Steps, args: Any, walk: Segments, tile: Tile) -> None:
-        over, within = walk.over, walk.within
+        over, within = walk.over.strides, walk.within.strides
         across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
-        x_step, out_step = (over.strides[k][-1] + within.strides[k][-1] for k in (0, 1))
         steps.add(
-            self.kernel,
-            -(-over.rows // tile.segments) * across,
-            out=self.output,
-            scale="scale",
-            zero_point="zero_point",
-            x="x",
-            lowest=self.ends[0],
-            highest=self.ends[1],
-            **code_limits(self.desc.code_range),
-            segments=over.rows,
-            rows=within.rows,
-            columns=walk.columns,
-            column_tiles=across,
-            steps=(out_step, over.strides[2][-1], over.strides[3][-1], x_step),
-            over_sizes=over.sizes,
-            out_over=self._in_bytes(over.strides[1]),
-            scale_strides=over.strides[2],
-            zero_strides=over.strides[3],
-            x_over=over.strides[0],
-            within_sizes=within.sizes,
-            out_within=self._in_bytes(within.strides[1]),
-            x_within=within.strides[0],
-            RESULT=self.result,
-            COMPUTE=tl.float64 if args.x.dtype == torch.float64 else tl.float32,
-            COLUMNS_WITHIN=walk.columns_within,
-            ROWS=tile.rows,
-            SEGMENTS=tile.segments,
-            COLUMNS=tile.columns,
+            self.kernel, -(-walk.over.rows // tile.segments) * across,
+            walk_parameters(walk, tile), code_limits(self.desc.code_range),
+            out=self.output, lowest=self.ends[0], highest=self.ends[1], column_tiles=across,
+            steps=(over[1][-1] + within[1][-1], over[2][-1], over[3][-1], over[0][-1] + within[0][-1]),
+            out_over=self._in_bytes(over[1]), out_within=self._in_bytes(within[1]),
+            scale_strides=over[2], zero_strides=over[3],
+            RESULT=self.result, COMPUTE=tl.float64 if args.x.dtype == torch.float64 else tl.float32,
             num_warps=max(1, min(self.tuning.most_warps, tile.size // (self.per_thread * 32))),
             **self.parameters(walk),
-        )
+        )  # fmt: skip
 
     def _in_two_passes(self, steps: Steps, args: Any) -> None:
         self.observer.add_steps(steps, args, "scale", "zero_point")
