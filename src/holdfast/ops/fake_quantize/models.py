@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from holdfast.core.formats import INTEGERS
 from holdfast.core.granularity import Granularity, PerGroup, PerToken
 from holdfast.core.training_step import COMPILED, EAGER, OURS, ModelCase, Step
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR
-from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
+from holdfast.ops.choose_scale.torch_op import choose_scale
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 #: The number of rows is not halved below this.
@@ -128,10 +129,11 @@ def _learned(case: FakeQuantizeModel) -> Functions:
 def _of_data(case: FakeQuantizeModel) -> Functions:
     most, group = case.code_range[1], case.group
     given: dict[str, Any] = {"dtype": case.codes, "granularity": case.granularity}
+    fused = getattr(import_module("holdfast"), "dynamic_fake_quantize", None)
     _, eager_fixed, formula_fixed = _fixed(case)
 
     def ours(x: torch.Tensor) -> torch.Tensor:
-        return dynamic_fake_quantize(x, **given)
+        return fake_quantize(x, choose_scale(x.detach(), **given), **given)
 
     def scale_of(x: torch.Tensor) -> torch.Tensor:
         return torch.clamp(x.detach().view(-1, group).abs().amax(1).float() / most, min=SCALE_FLOOR)
@@ -142,7 +144,7 @@ def _of_data(case: FakeQuantizeModel) -> Functions:
     def formula(x: torch.Tensor) -> torch.Tensor:
         return formula_fixed(x, scale_of(x))
 
-    return ours, eager, formula
+    return (lambda x: fused(x, **given)) if fused else ours, eager, formula
 
 
 _FUNCTIONS: dict[str, Callable[[FakeQuantizeModel], Functions]] = {
