@@ -177,13 +177,12 @@ class SegmentKernel(AffineKernel[D]):
     kernel: Any
     args: type[Args]
     output: str
-    tuned = TUNING
 
     def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
         self.ends = desc.ends(*desc.code_range)
         self.result = result_of(desc.symmetric, self.ends)
-        self.tuning = self.tuned.on(device)
+        self.tuning = TUNING.on(device)
         self.per_thread = self.tuning.per_thread // (2 if desc.input_dtype == torch.float64 else 1)
         # If one pass is enough for contiguous tensors, the plan has no workspace for any layout.
         twice = not desc.empty and self._tile(self._walk(contiguous_strides(desc.shape), None)) is None

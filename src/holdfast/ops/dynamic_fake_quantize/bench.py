@@ -8,62 +8,26 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Case, Tensors
-from holdfast.core.contract import PlanPreference
-from holdfast.core.plan import Plan
-from holdfast.core.stream import Stream
+from holdfast.core.benchmark import Case, Described, Tensors
 from holdfast.ops.affine.benchmark import INT4, ScaledCase, ScaledProblem, grouped
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 from holdfast.ops.choose_scale.torch_op import choose_scale
-from holdfast.ops.dynamic_fake_quantize.plan import (
-    DynamicFakeQuantizeBackwardDescriptor,
-    DynamicFakeQuantizeBackwardPlan,
-    DynamicFakeQuantizeDescriptor,
-    DynamicFakeQuantizePlan,
-)
+from holdfast.ops.dynamic_fake_quantize.plan import DynamicFakeQuantizeBackwardPlan, DynamicFakeQuantizePlan
 from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
 
 LAYOUTS = ("per token", "per group of 32", "per group of 128", "per channel, axis 0")
 
 
 @dataclass(frozen=True)
-class DynamicFakeQuantizeCase(ScaledCase):
-    """Symmetric scales: the forward, or the gradient by the default estimator."""
-
-    backward: bool = False
-
-    def problem(
-        self, elements: int, stream: Stream, backend: str | None = None
-    ) -> DynamicFakeQuantizeProblem:
-        fields: dict[str, Any] = {
-            "shape": self.shape(elements),
-            "granularity": self.granularity,
-            "input_dtype": self.real,
-            "dtype": self.codes,
-        }
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan: Plan[Any, Any]
-        if self.backward:
-            descriptor = DynamicFakeQuantizeBackwardDescriptor(**fields)
-            plan = DynamicFakeQuantizeBackwardPlan.select(stream, descriptor, preference)
-        else:
-            plan = DynamicFakeQuantizePlan.select(stream, DynamicFakeQuantizeDescriptor(**fields), preference)
-        return DynamicFakeQuantizeProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class DynamicFakeQuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: DynamicFakeQuantizeCase
 
     def draw(self) -> Tensors:
         tensors = super().draw()
         if self.case.backward:
             granularity, codes = self.case.granularity, self.case.codes
-            return {**tensors, "scale": choose_scale(tensors["x"], dtype=codes, granularity=granularity)}
-        shape, dtype = self.plan.descriptor.expected("scale")
-        return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=self.stream.device)}
+            tensors["scale"] = choose_scale(tensors["x"], dtype=codes, granularity=granularity)
+        return tensors
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
         case = self.case
@@ -88,6 +52,20 @@ class DynamicFakeQuantizeProblem(ScaledProblem):
         if case.backward:
             return backward, [tensors["dy"], tensors["x"], tensors["scale"]]
         return forward, [tensors["x"]]
+
+
+@dataclass(frozen=True)
+class DynamicFakeQuantizeCase(ScaledCase):
+    """Symmetric scales: the forward, or the gradient by the default estimator."""
+
+    backward: bool = False
+
+    problem_type = DynamicFakeQuantizeProblem
+
+    def described(self, elements: int) -> Described:
+        plan = DynamicFakeQuantizeBackwardPlan if self.backward else DynamicFakeQuantizePlan
+        fields = {"granularity": self.granularity, "input_dtype": self.real, "dtype": self.codes}
+        return plan, {"shape": self.shape(elements), **fields}
 
 
 def _cases(layouts: tuple[str, ...], *reals: torch.dtype) -> list[DynamicFakeQuantizeCase]:
@@ -118,13 +96,8 @@ def cpu_cases() -> list[DynamicFakeQuantizeCase]:
     return _cases(LAYOUTS[:2], torch.float32) + _gradients(LAYOUTS[:1], torch.float32)
 
 
-def quick_cases() -> list[DynamicFakeQuantizeCase]:
-    return []
-
-
 def host_cases() -> dict[str, Case]:
     """Cases for the time on the host, on a small tensor."""
-    case = DynamicFakeQuantizeCase(
-        "dynamic_fake_quantize", "per token", torch.float32, torch.int8, function=True
-    )
+    name = "dynamic_fake_quantize"
+    case = DynamicFakeQuantizeCase(name, "per token", torch.float32, torch.int8, function=True)
     return {"hf.dynamic_fake_quantize": case}

@@ -18,14 +18,13 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import FLOATS, dtype_name
 from holdfast.core.formats import INT2, INT4, UINT2, UINT4, format_of
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.numerics.reference import widen
 from holdfast.ops.choose_scale.cases import input_values, result
 from holdfast.ops.choose_scale.reference import observe_range, scale_of_range, zero_point_of_range
 from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeArgs,
     DynamicFakeQuantizeBackwardArgs,
-    DynamicFakeQuantizeBackwardDescriptor,
     DynamicFakeQuantizeDescriptor,
 )
 from holdfast.ops.dynamic_quantize.cases import Problem as DynamicProblem
@@ -105,20 +104,18 @@ def _backward_problems() -> Iterator[Problem]:
     yield Problem("in range: many groups", PerGroup(32), (600, 1024), torch.bfloat16)
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """All cases of ``plan``."""
+def cases(plan: AnyPlan) -> list[Case]:
     problems = _forward_problems() if plan.direction == "forward" else _backward_problems()
     return [case(plan, problem) for problem in problems]
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
+def case(plan: AnyPlan, problem: Problem) -> Case:
     forward = DynamicFakeQuantizeDescriptor(**problem.fields)
     if plan.direction == "forward":
         return Case(problem.name, forward, partial(_forward_args, forward, problem))
     fields = {name: value for name, value in problem.fields.items() if name != "narrow"}
-    descriptor = DynamicFakeQuantizeBackwardDescriptor(**fields, ste=problem.ste)
-    return Case(problem.name, descriptor, partial(_backward_args, forward, problem))
+    fields["ste"] = problem.ste
+    return Case(problem.name, plan.Descriptor(**fields), partial(_backward_args, forward, problem))
 
 
 def _forward_args(descriptor: DynamicFakeQuantizeDescriptor, problem: Problem) -> DynamicFakeQuantizeArgs:
@@ -145,14 +142,11 @@ def _backward_args(
     if not problem.symmetric:
         points = torch.from_numpy(zero_point_of_range(low, found, *ends))
         zero_point = result(forward, problem, "zero_point").copy_(points)
+    dy = laid_out(_spread(problem, "dy"), problem.upstream or problem.layout)
     return DynamicFakeQuantizeBackwardArgs(
-        dy=laid_out(_spread(problem, "dy"), problem.upstream or problem.layout),
-        x=laid_out(x, problem.layout),
-        scale=scale,
-        zero_point=zero_point,
-        dx=dx,
+        dy=dy, x=laid_out(x, problem.layout), scale=scale, zero_point=zero_point, dx=dx,
         accumulate=problem.accumulate,
-    )
+    )  # fmt: skip
 
 
 def _spread(problem: Problem, label: str) -> torch.Tensor:

@@ -15,7 +15,6 @@ import triton.language as tl
 
 from holdfast.backends.gpu_tiles import columns_inside, tile_offsets, tile_rows, tile_start
 from holdfast.backends.steps import Steps
-from holdfast.backends.tuning import Tuned
 from holdfast.core.segments import Segments
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import (
@@ -30,7 +29,6 @@ from holdfast.ops.affine.gpu import EVICT_LAST, load_scale, same_strides_by_colu
 from holdfast.ops.choose_scale.gpu import MAGIC
 from holdfast.ops.choose_scale.gpu_segments import (
     SegmentKernel,
-    Tuning,
     chosen_quotient,
     segment_scales,
     store_scales,
@@ -44,8 +42,6 @@ from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeDescriptor,
 )
 from holdfast.ops.fake_quantize.gpu import FakeQuantize, FakeQuantizeBackward
-
-TUNING = Tuned(gpu=Tuning())
 
 
 @triton.jit(do_not_specialize=["lowest", "highest", "q_min", "q_max", "segments", "rows"])
@@ -122,7 +118,7 @@ def covered_backward(
 class DynamicFakeQuantize(SegmentKernel[DynamicFakeQuantizeDescriptor]):
     """``dynamic_fake_quantize``, or the kernels of choose_scale and fake_quantize in sequence."""
 
-    kernel, args, output, tuned = dynamic_fake_quantize, DynamicFakeQuantizeArgs, "y", TUNING
+    kernel, args, output = dynamic_fake_quantize, DynamicFakeQuantizeArgs, "y"
 
     def parameters(self, walk: Segments) -> dict[str, Any]:
         codes = self.desc.codes

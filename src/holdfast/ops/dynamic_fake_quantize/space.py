@@ -8,35 +8,26 @@ from typing import Any
 import torch
 
 from holdfast.core.bits import canonical
-from holdfast.core.draw import Draw
-from holdfast.core.plan import Plan
+from holdfast.core.draw import Draw, Results
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.choose_scale.space import draw_rule
-from holdfast.ops.dynamic_fake_quantize.cases import Problem, case
+from holdfast.ops.dynamic_fake_quantize.cases import Problem
 from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
 from holdfast.ops.fake_quantize.plan import SteKind
-
-__all__ = ["FREE", "case", "draw", "public"]
 
 FREE = ("values", "chosen")
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     problem = Problem(draw.label, **draw_rule(draw))
     if plan.direction == "forward":
         return problem
     # Which codes the scale leaves out is not known to a backward.
-    return replace(
-        problem,
-        narrow=None,
-        ste=draw.kind(tuple(SteKind)),
-        accumulate=draw.chance(4),
-        chosen=not draw.chance(3),
-    )
+    problem = replace(problem, narrow=None, ste=draw.kind(tuple(SteKind)))
+    return replace(problem, accumulate=draw.chance(4), chosen=not draw.chance(3))
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     rule = {name: getattr(desc, name) for name in ("dtype", "q_min", "q_max", "granularity", "symmetric")}
     rule["narrow"] = problem.narrow
     if plan.direction == "forward":

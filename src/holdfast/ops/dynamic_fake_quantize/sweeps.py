@@ -6,17 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from holdfast.core.case import poisoned_output
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.formats import INT4
-from holdfast.core.granularity import PerToken
 from holdfast.core.sweep import Sweep
-from holdfast.ops.dynamic_fake_quantize.plan import (
-    DynamicFakeQuantizeArgs,
-    DynamicFakeQuantizeDescriptor,
-    DynamicFakeQuantizePlan,
-)
-from holdfast.ops.dynamic_quantize.sweeps import LARGEST, SHAPE, values
+from holdfast.ops.dynamic_fake_quantize.plan import DynamicFakeQuantizePlan
+from holdfast.ops.dynamic_quantize.sweeps import LARGEST, sweep
 
 
 def sweeps() -> Iterator[Sweep]:
@@ -33,17 +27,5 @@ def sweeps() -> Iterator[Sweep]:
 def _dynamic_fake_quantize(
     real: torch.dtype, codes: torch.dtype, symmetric: bool = True, narrow: bool | None = None
 ) -> Sweep:
-    desc = DynamicFakeQuantizeDescriptor(
-        shape=SHAPE, input_dtype=real, dtype=codes, granularity=PerToken(), symmetric=symmetric, narrow=narrow
-    )
-
-    def make() -> DynamicFakeQuantizeArgs:
-        return DynamicFakeQuantizeArgs(
-            x=values(real),
-            y=poisoned_output(SHAPE, real),
-            scale=poisoned_output(*desc.expected("scale")),
-            zero_point=None if symmetric else poisoned_output(*desc.expected("zero_point")),
-        )
-
-    name = f"every {dtype_name(real)} as {dtype_name(codes)}" + ", whole range" * (narrow is False)
-    return Sweep(DynamicFakeQuantizePlan, name, SHAPE[0] * SHAPE[1], desc, make)
+    name = f"every {dtype_name(real)} as {dtype_name(codes)}"
+    return sweep(DynamicFakeQuantizePlan, name, real, symmetric, narrow, dtype=codes)
