@@ -9,6 +9,8 @@ from holdfast.core.mutant import KernelMutant
 _CPU, _GPU = "holdfast.ops.dynamic_fake_quantize.cpu", "holdfast.ops.dynamic_fake_quantize.gpu"
 _forward = partial(KernelMutant, plans=("DynamicFakeQuantizePlan",))
 _backward = partial(KernelMutant, plans=("DynamicFakeQuantizeBackwardPlan",))
+#: The name of cases with NaN and infinite scales.
+_SEGMENTS = "in_range: segments"
 
 # fmt: off
 MUTANTS = (
@@ -19,7 +21,9 @@ MUTANTS = (
     _forward("the last element not rounded", _CPU,
         "range(begin, begin + columns)",
         "range(begin, begin + columns - 1)"),
-    _forward("the last element not looked at", _CPU, "row_scale(at, columns,", "row_scale(at, columns - 1,"),
+    _forward("the last element not looked at", _CPU,
+        "row_scale(at, columns,",
+        "row_scale(at, columns - 1,", likely="groups of 32"),
     _forward("columns that do not exist not masked", _GPU,
         "column * steps[3], mask=inside, other=0.0)",
         "column * steps[3], mask=exists, other=0.0)"),
@@ -33,11 +37,19 @@ MUTANTS = (
         "MANTISSA).to(COMPUTE)"),
     _backward("an infinite scale not looked for", _CPU,
         "if abs(scale[i]) < np.float32(np.inf) else 1",
-        "if True else 1"),
-    _backward("the first scale of a tile only", _CPU, "range(1 if shared else count)", "range(1)"),
-    _backward("a NaN scale passes", _CPU, "((s == s) & (abs(x) < infinite))", "(abs(x) < infinite)"),
-    _backward("the scale of the first element", _CPU, "scale[0 if shared else i]", "scale[0]"),
-    _backward("old gradients lost", _CPU, "dx[i] + passed if accumulate else passed", "passed"),
+        "if True else 1", likely=_SEGMENTS),
+    _backward("the first scale of a tile only", _CPU,
+        "range(1 if shared else count)",
+        "range(1)", likely=_SEGMENTS),
+    _backward("a NaN scale passes", _CPU,
+        "((s == s) & (abs(x) < infinite))",
+        "(abs(x) < infinite)", likely=_SEGMENTS),
+    _backward("the scale of the first element", _CPU,
+        "scale[0 if shared else i]",
+        "scale[0]", likely=_SEGMENTS),
+    _backward("old gradients lost", _CPU,
+        "dx[i] + passed if accumulate else passed",
+        "passed", likely="accumulate"),
     _backward("an infinite scale not looked for", _GPU,
         "finite.to(tl.int32)) == 0",
         "finite.to(tl.int32)) == 2"),
