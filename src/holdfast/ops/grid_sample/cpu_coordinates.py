@@ -20,7 +20,7 @@ from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
 from holdfast.backends.on_demand import Real
 from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
-from holdfast.numerics.cpu_walk import RUN, load_span
+from holdfast.numerics.cpu_walk import RUN, load_span, size_of
 from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 
 #: Samples of a block, bytes of a scratch row, and the distance between rows.
@@ -33,8 +33,9 @@ PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
 _NEAREST, _BILINEAR, _BICUBIC = MODES.values()
 _ZEROS, _BORDER, _REFLECTION = PADDINGS.values()
 
-# Rows of an axis: the coordinate, its scale, and the pixel, weight and slope of each of four taps.
-_X, _SCALE, INDEX, WEIGHT, SLOPE = 0, 1, 2, 6, 10
+# Rows of an axis: the coordinate, its scale, and the weight, slope and pixel of each of four taps. A loop uses
+# one pointer for all rows of an axis, because LLVM vectorises no loop with many pointers that might overlap.
+_X, _SCALE, WEIGHT, SLOPE, INDEX = 0, 1, 2, 6, 10
 AXIS_ROWS = 14
 
 # Exact in float32; the other operand determines the compute type.
@@ -56,16 +57,41 @@ def floor(typingctx, value):
 
 
 @jit
-def _coordinates(g_at, rows, count, aligned, numbers, like):
+def row_size(like):
+    """Elements from one scratch row to the next."""
+    return ROW // size_of(like)
+
+
+@jit
+def _load_grid(grid, axes, begin, count, rows_at, raw, like):
+    """Load grid coordinates to the rows of the coordinates."""
+    address, kind, table, step = grid
+    if kind == size_of(like) and table.shape[1] == 1 and table[1, 0] == axes and step == 1:
+        source, rows = pointer(address + begin * axes * kind, like), pointer(rows_at, like)
+        axis = AXIS_ROWS * row_size(like)
+        if axes == 2:
+            for i in range(count):
+                rows[i], rows[axis + i] = source[2 * i], source[2 * i + 1]
+        else:
+            for i in range(count):
+                rows[i], rows[axis + i], rows[2 * axis + i] = source[3 * i], source[3 * i + 1], source[3 * i + 2]
+        return
+    for a in range(axes):
+        target = rows_at + a * AXIS_ROWS * ROW
+        load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, target, like)
+
+
+@jit
+def _coordinates(rows, count, aligned, numbers, like):
     """Convert grid coordinates to pixels."""
-    g, x = pointer(g_at, like), pointer(rows + _X * ROW, like)
+    x = pointer(rows + _X * ROW, like)
     size, last = numbers[0], numbers[1]
     if aligned:
         for i in range(count):
-            x[i] = ((g[i] + _ONE) * _HALF) * last
+            x[i] = ((x[i] + _ONE) * _HALF) * last
     else:
         for i in range(count):
-            x[i] = ((g[i] + _ONE) * size - _ONE) * _HALF
+            x[i] = ((x[i] + _ONE) * size - _ONE) * _HALF
 
 
 @jit
@@ -180,23 +206,6 @@ def _mark_taps(rows, taps, count, size, like):
             slope[i] = slope[i] if inside else outside
 
 
-@jit
-def _mark_columns(rows, count, size, like):
-    """``_mark_taps`` for two columns: the taps are those of the columns, in the order of memory."""
-    index, last = pointer(rows + INDEX * ROW, np.int32), np.int32(size - 2)
-    outside = zero(like) / zero(like)
-    for row in (WEIGHT, SLOPE):
-        left, right = pointer(rows + row * ROW, like), pointer(rows + (row + 1) * ROW, like)
-        for i in range(count):
-            here = index[i]
-            moved = np.int32(here - min(max(here, np.int32(0)), last))
-            first, second = left[i], right[i]
-            left[i] = first if moved == 0 else second if moved == -1 else outside
-            right[i] = second if moved == 0 else first if moved == 1 else outside
-    for i in range(count):
-        index[i] = min(max(index[i], np.int32(0)), last)
-
-
 @on_demand
 def _pad_taps(rows, count, size, padding, aligned):
     """Set the indices of the four taps of bicubic, which are padded separately."""
@@ -215,18 +224,40 @@ def _pad_taps(rows, count, size, padding, aligned):
 
 
 @jit
-def _bilinear_weights(rows, count, like):
-    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
-    w0, w1 = pointer(rows + WEIGHT * ROW, like), pointer(rows + (WEIGHT + 1) * ROW, like)
-    s0, s1 = pointer(rows + SLOPE * ROW, like), pointer(rows + (SLOPE + 1) * ROW, like)
+def _linear_taps(rows_at, count, size, like):
+    """The two taps of bilinear, each marked if it is outside the image."""
+    row, step = row_size(like), row_size(np.int32(0))
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    end, outside, one = np.int32(size), zero(like) / zero(like), _ONE + zero(like)
     for i in range(count):
-        first = floor(x[i])
-        t = x[i] - first
-        index[i] = np.int32(first)
-        w0[i] = _ONE - t
-        w1[i] = t
-        s0[i] = -(_ONE + zero(like))
-        s1[i] = _ONE + zero(like)
+        first = floor(rows[i])
+        here, t = np.int32(first), rows[i] - first
+        after = np.int32(here + 1)
+        left, right = here >= 0 and here < end, after >= 0 and after < end
+        index[i] = here if left else np.int32(0)
+        index[step + i] = after if right else np.int32(0)
+        rows[WEIGHT * row + i] = one - t if left else outside
+        rows[(WEIGHT + 1) * row + i] = t if right else outside
+        rows[SLOPE * row + i] = -one if left else outside
+        rows[(SLOPE + 1) * row + i] = one if right else outside
+
+
+@jit
+def _linear_columns(rows_at, count, size, like):
+    """``_linear_taps`` for two columns: the taps are those of the columns, in the order of memory."""
+    row = row_size(like)
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    last, outside, one = np.int32(size - 2), zero(like) / zero(like), _ONE + zero(like)
+    for i in range(count):
+        first = floor(rows[i])
+        here, t = np.int32(first), rows[i] - first
+        place = min(max(here, np.int32(0)), last)
+        moved, rest = np.int32(here - place), one - t
+        index[i] = place
+        rows[WEIGHT * row + i] = rest if moved == 0 else t if moved == -1 else outside
+        rows[(WEIGHT + 1) * row + i] = t if moved == 0 else rest if moved == 1 else outside
+        rows[SLOPE * row + i] = -one if moved == 0 else one if moved == -1 else outside
+        rows[(SLOPE + 1) * row + i] = one if moved == 0 else -one if moved == 1 else outside
 
 
 @on_demand
@@ -257,17 +288,6 @@ def _bicubic_weights(rows, count, like):
 
 
 @jit
-def _weights(rows, mode, count, like):
-    """Compute the unpadded pixel of the first tap, and the weight and slope of every tap."""
-    if mode == _BILINEAR:
-        _bilinear_weights(rows, count, like)
-    elif mode == _NEAREST:
-        _nearest_weights(rows, count, like)
-    else:
-        _bicubic_weights(rows, count, like)
-
-
-@jit
 def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns):
     """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
 
@@ -276,13 +296,11 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, colu
     each axis. ``columns`` is a tuple whose length is the number of columns of a place.
     """
     outlined()
-    address, kind, table, step = grid
     axes, taps, mode, padding, aligned = form
+    _load_grid(grid, axes, begin, count, rows_at, raw, like)
     for a in range(axes):
         rows, own = rows_at + a * AXIS_ROWS * ROW, numbers[a]
-        g_at = rows + WEIGHT * ROW
-        load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, g_at, like)
-        _coordinates(g_at, rows, count, aligned, own, like)
+        _coordinates(rows, count, aligned, own, like)
         if padding == _ZEROS:
             _limit_zeros(rows, count, own, like)
         elif mode == _BICUBIC:
@@ -294,13 +312,20 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, colu
             if padding == _REFLECTION:
                 _reflected(rows, count, own[3], own[4], own[5], like)
             _clipped(rows, count, padding == _BORDER, own[1], own[3], like)
-        _weights(rows, mode, count, like)
-        if len(columns) == 2 and a == 0:
-            _mark_columns(rows, count, sizes[a], like)
-        elif mode == _BICUBIC and padding != _ZEROS:
-            _pad_taps(rows, count, sizes[a], padding, aligned)
+        if mode == _BILINEAR:
+            if len(columns) == 2 and a == 0:
+                _linear_columns(rows, count, sizes[a], like)
+            else:
+                _linear_taps(rows, count, sizes[a], like)
         else:
-            _mark_taps(rows, taps, count, sizes[a], like)
+            if mode == _NEAREST:
+                _nearest_weights(rows, count, like)
+            else:
+                _bicubic_weights(rows, count, like)
+            if mode == _BICUBIC and padding != _ZEROS:
+                _pad_taps(rows, count, sizes[a], padding, aligned)
+            else:
+                _mark_taps(rows, taps, count, sizes[a], like)
 
 
 @jit

@@ -47,8 +47,8 @@ MUTANTS = (
     _forward(
         "columns not moved at the right border",
         _COORDINATES_CPU,
-        "right[i] = second if moved == 0 else first if moved == 1 else outside",
-        "right[i] = second if moved == 0 else outside",
+        "t if moved == 0 else rest if moved == 1 else outside",
+        "t if moved == 0 else outside",
     ),
     _backward(
         "a term rounded down",
