@@ -95,7 +95,7 @@ def clear_infinite(values_at, count, like):
 
 
 @jit
-def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, sums_at, like, columns):
+def add_terms(change_at, weights_at, offsets_at, count, bits, terms_at, sums_at, like, columns):
     """Add weight times change, as integers, to the columns of a place of every sample.
 
     ``change`` is finite. A corner outside the image adds 0.
@@ -108,7 +108,7 @@ def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, s
     unit = power_of_two(bits, like)
     for i in range(count):
         for k in range(len(columns)):
-            term = weights[k * block + i] * change[i]
+            term = weights[k * RUN + i] * change[i]
             term = term if term == term else zero(like)
             whole = np.int64(term)
             terms[i * wide + k * words] = whole
@@ -121,7 +121,7 @@ def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, s
 
 
 @jit
-def mark_infinite(dout_at, weights_at, block, offsets_at, count, sums_at, like, columns):
+def mark_infinite(dout_at, weights_at, offsets_at, count, sums_at, like, columns):
     """Mark the pixels with terms that are not finite. All finite terms were added."""
     outlined()
     infinite, words = power_of_two(0, like) / zero(like), size_of(like) // 4
@@ -134,7 +134,7 @@ def mark_infinite(dout_at, weights_at, block, offsets_at, count, sums_at, like, 
         if abs(dout[i]) < infinite:
             continue
         for k in range(len(columns)):
-            weight = weights[k * block + i]
+            weight = weights[k * RUN + i]
             if weight == weight:
                 term = weight * dout[i]
                 mark = 1 if term == infinite else 2 if term == -infinite else 3

@@ -39,9 +39,8 @@ MUTANTS = (
     _forward(
         "the last, shorter run dropped",
         _CPU,
-        "                for at in range(0, size, RUN):\n                    count = min(RUN, size - at)\n",
-        "                for at in range(0, max(size - RUN + 1, 1), RUN):\n"
-        "                    count = min(RUN, size - at)\n",
+        "for begin in range(from_sample, to_sample, RUN):",
+        "for begin in range(from_sample, max(to_sample - RUN + 1, from_sample + 1), RUN):",
         likely="several runs",
     ),
     _forward(
