@@ -33,8 +33,8 @@ PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
 _NEAREST, _BILINEAR, _BICUBIC = MODES.values()
 _ZEROS, _BORDER, _REFLECTION = PADDINGS.values()
 
-# Rows of an axis: the coordinate, its scale, and the weight, slope and pixel of each of four taps. A loop uses
-# one pointer for all rows of an axis, because LLVM vectorises no loop with many pointers that might overlap.
+# Rows of an axis: the coordinate, its scale, and the weight, slope and pixel of each of four taps. Loops over
+# many rows use one pointer: LLVM does not vectorise a loop with many pointers that might overlap.
 _X, _SCALE, WEIGHT, SLOPE, INDEX = 0, 1, 2, 6, 10
 AXIS_ROWS = 14
 
