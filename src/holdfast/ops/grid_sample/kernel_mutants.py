@@ -13,7 +13,7 @@ _PLACES_CPU, _CHANNELS_CPU = (
     "holdfast.ops.grid_sample.cpu_places",
     "holdfast.ops.grid_sample.cpu_channel_sums",
 )
-_INTEGERS_CPU = "holdfast.ops.grid_sample.cpu_integer_sums"
+_INTEGERS_CPU, _LANES_CPU = "holdfast.ops.grid_sample.cpu_integer_sums", "holdfast.ops.grid_sample.cpu_lanes"
 _GPU, _CORNERS_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dinput_by_corner"
 
 MUTANTS = (
@@ -33,8 +33,8 @@ MUTANTS = (
     _forward(
         "the grid of the first image for all",
         _CPU,
-        "locate(_grid_of(grid, n), problem, steps, begin,",
-        "locate(_grid_of(grid, 0), problem, steps, begin,",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, n),",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, 0),",
     ),
     _forward(
         "the last, shorter run dropped",
@@ -94,9 +94,30 @@ MUTANTS = (
     _backward(
         "the shift of the first channel for all",
         _CPU,
-        "scale(row_at, count, shifts[c], like)",
-        "scale(row_at, count, shifts[0], like)",
+        "scale(row, count, shifts[c], like)",
+        "scale(row, count, shifts[0], like)",
         likely="magnitudes",
+    ),
+    _forward(
+        "a column of lanes in the place of the other",
+        _LANES_CPU,
+        "image_at + (offsets[i] + k) * REALS",
+        "image_at + offsets[i] * REALS",
+        likely="64 channels",
+    ),
+    _backward(
+        "terms of lanes in the place of the other column",
+        _LANES_CPU,
+        "sums_at + (offsets[i] + k) * SUMS",
+        "sums_at + offsets[i] * SUMS",
+        likely="64 channels",
+    ),
+    _backward(
+        "the marks of the first channel for all",
+        _CPU,
+        "replace_marked(sums, pixel, count, row, like)",
+        "replace_marked(sums_at + at * pixel, pixel, count, row, like)",
+        likely="infinite gradients, 16 channels",
     ),
     _backward(
         "a full level not carried",
