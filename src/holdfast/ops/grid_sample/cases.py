@@ -204,6 +204,10 @@ def _gradients() -> Iterator[Problem]:
         infinite, name="infinite gradients, centres", image=(5, 8, 16), grid="on centres and borders"
     )
     yield replace(infinite, name="infinite gradients, bfloat16", dtype=torch.bfloat16, mode=Mode.NEAREST)
+    yield replace(infinite, name="infinite gradients, 16 channels", image=(16, 9, 11))
+    yield replace(
+        plain, name="planes of different magnitudes, 16 channels", image=(16, 9, 11), values="planes"
+    )
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:

@@ -1,7 +1,8 @@
 """grid_sample on the CPU.
 
-Samples are processed in blocks. The places and weights of a block (``cpu_places``) are computed once, then
-used for every channel: to load values from the image, or to add terms to the integer sums of dinput.
+Samples are processed in runs. The places and weights of a run (``cpu_places``) are computed once, then
+used for every channel: to load values from the image, or to add terms to the integer sums of dinput. If there
+are many float32 channels, ``LANES`` of them are processed at once (``cpu_lanes``).
 
 dinput is computed in units: several channels of one image, each with a buffer of sums. A thread computes
 whole units. If there are too few, a unit is split: each thread sums a part of the samples, and the sums of
@@ -24,7 +25,7 @@ from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu import ITEM_SIZE, kind
 from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
@@ -32,9 +33,8 @@ from holdfast.ops.grid_sample.cpu_coordinates import (
     MODES,
     PADDINGS,
     ROW_BYTES,
-    add_slopes,
-    find_taps,
-    scale_row,
+    find_gradients,
+    store_gradients,
 )
 from holdfast.ops.grid_sample.cpu_integer_sums import (
     add_marked_sums,
@@ -45,7 +45,18 @@ from holdfast.ops.grid_sample.cpu_integer_sums import (
     convert_sums,
     find_shift,
     mark_infinite,
+    replace_marked,
     scale,
+)
+from holdfast.ops.grid_sample.cpu_lanes import (
+    LANES,
+    REALS,
+    SUMS,
+    add_terms_in_lanes,
+    add_weighted_in_lanes,
+    convert_lanes,
+    lanes_to_rows,
+    rows_to_lanes,
 )
 from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
 from holdfast.ops.grid_sample.plan import (
@@ -66,8 +77,6 @@ Table = np.ndarray[Any, Any]
 _NEAREST = MODES[Mode.NEAREST]
 #: Steps of ``_differentiate``.
 _WHOLE, _PART, _TOTAL = 0, 1, 2
-#: Maximum number of channels for small blocks.
-FEW_CHANNELS = 8
 
 D = TypeVar("D", bound=SampleDescriptor)
 
@@ -91,47 +100,88 @@ def part_of(count, part, parts):
     return count * part // parts, count * (part + 1) // parts
 
 
+@jit
+def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at, scratch, like, columns):
+    """Forward of ``LANES`` channels of an image from ``channel``."""
+    outlined()
+    _, pixels, samples, corners = extent
+    offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
+    for begin in range(0, pixels, RUN):
+        count = min(RUN, pixels - begin)
+        for c in range(LANES):
+            source, target = _first_channel(image, n, channel + c), row_at + c * RUN * 4
+            load_span(source, image[1], image[4], begin, begin + count, raw, target, like)
+        rows_to_lanes(row_at, count, copy_at + begin * REALS)
+    for begin in range(0, samples, RUN):
+        count, tables = min(RUN, samples - begin), (offsets_at, weights_at)
+        locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+        for corner in range(0, corners, len(columns)):
+            offsets = offsets_at + corner // len(columns) * RUN * 8
+            weights = weights_at + corner * RUN * size_of(like)
+            add_weighted_in_lanes(copy_at, weights, offsets, count, corner == 0, values_at, like, columns)
+        lanes_to_rows(values_at, count, row_at)
+        for c in range(LANES):
+            source, target = row_at + c * RUN * 4, _first_channel(out, n, channel + c)
+            store_span(source, target, out[1], out[4], begin, begin + count, False, raw, old, like)
+
+
 @kernel
-def _sample(first, last, parts, extent, problem, block, grid, image, steps, out, scratch, like, columns):
-    """Forward of the tasks ``first`` to ``last``; an image has ``parts`` tasks, with a part of its samples.
+def _sample(
+    first, last, parts, lanes, extent, problem, grid, image, steps, own_steps, out, scratch, like, columns
+):
+    """Forward of the tasks ``first`` to ``last``.
+
+    An image has ``parts`` tasks, each with a part of its samples, or if ``lanes``, with ``LANES`` channels.
 
     ``extent`` is (channels, pixels, samples, corners). ``problem`` is (form, sizes, numbers) as in
     ``find_taps``. An operand is (address, kind, image stride, stride of the channels or of the grid's axes,
-    table of the loops over samples or pixels). ``steps`` are the strides of the image in ``find_offsets``.
+    table of the loops over samples or pixels). ``steps`` are the strides of the image in ``find_offsets``,
+    ``own_steps`` those of a contiguous copy.
     """
     channels, _, samples, corners = extent
-    offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
+    offsets_at, weights_at, rows_at, raw, old, values_at, row_at, copy_at = scratch
     for task in range(first, last):
         n = task // parts
+        if lanes:
+            _sample_lanes(
+                n, task % parts * LANES, extent, problem, grid, image, own_steps, out, copy_at, scratch[:7],
+                like, columns,
+            )  # fmt: skip
+            continue
         from_sample, to_sample = part_of(samples, task % parts, parts)
-        for begin in range(from_sample, to_sample, block):
-            size, tables = min(block, to_sample - begin), (offsets_at, weights_at)
-            locate(_grid_of(grid, n), problem, steps, begin, size, block, tables, rows_at, raw, like, columns)
+        for begin in range(from_sample, to_sample, RUN):
+            count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
+            locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
             for channel in range(channels):
                 source, target = _first_channel(image, n, channel), _first_channel(out, n, channel)
-                for at in range(0, size, RUN):
-                    count = min(RUN, size - at)
-                    for corner in range(0, corners, len(columns)):
-                        offsets = offsets_at + (corner // len(columns) * block + at) * 8
-                        weights = weights_at + (corner * block + at) * size_of(like)
-                        gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                        if problem[0][2] == _NEAREST:
-                            pick(values_at, weights, count, row_at, like)
-                        else:
-                            add_weighted(values_at, weights, block, count, corner == 0, row_at, like, columns)
-                    store_span(
-                        row_at, target, out[1], out[4], begin + at, begin + at + count, False, raw, old, like
-                    )
+                for corner in range(0, corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    weights = weights_at + corner * RUN * size_of(like)
+                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                    if problem[0][2] == _NEAREST:
+                        pick(values_at, weights, count, row_at, like)
+                    else:
+                        add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
+                end = begin + count
+                store_span(row_at, target, out[1], out[4], begin, end, False, raw, old, like)
+
+
+@jit
+def _steps_of_sums(width, pixels, like):
+    """Bytes from a channel to the next in the sums of a unit, and from a pixel to the next."""
+    words = size_of(like) // 4
+    return (8, SUMS) if width == LANES and words == 1 else (pixels * words * 8, words * 8)
 
 
 @jit
 def _sum_terms(
-    n, channel, width, begin, end, extent, problem, block, grid, steps, dout, bits, shifts_at, sums_at,
-    sums_step, scratch, like, columns,
+    n, channel, width, begin, end, extent, problem, grid, image, steps, dout, dgrid, joint, bits, levels,
+    accumulate, shifts_at, sums_at, totals_at, scratch, like, columns,
 ):  # fmt: skip
     """Integer sums of ``width`` channels from ``channel``, over samples ``begin`` to ``end``.
 
-    Returns whether all values of dout are finite.
+    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. Returns whether all
+    values of dout are finite.
     """
     outlined()
     _, pixels, samples, corners = extent
@@ -141,107 +191,100 @@ def _sum_terms(
         source = _first_channel(dout, n, channel + c)
         shifts[c], finite = find_shift(source, dout[1], dout[4], samples, bits, row_at, raw, like)
         all_finite = all_finite and finite
-        clear_sums(sums_at + c * sums_step, pixels * words)
+    step, pixel = _steps_of_sums(width, pixels, like)
+    together = pixel == SUMS
+    clear_sums(sums_at, width * pixels * words)
     for marking in range(1 if all_finite else 2):
-        for first in range(begin, end, block):
-            size, tables = min(block, end - first), (offsets_at, weights_at)
-            locate(_grid_of(grid, n), problem, steps, first, size, block, tables, rows_at, raw, like, columns)
+        for first in range(begin, end, RUN):
+            count, tables = min(RUN, end - first), (offsets_at, weights_at)
+            locate(_grid_of(grid, n), problem, steps, first, count, tables, rows_at, raw, like, columns)
+            if joint and marking == 0:
+                _store_dgrid(
+                    n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
+                    scratch, like, columns,
+                )  # fmt: skip
             for c in range(width):
-                source, sums = _first_channel(dout, n, channel + c), sums_at + c * sums_step
-                for at in range(0, size, RUN):
-                    count, to = min(RUN, size - at), first + at
-                    load_span(source, dout[1], dout[4], to, to + count, raw, row_at, like)
+                source, sums = _first_channel(dout, n, channel + c), sums_at + c * step
+                row = row_at + c * RUN * size_of(like) if together else row_at
+                load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
+                if marking == 0:
+                    if not all_finite:
+                        clear_infinite(row, count, like)
+                    scale(row, count, shifts[c], like)
+                for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    weights = weights_at + corner * RUN * size_of(like)
                     if marking == 0:
-                        if not all_finite:
-                            clear_infinite(row_at, count, like)
-                        scale(row_at, count, shifts[c], like)
-                    for corner in range(0, corners, len(columns)):
-                        offsets = offsets_at + (corner // len(columns) * block + at) * 8
-                        weights = weights_at + (corner * block + at) * size_of(like)
-                        if marking == 0:
-                            add_terms(
-                                row_at, weights, block, offsets, count, bits, terms_at, sums, like, columns
-                            )
-                        else:
-                            mark_infinite(row_at, weights, block, offsets, count, sums, like, columns)
+                        add_terms(row, weights, offsets, count, bits, terms_at, sums, like, columns)
+                    else:
+                        mark_infinite(row, weights, offsets, count, sums, pixel, like, columns)
+            if together and marking == 0:
+                rows_to_lanes(row_at, count, terms_at)
+            for corner in range(0, corners if together and marking == 0 else 0, len(columns)):
+                offsets = offsets_at + corner // len(columns) * RUN * 8
+                weights = weights_at + corner * RUN * size_of(like)
+                add_terms_in_lanes(terms_at, weights, offsets, count, sums_at, like, columns)
     return all_finite
 
 
 @jit
 def _store_sums(
-    n, channel, width, begin, end, bits, shifts_at, all_finite, sums_at, sums_step, dinput, accumulate,
-    scratch, like,
+    n, channel, width, begin, end, pixels, bits, shifts_at, all_finite, sums_at, dinput, accumulate, scratch,
+    like,
 ):  # fmt: skip
     """Store pixels ``begin`` to ``end`` of the channels of a unit."""
     outlined()
-    _, _, _, raw, old, _, row_at = scratch
-    shifts, pixel = pointer(shifts_at, np.int64), 2 * size_of(like)
-    for c in range(width):
-        target = _first_channel(dinput, n, channel + c)
-        for at in range(begin, end, RUN):
-            count = min(RUN, end - at)
-            sums = sums_at + c * sums_step + at * pixel
-            convert_sums(sums, count, shifts[c], bits, all_finite, row_at, like)
-            store_span(row_at, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
+    _, _, _, raw, old, values_at, row_at = scratch
+    shifts, (step, pixel) = pointer(shifts_at, np.int64), _steps_of_sums(width, pixels, like)
+    for at in range(begin, end, RUN):
+        count = min(RUN, end - at)
+        if pixel == SUMS:
+            convert_lanes(sums_at + at * pixel, count, values_at)
+            lanes_to_rows(values_at, count, row_at)
+        for c in range(width):
+            sums, target = sums_at + c * step + at * pixel, _first_channel(dinput, n, channel + c)
+            row = row_at + c * RUN * size_of(like) if pixel == SUMS else row_at
+            if pixel != SUMS:
+                convert_sums(sums, count, bits, row, like)
+            scale(row, count, -shifts[c], like)
+            if not all_finite:
+                replace_marked(sums, pixel, count, row, like)
+            store_span(row, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
 
 
 @jit
 def _store_dgrid(
-    n, begin, end, extent, problem, block, grid, image, steps, dout, dgrid, levels, accumulate, sums_at,
-    scratch, like, columns,
+    n, begin, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at, scratch, like,
+    columns,
 ):  # fmt: skip
-    """dgrid of samples ``begin`` to ``end`` of an image."""
+    """dgrid of ``count`` samples from ``begin`` of an image. They are located."""
     outlined()
     channels, _, _, corners = extent
-    offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
-    form, sizes, numbers = problem
-    level_size = corners * block * size_of(like)
-    for first in range(begin, end, block):
-        size = min(block, end - first)
-        if form[2] != _NEAREST:
-            tables = (offsets_at, weights_at)
-            locate(_grid_of(grid, n), problem, steps, first, size, block, tables, rows_at, raw, like, columns)
-            for level in range(levels):
-                clear(sums_at + level * level_size, corners * block, like)
-            for channel in range(channels):
-                gradient, source = _first_channel(dout, n, channel), _first_channel(image, n, channel)
-                for at in range(0, size, RUN):
-                    count, to = min(RUN, size - at), first + at
-                    load_span(gradient, dout[1], dout[4], to, to + count, raw, row_at, like)
-                    for corner in range(0, corners, len(columns)):
-                        offsets = offsets_at + (corner // len(columns) * block + at) * 8
-                        sums = sums_at + (corner * block + at) * size_of(like)
-                        gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                        add_products(
-                            row_at, values_at, block, count, channel % CHUNK == 0, sums, like, columns
-                        )
-                add_levels(sums_at, corners * block, levels, channel + 1, channels, like)
-        total_at = sums_at + (levels - 1) * level_size
-        for at in range(0, size, RUN):
-            count, to = min(RUN, size - at), first + at
-            if form[2] == _NEAREST or size > RUN:
-                find_taps(_grid_of(grid, n), form, sizes, numbers, to, count, rows_at, raw, like, columns)
-            for a in range(form[0]):
-                clear(row_at, count, like)
-                if form[2] != _NEAREST:
-                    for corner in range(corners):
-                        sums = total_at + (corner * block + at) * size_of(like)
-                        add_slopes(rows_at, corner, form[0], form[1], a, count, sums, row_at, like)
-                change, held = pointer(row_at, like), pointer(scale_row(rows_at, a), like)
-                for i in range(count):
-                    change[i] = change[i] * held[i] if held[i] != zero(like) else zero(like)
-                target = _first_channel(dgrid, n, 0) + a * dgrid[3] * (dgrid[1] & ITEM_SIZE)
-                store_span(row_at, target, dgrid[1], dgrid[4], to, to + count, accumulate, raw, old, like)
+    offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
+    level_size = corners * RUN * size_of(like)
+    if problem[0][2] != _NEAREST:
+        clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
+        for channel in range(channels):
+            gradient, source = _first_channel(dout, n, channel), _first_channel(image, n, channel)
+            load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row_at, like)
+            for corner in range(0, corners, len(columns)):
+                offsets = offsets_at + corner // len(columns) * RUN * 8
+                sums = totals_at + corner * RUN * size_of(like)
+                gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                add_products(row_at, values_at, count, channel % CHUNK == 0, sums, like, columns)
+            add_levels(totals_at, corners * RUN, levels, channel + 1, channels, like)
+    find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
+    store_gradients(rows_at, _grid_of(dgrid, n), problem[0][0], begin, count, accumulate, raw, old, like)
 
 
 @jit
-def _add_threads(begin, end, width, others, sums_at, sums_step, finite, like):
+def _add_threads(begin, end, width, pixels, others, sums_at, finite, like):
     """Add the sums of the other threads to those of the first, for pixels ``begin`` to ``end``."""
-    words = size_of(like) // 4
+    words, (step, pixel) = size_of(like) // 4, _steps_of_sums(width, pixels, like)
     for other in range(1, others[0]):
-        for c in range(width):
-            target = sums_at + c * sums_step + begin * words * 8
-            source, count = target + other * others[1], (end - begin) * words
+        for c in range(1 if pixel == SUMS else width):
+            target = sums_at + c * step + begin * pixel
+            source, count = target + other * others[1], (end - begin) * pixel // 8
             if finite:
                 add_sums(target, source, count)
             else:
@@ -250,8 +293,8 @@ def _add_threads(begin, end, width, others, sums_at, sums_step, finite, like):
 
 @kernel
 def _differentiate(
-    step, first, last, units, parts, group, extent, problem, block, grid, image, steps, own_steps, dout,
-    dinput, dgrid, bits, levels, accumulate, others, scratch, like, columns,
+    step, first, last, units, parts, group, extent, problem, grid, image, steps, own_steps, dout, dinput,
+    dgrid, joint, bits, levels, accumulate, others, scratch, like, columns,
 ):  # fmt: skip
     """One step of the backward. ``group`` is the number of channels of a unit, except the last of an image.
 
@@ -265,16 +308,22 @@ def _differentiate(
     """
     channels, pixels, samples, _ = extent
     groups = (channels + group - 1) // group
-    sums_at, sums_step, shifts_at, totals_at = scratch[7:]
+    sums_at, shifts_at, totals_at = scratch[7:]
     shifts = pointer(shifts_at, np.int64)
     for task in range(first, last if step == _WHOLE else first + 1):
         if step == _WHOLE and task >= units:
             n, part = (task - units) // parts, (task - units) % parts
             begin, end = part_of(samples, part, parts)
-            _store_dgrid(
-                n, begin, end, extent, problem, block, grid, image, steps, dout, dgrid, levels, accumulate,
-                totals_at, scratch[:7], like, columns,
-            )  # fmt: skip
+            for at in range(begin, end, RUN):
+                count = min(RUN, end - at)
+                locate(
+                    _grid_of(grid, n), problem, steps, at, count, scratch[:2], scratch[2], scratch[3], like,
+                    columns,
+                )  # fmt: skip
+                _store_dgrid(
+                    n, at, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
+                    scratch[:7], like, columns,
+                )  # fmt: skip
             continue
         unit = task if step == _WHOLE else units
         n, channel = unit // groups, unit % groups * group
@@ -282,17 +331,17 @@ def _differentiate(
         if step != _TOTAL:
             begin, end = (0, samples) if step == _WHOLE else (first, last)
             finite = _sum_terms(
-                n, channel, width, begin, end, extent, problem, block, grid, own_steps, dout, bits,
-                shifts_at, sums_at, sums_step, scratch[:7], like, columns,
+                n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
+                bits, levels, accumulate, shifts_at, sums_at, totals_at, scratch[:7], like, columns,
             )  # fmt: skip
             shifts[group] = finite
         begin, end = (0, pixels) if step == _WHOLE else (first, last)
         if step == _TOTAL:
-            _add_threads(begin, end, width, others, sums_at, sums_step, shifts[group] == 1, like)
+            _add_threads(begin, end, width, pixels, others, sums_at, shifts[group] == 1, like)
         if step != _PART:
             _store_sums(
-                n, channel, width, begin, end, bits, shifts_at, shifts[group] == 1, sums_at, sums_step,
-                dinput, accumulate, scratch[:7], like,
+                n, channel, width, begin, end, pixels, bits, shifts_at, shifts[group] == 1, sums_at, dinput,
+                accumulate, scratch[:7], like,
             )  # fmt: skip
 
 
@@ -347,6 +396,11 @@ def _steps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int,
     return x, y, z, span < 2**31
 
 
+def _own_steps(desc: SampleDescriptor) -> tuple[int, int, int, bool]:
+    """``_steps`` of a contiguous channel."""
+    return _steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
+
+
 def _operand(
     tensor: torch.Tensor | None, axis: int, compute: Float, table: Table
 ) -> tuple[int, int, int, int, Table]:
@@ -364,8 +418,6 @@ _NO_STEPS = (1, 1, 1, True)
 class _SampleKernel(SampleKernel[D]):
     """A kernel whose tasks run on several threads, each with its own scratch in the workspace."""
 
-    #: Maximum number of samples of a block.
-    block_samples = 1024
     #: Maximum number of threads.
     most_threads = 2**16
 
@@ -375,9 +427,6 @@ class _SampleKernel(SampleKernel[D]):
         self.work = desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
         self.slots = max(min(threads_for(self.work), self.most_threads, self.most_slots()), 1)
         self.parts = _parts(desc.batch, self.slots)
-        # A larger block reuses cached pixels in every channel; a smaller one stays in the cache itself.
-        runs = self.block_samples // RUN if desc.channels > FEW_CHANNELS else 1
-        self.block = RUN * max(min(runs, -(-desc.samples // RUN)), 1)
         self.layout = WorkspaceLayout()
         self.regions = self.take_regions()
         self.slot_bytes = self.layout.size
@@ -389,16 +438,16 @@ class _SampleKernel(SampleKernel[D]):
         return 2**16
 
     def take_regions(self) -> list[Region]:
-        """Allocate the scratch of one thread: tables of a block, axis rows, and runs."""
+        """Allocate the scratch of one thread: tables of a run, axis rows, and runs."""
         desc, take, compute = self.desc, self.layout.take, self.desc.compute.torch
-        entries = desc.corners * self.block
+        entries = desc.corners * RUN
         return [
             take(entries, torch.int64),
             take(entries, compute),
             self.layout.take_rows(3 * AXIS_ROWS, ROW_BYTES),
             *(take(count, compute) for count in (2 * RUN, RUN)),
             take(4 * RUN, torch.int64),
-            take(RUN, compute),
+            take(LANES * RUN, compute),
         ]
 
     def scratch(self, base: int, slot: int) -> tuple[int, ...]:
@@ -433,14 +482,37 @@ def _parts(images: int, slots: int) -> int:
 class GridSample(_SampleKernel[GridSampleDescriptor]):
     """``_sample``."""
 
+    #: Whether several channels may be sampled at once, from a copy of the image.
+    lanes_allowed = True
+
+    def copies(self) -> bool:
+        """Whether a copy of the image in lanes pays off: enough samples, and tasks for all threads."""
+        desc = self.desc
+        groups, rest = divmod(desc.channels, LANES)
+        units, copied = desc.batch * groups, self.slots * desc.pixels * REALS
+        output = desc.batch * desc.channels * desc.samples * desc.input_dtype.itemsize
+        balanced = units % self.slots == 0 or units >= 4 * self.slots
+        suits = desc.compute.bits == 32 and desc.mode != Mode.NEAREST and rest == 0 and balanced
+        return self.lanes_allowed and suits and 2 * desc.samples >= desc.pixels and copied <= output
+
+    def take_regions(self) -> list[Region]:
+        regions = super().take_regions()
+        self.lanes = self.copies()
+        if self.lanes:
+            self.parts = self.desc.channels // LANES
+        # ``rows_to_lanes`` writes whole squares.
+        copied = (self.desc.pixels + LANES) * LANES * self.lanes
+        return [*regions, self.layout.take(copied, self.desc.compute.torch)]
+
     def compile(self) -> None:
         _compile(self.desc.compute, self.columns(None))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, compute = self.desc, self.desc.compute
-        columns = self.columns(args.input)
+        columns = self.columns(None if self.lanes else args.input)
         _compile(compute, columns)
         like, steps = number(compute), _steps(desc.image_size, args.input.stride()[2:])
+        own_steps = _own_steps(desc)
         tables = (
             _table(desc.output_size, args.grid.stride()[1:-1]),
             _table(desc.image_size, args.input.stride()[2:]),
@@ -457,8 +529,8 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
 
             def work(first: int, last: int, slot: int) -> None:
                 _sample(
-                    first, last, self.parts, self.problem.extent, self.problem[1:], self.block, grid, image,
-                    steps, out, self.scratch(base, slot), like, columns,
+                    first, last, self.parts, self.lanes, self.problem.extent, self.problem[1:], grid, image,
+                    steps, own_steps, out, self.scratch(base, slot), like, columns,
                 )  # fmt: skip
 
             self.run_tasks(work, desc.batch * self.parts)
@@ -470,7 +542,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
     """``_differentiate``."""
 
     #: Maximum number of channels of a unit.
-    most_channels = 8
+    most_channels = LANES
 
     @property
     def sums_bytes(self) -> int:
@@ -507,21 +579,14 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         self.levels = 1
         while CHUNK**self.levels < desc.channels:
             self.levels += 1
-        words = self.sums_bytes // 8
-        sums = [take(words, torch.int64) for _ in range(self.group)]
-        self.sums_step = sums[1].offset - sums[0].offset if self.group > 1 else 0
-        totals = self.levels * desc.corners * self.block
+        totals = self.levels * desc.corners * RUN
         needed = desc.needs_dgrid and desc.mode != Mode.NEAREST
         return [
             *regions,
-            sums[0],
+            take(self.group * self.sums_bytes // 8, torch.int64),
             take(self.group + 1, torch.int64),
             take(totals if needed else 0, desc.compute.torch),
         ]
-
-    def scratch(self, base: int, slot: int) -> tuple[int, ...]:
-        *known, sums, shifts, totals = super().scratch(base, slot)
-        return (*known, sums, self.sums_step, shifts, totals)
 
     def compile(self) -> None:
         _compile_backward(self.desc.compute, self.columns(None))
@@ -531,7 +596,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         columns = self.columns(args.input)
         _compile_backward(compute, columns)
         like, accumulate = number(compute), args.accumulate
-        own_steps = _steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
+        own_steps = _own_steps(desc)
         steps = own_steps if args.input is None else _steps(desc.image_size, args.input.stride()[2:])
         tables = (
             _table(desc.output_size, args.grid.stride()[1:-1]),
@@ -540,7 +605,9 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             _NO_TABLE if args.dgrid is None else _table(desc.output_size, args.dgrid.stride()[1:-1]),
         )
         whole = self.units - self.split
-        tasks = whole + desc.batch * self.parts * desc.needs_dgrid
+        # If a unit has all channels, it computes both gradients with the same tables.
+        joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels and steps == own_steps
+        tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
         others = self.slots, self.slot_bytes
 
         def launch(
@@ -556,7 +623,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             def run(step: int, first: int, last: int, unit: int, slot: int) -> None:
                 _differentiate(
                     step, first, last, unit, self.parts, self.group, self.problem.extent, self.problem[1:],
-                    self.block, grid, image, steps, own_steps, dout, dinput, dgrid, desc.fraction_bits,
+                    grid, image, steps, own_steps, dout, dinput, dgrid, joint, desc.fraction_bits,
                     self.levels, accumulate, others, self.scratch(base, slot), like, columns,
                 )  # fmt: skip
 
@@ -583,16 +650,15 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
 
 
 class LeanGridSample(GridSample):
-    """``GridSample`` on one thread with small blocks."""
+    """``GridSample`` on one thread."""
 
-    block_samples = RUN
+    lanes_allowed = False
     most_threads = 1
 
 
 class LeanGridSampleBackward(GridSampleBackward):
-    """``GridSampleBackward`` on one thread with small blocks, one channel at a time."""
+    """``GridSampleBackward`` on one thread with one channel at a time."""
 
-    block_samples = RUN
     most_threads = 1
     most_channels = 1
 
@@ -609,8 +675,8 @@ def _empty(compute: Float) -> _Problem:
 def _compile(compute: Float, columns: tuple[int, ...]) -> None:
     problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
     compile_kernel(
-        _sample, 0, 0, 1, problem.extent, problem[1:], RUN, operand, operand, _NO_STEPS, operand, (0,) * 7,
-        number(compute), columns,
+        _sample, 0, 0, 1, False, problem.extent, problem[1:], operand, operand, _NO_STEPS, _NO_STEPS, operand,
+        (0,) * 8, number(compute), columns,
     )  # fmt: skip
 
 
@@ -618,6 +684,6 @@ def _compile(compute: Float, columns: tuple[int, ...]) -> None:
 def _compile_backward(compute: Float, columns: tuple[int, ...]) -> None:
     problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
     compile_kernel(
-        _differentiate, _WHOLE, 0, 0, 0, 1, 1, problem.extent, problem[1:], RUN, operand, operand, _NO_STEPS,
-        _NO_STEPS, operand, operand, operand, 0, 1, False, (1, 0), (0,) * 11, number(compute), columns,
+        _differentiate, _WHOLE, 0, 0, 0, 1, 1, problem.extent, problem[1:], operand, operand, _NO_STEPS,
+        _NO_STEPS, operand, operand, operand, False, 0, 1, False, (1, 0), (0,) * 10, number(compute), columns,
     )  # fmt: skip

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from holdfast.backends.cpu import jit, pointer
 from holdfast.numerics.cpu import zero
-from holdfast.numerics.cpu_walk import size_of
+from holdfast.numerics.cpu_walk import RUN, size_of
 from holdfast.ops.segment_sum import indexed
 
 CHUNK = indexed.CHUNK
 
 
 @jit
-def add_products(dout_at, values_at, block, count, fresh, sums_at, like, columns):
+def add_products(dout_at, values_at, count, fresh, sums_at, like, columns):
     """Add dout times value to the sums of the corners of a place; ``fresh``: from +0.0.
 
     The sum of a corner outside the image is arbitrary.
@@ -24,11 +24,11 @@ def add_products(dout_at, values_at, block, count, fresh, sums_at, like, columns
     if fresh:
         for i in range(count):
             for k in range(len(columns)):
-                sums[k * block + i] = zero(like) + dout[i] * values[i * len(columns) + k]
+                sums[k * RUN + i] = zero(like) + dout[i] * values[i * len(columns) + k]
     else:
         for i in range(count):
             for k in range(len(columns)):
-                sums[k * block + i] += dout[i] * values[i * len(columns) + k]
+                sums[k * RUN + i] += dout[i] * values[i * len(columns) + k]
 
 
 @jit

@@ -1,8 +1,8 @@
 """The integer sums of dinput on the CPU.
 
 A plane, one image and one channel, has a buffer of int64 sums: one word per pixel in float32, two in float64.
-A word has a magnitude below 2**61. A pixel with terms that are not finite is marked at the end: its first
-word becomes less than any sum.
+In float32, several channels can share a buffer (``cpu_lanes``). A word has a magnitude below 2**61. A pixel
+with terms that are not finite is marked at the end: its first word becomes less than any sum.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=operator
 
@@ -95,7 +95,7 @@ def clear_infinite(values_at, count, like):
 
 
 @jit
-def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, sums_at, like, columns):
+def add_terms(change_at, weights_at, offsets_at, count, bits, terms_at, sums_at, like, columns):
     """Add weight times change, as integers, to the columns of a place of every sample.
 
     ``change`` is finite. A corner outside the image adds 0.
@@ -108,7 +108,7 @@ def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, s
     unit = power_of_two(bits, like)
     for i in range(count):
         for k in range(len(columns)):
-            term = weights[k * block + i] * change[i]
+            term = weights[k * RUN + i] * change[i]
             term = term if term == term else zero(like)
             whole = np.int64(term)
             terms[i * wide + k * words] = whole
@@ -121,10 +121,13 @@ def add_terms(change_at, weights_at, block, offsets_at, count, bits, terms_at, s
 
 
 @jit
-def mark_infinite(dout_at, weights_at, block, offsets_at, count, sums_at, like, columns):
-    """Mark the pixels with terms that are not finite. All finite terms were added."""
+def mark_infinite(dout_at, weights_at, offsets_at, count, sums_at, pixel, like, columns):
+    """Mark the pixels with terms that are not finite. All finite terms were added.
+
+    ``pixel`` is the number of bytes from a pixel to the next.
+    """
     outlined()
-    infinite, words = power_of_two(0, like) / zero(like), size_of(like) // 4
+    infinite = power_of_two(0, like) / zero(like)
     dout, weights, offsets = (
         pointer(dout_at, like),
         pointer(weights_at, like),
@@ -134,11 +137,11 @@ def mark_infinite(dout_at, weights_at, block, offsets_at, count, sums_at, like, 
         if abs(dout[i]) < infinite:
             continue
         for k in range(len(columns)):
-            weight = weights[k * block + i]
+            weight = weights[k * RUN + i]
             if weight == weight:
                 term = weight * dout[i]
                 mark = 1 if term == infinite else 2 if term == -infinite else 3
-                sums = pointer(sums_at + (offsets[i] + k) * words * 8, np.int64)
+                sums = pointer(sums_at + (offsets[i] + k) * pixel, np.int64)
                 sums[0] = (sums[0] if sums[0] < _LEAST else _MARK) | mark
 
 
@@ -172,18 +175,22 @@ def add_marked_sums(sums_at, others_at, count, words):
 
 
 @jit
-def convert_sums(sums_at, count, shift, bits, finite, target, like):
-    """Sums as values: converted, then scaled back."""
+def convert_sums(sums_at, count, bits, target, like):
+    """Sums of one channel as values, not scaled back."""
     sums, values, words = pointer(sums_at, np.int64), pointer(target, like), size_of(like) // 4
     unit = power_of_two(-bits, like)
     for i in range(count):
         value = _as_real(sums[i * words], like)
         values[i] = value + _as_real(sums[i * words + 1], like) * unit if words == 2 else value
-    scale(target, count, -shift, like)
-    if not finite:
-        infinite = power_of_two(0, like) / zero(like)
-        for i in range(count):
-            mark = sums[i * words]
-            if mark < _LEAST:
-                mark &= 3
-                values[i] = infinite if mark == 1 else -infinite if mark == 2 else infinite - infinite
+
+
+@jit
+def replace_marked(sums_at, pixel, count, values_at, like):
+    """Replace the values of marked pixels, whose sums are ``pixel`` bytes apart."""
+    outlined()
+    values, infinite = pointer(values_at, like), power_of_two(0, like) / zero(like)
+    for i in range(count):
+        mark = pointer(sums_at + i * pixel, np.int64)[0]
+        if mark < _LEAST:
+            mark &= 3
+            values[i] = infinite if mark == 1 else -infinite if mark == 2 else infinite - infinite

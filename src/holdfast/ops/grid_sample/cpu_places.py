@@ -1,6 +1,6 @@
-"""Places of samples on the CPU: where the corners of a block of samples are in an image, and their values.
+"""Places of samples on the CPU: where the corners of a run of samples are in an image, and their values.
 
-A block has tables: the offset of every place, indexed [place, sample], and the weight of every corner,
+A run has tables: the offset of every place, indexed [place, sample], and the weight of every corner,
 indexed [corner, sample]. The corners of a place have consecutive numbers. ``cpu_coordinates`` explains places
 and columns.
 """
@@ -13,12 +13,18 @@ import numpy as np
 from holdfast.backends.cpu import jit, outlined, pointer
 from holdfast.numerics.cpu import ITEM_SIZE, widen, zero
 from holdfast.numerics.cpu_walk import RUN, size_of
-from holdfast.ops.grid_sample.cpu_coordinates import find_offsets, find_taps, find_weights
+from holdfast.ops.grid_sample.cpu_coordinates import (
+    find_offsets,
+    find_pair_offsets,
+    find_pair_weights,
+    find_taps,
+    find_weights,
+)
 
 
 @jit
-def locate(grid, problem, steps, begin, count, block, tables, rows_at, raw, like, columns):
-    """Fill the tables of a block of ``count`` samples from ``begin``; their rows have ``block`` elements.
+def locate(grid, problem, steps, begin, count, tables, rows_at, raw, like, columns):
+    """Fill the tables of ``count`` samples from ``begin``.
 
     ``problem`` is (form, sizes, numbers) as in ``find_taps``. ``tables`` are the addresses of the offsets and
     of the weights.
@@ -28,25 +34,32 @@ def locate(grid, problem, steps, begin, count, block, tables, rows_at, raw, like
     axes, taps = form[0], form[1]
     corners = taps * taps * (taps if axes == 3 else 1)
     offsets_at, weights_at = tables
-    for at in range(0, count, RUN):
-        part = min(RUN, count - at)
-        find_taps(grid, form, sizes, numbers, begin + at, part, rows_at, raw, like, columns)
+    find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns)
+    if taps == 2:
+        find_pair_weights(rows_at, axes, count, weights_at, like)
+    else:
         for corner in range(corners):
-            target = weights_at + (corner * block + at) * size_of(like)
-            find_weights(rows_at, corner, axes, taps, part, target, like)
+            find_weights(rows_at, corner, axes, taps, count, weights_at + corner * RUN * size_of(like), like)
+    if len(columns) == 2 and steps[3]:
+        find_pair_offsets(rows_at, axes, steps, count, offsets_at)
+    else:
         for place in range(corners // len(columns)):
-            target = offsets_at + (place * block + at) * 8
-            find_offsets(rows_at, place * len(columns), axes, taps, steps, part, target)
+            target = offsets_at + place * RUN * 8
+            find_offsets(rows_at, place * len(columns), axes, taps, steps, count, target)
 
 
 @jit
-def _gather(source, item, offsets_at, count, target, element, together):
-    """Copy ``together`` elements from each offset."""
+def _gather(source, item, offsets_at, count, target, element, columns):
+    """Copy the columns of each offset. Two are loaded before either is stored: LLVM makes it one copy."""
     offsets, result = pointer(offsets_at, np.int64), pointer(target, element)
-    for i in range(count):
-        values = pointer(source + offsets[i] * item, element)
-        for k in range(len(together)):
-            result[i * len(together) + k] = values[k]
+    if len(columns) == 2:
+        for i in range(count):
+            values = pointer(source + offsets[i] * item, element)
+            left, right = values[0], values[1]
+            result[2 * i], result[2 * i + 1] = left, right
+    else:
+        for i in range(count):
+            result[i] = pointer(source + offsets[i] * item, element)[0]
 
 
 @jit
@@ -66,7 +79,7 @@ def gather_places(source, kind, offsets_at, count, target, raw, like, columns):
 
 
 @jit
-def add_weighted(values_at, weights_at, block, count, fresh, target, like, columns):
+def add_weighted(values_at, weights_at, count, fresh, target, like, columns):
     """Add weight times value, column by column, where the corner is in the image; ``fresh``: from +0.0."""
     values, result = pointer(values_at, like), pointer(target, like)
     if fresh:
@@ -76,7 +89,7 @@ def add_weighted(values_at, weights_at, block, count, fresh, target, like, colum
     for i in range(count):
         total = result[i]
         for k in range(len(columns)):
-            weight = weights[k * block + i]
+            weight = weights[k * RUN + i]
             more = total + weight * values[i * len(columns) + k]
             total = more if weight == weight else total
         result[i] = total

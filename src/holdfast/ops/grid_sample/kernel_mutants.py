@@ -8,14 +8,11 @@ from holdfast.core.mutant import KernelMutant
 
 _forward = partial(KernelMutant, plans=("GridSamplePlan",))
 _backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
-_CPU, _COORDINATES_CPU = "holdfast.ops.grid_sample.cpu", "holdfast.ops.grid_sample.cpu_coordinates"
-_PLACES_CPU, _CHANNELS_CPU = (
-    "holdfast.ops.grid_sample.cpu_places",
-    "holdfast.ops.grid_sample.cpu_channel_sums",
-)
-_INTEGERS_CPU = "holdfast.ops.grid_sample.cpu_integer_sums"
-_GPU, _DGRID_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dgrid"
-_CELLS_GPU, _SUMS_GPU = "holdfast.ops.grid_sample.gpu_cells", "holdfast.ops.grid_sample.gpu_dinput_by_cell"
+_OP = "holdfast.ops.grid_sample"
+_CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
+_CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
+_LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
+_CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
 MUTANTS = (
     _forward(
@@ -34,22 +31,21 @@ MUTANTS = (
     _forward(
         "the grid of the first image for all",
         _CPU,
-        "locate(_grid_of(grid, n), problem, steps, begin,",
-        "locate(_grid_of(grid, 0), problem, steps, begin,",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, n),",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, 0),",
     ),
     _forward(
         "the last, shorter run dropped",
         _CPU,
-        "                for at in range(0, size, RUN):\n                    count = min(RUN, size - at)\n",
-        "                for at in range(0, max(size - RUN + 1, 1), RUN):\n"
-        "                    count = min(RUN, size - at)\n",
+        "for begin in range(from_sample, to_sample, RUN):",
+        "for begin in range(from_sample, max(to_sample - RUN + 1, from_sample + 1), RUN):",
         likely="several runs",
     ),
     _forward(
         "columns not moved at the right border",
         _COORDINATES_CPU,
-        "right[i] = second if moved == 0 else first if moved == 1 else outside",
-        "right[i] = second if moved == 0 else outside",
+        "t if moved == 0 else rest if moved == 1 else outside",
+        "t if moved == 0 else outside",
     ),
     _backward(
         "a term rounded down",
@@ -96,9 +92,30 @@ MUTANTS = (
     _backward(
         "the shift of the first channel for all",
         _CPU,
-        "scale(row_at, count, shifts[c], like)",
-        "scale(row_at, count, shifts[0], like)",
+        "scale(row, count, shifts[c], like)",
+        "scale(row, count, shifts[0], like)",
         likely="magnitudes",
+    ),
+    _forward(
+        "a column of lanes in the place of the other",
+        _LANES_CPU,
+        "image_at + (offsets[i] + k) * REALS",
+        "image_at + offsets[i] * REALS",
+        likely="64 channels",
+    ),
+    _backward(
+        "terms of lanes in the place of the other column",
+        _LANES_CPU,
+        "sums_at + (offsets[i] + k) * SUMS",
+        "sums_at + offsets[i] * SUMS",
+        likely="64 channels",
+    ),
+    _backward(
+        "the marks of the first channel for all",
+        _CPU,
+        "replace_marked(sums, pixel, count, row, like)",
+        "replace_marked(sums_at + at * pixel, pixel, count, row, like)",
+        likely="infinite gradients, 16 channels",
     ),
     _backward(
         "a full level not carried",
