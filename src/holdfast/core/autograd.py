@@ -21,6 +21,11 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 #: The arguments of each operator that was defined: their names and types.
 ARGUMENTS: dict[str, dict[str, str]] = {}
+#: The kernel of each operator. It takes the operator's arguments.
+KERNELS: dict[str, Callable[..., Any]] = {}
+#: For each differentiable operator, a function that calls the kernel and records it for autograd. It bypasses
+#: torch's dispatcher, so nothing may trace or transform the call.
+RECORDERS: dict[str, Callable[..., Any]] = {}
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -48,16 +53,18 @@ def register_autograd(
 
         torch.library.register_autograd(f"holdfast::{name}", backward, setup_context=set_up, lib=LIBRARY)
         return
-    below = _below(name, private.redispatch_below_autograd)
+    below, run = _below(name, private.redispatch_below_autograd), KERNELS[name]
 
     class Recorded(torch.autograd.Function):
-        """Takes the operator's arguments, then the dispatch keys that remain."""
+        """Takes the operator's arguments, then the dispatch keys that remain; None calls the kernel."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
             *arguments, keyset = given
-            ctx.transformed = private.transforms_active()
-            if ctx.transformed:
+            ctx.transformed = keyset is not None and private.transforms_active()
+            if keyset is None:
+                output = run(*arguments)
+            elif ctx.transformed:
                 with torch.enable_grad(), private.recording_forward_mode():
                     output = below(keyset, arguments)
             else:
@@ -76,6 +83,13 @@ def register_autograd(
             return (*backward(ctx, *gradients), None)
 
     Recorded.__name__ = f"{name}_recorded"
+    apply = private.apply_of(Recorded)
+
+    def record(*arguments: Any) -> Any:
+        _refuse_derivatives_by(others, arguments)
+        return apply(*arguments, None)
+
+    RECORDERS[name] = record
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)
@@ -85,7 +99,7 @@ def register_autograd(
         if not private.transforms_active():
             return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
         with private.single_level():
-            return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
+            return apply(*arguments, keyset)
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 

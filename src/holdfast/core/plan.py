@@ -26,6 +26,7 @@ from holdfast.core.operands import (
     Extents,
     Operand,
     addresses_of,
+    hold_all,
     launch_key,
     misalignment_of,
     places_of,
@@ -151,6 +152,9 @@ class _CachedLaunch(Generic[A]):
     scratch: int
     #: Returns the outputs that are not None, given the operands.
     written: Callable[[Sequence[Any]], Sequence[Any]]
+    #: The number of outputs that are not None, and the extents of the tensors that are read.
+    outputs: int
+    inputs: tuple[tuple[int, int, int], ...]
 
 
 class Plan(Generic[D, A]):
@@ -356,6 +360,29 @@ class Plan(Generic[D, A]):
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
 
+    def run_on_new(self, stream: Stream, workspace: Workspace, args: A) -> None:
+        """``run`` for outputs and a workspace that were allocated for this run.
+
+        They share no memory with other tensors, and autograd has not saved them: these checks are omitted.
+        """
+        last = self._last_call
+        if last is not None and stream is self._stream:
+            operands = args.operands()
+            tensors = last.tensors(operands, args.options())
+            if tensors is not None:
+                cached, addresses = last.prepared, last.addresses(tensors)
+                if (
+                    cached.launch is not None
+                    and misalignment_of(addresses) == cached.misalignment
+                    and addresses.count(0) == last.hosts
+                    and hold_all(tensors[cached.outputs :], cached.inputs)
+                    and not self._refused_values(args)
+                ):
+                    device_errors.raise_reported()
+                    cached.launch(stream, workspace, args, addresses)
+                    return
+        self.run(stream, workspace, args)
+
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
             raise InvalidArgs(
@@ -395,13 +422,16 @@ class Plan(Generic[D, A]):
         operands = args.operands()
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
+        extents = Extents.of(operands)
         cached = _CachedLaunch(
             launch,
-            Extents.of(operands),
+            extents,
             misalignment_of(addresses),
             places_of(operands),
             scratch,
             getter_of(outputs),
+            len(outputs),
+            extents.of_tensors[len(outputs) :],
         )
         if len(self._launches) >= self._max_launches:
             self._launches.clear()

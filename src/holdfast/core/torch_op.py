@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
 from holdfast.core import private
-from holdfast.core.autograd import ARGUMENTS, LIBRARY
+from holdfast.core.autograd import ARGUMENTS, KERNELS, LIBRARY, RECORDERS
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.plan import Plan
-from holdfast.core.stream import CPU_STREAM, Stream, Workspace
+from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE, Stream, Workspace
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
@@ -30,10 +31,11 @@ P = TypeVar("P", bound=Plan[Any, Any])
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
 
-    If nothing traces, transforms, profiles or differentiates a call, it bypasses torch's dispatcher, which
-    takes as long as the launch.
+    If nothing traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than
+    the launch.
     """
     ARGUMENTS[name] = arguments_in(schema)
+    KERNELS[name] = kernel
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
     LIBRARY.impl(name, kernel, "CPU")
     LIBRARY.impl(name, kernel, "CUDA")
@@ -46,9 +48,16 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     operator = getattr(torch.ops.holdfast, name).default
 
     def call(*arguments: Any) -> Any:
-        if _bypasses_torch(arguments):
-            return kernel(*arguments)
-        return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
+        if not is_compiling():
+            tensors = _plain_tensors(arguments)
+            if tensors is not None:
+                if not (torch.is_grad_enabled() and any(map(_requires_grad, tensors))):
+                    return kernel(*arguments)
+                record = RECORDERS.get(name)
+                if record is not None and not any(map(private.is_wrapped, tensors)):
+                    return record(*arguments)
+            arguments = tuple(map(_in_memory, arguments))
+        return operator(*arguments)
 
     return call
 
@@ -94,28 +103,25 @@ _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
 
 
-def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
-    """Whether nothing traces, transforms, profiles or differentiates a call with these arguments."""
-    if is_compiling() or private.is_watched():
-        return False
-    positions = _plain_tensors(tuple(map(type, arguments)))
+_requires_grad = attrgetter("requires_grad")
+
+
+def _plain_tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor] | None:
+    """The tensors of a call that nothing traces, transforms or profiles; None for any other call."""
+    if private.is_watched():
+        return None
+    positions = _positions(tuple(map(type, arguments)))
     if positions is None:
-        return False
-    recorded = torch.is_grad_enabled()
-    for position in positions:
-        tensor = arguments[position]
-        if (
-            tensor.is_neg()
-            or tensor.is_meta
-            or private.is_zerotensor(tensor)
-            or (recorded and tensor.requires_grad)
-        ):
-            return False
-    return True
+        return None
+    tensors = [arguments[position] for position in positions]
+    for tensor in tensors:
+        if tensor.is_neg() or tensor.is_meta or private.is_zerotensor(tensor):
+            return None
+    return tensors
 
 
 @lru_cache(maxsize=256)
-def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
+def _positions(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
     """Positions of the tensors among arguments of these types; None if there is any other type."""
     if not _TENSORS.union(_VALUES).issuperset(kinds):
         return None
@@ -159,6 +165,8 @@ def current_stream(device: torch.device) -> Stream:
 _stream = lru_cache(maxsize=256)(Stream)
 
 
-def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
-    """A new workspace for a run of ``plan`` on the device of ``x``."""
-    return Workspace.allocate(plan.workspace_size(), x.device)
+def run_on_new(plan: Plan[Any, Any], args: Any) -> None:
+    """Run ``plan`` on torch's current stream, on outputs that were allocated for this run."""
+    device, size = plan.device, plan.kernel.workspace_size
+    workspace = Workspace.allocate(size, device) if size else NO_WORKSPACE
+    plan.run_on_new(current_stream(device), workspace, args)

@@ -22,8 +22,8 @@ from holdfast.core.contract import PlanPreference
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap
+from holdfast.core.stream import Stream
+from holdfast.core.torch_op import by_sample, define, register_vmap, run_on_new
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -70,7 +70,7 @@ def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index
     plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
     out = on_huge_pages(weight.new_empty((*input.shape, weight.shape[1])))
     args = EmbeddingArgs(weight=weight, indices=input, out=out)
-    plan.run(current_stream(weight.device), NO_WORKSPACE, args)
+    run_on_new(plan, args)
     return out
 
 
@@ -84,9 +84,8 @@ def _embedding_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_
         input.shape, input.dtype, num_embeddings, columns, dout.dtype, device, padding_idx, scale_grad_by_freq
     )
     dweight = on_huge_pages(dout.new_empty((num_embeddings, columns)))
-    workspace = Workspace.allocate(plan.workspace_size(), device)
     args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight)
-    plan.run(current_stream(device), workspace, args)
+    run_on_new(plan, args)
     return dweight
 
 

@@ -12,8 +12,7 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import Workspace
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, define, register_vmap, run_on_new, select_plan
 from holdfast.ops.embedding.torch_op import (
     checked_padding,
     refuse_max_norm,
@@ -85,8 +84,7 @@ def _embedding_bag(
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
     )
-    workspace = Workspace.allocate(plan.workspace_size(), weight.device)
-    plan.run(current_stream(weight.device), workspace, args)
+    run_on_new(plan, args)
     return out
 
 
@@ -125,7 +123,7 @@ def _embedding_bag_backward(
         dweight=dweight,
         dper_sample_weights=dweights,
     )
-    plan.run(current_stream(device), Workspace.allocate(plan.workspace_size(), device), args)
+    run_on_new(plan, args)
     nothing = dout.new_empty(0)
     return nothing if dweight is None else dweight, nothing.clone() if dweights is None else dweights
 

@@ -18,8 +18,7 @@ from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE
-from holdfast.core.torch_op import current_stream, define, named_dtype, register_vmap, select_plan
+from holdfast.core.torch_op import define, named_dtype, register_vmap, run_on_new, select_plan
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
@@ -66,7 +65,7 @@ def _fake_quantize(
         zero_point=zero_value if zero_point is None else zero_point,
         y=y,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    run_on_new(plan, args)
     return y
 
 
@@ -86,7 +85,7 @@ def _fake_quantize_backward(
         zero_point=zero_value if zero_point is None else zero_point,
         dx=dx,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
+    run_on_new(plan, args)
     return dx
 
 

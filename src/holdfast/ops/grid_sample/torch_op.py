@@ -95,7 +95,7 @@ def _grid_sample(image, grid, mode, padding_mode, align_corners):
     )
     out = on_huge_pages(_output(image, grid))
     args = GridSampleArgs(input=image, grid=grid, out=out)
-    plan.run(current_stream(image.device), _workspace(plan, image.device), args)
+    plan.run_on_new(current_stream(image.device), _workspace(plan, image.device), args)
     return out
 
 
@@ -127,7 +127,7 @@ def _grid_sample_backward(
         dinput=on_huge_pages(dinput) if needs_dinput else None,
         dgrid=on_huge_pages(dgrid) if needs_dgrid else None,
     )
-    plan.run(current_stream(dout.device), _workspace(plan, dout.device), args)
+    plan.run_on_new(current_stream(dout.device), _workspace(plan, dout.device), args)
     return dinput, dgrid
 
 
