@@ -21,11 +21,9 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 #: The arguments of each operator that was defined: their names and types.
 ARGUMENTS: dict[str, dict[str, str]] = {}
-#: The kernel of each operator. It takes the operator's arguments.
-KERNELS: dict[str, Callable[..., Any]] = {}
-#: For each differentiable operator, a function that calls the kernel and records it for autograd. It bypasses
-#: torch's dispatcher, so nothing may trace or transform the call.
-RECORDERS: dict[str, Callable[..., Any]] = {}
+#: For each differentiable operator, a function that records a call for autograd without torch's dispatcher.
+#: Takes the arguments and a function that returns the result. Nothing may trace or transform the call.
+RECORDERS: dict[str, Callable[[Sequence[Any], Callable[[], Any]], Any]] = {}
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -53,22 +51,23 @@ def register_autograd(
 
         torch.library.register_autograd(f"holdfast::{name}", backward, setup_context=set_up, lib=LIBRARY)
         return
-    below, run = _below(name, private.redispatch_below_autograd), KERNELS[name]
+    below = _below(name, private.redispatch_below_autograd)
 
     class Recorded(torch.autograd.Function):
-        """Takes the operator's arguments, then the dispatch keys that remain; None calls the kernel."""
+        """Takes the operator's arguments, then the dispatch keys that remain or a function of the result."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            *arguments, keyset = given
-            ctx.transformed = keyset is not None and private.transforms_active()
-            if keyset is None:
-                output = run(*arguments)
-            elif ctx.transformed:
+            *arguments, source = given
+            ctx.transformed = False
+            if callable(source):
+                output = source()
+            elif private.transforms_active():
+                ctx.transformed = True
                 with torch.enable_grad(), private.recording_forward_mode():
-                    output = below(keyset, arguments)
+                    output = below(source, arguments)
             else:
-                output = below(keyset, arguments)
+                output = below(source, arguments)
             setup_context(ctx, tuple(arguments), output)
             return output
 
@@ -85,9 +84,9 @@ def register_autograd(
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)
 
-    def record(*arguments: Any) -> Any:
+    def record(arguments: Sequence[Any], compute: Callable[[], Any]) -> Any:
         _refuse_derivatives_by(others, arguments)
-        return apply(*arguments, None)
+        return apply(*arguments, compute)
 
     RECORDERS[name] = record
 

@@ -33,7 +33,7 @@ def storage_sizes(tensors: Iterable[torch.Tensor]) -> list[int]:
 class LastCall(Generic[T]):
     """The launch prepared for some operands and options, and a fast check whether others match them."""
 
-    __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "hosts", "prepared")
+    __slots__ = ("_check", "_hosts", "_options", "_tensors_of", "prepared")
 
     def __init__(
         self, prepared: T, check: Callable[..., bool], operands: Sequence[Any], options: tuple[Any, ...]
@@ -46,8 +46,6 @@ class LastCall(Generic[T]):
         self._hosts = [
             (i, type(operand), host_key(operand)) for i, operand in enumerate(operands) if i not in tensors
         ]
-        #: Number of host values among the operands.
-        self.hosts = len(self._hosts)
 
     @classmethod
     def of(cls, prepared: T, operands: Sequence[Any], options: tuple[Any, ...]) -> Self | None:
@@ -56,8 +54,8 @@ class LastCall(Generic[T]):
         check = private.guard_of(tensors) if tensors else None
         return None if check is None else cls(prepared, check, operands, options)
 
-    def tensors(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Sequence[torch.Tensor] | None:
-        """The tensors among the operands; None if the operands or options do not match the cached ones."""
+    def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
+        """The places of the operands; None if they do not match the cached ones."""
         if options is not self._options:  # the empty tuple is a singleton
             for option, known in zip(options, self._options, strict=True):
                 if option is not known:  # compared by identity: 1 equals True
@@ -66,26 +64,19 @@ class LastCall(Generic[T]):
             operand = operands[i]
             if operand is not key and (type(operand) is not kind or host_key(operand) != key):
                 return None
-        tensors: Sequence[torch.Tensor] = self._tensors_of(operands)
+        tensors = self._tensors_of(operands)
         try:
             for tensor in tensors:
                 if tensor.is_nested:  # it has no sizes: the check would abort the process
                     return None
         except AttributeError:  # a host value instead of a tensor
             return None
-        return tensors if self._check(*tensors) else None
-
-    def addresses(self, tensors: Iterable[torch.Tensor]) -> list[int]:
-        """The address of each operand, given the tensors among them; 0 for a host value."""
+        if not self._check(*tensors):
+            return None
         found = list(map(_address, tensors))
         for i, _, _ in self._hosts:
             found.insert(i, 0)
-        return found
-
-    def places(self, operands: Sequence[Any], options: tuple[bool, ...]) -> Places | None:
-        """The places of the operands; None if they do not match the cached ones."""
-        tensors = self.tensors(operands, options)
-        return None if tensors is None else (self.addresses(tensors), storage_sizes(tensors))
+        return found, storage_sizes(tensors)
 
 
 def getter_of(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

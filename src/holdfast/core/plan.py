@@ -26,7 +26,6 @@ from holdfast.core.operands import (
     Extents,
     Operand,
     addresses_of,
-    hold_all,
     launch_key,
     misalignment_of,
     places_of,
@@ -142,7 +141,9 @@ class Candidate:
 
 
 @dataclass
-class _CachedLaunch(Generic[A]):
+class PreparedLaunch(Generic[A]):
+    """The launch for args of one kind. ``launch`` is None if there is nothing to compute."""
+
     launch: Launch[A] | None
     extents: Extents
     misalignment: tuple[int, ...]
@@ -152,8 +153,7 @@ class _CachedLaunch(Generic[A]):
     scratch: int
     #: Returns the outputs that are not None, given the operands.
     written: Callable[[Sequence[Any]], Sequence[Any]]
-    #: The number of outputs that are not None, and the extents of the tensors that are read.
-    outputs: int
+    #: The extents of the tensors that are read, as in ``extents``.
     inputs: tuple[tuple[int, int, int], ...]
 
 
@@ -206,8 +206,8 @@ class Plan(Generic[D, A]):
         self.backend = backend
         self.kernel = kernel
         self.implementation = implementation
-        self._launches: dict[tuple[Any, ...], _CachedLaunch[A]] = {}
-        self._last_call: LastCall[_CachedLaunch[A]] | None = None
+        self._launches: dict[tuple[Any, ...], PreparedLaunch[A]] = {}
+        self._last_call: LastCall[PreparedLaunch[A]] | None = None
         self._stream: object = _NO_STREAM  # the stream of the last run
 
     def __repr__(self) -> str:
@@ -360,28 +360,9 @@ class Plan(Generic[D, A]):
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
 
-    def run_on_new(self, stream: Stream, workspace: Workspace, args: A) -> None:
-        """``run`` for outputs and a workspace that were allocated for this run.
-
-        They share no memory with other tensors, and autograd has not saved them: these checks are omitted.
-        """
-        last = self._last_call
-        if last is not None and stream is self._stream:
-            operands = args.operands()
-            tensors = last.tensors(operands, args.options())
-            if tensors is not None:
-                cached, addresses = last.prepared, last.addresses(tensors)
-                if (
-                    cached.launch is not None
-                    and misalignment_of(addresses) == cached.misalignment
-                    and addresses.count(0) == last.hosts
-                    and hold_all(tensors[cached.outputs :], cached.inputs)
-                    and not self._refused_values(args)
-                ):
-                    device_errors.raise_reported()
-                    cached.launch(stream, workspace, args, addresses)
-                    return
-        self.run(stream, workspace, args)
+    def prepared(self, args: A) -> PreparedLaunch[A] | None:
+        """The launch that ``run`` has prepared for args of this kind, if any."""
+        return self._launches.get(args.signature()[0])
 
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
@@ -395,7 +376,7 @@ class Plan(Generic[D, A]):
             )
         return stream
 
-    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[_CachedLaunch[A] | None, Places]:
+    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[PreparedLaunch[A] | None, Places]:
         """The cached launch for these args, if any, and the places of their operands."""
         last, options = self._last_call, args.options()
         try:
@@ -414,7 +395,7 @@ class Plan(Generic[D, A]):
             self._last_call = LastCall.of(found, operands, options)
         return found, places
 
-    def _prepare(self, args: A, scratch: int) -> _CachedLaunch[A]:
+    def _prepare(self, args: A, scratch: int) -> PreparedLaunch[A]:
         reason = self._refusal(args, scratch)
         if reason:
             raise InvalidArgs(reason)
@@ -423,14 +404,13 @@ class Plan(Generic[D, A]):
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
         extents = Extents.of(operands)
-        cached = _CachedLaunch(
+        cached = PreparedLaunch(
             launch,
             extents,
             misalignment_of(addresses),
             places_of(operands),
             scratch,
             getter_of(outputs),
-            len(outputs),
             extents.of_tensors[len(outputs) :],
         )
         if len(self._launches) >= self._max_launches:

@@ -15,13 +15,15 @@ import torch
 from torch.compiler import is_compiling
 
 from holdfast.core import private
-from holdfast.core.autograd import ARGUMENTS, KERNELS, LIBRARY, RECORDERS
+from holdfast.core.autograd import ARGUMENTS, LIBRARY, RECORDERS
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.last_call import getter_of
 from holdfast.core.plan import Plan
-from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE, Stream, Workspace
+from holdfast.core.repeated import Calls, Work
+from holdfast.core.stream import Stream
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
@@ -31,33 +33,47 @@ P = TypeVar("P", bound=Plan[Any, Any])
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
 
-    If nothing traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than
-    the launch.
+    ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
+    traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
     """
     ARGUMENTS[name] = arguments_in(schema)
-    KERNELS[name] = kernel
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
-    LIBRARY.impl(name, kernel, "CPU")
-    LIBRARY.impl(name, kernel, "CUDA")
+
+    def run(*arguments: Any) -> Any:
+        found = kernel(*arguments)
+        return found.run() if isinstance(found, Work) else found
 
     def fake_on_one_device(*arguments: Any) -> Any:
         _require_one_device(arguments)
         return fake(*arguments)
 
+    LIBRARY.impl(name, run, "CPU")
+    LIBRARY.impl(name, run, "CUDA")
     torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
-    operator = getattr(torch.ops.holdfast, name).default
+    operator, calls = getattr(torch.ops.holdfast, name).default, Calls(kernel)
 
     def call(*arguments: Any) -> Any:
-        if not is_compiling():
-            tensors = _plain_tensors(arguments)
-            if tensors is not None:
-                if not (torch.is_grad_enabled() and any(map(_requires_grad, tensors))):
-                    return kernel(*arguments)
-                record = RECORDERS.get(name)
-                if record is not None and not any(map(private.is_wrapped, tensors)):
-                    return record(*arguments)
-            arguments = tuple(map(_in_memory, arguments))
-        return operator(*arguments)
+        if is_compiling():
+            return operator(*arguments)
+        kinds = tuple(map(type, arguments))
+        parts = None if private.is_watched() else _parts(kinds)
+        if parts is None:
+            return operator(*map(_in_memory, arguments))
+        tensors = parts[0](arguments)
+        key = (kinds, parts[1](arguments), *map(_shape, tensors))
+        known = calls.find(key, tensors)
+        if known is None and not all(map(_is_plain, tensors)):
+            return operator(*map(_in_memory, arguments))
+        recorded = known.recorded if known else torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+
+        def compute() -> Any:
+            found = known and known.run(tensors)
+            return calls.run(key, tensors, arguments, recorded) if found is None else found
+
+        if not recorded:
+            return compute()
+        record = RECORDERS.get(name)
+        return record(arguments, compute) if record else operator(*arguments)
 
     return call
 
@@ -100,32 +116,30 @@ def _require_one_device(arguments: tuple[Any, ...]) -> None:
 
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
+_VALUES = frozenset((float, int, bool, str, torch.dtype, torch.Size, type(None)))
 
 
-_requires_grad = attrgetter("requires_grad")
+_requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
 
 
-def _plain_tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor] | None:
-    """The tensors of a call that nothing traces, transforms or profiles; None for any other call."""
-    if private.is_watched():
-        return None
-    positions = _positions(tuple(map(type, arguments)))
-    if positions is None:
-        return None
-    tensors = [arguments[position] for position in positions]
-    for tensor in tensors:
-        if tensor.is_neg() or tensor.is_meta or private.is_zerotensor(tensor):
-            return None
-    return tensors
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the elements of this tensor are in its memory."""
+    return not (
+        tensor.is_neg() or tensor.is_meta or private.is_zerotensor(tensor) or private.is_wrapped(tensor)
+    )
 
 
 @lru_cache(maxsize=256)
-def _positions(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
-    """Positions of the tensors among arguments of these types; None if there is any other type."""
+def _parts(kinds: tuple[type, ...]) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Functions that return the tensors and the values among arguments of these types.
+
+    None if there is any other type than plain tensors and plain values.
+    """
     if not _TENSORS.union(_VALUES).issuperset(kinds):
         return None
-    return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
+    tensors = [position for position, kind in enumerate(kinds) if kind in _TENSORS]
+    values = [position for position, kind in enumerate(kinds) if kind not in _TENSORS]
+    return getter_of(tensors), getter_of(values)
 
 
 def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
@@ -153,20 +167,3 @@ def named_dtype(name: str, dtype: Any) -> str:
 def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
     """The plan for the descriptor with these fields. It compiles at the first run."""
     return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
-
-
-def current_stream(device: torch.device) -> Stream:
-    """torch's current stream on ``device``. Every call needs it, so it avoids torch.cuda's Python layer."""
-    if device == CPU_STREAM.device:
-        return CPU_STREAM
-    return _stream(device, private.raw_stream(device.index))
-
-
-_stream = lru_cache(maxsize=256)(Stream)
-
-
-def run_on_new(plan: Plan[Any, Any], args: Any) -> None:
-    """Run ``plan`` on torch's current stream, on outputs that were allocated for this run."""
-    device, size = plan.device, plan.kernel.workspace_size
-    workspace = Workspace.allocate(size, device) if size else NO_WORKSPACE
-    plan.run_on_new(current_stream(device), workspace, args)

@@ -18,7 +18,8 @@ from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.torch_op import define, named_dtype, register_vmap, run_on_new, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
@@ -65,8 +66,7 @@ def _fake_quantize(
         zero_point=zero_value if zero_point is None else zero_point,
         y=y,
     )
-    run_on_new(plan, args)
-    return y
+    return Work(plan, args, y)
 
 
 def _fake_quantize_fake(x, *rest):
@@ -85,8 +85,7 @@ def _fake_quantize_backward(
         zero_point=zero_value if zero_point is None else zero_point,
         dx=dx,
     )
-    run_on_new(plan, args)
-    return dx
+    return Work(plan, args, dx)
 
 
 def _fake_quantize_backward_fake(dy, x, *rest):

@@ -18,7 +18,8 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import granularity_named
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.torch_op import by_sample, define, register_vmap, run_on_new, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, refuse_second_derivative
 from holdfast.ops.fake_quantize.plan import SteKind, refused_learning
 from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
@@ -79,8 +80,7 @@ def _backward(
         dscale=dscale,
         dzero_point=dzero_point if needs_dzero else None,
     )
-    run_on_new(plan, args)
-    return dx, dscale, dzero_point
+    return Work(plan, args, (dx, dscale, dzero_point))
 
 
 def _backward_fake(dy, x, scale, scale_value, zero_point, zero_value, granularity, *rest):
