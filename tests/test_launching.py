@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
+from holdfast.backends.tuning import constants_of
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.plan import Args
 from holdfast.core.stream import Stream
@@ -124,9 +126,9 @@ def addresses(args: Args) -> Sequence[int]:
     return [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in args.operands()]
 
 
-def added(kernel: Any, **parameters: Any) -> steps.Steps:
+def added(kernel: Any, *sources: object, **parameters: Any) -> steps.Steps:
     made = steps.Steps(torch.device("cuda", 0), ARGS)
-    made.add(kernel, (3, 2), num_warps=4, **parameters)
+    made.add(kernel, (3, 2), *sources, num_warps=4, **parameters)
     return made
 
 
@@ -185,6 +187,53 @@ def test_a_wrong_name_is_refused_before_anything_runs(changes: dict[str, Any], m
     with pytest.raises(TypeError) as raised:
         added(Recorded(scaled), **given)
     assert message in str(raised.value)
+
+
+class Sizes(NamedTuple):
+    """A source of a launch."""
+
+    n: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    tile: int
+    n: int = 7
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_launch_finds_what_it_does_not_give_in_sources_and_operands() -> None:
+    kernel = Recorded(scaled)
+    # TILE and partial come from mappings, n and sizes from a record, out and x from the args.
+    launch = added(
+        kernel, Sizes(5, (4, 5)), constants_of(Tile(64)), {"partial": "bias", "n2": 8}, bits=1
+    ).launch
+    launch(STREAM, hf.Workspace.allocate(0, "cpu"), ARGS, addresses(ARGS))
+    out, x = ARGS.out.data_ptr(), ARGS.x.data_ptr()
+    assert kernel.launched.pop()[4:] == (out, x, out, 1, 5, (4, 5), 64)
+    # What is given goes before what is found.
+    launch = added(kernel, Sizes(5, (4, 5)), Tile(64), x="out", partial=None, bits=1, n=6, TILE=32).launch
+    launch(STREAM, hf.Workspace.allocate(0, "cpu"), ARGS, addresses(ARGS))
+    assert kernel.launched.pop()[4:] == (out, out, out, 1, 6, (4, 5), 32)
+
+
+def test_a_name_in_two_sources_is_refused() -> None:
+    with pytest.raises(TypeError, match="the launch of scaled finds n in 2 of its sources; give n by name"):
+        added(Recorded(scaled), Sizes(5, (4, 5)), Tile(64), partial=None, bits=1)
+
+
+def test_the_methods_of_a_tuple_are_not_parameters() -> None:
+    def counted(count: Any) -> None:
+        """A kernel with a parameter named like a method of a tuple."""
+
+    with pytest.raises(TypeError, match="the launch of counted lacks count"):
+        added(Recorded(counted), Sizes(5, (4, 5)))
+
+
+def test_args_are_not_a_source() -> None:
+    with pytest.raises(TypeError, match="a launch takes the operands of its args by itself"):
+        added(Recorded(scaled), ARGS)
 
 
 def test_a_pointer_after_an_integer_is_refused() -> None:

@@ -1,6 +1,6 @@
 """Compilation and launch of Triton kernels.
 
-A launch gives every parameter of its kernel by name; they are passed in the order of the kernel's signature.
+A launch finds every parameter of its kernel by name, and passes them in the order of the kernel's signature.
 A kernel is compiled once per combination of pointer types, alignments and kinds of integers. The compiled
 handle is cached, and launching it skips Triton's dispatch.
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -102,19 +103,22 @@ class Steps:
         kernel: Any,
         programs: int | tuple[int, int],
         /,
-        *,
+        *sources: object,
         num_warps: int,
         registers: int | None = None,
         shared_percent: int | None = None,
         beside: bool = False,
         **parameters: Any,
     ) -> None:
-        """Add a launch of ``kernel`` with a grid of ``programs``; ``parameters`` are given by name.
+        """Add a launch of ``kernel`` with a grid of ``programs``.
 
-        Pointers are ``StepOperand``; integers, tuples of integers and constexpr values are given directly. A
-        step that no later step depends on can run ``beside`` the later steps.
+        Every parameter of the kernel is found by its name: in ``parameters``, or else in one of ``sources``
+        (mappings and records), or else among the operands of the args. Pointers are ``StepOperand``;
+        integers, tuples of integers and constexpr values are given directly. A step that no later step
+        depends on can run ``beside`` the later steps.
         """
         constant = parameters_of(kernel.fn)
+        parameters = {**self._found(kernel, sources, parameters), **parameters}
         pointers = {
             name: self._settled(value)
             for name, value in parameters.items()
@@ -137,6 +141,25 @@ class Steps:
         operands = tuple(pointers[name] for name in constant if name in pointers)
         places = tuple(map(self._place, operands))
         self._steps.append(_Step(run, operands, places, given.each_run, beside))
+
+    def _found(self, kernel: Any, sources: Sequence[object], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of ``kernel`` that are not ``given``. Raises if two sources have the same name."""
+        known = [_by_name(source) for source in sources]
+        found: dict[str, Any] = {}
+        for name, constant in parameters_of(kernel.fn).items():
+            if name in given:
+                continue
+            values = [value for get in known if (value := get(name, ...)) is not ...]
+            if len(values) > 1:
+                raise TypeError(
+                    f"the launch of {kernel.fn.__name__} finds {name} in {len(values)} of its sources; give "
+                    f"{name} by name."
+                )
+            if values:
+                found[name] = values[0]
+            elif name in self._names and not constant:
+                found[name] = name
+        return found
 
     def call(self, function: Callable[..., None], *regions: Region) -> None:
         """Add a call of ``function(*tensors)`` on regions of the workspace, on the caller's stream."""
@@ -256,6 +279,15 @@ class Steps:
                 step.run(stream.handle, list(map(tensor, step.operands)), (), scalars)
 
         return launch
+
+
+def _by_name(source: object) -> Callable[[str, Any], Any]:
+    """A function that gets a value of a mapping or record by its name, or a default."""
+    if isinstance(source, Args):
+        raise TypeError("a launch takes the operands of its args by itself; name other fields of the args.")
+    if isinstance(source, tuple):
+        source = source._asdict()  # type: ignore[attr-defined]
+    return source.get if isinstance(source, Mapping) else partial(getattr, source)
 
 
 def _is_operand(value: Any) -> bool:

@@ -242,7 +242,6 @@ def add_tiles(
     order, grid = _grid(-(-tiles_down // steps_each), tiles_across, tuning.grid_limit)
     bytes_across = -(-space.columns // per_byte)
     offered = {
-        **{name: name for name in layout.names},
         **{
             f"{_PARAMETER_NAMES.get(name, name)}_strides": own
             for name, own in zip(layout.names, _collapsed_strides(space), strict=True)
@@ -264,14 +263,8 @@ def add_tiles(
         "COLUMNS": columns,
         "GRID": order,
     }
-    steps.add(
-        kernel,
-        grid,
-        **{name: value for name, value in offered.items() if name in taken},
-        **parameters,
-        num_warps=max(1, min(tuning.warps, rows * columns // 256)),
-        registers=registers,
-    )
+    warps = max(1, min(tuning.warps, rows * columns // 256))
+    steps.add(kernel, grid, offered, num_warps=warps, registers=registers, **parameters)
 
 
 #: Prefix of an operand's kernel parameters, where it differs from the operand's name.

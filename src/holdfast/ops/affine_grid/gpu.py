@@ -157,17 +157,9 @@ class AffineGrid(MapKernel[AffineGridDescriptor]):
         tiles = -(-desc.places // TILE)
         steps = Steps(self.device, args)
         steps.add(
-            affine_grid,
-            desc.batch * tiles,
-            grid="grid",
-            theta="theta",
-            tiles=tiles,
-            **_walk(desc, args.grid),
-            theta_strides=tuple(args.theta.stride()),
-            **_constants(desc),
-            TILE=TILE,
-            num_warps=WARPS,
-        )
+            affine_grid, desc.batch * tiles, _walk(desc, args.grid), _constants(desc),
+            tiles=tiles, theta_strides=tuple(args.theta.stride()), TILE=TILE, num_warps=WARPS,
+        )  # fmt: skip
         return steps.launch
 
 
@@ -190,30 +182,16 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         desc, constants = self.desc, _constants(self.desc)
         steps = Steps(self.device, args)
         steps.add(
-            sum_places,
-            desc.batch * desc.axes * self.lengths[0],
-            sums=self.sums[0],
-            dgrid="dgrid",
-            blocks=self.lengths[0],
-            **_walk(desc, args.dgrid),
-            **constants,
-            num_warps=WARPS,
-        )
+            sum_places, desc.batch * desc.axes * self.lengths[0], _walk(desc, args.dgrid), constants,
+            sums=self.sums[0], blocks=self.lengths[0], num_warps=WARPS,
+        )  # fmt: skip
         for level, length in enumerate(self.lengths):
             final = level + 1 == len(self.lengths)
             blocks = 1 if final else self.lengths[level + 1]
             steps.add(
-                sum_blocks,
-                self.elements * blocks,
-                out="dtheta" if final else self.sums[level + 1],
-                sums=self.sums[level],
-                length=length,
-                blocks=blocks,
-                theta_strides=tuple(args.dtheta.stride()),
-                AXES=desc.axes,
-                FINAL=final,
-                ACCUMULATE=args.accumulate,
-                COMPUTE=constants["COMPUTE"],
-                num_warps=WARPS,
-            )
+                sum_blocks, self.elements * blocks, constants,
+                out="dtheta" if final else self.sums[level + 1], sums=self.sums[level], length=length,
+                blocks=blocks, theta_strides=tuple(args.dtheta.stride()),
+                FINAL=final, ACCUMULATE=args.accumulate, num_warps=WARPS,
+            )  # fmt: skip
         return steps.launch

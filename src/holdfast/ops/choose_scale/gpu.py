@@ -19,6 +19,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.backends.steps import Steps
+from holdfast.backends.tuning import constants_of
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
@@ -300,16 +301,31 @@ def power_of_2(size: int) -> int:
     return int(triton.next_power_of_2(max(size, 1)))
 
 
-def _grid(walk: Segments, tile: Tile) -> tuple[int, int, int]:
-    """Programs if segments are not divided, tiles across the columns, and tiles per segment."""
+def _grid(walk: Segments, tile: Tile) -> tuple[int, int]:
+    """Programs if segments are not divided, and tiles per segment."""
     across = -(-walk.columns // tile.columns)
     programs, steps = -(-walk.over.rows // tile.segments), -(-walk.within.rows // tile.rows)
-    return (programs, across, steps * across) if walk.columns_within else (programs * across, across, steps)
+    return (programs, steps * across) if walk.columns_within else (programs * across, steps)
+
+
+def walk_parameters(walk: Segments, tile: Tile) -> dict[str, Any]:
+    """The parameters of a kernel that follow from its walk, with the strides of x first, and its tile."""
+    return constants_of(tile) | {
+        "segments": walk.over.rows,
+        "rows": walk.within.rows,
+        "columns": walk.columns,
+        "column_tiles": -(-walk.columns // tile.columns),
+        "over_sizes": walk.over.sizes,
+        "within_sizes": walk.within.sizes,
+        "x_over": walk.over.strides[0],
+        "x_within": walk.within.strides[0],
+        "COLUMNS_WITHIN": walk.columns_within,
+    }
 
 
 def _pieces_per_segment(walk: Segments, tile: Tile) -> int:
     """Pieces per segment."""
-    programs, _, steps = _grid(walk, tile)
+    programs, steps = _grid(walk, tile)
     return max(1, min(-(-PROGRAMS // programs), steps // 2))
 
 
@@ -349,71 +365,31 @@ class Observer:
         x: torch.Tensor = args.x
         walk = segments_by_memory(self.desc.view, [x.stride()], (getattr(args, first), getattr(args, second)))
         tile = tile_of(walk, self.tile)
-        programs, across, depth = _grid(walk, tile)
+        programs, depth = _grid(walk, tile)
         piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile))
         depth = -(-depth // piece_count)
-        over, within = walk.over, walk.within
+        over = walk.over.strides
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
-        lowest, highest = self.ends
+        common = {"first": first, "second": second, "lowest": self.ends[0], "highest": self.ends[1]}
         steps.add(
-            observe,
-            (programs, piece_count),
-            first=first,
-            second=second,
-            x="x",
-            pieces=self.maxima if piece_count > 1 else first,
-            lowest=lowest,
-            highest=highest,
-            segments=over.rows,
-            rows=within.rows,
-            columns=walk.columns,
-            column_tiles=across,
-            steps=depth,
-            column_steps=(
-                over.strides[1][-1],
-                over.strides[2][-1],
-                over.strides[0][-1] + within.strides[0][-1],
-            ),
-            over_sizes=over.sizes,
-            first_strides=over.strides[1],
-            second_strides=over.strides[2],
-            x_over=over.strides[0],
-            within_sizes=within.sizes,
-            x_within=within.strides[0],
-            RESULT=self.result,
-            COMPUTE=compute,
-            IN_PIECES=piece_count > 1,
-            COLUMNS_WITHIN=walk.columns_within,
-            ONE_STEP=depth == 1,
-            ROWS=tile.rows,
-            SEGMENTS=tile.segments,
-            COLUMNS=tile.columns,
+            observe, (programs, piece_count), common, walk_parameters(walk, tile),
+            pieces=self.maxima if piece_count > 1 else first, steps=depth,
+            column_steps=(over[1][-1], over[2][-1], over[0][-1] + walk.within.strides[0][-1]),
+            first_strides=over[1], second_strides=over[2],
+            RESULT=self.result, COMPUTE=compute, IN_PIECES=piece_count > 1, ONE_STEP=depth == 1,
             num_warps=max(1, min(WARPS, tile.size // 256)),
-        )
+        )  # fmt: skip
         if piece_count == 1:
             return
         columns = min(power_of_2(walk.count), 256)
         rows = min(power_of_2(piece_count), 2048 // columns)
         steps.add(
-            join,
-            -(-walk.count // columns),
-            first=first,
-            second=second,
-            pieces=self.maxima,
-            lowest=lowest,
-            highest=highest,
-            count=walk.count,
-            piece_count=piece_count,
-            sizes=(*over.sizes, 1),
-            first_strides=(*over.strides[1], 0),
-            second_strides=(*over.strides[2], 0),
-            RESULT=self.result,
-            DTYPE=_TYPES[x.dtype],
-            COMPUTE=compute,
-            ROWS=rows,
-            COLUMNS=columns,
+            join, -(-walk.count // columns), common,
+            pieces=self.maxima, count=walk.count, piece_count=piece_count, sizes=(*walk.over.sizes, 1),
+            first_strides=(*over[1], 0), second_strides=(*over[2], 0),
+            RESULT=self.result, DTYPE=_TYPES[x.dtype], COMPUTE=compute, ROWS=rows, COLUMNS=columns,
             num_warps=max(1, min(WARPS, rows * columns // 256)),
-        )
+        )  # fmt: skip
 
     def launch(self, args: Any, first: str, second: str) -> Launch[Any]:
         """A launch of these steps only."""

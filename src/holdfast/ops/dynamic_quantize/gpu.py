@@ -36,6 +36,7 @@ from holdfast.ops.choose_scale.gpu import (
     result_of,
     scale_of_magnitude,
     scale_of_range,
+    walk_parameters,
     zero_point_of_range,
 )
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
@@ -206,43 +207,20 @@ class DynamicQuantize(AffineKernel[DynamicQuantizeDescriptor]):
 
     def _in_one_pass(self, steps: Steps, args: DynamicQuantizeArgs, walk: Segments, tile: Tile) -> None:
         desc, per_byte = self.desc, self.desc.per_byte
-        over, within = walk.over, walk.within
+        over, within = walk.over.strides, walk.within.strides
         across = 1 if walk.columns_within else -(-walk.columns // tile.columns)
-        x_step, q_step = (over.strides[k][-1] + within.strides[k][-1] for k in (0, 1))
         steps.add(
-            dynamic_quantize,
-            -(-over.rows // tile.segments) * across,
-            q="q",
-            scale="scale",
-            zero_point="zero_point",
-            x="x",
-            lowest=self.ends[0],
-            highest=self.ends[1],
-            **code_limits(desc.code_range),
-            segments=over.rows,
-            rows=within.rows,
-            columns=walk.columns,
-            column_tiles=across,
-            byte_columns=-(-walk.columns // per_byte),
-            steps=(q_step, over.strides[2][-1], over.strides[3][-1], x_step),
-            over_sizes=over.sizes,
-            q_over=_in_bytes(over.strides[1], per_byte),
-            scale_strides=over.strides[2],
-            zero_strides=over.strides[3],
-            x_over=over.strides[0],
-            within_sizes=within.sizes,
-            q_within=_in_bytes(within.strides[1], per_byte),
-            x_within=within.strides[0],
-            RESULT=self.result,
-            COMPUTE=tl.float64 if args.x.dtype == torch.float64 else tl.float32,
-            PER_BYTE=per_byte,
-            RAGGED=per_byte > 1 and desc.shape[-1] % per_byte > 0,
-            COLUMNS_WITHIN=walk.columns_within,
-            ROWS=tile.rows,
-            SEGMENTS=tile.segments,
-            COLUMNS=tile.columns,
+            dynamic_quantize, -(-walk.over.rows // tile.segments) * across,
+            walk_parameters(walk, tile), code_limits(desc.code_range),
+            lowest=self.ends[0], highest=self.ends[1],
+            column_tiles=across, byte_columns=-(-walk.columns // per_byte),
+            steps=(over[1][-1] + within[1][-1], over[2][-1], over[3][-1], over[0][-1] + within[0][-1]),
+            q_over=_in_bytes(over[1], per_byte), q_within=_in_bytes(within[1], per_byte),
+            scale_strides=over[2], zero_strides=over[3],
+            RESULT=self.result, COMPUTE=tl.float64 if args.x.dtype == torch.float64 else tl.float32,
+            PER_BYTE=per_byte, RAGGED=per_byte > 1 and desc.shape[-1] % per_byte > 0,
             num_warps=max(1, min(MOST_WARPS, tile.size // (self.per_thread * 32))),
-        )
+        )  # fmt: skip
 
     def _in_two_passes(self, steps: Steps, args: DynamicQuantizeArgs) -> None:
         self.observer.add_steps(steps, args, "scale", "zero_point")

@@ -25,7 +25,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import StepOperand, Steps
-from holdfast.backends.tuning import Tuned
+from holdfast.backends.tuning import Tuned, constants_of
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
@@ -273,17 +273,8 @@ class CountingSort:
     def add_clear(self, steps: Steps) -> None:
         """Add the launch of ``clear``."""
         rows, tile = -1 if self.sorts else self.rows, self.tuning.block
-        steps.add(
-            clear,
-            -(-max(rows + 1, self.windows, TALLIES.value) // tile),
-            starts=self.starts,
-            keys=self.keys,
-            tallies=self.tallies,
-            rows=rows,
-            windows=self.windows,
-            TILE=tile,
-            num_warps=self.tuning.warps,
-        )
+        programs = -(-max(rows + 1, self.windows, TALLIES.value) // tile)
+        steps.add(clear, programs, self, rows=rows, TILE=tile, num_warps=self.tuning.warps)
 
     def add_steps(
         self, steps: Steps, indices: StepOperand, walk: Space, padding: int = -1, *, counted: bool = False
@@ -292,119 +283,38 @@ class CountingSort:
 
         ``counted``: the caller adds ``add_clear`` and a launch that calls ``count_row`` before.
         """
-        count, rows, tuning = self.count, self.rows, self.tuning
-        index_parameters: dict[str, Any] = {
+        tuning, programs = self.tuning, -(-self.count // self.tuning.tile)
+        loaded = {
             "indices": indices,
-            "rows": rows,
             "padding": padding,
             "sizes": (*walk.sizes, 1),
             "strides": (*walk.strides[0], 0),
         }
-        tile: dict[str, Any] = {"TILE": tuning.tile}
-        warps: dict[str, Any] = {"num_warps": tuning.warps}
-        places: dict[str, Any]
-        programs = -(-count // tuning.tile)
+        constants = constants_of(tuning) | {"WITH_SKIPPED": self.whole, "RANKS": self.whole}
+
+        def add(kernel: Any, programs: int, /, **parameters: Any) -> None:
+            steps.add(kernel, programs, self, loaded, constants, num_warps=tuning.warps, **parameters)
+
         if self.sorts:
-            self._add_sort(steps, index_parameters)
+            add(load_rows, -(-self.count // tuning.lanes), keys=self.unsorted, TILE=tuning.lanes)
+            steps.call(sort, self.unsorted, self.keys, self.places)
+            step, starts = power_below(self.count), -(-(self.rows + 1) // tuning.lanes)
+            add(find_starts, starts, step=step, TILE=tuning.lanes)
             if self.whole:
-                places = {"ranks": self.ranks, "places": self.places}
-                steps.add(rank_places, programs, **places, count=count, **tile, **warps)
+                add(rank_places, programs)
             return
         if not counted:
             self.add_clear(steps)
-        if not count:
+        if not self.count:
             return
         if not counted:
-            steps.add(
-                count_rows,
-                programs,
-                counts=self.starts,
-                arrivals=self.arrivals,
-                tallies=self.tallies,
-                count=count,
-                **index_parameters,
-                WITH_SKIPPED=self.whole,
-                **tile,
-                **warps,
-            )
-        block: dict[str, Any] = {"rows": rows, "BLOCK": tuning.block}
-        steps.add(sum_counts, self.blocks, sums=self.sums, counts=self.starts, **block, **warps)
-        steps.add(
-            start_rows,
-            self.blocks,
-            starts=self.starts,
-            maxima=self.maxima,
-            sums=self.sums,
-            tallies=self.tallies,
-            long_rows=self.long_rows,
-            LONG=tuning.long,
-            **block,
-            **warps,
-        )
-        places = {"places": self.places, "ranks": self.ranks, "starts": self.starts, "listed": self.listed}
-        steps.add(
-            list_places,
-            programs,
-            **places,
-            arrivals=self.arrivals,
-            count=count,
-            **index_parameters,
-            WITH_SKIPPED=self.whole,
-            RANKS=self.whole,
-            **tile,
-            **warps,
-        )
-        steps.add(
-            order_lists,
-            programs,
-            **places,
-            keys=self.keys,
-            **index_parameters,
-            RANKS=self.whole,
-            LONG=tuning.long,
-            **tile,
-            **warps,
-        )
+            add(count_rows, programs, counts=self.starts)
+        add(sum_counts, self.blocks, counts=self.starts)
+        add(start_rows, self.blocks)
+        add(list_places, programs)
+        add(order_lists, programs)
         if self.long_rows.count:
-            self._add_long(steps, index_parameters)
-
-    def _add_long(self, steps: Steps, index_parameters: dict[str, Any]) -> None:
-        """Count the places of long rows in each stretch, then store them."""
-        programs = min(self.found.count, self.tuning.programs)
-        for put in (False, True):
-            steps.add(
-                order_long,
-                programs,
-                places=self.places,
-                ranks=self.ranks,
-                keys=self.keys,
-                starts=self.starts,
-                tallies=self.tallies,
-                long_rows=self.long_rows,
-                found=self.found,
-                count=self.count,
-                **index_parameters,
-                stretches=self.stretches,
-                length=self.length,
-                programs=programs,
-                PUT=put,
-                RANKS=self.whole,
-                STRIDE=self.tuning.stride,
-                num_warps=self.tuning.warps,
-            )
-
-    def _add_sort(self, steps: Steps, index_parameters: dict[str, Any]) -> None:
-        count, rows, lanes = self.count, self.rows, self.tuning.lanes
-        tile: dict[str, Any] = {"TILE": lanes, "num_warps": self.tuning.warps}
-        steps.add(load_rows, -(-count // lanes), keys=self.unsorted, count=count, **index_parameters, **tile)
-        steps.call(sort, self.unsorted, self.keys, self.places)
-        steps.add(
-            find_starts,
-            -(-(rows + 1) // lanes),
-            starts=self.starts,
-            keys=self.keys,
-            count=count,
-            rows=rows,
-            step=power_below(count),
-            **tile,
-        )
+            # Count the places of long rows in each stretch, then store them.
+            programs = min(self.found.count, tuning.programs)
+            for put in (False, True):
+                add(order_long, programs, programs=programs, PUT=put)

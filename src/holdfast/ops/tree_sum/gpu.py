@@ -20,6 +20,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import constants_of
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.segments import Segments, segment_length, segments_in_order
@@ -157,17 +158,18 @@ class Tile:
     def warps(self) -> int:
         return _warps(self.segments * self.blocks * self.width)
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The kernel's constexpr parameters."""
-        return {
-            "EVEN": self.even,
-            "SPLITS": self.splits,
-            "SEGMENTS": self.segments,
-            "BLOCKS": self.blocks,
-            "WIDTH": self.width,
-            "ROWS": self.rows,
-        }
+
+def first_level(segments: Segments, tile: Tile) -> dict[str, Any]:
+    """The parameters of a first-level kernel that follow from its segments and its tile."""
+    return constants_of(tile) | {
+        "segments": segments.count,
+        "blocks": blocks_of(segments.length),
+        "tiles": tile.tiles,
+        "extent": (segments.length,),
+        "over": segments.over.sizes,
+        "within": segments.within.sizes,
+        "INDEX": index_type(segments),
+    }
 
 
 def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:
@@ -276,29 +278,12 @@ def add_further_levels(
         tiles = -(-segments.count // taken)
         to: Sequence[StepOperand] = outputs if final else sums[k + 1]
         steps.add(
-            add_sums,
-            tiles * blocks,
-            first_out=to[0],
-            second_out=to[-1],
-            first=sums[k][0],
-            second=sums[k][-1],
-            factor_bits=double_bits(factor),
-            floor_bits=double_bits(floor or 0.0),
-            segments=segments.count,
-            blocks=blocks,
-            length=left,
-            tiles=tiles,
-            over=segments.over.sizes,
-            first_over=strides[0],
-            second_over=strides[-1],
-            TWO=len(outputs) > 1,
-            FINAL=final,
-            ACCUMULATE=accumulate,
-            FLOOR=floor is not None,
-            SPLITS=splits,
-            SEGMENTS=taken,
-            WIDTH=lanes,
-            ROWS=rows,
-            INDEX=index_type(segments),
+            add_sums, tiles * blocks,
+            first_out=to[0], second_out=to[-1], first=sums[k][0], second=sums[k][-1],
+            factor_bits=double_bits(factor), floor_bits=double_bits(floor or 0.0),
+            segments=segments.count, blocks=blocks, length=left, tiles=tiles, over=segments.over.sizes,
+            first_over=strides[0], second_over=strides[-1],
+            TWO=len(outputs) > 1, FINAL=final, ACCUMULATE=accumulate, FLOOR=floor is not None,
+            SPLITS=splits, SEGMENTS=taken, WIDTH=lanes, ROWS=rows, INDEX=index_type(segments),
             num_warps=_warps(taken * lanes * splits),
-        )
+        )  # fmt: skip
