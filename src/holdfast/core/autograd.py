@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import BaseTorchFunctionMode
 
 from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, Unsupported
@@ -58,28 +57,20 @@ def register_autograd(
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            *arguments, source = given
-            ctx.transformed = False
+            arguments, source = given[:-1], given[-1]
             if callable(source):
                 output = source()
             elif private.transforms_active():
-                ctx.transformed = True
                 with torch.enable_grad(), private.recording_forward_mode():
                     output = below(source, arguments)
             else:
                 output = below(source, arguments)
-            setup_context(ctx, tuple(arguments), output)
+            setup_context(ctx, arguments, output)
             return output
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            # Batched gradients (is_grads_batched) and tensors saved under a finished transform look like
-            # plain tensors, but only torch can unwrap them. While a mode is active, every call goes through
-            # torch.
-            if ctx.transformed or any(map(is_batch, gradients)):
-                with BaseTorchFunctionMode():
-                    return (*backward(ctx, *gradients), None)
-            return (*backward(ctx, *gradients), None)
+            return *backward(ctx, *gradients), None
 
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)

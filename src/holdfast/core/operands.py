@@ -43,14 +43,6 @@ class Extents:
         )
 
 
-def hold_all(tensors: Sequence[torch.Tensor], extents: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether the storage of each tensor holds all its elements."""
-    for tensor, (_, extent, itemsize) in zip(tensors, extents, strict=True):
-        if tensor.storage_offset() * itemsize + extent > tensor.untyped_storage().nbytes():
-            return False
-    return True
-
-
 def addresses_of(operands: Sequence[Operand]) -> list[int]:
     """The address of each operand; 0 for a host value."""
     return [_address(operand) if isinstance(operand, torch.Tensor) else 0 for operand in operands]

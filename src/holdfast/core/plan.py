@@ -153,8 +153,6 @@ class PreparedLaunch(Generic[A]):
     scratch: int
     #: Returns the outputs that are not None, given the operands.
     written: Callable[[Sequence[Any]], Sequence[Any]]
-    #: The extents of the tensors that are read, as in ``extents``.
-    inputs: tuple[tuple[int, int, int], ...]
 
 
 class Plan(Generic[D, A]):
@@ -403,15 +401,13 @@ class Plan(Generic[D, A]):
         operands = args.operands()
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
-        extents = Extents.of(operands)
         cached = PreparedLaunch(
             launch,
-            extents,
+            Extents.of(operands),
             misalignment_of(addresses),
             places_of(operands),
             scratch,
             getter_of(outputs),
-            extents.of_tensors[len(outputs) :],
         )
         if len(self._launches) >= self._max_launches:
             self._launches.clear()

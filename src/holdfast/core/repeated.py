@@ -10,19 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 
-from holdfast.core import device_errors, private
+from holdfast.core import private
+from holdfast.core.device_errors import raise_reported
 from holdfast.core.huge_pages import on_huge_pages, wants_huge_pages
-from holdfast.core.last_call import getter_of
-from holdfast.core.operands import hold_all, misalignment_of
-from holdfast.core.plan import Plan
+from holdfast.core.operands import misalignment_of
+from holdfast.core.plan import Plan, PreparedLaunch
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE, Stream, Workspace
-
-_address = torch.Tensor.data_ptr
 
 
 class Work(NamedTuple):
@@ -45,68 +42,81 @@ class Work(NamedTuple):
 class Repeated:
     """The launch of an earlier call, for calls with equal values and tensors of equal metadata."""
 
-    __slots__ = (
-        "_allocate", "_args", "_hosts", "_inputs", "_launch", "_misalignment", "_operands", "_plan",
-        "_single", "_values", "matches", "recorded",
-    )  # fmt: skip
+    __slots__ = "matches", "recorded", "run"
 
-    #: Whether tensors have the metadata of the earlier call. This includes whether autograd records them.
-    matches: Callable[..., bool]
-
-    #: Whether autograd records the call.
-    recorded: bool
+    def __init__(self, matches: Callable[..., bool], recorded: bool, run: Callable[..., Any]) -> None:
+        #: Whether tensors have the metadata of the earlier call, and are recorded by autograd if those were.
+        self.matches = matches
+        #: Whether autograd records the call.
+        self.recorded = recorded
+        #: Returns the result for these tensors; None if their memory is aligned otherwise or was freed.
+        self.run = run
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], work: Work, recorded: bool) -> Self | None:
         """``work`` prepared for repetition; None if it cannot be. ``tensors`` are arguments of the call."""
-        plan, args, result = work
-        results = result if isinstance(result, tuple) else (result,)
         with torch.set_grad_enabled(recorded):
             matches = private.guard_of(tensors)
-        launch = plan.prepared(args)
-        if launch is None or launch.launch is None or matches is None:
+        launch = work.plan.prepared(work.args)
+        if matches is None or launch is None or launch.launch is None:
             return None
-        operands = args.operands()
-        pool, values = [*tensors, *results], list[Any]()
-        order, inputs = list[int](), list[tuple[int, int, int]]()
-        for position, operand in enumerate(operands):
-            if not isinstance(operand, torch.Tensor):
-                values.append(operand)
-                order.append(len(pool) + len(values) - 1)
-                continue
-            found = [i for i, tensor in enumerate(pool) if tensor is operand]
-            if not found or (found[0] >= len(tensors)) != (position < len(plan.outputs)):
-                return None
-            order.append(found[0])
-            if found[0] < len(tensors):
-                inputs.append(found[0])
-        written = [operand for operand in operands[: len(plan.outputs)] if operand is not None]
-        if any(made.numel() and all(made is not one for one in written) for made in results):
-            return None
-        self = cls()
-        self.matches, self.recorded = matches, recorded
-        self._plan, self._launch, self._misalignment = plan, launch.launch, launch.misalignment
-        self._args = partial(type(args).of, *args.options())
-        self._operands, self._values, self._hosts = getter_of(order), values, len(values)
-        self._inputs = getter_of(inputs), launch.inputs
-        self._allocate = tuple(map(_allocation, results))
-        self._single = not isinstance(result, tuple)
-        return self
+        run = _written_out(tensors, work, launch)
+        return None if run is None else cls(matches, recorded, run)
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The result for these tensors; None if their memory is aligned otherwise or was freed."""
-        inputs_of, extents = self._inputs
-        if not hold_all(inputs_of(tensors), extents):
+
+def _written_out(
+    tensors: Sequence[torch.Tensor], work: Work, launch: PreparedLaunch[Any]
+) -> Callable[..., Any] | None:
+    """The function ``Repeated.run``, written out: loops over the operands take longer than the launch."""
+    plan, args, result = work
+    results = result if isinstance(result, tuple) else (result,)
+    names = {id(made): f"out{i}" for i, made in enumerate(results)}
+    names |= {id(tensor): f"in{i}" for i, tensor in enumerate(tensors)}
+    known = {
+        "launch": launch.launch, "plan": plan, "device": plan.device, "make": type(args).of,
+        "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
+        "misalignment_of": misalignment_of, "misalignment": launch.misalignment,
+    }  # fmt: skip
+    lines, given, addresses = [], [*map(repr, args.options())], []
+    for i, made in enumerate(results):
+        known[f"empty{i}"] = _allocation(made)
+        lines.append(f"out{i} = empty{i}()")
+    extents = {position: (extent, itemsize) for position, extent, itemsize in launch.extents.of_tensors}
+    for position, operand in enumerate(args.operands()):
+        name = names.get(id(operand), f"value{position}")
+        written, new = position < len(plan.outputs), name.startswith("out")
+        if isinstance(operand, torch.Tensor) and (name.startswith("value") or written != new):
             return None
-        results = tuple(allocate() for allocate in self._allocate)
-        operands = self._operands((*tensors, *results, *self._values))
-        addresses = [_address(one) if isinstance(one, torch.Tensor) else 0 for one in operands]
-        if addresses.count(0) != self._hosts or misalignment_of(addresses) != self._misalignment:
-            return None
-        device_errors.raise_reported()
-        plan = self._plan
-        self._launch(current_stream(plan.device), workspace_of(plan), self._args(*operands), addresses)
-        return results[0] if self._single else results
+        given.append(name)
+        if not isinstance(operand, torch.Tensor):
+            known[name] = operand
+            addresses.append("0")
+            continue
+        extent, itemsize = extents[position]
+        lines.append(f"at{position} = {name}.data_ptr()")
+        addresses.append(f"at{position}")
+        if not new:
+            room = f"{name}.untyped_storage().nbytes()"
+            lines.append(f"if not at{position} or {name}.storage_offset() * {itemsize} + {extent} > {room}:")
+            lines.append("    return None")
+    if any(made.numel() and f"out{i}" not in given for i, made in enumerate(results)):
+        return None
+    aligned = f"({' | '.join(addresses)}) & 15"
+    differs = (
+        f"misalignment_of(({', '.join(addresses)},)) != misalignment" if launch.misalignment else aligned
+    )
+    made = "out0" if result is results[0] else f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
+    lines += [
+        f"if {differs}:",
+        "    return None",
+        "raise_reported()",
+        f"args = make({', '.join(given)})",
+        f"launch(stream_on(device), workspace_of(plan), args, ({', '.join(addresses)},))",
+        f"return {made}",
+    ]
+    parameters = ", ".join(f"in{i}" for i, _ in enumerate(tensors))
+    exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
+    return cast(Callable[..., Any], known["run"])
 
 
 class Calls:
@@ -118,9 +128,6 @@ class Calls:
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
         self._known: dict[Any, tuple[Repeated, ...]] = {}
-
-    def key(self, kinds: tuple[type, ...], values: Any, tensors: Sequence[torch.Tensor]) -> Any:
-        return kinds, values, *map(_shape, tensors)
 
     def find(self, key: Any, tensors: Sequence[torch.Tensor]) -> Repeated | None:
         """The earlier call with this key, if tensors have its metadata."""
@@ -143,9 +150,6 @@ class Calls:
             made = Repeated.of(tensors, work, recorded)
             self._known[key] = known if made is None else (*known, made)
         return result
-
-
-_shape = attrgetter("shape")
 
 
 def _allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:

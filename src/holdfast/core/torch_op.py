@@ -67,7 +67,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         recorded = known.recorded if known else torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 
         def compute() -> Any:
-            found = known and known.run(tensors)
+            found = known and known.run(*tensors)
             return calls.run(key, tensors, arguments, recorded) if found is None else found
 
         if not recorded:
@@ -123,9 +123,13 @@ _requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the elements of this tensor are in its memory."""
+    """Whether the elements of this tensor are in its memory. Only torch can unwrap a batch or a transform."""
     return not (
-        tensor.is_neg() or tensor.is_meta or private.is_zerotensor(tensor) or private.is_wrapped(tensor)
+        tensor.is_neg()
+        or tensor.is_meta
+        or private.is_zerotensor(tensor)
+        or private.is_wrapped(tensor)
+        or private.is_legacy_batch(tensor)
     )
 
 
