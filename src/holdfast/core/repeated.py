@@ -146,10 +146,15 @@ class Calls:
             if len(self._known) >= self._MOST_KEYS:
                 self._known.clear()
             self._known[key] = ()
-        elif len(known) < self._MOST_CALLS:
+        elif len(known) < self._MOST_CALLS and not any(map(_is_zero, arguments)):
             made = Repeated.of(tensors, work, recorded)
             self._known[key] = known if made is None else (*known, made)
         return result
+
+
+def _is_zero(argument: Any) -> bool:
+    """Whether this is 0.0 or -0.0, which are equal as keys."""
+    return type(argument) is float and argument == 0.0
 
 
 def _allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -60,11 +60,12 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         if parts is None:
             return operator(*map(_in_memory, arguments))
         tensors = parts[0](arguments)
-        key = (kinds, parts[1](arguments), *map(_shape, tensors))
+        records = torch.is_grad_enabled()
+        key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
         known = calls.find(key, tensors)
         if known is None and not all(map(_is_plain, tensors)):
             return operator(*map(_in_memory, arguments))
-        recorded = known.recorded if known else torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+        recorded = known.recorded if known else records and any(map(_requires_grad, tensors))
 
         def compute() -> Any:
             found = known and known.run(*tensors)
@@ -116,7 +117,7 @@ def _require_one_device(arguments: tuple[Any, ...]) -> None:
 
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_VALUES = frozenset((float, int, bool, str, torch.dtype, torch.Size, type(None)))
+_VALUES = frozenset((float, int, bool, str, tuple, torch.dtype, torch.Size, type(None)))
 
 
 _requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")

@@ -147,8 +147,8 @@ register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
 def checked_factor(given: Any) -> float:
-    """``grad_factor`` as a finite float."""
-    return finite_number("grad_factor", given, "a finite number, or 'lsq'")
+    """``grad_factor`` as a finite float. -0.0 becomes 0.0, which equals it as a key of caches."""
+    return finite_number("grad_factor", given, "a finite number, or 'lsq'") + 0.0
 
 
 def fake_quantize(
