@@ -105,14 +105,14 @@ def _written_out(
     differs = (
         f"misalignment_of(({', '.join(addresses)},)) != misalignment" if launch.misalignment else aligned
     )
-    made = "out0" if result is results[0] else f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
+    several = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
     lines += [
         f"if {differs}:",
         "    return None",
         "raise_reported()",
         f"args = make({', '.join(given)})",
         f"launch(stream_on(device), workspace_of(plan), args, ({', '.join(addresses)},))",
-        f"return {made}",
+        f"return {several if isinstance(result, tuple) else 'out0'}",
     ]
     parameters = ", ".join(f"in{i}" for i, _ in enumerate(tensors))
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
