@@ -35,7 +35,7 @@ def problems(plan: AnyPlan) -> list[Case]:
     by_size = sorted(filter(size, cases_of(plan)), key=size)
     if plan is hf.plans.SegmentSumPlan:
         terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
-        by_size.append(sum_cases.case(terms))
+        by_size.append(sum_cases.case(plan, terms))
     if plan is hf.plans.GridSampleBackwardPlan:
         for mode in grid_cases.Mode.BILINEAR, grid_cases.Mode.NEAREST:
             sorted_by_torch = grid_cases.Problem("sorted", (5, 1, 1), (17, 17), mode, grid="random", batch=1)

@@ -81,6 +81,83 @@ def test_threads_compile_side_by_side_but_load_one_after_the_other() -> None:
     assert Handle.most == 1
 
 
+class Unloaded:
+    """A compiled kernel. Reading ``run`` loads its binary; otherwise its first launch does."""
+
+    function = 7
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    @property
+    def run(self) -> Any:
+        self.done.append("loaded")
+        return self
+
+    def __call__(self, *given: Any) -> None:
+        self.done += given if "loaded" in self.done else ("loaded", *given)
+
+
+class Driver:
+    """The CUDA driver library; records the attributes of functions."""
+
+    def __init__(self, name: str) -> None:
+        self.cuFuncSetAttribute = lambda function, *given: SET.append((function.value, *given))
+
+
+def no_driver(name: str) -> Any:
+    raise OSError(f"{name} is not there")
+
+
+SET: list[tuple[int, int, int]] = []
+
+
+def loaded_and_launched() -> tuple[list[Any], list[Any], list[Any]]:
+    """What a new kernel does when it is prepared and when it is launched, and the attributes it sets."""
+
+    class Compiled:
+        fn = staticmethod(nothing)
+        handle = Unloaded()
+
+        def warmup(self, *given: Any, **options: Any) -> Any:
+            return self.handle
+
+    SET.clear()
+    kernel = Compiled()
+    launch = gpu.prepare(
+        kernel, gpu.Parameters.of(kernel, {}), grid=(3, 2), device=torch.device("cuda", 0), num_warps=1,
+        shared_percent=28,
+    )  # fmt: skip
+    before = list(kernel.handle.done)
+    launch(99, (), (), ())
+    return before, kernel.handle.done, list(SET)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_without_an_early_load_the_first_launch_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = loaded_and_launched()
+    monkeypatch.setattr(private, "load_binary", private.FALLBACKS["load_binary"])
+    late = loaded_and_launched()
+    assert (early[0], late[0]) == (["loaded"], [])
+    assert early[1] == late[1] == ["loaded", 3, 2, 1, 99]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("library", [no_driver, lambda name: object(), None], ids=["none", "other", "forced"])
+def test_without_a_carve_out_a_kernel_is_launched_the_same(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private.ctypes, "CDLL", Driver)
+    *wanted, attributes = loaded_and_launched()
+    assert attributes == [(7, 9, 28)]
+    if library is None:
+        forced = private.FALLBACKS["prefer_shared_memory"]
+        monkeypatch.setattr(private, "prefer_shared_memory", forced)
+    else:
+        monkeypatch.setattr(private.ctypes, "CDLL", library)
+    assert loaded_and_launched() == (*wanted, [])
+
+
 def scaled(out: Any, x: Any, partial: Any, bits: Any, n: Any, sizes: Any, TILE: tl.constexpr) -> None:
     """A kernel with a parameter of each kind."""
 

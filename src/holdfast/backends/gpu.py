@@ -150,16 +150,9 @@ def prepare(
 
     tensors, compiled = parameters.tensors, parameters.compiled
     key = (
-        kernel,
-        device,
-        tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors),
-        len(parameters.each_run),
-        _kinds(compiled),
-        tuple(constants.values()),
-        num_warps,
-        registers,
-        shared_percent,
-    )
+        kernel, device, tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors), len(parameters.each_run),
+        _kinds(compiled), tuple(constants.values()), num_warps, registers, shared_percent,
+    )  # fmt: skip
     handle = _handles.get(key)
     if handle is None:
         options = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": registers}

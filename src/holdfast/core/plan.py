@@ -296,15 +296,11 @@ class Plan(Generic[D, A]):
         named = (self.mode(), self.implementation, getattr(kernel, "sorted_by", ""))
         input_dtype, output_dtype = map(dtype_name, desc.named_dtypes)
         return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=", ".join(filter(None, named)),
-            input_dtype=input_dtype,
-            output_dtype=output_dtype,
-            backend=self.backend,
+            op=self.op, direction=self.direction, mode=", ".join(filter(None, named)),
+            input_dtype=input_dtype, output_dtype=output_dtype, backend=self.backend,
             architecture=registry.backends()[self.backend].architecture(self.device),
             index_dtype=dtype_name(getattr(desc, "index_dtype", torch.int64)),
-        )
+        )  # fmt: skip
 
     def precision_guarantee(self) -> PrecisionGuarantee:
         """The guarantees of the selected kernel."""
@@ -402,13 +398,9 @@ class Plan(Generic[D, A]):
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
         cached = PreparedLaunch(
-            launch,
-            Extents.of(operands),
-            misalignment_of(addresses),
-            places_of(operands),
-            scratch,
+            launch, Extents.of(operands), misalignment_of(addresses), places_of(operands), scratch,
             getter_of(outputs),
-        )
+        )  # fmt: skip
         if len(self._launches) >= self._max_launches:
             self._launches.clear()
         self._launches[key] = cached

@@ -53,17 +53,13 @@ def _affine_grid_backward_fake(dgrid, align_corners):
 
 
 _forward = define(
-    "affine_grid",
-    "(Tensor theta, SymInt[] size, bool align_corners) -> Tensor",
-    _affine_grid,
+    "affine_grid", "(Tensor theta, SymInt[] size, bool align_corners) -> Tensor", _affine_grid,
     _affine_grid_fake,
-)
+)  # fmt: skip
 _backward = define(
-    "affine_grid_backward",
-    "(Tensor dgrid, bool align_corners) -> Tensor",
-    _affine_grid_backward,
+    "affine_grid_backward", "(Tensor dgrid, bool align_corners) -> Tensor", _affine_grid_backward,
     _affine_grid_backward_fake,
-)
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

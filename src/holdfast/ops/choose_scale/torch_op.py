@@ -98,11 +98,9 @@ _symmetric = define(
     "choose_scale", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> Tensor", _choose_scale, _choose_scale_fake
 )
 _affine = define(
-    "choose_scale_affine",
-    f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _choose_scale_affine,
-    _choose_scale_affine_fake,
-)
+    "choose_scale_affine", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _choose_scale_affine, _choose_scale_affine_fake,
+)  # fmt: skip
 
 
 # scale_of_range in plain torch operations. Each operation is rounded, so the bits are those of choose_scale.
@@ -152,17 +150,13 @@ def _ends(dtype, q_min, q_max, narrow, symmetric):
 
 
 _scale_of = define(
-    "scale_of_range",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor",
-    _scale_of_range,
+    "scale_of_range", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor", _scale_of_range,
     _scale_of_range_fake,
-)
+)  # fmt: skip
 _affine_of = define(
-    "scale_of_range_affine",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _scale_of_range_affine,
-    _scale_of_range_affine_fake,
-)
+    "scale_of_range_affine", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _scale_of_range_affine, _scale_of_range_affine_fake,
+)  # fmt: skip
 
 
 for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
@@ -170,12 +164,9 @@ for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
 for _name in ("scale_of_range", "scale_of_range_affine"):
     register_autograd(_name, refuse_derivatives, by=[])
 for _name, _call in {
-    "observe_range": _range,
-    "choose_scale": _symmetric,
-    "choose_scale_affine": _affine,
-    "scale_of_range": _scale_of,
-    "scale_of_range_affine": _affine_of,
-}.items():
+    "observe_range": _range, "choose_scale": _symmetric, "choose_scale_affine": _affine,
+    "scale_of_range": _scale_of, "scale_of_range_affine": _affine_of,
+}.items():  # fmt: skip
     register_vmap(_name, by_sample(_call))
 
 

@@ -84,23 +84,18 @@ def _dequantize_backward_fake(dy, scale, scale_value, granularity, code_dtype):
 
 
 _from_integers = define(
-    "dequantize",
-    f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
-    _dequantize,
-    _dequantize_fake,
-)
+    "dequantize", f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
+    _dequantize, _dequantize_fake,
+)  # fmt: skip
 _from_floats = define(
-    "dequantize_from_float",
-    f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor",
-    _dequantize,
+    "dequantize_from_float", f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor", _dequantize,
     _dequantize_fake,
-)
+)  # fmt: skip
 _gradient = define(
     "dequantize_backward",
     "(Tensor dy, Tensor? scale, float scale_value, str granularity, str code_dtype) -> Tensor",
-    _dequantize_backward,
-    _dequantize_backward_fake,
-)
+    _dequantize_backward, _dequantize_backward_fake,
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -194,9 +194,6 @@ def estimator_ulp(ste: SteKind, real: Float) -> float:
 #: The error of each estimator in ULP of the compute type. The relative error of 1 - tanh^2 is below
 #: 4 * 2^-24 in float32, by a sweep over every argument; 1 - t is rounded once; the product with dy rounds.
 _ULP = {
-    SteKind.IDENTITY: 0.0,
-    SteKind.CLIPPED_IDENTITY: 0.0,
-    SteKind.IN_RANGE: 0.0,
-    SteKind.HARD_TANH: 1.5,
+    SteKind.IDENTITY: 0.0, SteKind.CLIPPED_IDENTITY: 0.0, SteKind.IN_RANGE: 0.0, SteKind.HARD_TANH: 1.5,
     SteKind.TANH: 4.5,
-}
+}  # fmt: skip

@@ -37,6 +37,7 @@ from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
     STAGES,
+    TUNING,
     add_further_levels,
     filled_rows,
     first_level,
@@ -154,7 +155,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.trees = 1 if desc.zero_point_dtype is None else 2
-        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.tuning = TUNING.on(device)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize, self.tuning)
         self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, self.trees)
         self.set_workspace(layout)
 
@@ -173,7 +175,7 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
         tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
         found = segments_in_order(desc.view, tensors, shared)
-        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits, self.tuning)
         further = further_levels(found.length, tile.splits)
         sums: Sequence[StepOperand] = self.sums[0] if further else ("dscale", "dzero_point")
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
@@ -196,6 +198,6 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         )  # fmt: skip
         add_further_levels(
             steps, found, further, self.sums, ("dscale", "dzero_point")[: self.trees],
-            over[3:5], factor=desc.grad_factor, accumulate=args.accumulate,
+            over[3:5], self.tuning, factor=desc.grad_factor, accumulate=args.accumulate,
         )  # fmt: skip
         return steps.launch

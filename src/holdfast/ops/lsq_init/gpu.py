@@ -19,6 +19,7 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
+    TUNING,
     add_further_levels,
     filled_rows,
     first_level,
@@ -64,7 +65,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.tuning = TUNING.on(device)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize, self.tuning)
         self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, 1)
         self.set_workspace(layout)
 
@@ -74,7 +76,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits, self.tuning)
         further = further_levels(found.length, tile.splits)
         over, within = found.over, found.within
         steps = Steps(self.device, args)
@@ -86,7 +88,7 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
             COMPUTE=tl.float64 if compute.bits == 64 else tl.float32, FINAL=not further, num_warps=tile.warps,
         )  # fmt: skip
         add_further_levels(
-            steps, found, further, self.sums, ("scale",), over.strides[1:],
+            steps, found, further, self.sums, ("scale",), over.strides[1:], self.tuning,
             factor=desc.factor, floor=desc.floor,
         )  # fmt: skip
         return steps.launch

@@ -51,11 +51,9 @@ def _lsq_init_fake(x, granularity, *codes):
 
 
 _call = define(
-    "lsq_init",
-    "(Tensor x, str granularity, str? dtype, int? q_min, int? q_max) -> Tensor",
-    _lsq_init,
+    "lsq_init", "(Tensor x, str granularity, str? dtype, int? q_min, int? q_max) -> Tensor", _lsq_init,
     _lsq_init_fake,
-)
+)  # fmt: skip
 register_constant("lsq_init")
 register_vmap("lsq_init", by_sample(_call))
 

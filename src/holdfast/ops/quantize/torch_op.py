@@ -90,20 +90,16 @@ def _quantize_backward_fake(dy, x, *rest):
 
 
 _to_integers = define(
-    "quantize",
-    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor",
-    _quantize,
+    "quantize", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor", _quantize,
     _quantize_fake,
-)
+)  # fmt: skip
 _to_floats = define(
     "quantize_to_float", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor", _quantize, _quantize_fake
 )
 _gradient = define(
-    "quantize_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
-    _quantize_backward,
-    _quantize_backward_fake,
-)
+    "quantize_backward", f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    _quantize_backward, _quantize_backward_fake,
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
