@@ -152,7 +152,7 @@ def test_a_zero_is_no_key() -> None:
     for _ in range(3):
         for value in (0.0, -0.0):
             calls.run("key", (), (torch.zeros(1), value), False)
-    assert calls._known == {"key": ()}
+    assert calls.known == {"key": ()}
 
 
 class Nothing:
@@ -219,4 +219,4 @@ def test_many_kinds_of_calls_are_bounded() -> None:
     calls = repeated.Calls(lambda: repeated.Work(Nothing(), None, torch.zeros(1)))  # type: ignore[arg-type]
     for key in range(most + 10):
         calls.run(key, (), (), False)
-    assert len(calls._known) <= most
+    assert len(calls.known) <= most

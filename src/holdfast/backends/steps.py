@@ -245,16 +245,14 @@ class Steps:
         known = [*(f"operand{i}" for i, _ in enumerate(self._tensors)), "workspace_at", "0"]
         pointers = {place: f"at{i}" for i, place in enumerate(places)}
         beside = any(step.beside for step in self._steps)
-        uses_workspace = any(position == len(self._tensors) for position, _ in places)
 
         def named(value: Any) -> str:
             names[f"value{len(names)}"] = value
             return f"value{len(names) - 1}"
 
+        each_run: list[str] = []
         lines = [
-            "stream_at = later_at = stream.handle",
-            f"{', '.join(known[:-2])}, = addresses",
-            *(["workspace_at = first_address(workspace)"] if uses_workspace else []),
+            "later_at = stream_at",
             *(f"{pointers[place]} = {known[place[0]]} + {place[1]}" for place in places),
             *(["own = torch_stream(stream_at, device)"] if beside else []),
         ]
@@ -267,11 +265,25 @@ class Steps:
             run = step.launcher
             given = [*run.grid, 1, "stream_at" if step.beside else "later_at", *map(named, run.between)]
             given += [pointers[place] for place in step.places]
-            given += [f"{named(each.read)}(args)" for each in step.each_run] + [*map(named, run.tail)]
-            lines.append(f"{named(run.run)}({', '.join(map(str, given))})")
+            for each in step.each_run:
+                given.append(f"each{len(each_run)}")
+                each_run.append(f"each{len(each_run)} = {named(each.read)}(args)")
+            lines.append(f"{named(run.run)}({', '.join(map(str, [*given, *map(named, run.tail)]))})")
         lines += ["join(device, own)"] if beside else []
-        exec("def launch(stream, workspace, args, addresses):\n    " + "\n    ".join(lines), names)
-        return cast(Launch[Any], names["launch"])
+        uses_workspace = any(position == len(self._tensors) for position, _ in places)
+        first = [
+            "stream_at = stream.handle",
+            f"{', '.join(known[:-2])}, = addresses",
+            *(["workspace_at = first_address(workspace)"] if uses_workspace else []),
+        ]
+        _define(names, "launch(stream, workspace, args, addresses)", [*first, *each_run, *lines])
+        launch = cast(Launch[Any], names["launch"])
+        if all(step.launcher for step in self._steps):
+            bound = [f"def launch(stream_at, workspace_at, {', '.join(known[:-2])}):"]
+            bound += [f"    {line}" for line in lines]
+            _define(names, "bound(args)", [*each_run, *bound, "return launch"])
+            launch.bound = names["bound"]  # type: ignore[attr-defined]
+        return launch
 
     def _interpreted(self) -> Launch[Any]:
         """``launch`` for the interpreter, which needs tensors instead of addresses."""
@@ -300,6 +312,11 @@ class Steps:
                     step.launcher.run(*map(tensor, step.operands), *scalars)
 
         return launch
+
+
+def _define(names: dict[str, Any], signature: str, lines: Sequence[str]) -> None:
+    """Define the function of these lines in ``names``."""
+    exec(f"def {signature}:\n    " + "\n    ".join(lines), names)
 
 
 def _by_name(source: object) -> Callable[[str, Any], Any]:

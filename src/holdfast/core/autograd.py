@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -20,9 +20,18 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 #: The arguments of each operator that was defined: their names and types.
 ARGUMENTS: dict[str, dict[str, str]] = {}
-#: For each differentiable operator, a function that records a call for autograd without torch's dispatcher.
-#: Takes the arguments and a function that returns the result. Nothing may trace or transform the call.
-RECORDERS: dict[str, Callable[[Sequence[Any], Callable[[], Any]], Any]] = {}
+#: For each differentiable operator, functions that record a call for autograd without torch's dispatcher.
+#: Nothing may trace or transform the call.
+RECORDERS: dict[str, Recorder] = {}
+
+
+class Recorder(NamedTuple):
+    """Records calls of one operator."""
+
+    #: Takes the arguments. Raises if one requires a gradient that is not there.
+    check: Callable[[Sequence[Any]], None]
+    #: Takes each argument, then a tuple that holds the result. Returns the result with its history.
+    record: Callable[..., Any]
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -53,13 +62,13 @@ def register_autograd(
     below = _below(name, private.redispatch_below_autograd)
 
     class Recorded(torch.autograd.Function):
-        """Takes the operator's arguments, then the dispatch keys that remain or a function of the result."""
+        """Takes the operator's arguments, then the dispatch keys that remain or a tuple of the result."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
             arguments, source = given[:-1], given[-1]
-            if callable(source):
-                output = source()
+            if type(source) is tuple:
+                (output,) = source
             elif private.transforms_active():
                 with torch.enable_grad(), private.recording_forward_mode():
                     output = below(source, arguments)
@@ -74,12 +83,7 @@ def register_autograd(
 
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)
-
-    def record(arguments: Sequence[Any], compute: Callable[[], Any]) -> Any:
-        _refuse_derivatives_by(others, arguments)
-        return apply(*arguments, compute)
-
-    RECORDERS[name] = record
+    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)

@@ -84,7 +84,9 @@ D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A", bound=Args)
 A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 
-#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand.
+#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand. It
+#: may have an attribute ``bound``: a function of args, whose result launches with the host values of these
+#: args and takes the handle of a stream, the aligned address of a workspace, and each operand's address.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 

@@ -20,6 +20,7 @@ from holdfast.core.huge_pages import on_huge_pages, wants_huge_pages
 from holdfast.core.operands import misalignment_of
 from holdfast.core.plan import Plan, PreparedLaunch
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE, Stream, Workspace
+from holdfast.core.workspace_layout import ALIGNMENT
 
 
 class Work(NamedTuple):
@@ -72,10 +73,12 @@ def _written_out(
     results = result if isinstance(result, tuple) else (result,)
     names = {id(made): f"out{i}" for i, made in enumerate(results)}
     names |= {id(tensor): f"in{i}" for i, tensor in enumerate(tensors)}
+    if len(names) < len(results) + len(tensors):  # one tensor has two names
+        return None
     known = {
-        "launch": launch.launch, "plan": plan, "device": plan.device, "make": type(args).of,
+        "plan": plan, "device": plan.device, "make": type(args).of, "misalignment": launch.misalignment,
         "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
-        "misalignment_of": misalignment_of, "misalignment": launch.misalignment,
+        "misalignment_of": misalignment_of, "raw_stream": private.raw_stream,
     }  # fmt: skip
     lines, given, addresses = [], [*map(repr, args.options())], []
     for i, made in enumerate(results):
@@ -105,15 +108,21 @@ def _written_out(
     differs = (
         f"misalignment_of(({', '.join(addresses)},)) != misalignment" if launch.misalignment else aligned
     )
+    lines += [f"if {differs}:", "    return None", "raise_reported()"]
+    bound, size = getattr(launch.launch, "bound", None), plan.kernel.workspace_size
+    if bound is None:
+        known["launch"] = launch.launch
+        lines.append(f"args = make({', '.join(given)})")
+        lines.append(f"launch(stream_on(device), workspace_of(plan), args, ({', '.join(addresses)},))")
+    else:
+        known["launch"] = bound(args)
+        if size:
+            known["empty"] = partial(torch.empty, size, dtype=torch.uint8, device=plan.device)
+            lines += ["workspace = empty()", f"workspace_at = -(-workspace.data_ptr() // {ALIGNMENT}) * {ALIGNMENT}"]
+        handle = f"raw_stream({plan.device.index})" if plan.device.type == "cuda" else "0"
+        lines.append(f"launch({handle}, {'workspace_at' if size else '0'}, {', '.join(addresses)})")
     several = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
-    lines += [
-        f"if {differs}:",
-        "    return None",
-        "raise_reported()",
-        f"args = make({', '.join(given)})",
-        f"launch(stream_on(device), workspace_of(plan), args, ({', '.join(addresses)},))",
-        f"return {several if isinstance(result, tuple) else 'out0'}",
-    ]
+    lines.append(f"return {several if isinstance(result, tuple) else 'out0'}")
     parameters = ", ".join(f"in{i}" for i, _ in enumerate(tensors))
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
     return cast(Callable[..., Any], known["run"])
@@ -127,28 +136,22 @@ class Calls:
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
-        self._known: dict[Any, tuple[Repeated, ...]] = {}
-
-    def find(self, key: Any, tensors: Sequence[torch.Tensor]) -> Repeated | None:
-        """The earlier call with this key, if tensors have its metadata."""
-        for known in self._known.get(key, ()):
-            if known.matches(*tensors):
-                return known
-        return None
+        #: The earlier calls with each key.
+        self.known: dict[Any, tuple[Repeated, ...]] = {}
 
     def run(self, key: Any, tensors: Sequence[torch.Tensor], arguments: Sequence[Any], recorded: bool) -> Any:
         """Run the kernel. The second call with a key is prepared for repetition: many keys occur once."""
         work = self._kernel(*arguments)
         if not isinstance(work, Work):
             return work
-        result, known = work.run(), self._known.get(key)
+        result, known = work.run(), self.known.get(key)
         if known is None:
-            if len(self._known) >= self._MOST_KEYS:
-                self._known.clear()
-            self._known[key] = ()
+            if len(self.known) >= self._MOST_KEYS:
+                self.known.clear()
+            self.known[key] = ()
         elif len(known) < self._MOST_CALLS and not any(map(_is_zero, arguments)):
             made = Repeated.of(tensors, work, recorded)
-            self._known[key] = known if made is None else (*known, made)
+            self.known[key] = known if made is None else (*known, made)
         return result
 
 

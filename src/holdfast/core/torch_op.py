@@ -62,19 +62,22 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         tensors = parts[0](arguments)
         records = torch.is_grad_enabled()
         key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
-        known = calls.find(key, tensors)
-        if known is None and not all(map(_is_plain, tensors)):
+        for known in calls.known.get(key, ()):
+            if known.matches(*tensors):
+                found = known.run(*tensors)
+                if found is None:
+                    break
+                return RECORDERS[name].record(*arguments, (found,)) if known.recorded else found
+        if not all(map(_is_plain, tensors)):
             return operator(*map(_in_memory, arguments))
-        recorded = known.recorded if known else records and any(map(_requires_grad, tensors))
-
-        def compute() -> Any:
-            found = known and known.run(*tensors)
-            return calls.run(key, tensors, arguments, recorded) if found is None else found
-
-        if not recorded:
-            return compute()
-        record = RECORDERS.get(name)
-        return record(arguments, compute) if record else operator(*arguments)
+        if not (records and any(map(_requires_grad, tensors))):
+            return calls.run(key, tensors, arguments, False)
+        if name not in RECORDERS:
+            return operator(*arguments)
+        RECORDERS[name].check(arguments)
+        with torch.no_grad():
+            found = calls.run(key, tensors, arguments, True)
+        return RECORDERS[name].record(*arguments, (found,))
 
     return call
 

@@ -100,12 +100,14 @@ _call = define(
 
 def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, scale, scale_value, zero_point, zero_value, *rest = inputs
-    ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
-    codes = rest[1] and format_of(parse_dtype(rest[1]), "dtype")
-    if ctx.learned and codes and codes.is_float:
-        raise Unsupported(refused_learning(codes))
+    needed = ctx.needs_input_grad
+    learned = ctx.learned = needed[1] or needed[3]
+    if learned and rest[1]:
+        codes = format_of(parse_dtype(rest[1]), "dtype")
+        if codes.is_float:
+            raise Unsupported(refused_learning(codes))
     ctx.values = scale_value, zero_value, rest
-    if ctx.learned or rest[-2] != SteKind.IDENTITY:
+    if learned or rest[-2] != SteKind.IDENTITY:
         ctx.save_for_backward(x, scale, zero_point)
 
 
