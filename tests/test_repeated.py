@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import holdfast as hf
 from holdfast.core import private, repeated
+from holdfast.ops.fake_quantize.plan import FakeQuantizeBackwardPlan
+from holdfast.ops.fake_quantize.torch_op import backward
 from public_calls import CALLS, flat
 
 SHAPE = (6, 4)
@@ -87,6 +90,166 @@ def test_recording_is_part_of_the_call(runs: list[int]) -> None:
         assert not hf.fake_quantize(plain, 0.25).requires_grad
         assert hf.fake_quantize(torch.nn.Parameter(plain), 0.25).requires_grad
     assert not runs
+
+
+def test_each_argument_may_require_a_gradient_or_not(runs: list[int]) -> None:
+    x, scale, zero_point = values(), torch.tensor(0.25), torch.tensor(1.0)
+    for _ in range(3):
+        runs.clear()
+        for each in ((False, False, False), (True, False, False), (False, True, False), (True, False, True)):
+            given = [tensor.detach() for tensor in (x, scale, zero_point)]
+            for tensor, needed in zip(given, each, strict=True):
+                tensor.requires_grad_(needed)
+            out = hf.fake_quantize(*given, grad_factor=0.5)
+            assert out.requires_grad == any(each)
+            if any(each):
+                out.sum().backward()
+            assert tuple(tensor.grad is not None for tensor in given) == each
+    assert not runs
+
+
+def test_a_gradient_that_is_not_there_is_refused_after_right_calls() -> None:
+    x, scale = values(requires_grad=True), torch.tensor(0.5)
+    for _ in range(3):
+        hf.quantize(x, scale, dtype=torch.float32, q_min=-8, q_max=7)
+    for _ in range(3):
+        with pytest.raises(hf.InvalidArgs, match="scale requires a gradient"):
+            hf.quantize(x, scale.clone().requires_grad_(), dtype=torch.float32, q_min=-8, q_max=7)
+
+
+def test_hooks_see_repeated_calls() -> None:
+    x, seen = values(requires_grad=True), list[str]()
+    x.register_hook(lambda gradient: seen.append("gradient"))
+    for _ in range(4):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved: (seen.append("pack"), saved)[1], lambda saved: (seen.append("unpack"), saved)[1]
+        ):
+            out = hf.fake_quantize(x, 0.25)
+        out.register_hook(lambda gradient: seen.append("output"))
+        out.sum().backward()
+        assert seen == ["pack", "output", "unpack", "gradient"]
+
+
+class Named(torch.Tensor):
+    """A subclass whose functions are recorded."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_subclass_keeps_its_functions() -> None:
+    x = values()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    for _ in range(3):
+        Named.seen.clear()
+        found = hf.fake_quantize(x.as_subclass(Named), 0.25)
+        assert type(found) is Named and torch.ops.holdfast.fake_quantize.default in Named.seen
+
+
+def test_modes_and_traces_record_repeated_calls() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(operator)
+            return operator(*args, **(kwargs or {}))
+
+    x, seen = values(), list[Any]()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    with Seen():
+        hf.fake_quantize(x, 0.25)
+    assert torch.ops.holdfast.fake_quantize.default in seen
+    traced = make_fx(lambda x: hf.fake_quantize(x, 0.25))(x)
+    assert torch.ops.holdfast.fake_quantize.default in {node.target for node in traced.graph.nodes}
+
+
+def test_the_state_of_torch_changes_no_result() -> None:
+    x = values(requires_grad=True)
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        out = hf.fake_quantize(x, 0.25)
+        return out, torch.autograd.grad(out, x, torch.ones(SHAPE, dtype=torch.float32))[0]
+
+    for _ in range(3):
+        expected = results()
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [results()]
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        try:
+            found.append(results())
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
+            found.append(results())
+        for pair in found:
+            for one, other in zip(pair, expected, strict=True):
+                assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def test_one_tensor_in_two_places_is_not_two_tensors() -> None:
+    """A launch that was prepared with one tensor in two places must not serve two tensors."""
+    x, dy, indices = values(), values(1), torch.zeros(6, dtype=torch.int64)
+    rest = (None, 0.01, None, 0, "per_tensor", "int8", None, None, "in_range")
+    for _ in range(4):
+        backward(x, x, *rest)
+        hf.embedding_bag(indices, x, indices, mode="sum")
+    for _ in range(4):
+        assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
+        found = hf.embedding_bag(indices, x, torch.arange(6), mode="sum")
+        assert torch.equal(found, x[:1].expand(6, 4))
+    for _ in range(4):
+        assert torch.equal(backward(x, x, *rest), torch.where(x.abs() < 1.275, x, 0.0))
+
+
+def test_one_tensor_in_two_places_is_not_prepared() -> None:
+    x = values()
+    args = FakeQuantizeBackwardPlan.Args(dy=x, x=x, scale=0.01, zero_point=0, dx=torch.empty(SHAPE))
+    plan = FakeQuantizeBackwardPlan.select(
+        hf.Stream.current(), FakeQuantizeBackwardPlan.Descriptor(shape=SHAPE, dtype=torch.int8)
+    )
+    plan.run(hf.Stream.current(), None, args)
+    launch = plan.prepared(args)
+    assert launch is not None
+    assert repeated._written_out((x, x), repeated.Work(plan, args, args.dx), launch) is None
+    assert repeated._written_out((x,), repeated.Work(plan, args, args.dx), launch) is not None
+
+
+def test_views_of_one_memory_are_read_where_they_are() -> None:
+    base = torch.randn(100, generator=torch.Generator().manual_seed(2))
+    rest = (None, 0.01, None, 0, "per_tensor", "int8", None, None, "in_range")
+    for first, second in ((0, 0), (0, 24), (4, 8), (8, 4), (60, 12), (1, 4), (4, 1), (3, 2)) * 3:
+        dy, x = base[first : first + 24].view(SHAPE), base[second : second + 24].view(SHAPE)
+        assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
+
+
+def test_threads_have_their_own_results() -> None:
+    """Gradients of a table use a workspace, which each thread has for itself."""
+
+    def gradient(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        indices = torch.randint(0, 50, (400,), generator=generator)
+        weight = torch.randn(50, 8, generator=generator).requires_grad_()
+        expected = torch.zeros(50, 8).index_add_(0, indices, torch.full((400, 8), float(seed)))
+        for _ in range(20):
+            out = hf.embedding(indices, weight)
+            (found,) = torch.autograd.grad(out, weight, torch.full_like(out, seed))
+            if not (torch.equal(out, weight[indices]) and torch.equal(found, expected)):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(gradient, range(1, 9)))
 
 
 def test_a_change_of_the_tensor_is_honoured() -> None:

@@ -118,7 +118,10 @@ def _written_out(
         known["launch"] = bound(args)
         if size:
             known["empty"] = partial(torch.empty, size, dtype=torch.uint8, device=plan.device)
-            lines += ["workspace = empty()", f"workspace_at = -(-workspace.data_ptr() // {ALIGNMENT}) * {ALIGNMENT}"]
+            lines += [
+                "workspace = empty()",
+                f"workspace_at = -(-workspace.data_ptr() // {ALIGNMENT}) * {ALIGNMENT}",
+            ]
         handle = f"raw_stream({plan.device.index})" if plan.device.type == "cuda" else "0"
         lines.append(f"launch({handle}, {'workspace_at' if size else '0'}, {', '.join(addresses)})")
     several = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"

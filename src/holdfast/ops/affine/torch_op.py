@@ -51,7 +51,7 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
         raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
     if zero_point is None:
         pass
-    elif type(zero_point) is int or isinstance(zero_point, int) and not isinstance(zero_point, bool):
+    elif type(zero_point) is int or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
         zero_value = clamp_zero_point(int(zero_point))
     elif isinstance(zero_point, torch.Tensor):
         require_tensor("zero_point", zero_point)
