@@ -311,7 +311,7 @@ def dispatched(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> bool
     with monkeypatch.context() as patch:
         straight, run = list[int](), repeated.Calls.run
         patch.setattr(repeated.Calls, "run", lambda *given: straight.append(1) or run(*given))
-        patch.setattr(repeated.Calls, "find", lambda *given: None)
+        patch.setattr(repeated.Repeated, "of", lambda *given: None)
         call()
     return not straight
 
@@ -321,15 +321,15 @@ def test_a_call_that_nothing_watches_goes_straight_to_the_kernel(monkeypatch: py
     recorded = torch.randn(8, requires_grad=True)
     subclass = x.as_subclass(type("Other", (torch.Tensor,), {}))
     for tensor in (x, recorded, torch.nn.Parameter(x), x[::2]):
-        assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1), monkeypatch)
+        assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
         with torch.no_grad():
-            assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1), monkeypatch)
+            assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
     for tensor in (torch._neg_view(x), x.to("meta"), subclass):
-        assert dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1), monkeypatch)
+        assert dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
     found = list[bool]()
 
     def row(x: torch.Tensor) -> torch.Tensor:
-        found.append(dispatched(lambda: hf.fake_quantize(x, 0.1), monkeypatch))
+        found.append(dispatched(lambda: hf.fake_quantize(x, 0.1237), monkeypatch))
         return x
 
     torch.vmap(row)(x.reshape(2, 4))
