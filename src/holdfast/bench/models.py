@@ -119,10 +119,10 @@ def _distance(ours: Step, formula: Step) -> float:
     """The largest distance from the formula in float32, of output and gradients, relative to the norm."""
     formula = Step(formula.function, tuple(map(_widened, formula.inputs)), _widened(formula.dout))
     made, right = ours.forward(), formula.forward()
-    pairs = zip((made, *ours.backward(made)), (right, *formula.backward(right)), strict=True)
+    found, wanted = (made.detach(), *ours.backward(made)), (right.detach(), *formula.backward(right))
     return max(
         float((one.double() - other.double()).norm() / other.double().norm().clamp_min(1e-30))
-        for one, other in pairs
+        for one, other in zip(found, wanted, strict=True)
     )
 
 

@@ -15,7 +15,14 @@ import torch
 
 from holdfast.core import device_errors, importing, private, registry
 from holdfast.core.checks import shown
-from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
+from holdfast.core.contract import (
+    NUMERICS_VERSION,
+    Direction,
+    KernelSku,
+    PlanPreference,
+    PrecisionGuarantee,
+    Verdict,
+)
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
 from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.dtypes import dtype_name
@@ -179,6 +186,8 @@ class Plan(Generic[D, A]):
 
     #: Maximum number of cached launches. The cache is cleared when it is full.
     _max_launches: ClassVar[int] = 256
+    #: Version of the plan's arithmetic.
+    numerics_version: ClassVar[int] = NUMERICS_VERSION
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
         own, bound = vars(cls), bound_types(cls)
@@ -292,6 +301,10 @@ class Plan(Generic[D, A]):
         """The error bound of each output, in the units of ``PrecisionGuarantee``."""
         raise NotImplementedError
 
+    def per_term(self) -> dict[str, float]:
+        """``PrecisionGuarantee.per_term``; empty if no output has such terms."""
+        return {}
+
     def sku(self) -> KernelSku:
         """Which kernel was selected."""
         desc, kernel = self.descriptor, self.kernel
@@ -302,12 +315,15 @@ class Plan(Generic[D, A]):
             input_dtype=input_dtype, output_dtype=output_dtype, backend=self.backend,
             architecture=registry.backends()[self.backend].architecture(self.device),
             index_dtype=dtype_name(getattr(desc, "index_dtype", torch.int64)),
+            numerics_version=self.numerics_version,
         )  # fmt: skip
 
     def precision_guarantee(self) -> PrecisionGuarantee:
         """The guarantees of the selected kernel."""
         compute = self.descriptor.compute.name
-        return PrecisionGuarantee(compute, compute, ulp=self.ulp())
+        return PrecisionGuarantee(
+            compute, compute, numerics_version=self.numerics_version, ulp=self.ulp(), per_term=self.per_term()
+        )
 
     def bytes_moved(self) -> int:
         """The minimum number of bytes that a run reads and writes; bounds its time from below."""

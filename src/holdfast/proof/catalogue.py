@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
+from holdfast.core.contract import PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
@@ -33,7 +33,7 @@ class Entry:
     rounding: str
     deterministic: bool
     bit_stable: str
-    numerics_version: int = NUMERICS_VERSION
+    numerics_version: int
     cases: int = 0
 
 
@@ -51,6 +51,7 @@ def entry(plan: AnyPlan) -> Entry:
     promises = [select_on("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
     return Entry(
         plan=plan.__name__, op=plan.op, direction=plan.direction, cases=len(cases),
+        numerics_version=plan.numerics_version,
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
         backends=list(dict.fromkeys(way.backend for way in plan.kernels)),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},

@@ -64,6 +64,11 @@ class ScaledDescriptor(Descriptor):
         raise NotImplementedError
 
     @property
+    def code_range(self) -> tuple[int, int]:
+        """The least and the greatest code."""
+        raise NotImplementedError
+
+    @property
     def per_byte(self) -> int:
         """Codes per byte; 1 if they are not packed."""
         return 1

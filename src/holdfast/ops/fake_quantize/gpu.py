@@ -152,7 +152,7 @@ class FakeQuantize(TiledKernel[plans.FakeQuantizeDescriptor]):
         }
 
 
-class FakeQuantizeBackward(TiledKernel[plans.FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(TiledKernel[plans.EstimatedDescriptor]):
     kernel, args, tensors = fake_quantize_backward, plans.FakeQuantizeBackwardArgs, 3
 
     def parameters(self, args: plans.FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -15,8 +14,6 @@ from holdfast.core.dtypes import dtype_name
 from holdfast.core.formats import INTEGERS
 from holdfast.core.granularity import Granularity, PerGroup, PerToken
 from holdfast.core.training_step import COMPILED, EAGER, OURS, ModelCase, Step
-from holdfast.ops.choose_scale.plan import SCALE_FLOOR
-from holdfast.ops.choose_scale.torch_op import choose_scale
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 #: The number of rows is not halved below this.
@@ -72,15 +69,15 @@ class FakeQuantizeModel(ModelCase):
         scale = ((1.5 + spread) / self.code_range[1]).view(self.granularity.view(self.shape).scale_shape)
         x.requires_grad_()
         scale.requires_grad_(self.scales == "learned")
-        inputs = (x,) if self.scales == "of the data" else (x, scale)
-        functions = _FUNCTIONS[self.scales](self)
-        return {
-            name: Step(function, inputs, dout)
-            for name, function in zip((OURS, EAGER, COMPILED), functions, strict=True)
-        }
+        return steps_of(_FUNCTIONS[self.scales](self), (x, scale), dout)
 
 
-def _fixed(case: FakeQuantizeModel) -> Functions:
+def steps_of(functions: Functions, inputs: tuple[torch.Tensor, ...], dout: torch.Tensor) -> dict[str, Step]:
+    names = (OURS, EAGER, COMPILED)
+    return {name: Step(of, inputs, dout) for name, of in zip(names, functions, strict=True)}
+
+
+def with_fixed_scales(case: FakeQuantizeModel) -> Functions:
     (least, most), group = case.code_range, case.group
 
     def ours(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -126,44 +123,24 @@ def _learned(case: FakeQuantizeModel) -> Functions:
     return ours, eager, formula
 
 
-def _of_data(case: FakeQuantizeModel) -> Functions:
-    most, group = case.code_range[1], case.group
-    given: dict[str, Any] = {"dtype": case.codes, "granularity": case.granularity}
-    fused = getattr(import_module("holdfast"), "dynamic_fake_quantize", None)
-    _, eager_fixed, formula_fixed = _fixed(case)
-
-    def ours(x: torch.Tensor) -> torch.Tensor:
-        return fake_quantize(x, choose_scale(x.detach(), **given), **given)
-
-    def scale_of(x: torch.Tensor) -> torch.Tensor:
-        return torch.clamp(x.detach().view(-1, group).abs().amax(1).float() / most, min=SCALE_FLOOR)
-
-    def eager(x: torch.Tensor) -> torch.Tensor:
-        return eager_fixed(x, scale_of(x))
-
-    def formula(x: torch.Tensor) -> torch.Tensor:
-        return formula_fixed(x, scale_of(x))
-
-    return (lambda x: fused(x, **given)) if fused else ours, eager, formula
-
-
 _FUNCTIONS: dict[str, Callable[[FakeQuantizeModel], Functions]] = {
-    "fixed": _fixed,
+    "fixed": with_fixed_scales,
     "learned": _learned,
-    "of the data": _of_data,
 }
 
 
+#: A weight and the activations of a language model.
+MATRICES: tuple[tuple[str, tuple[int, int], Granularity, torch.dtype], ...] = (
+    ("LLM weight", (14336, 4096), PerGroup(32), formats.INT4.torch),
+    ("LLM activations", (8192, 4096), PerToken(), torch.int8),
+)
+
+
 def model_cases() -> list[FakeQuantizeModel]:
-    """A weight and the activations of a language model."""
-    shapes: tuple[tuple[str, tuple[int, int], Granularity, torch.dtype], ...] = (
-        ("LLM weight", (14336, 4096), PerGroup(32), formats.INT4.torch),
-        ("LLM activations", (8192, 4096), PerToken(), torch.int8),
-    )
     return [
-        FakeQuantizeModel("fake_quantize", shape[0], real, *shape[1:], scales)
+        FakeQuantizeModel("fake_quantize", matrix[0], real, *matrix[1:], scales)
         for real in (torch.float32, torch.bfloat16)
         for scales in _FUNCTIONS
-        for shape in shapes
-        if (shape[0], scales) != ("LLM activations", "learned")
+        for matrix in MATRICES
+        if (matrix[0], scales) != ("LLM activations", "learned")
     ]

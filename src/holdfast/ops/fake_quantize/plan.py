@@ -97,14 +97,19 @@ class FakeQuantizeDescriptor(FakeCodesDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeQuantizeBackwardDescriptor(FakeCodesDescriptor):
-    """The gradient of fake quantization with respect to its input, by the estimator ``ste``."""
+class EstimatedDescriptor(FakeCodesDescriptor):
+    """A gradient of fake quantization with respect to its input, by the estimator ``ste``."""
 
     ste: SteKind = SteKind.IN_RANGE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ste", estimator(self.ste))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizeBackwardDescriptor(EstimatedDescriptor):
+    """The gradient of fake quantization with respect to its input, by the estimator ``ste``."""
 
 
 def estimator(ste: str) -> SteKind:

@@ -33,8 +33,8 @@ from holdfast.ops.fake_quantize.plan import (
 
 __all__ = ["SteKind", "fake_quantize"]
 
-_RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
-_ESTIMATORS = tuple(str(kind) for kind in SteKind)
+RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
+ESTIMATORS = tuple(str(kind) for kind in SteKind)
 
 
 @lru_cache(maxsize=4096)
@@ -95,13 +95,13 @@ def _fake_quantize_backward_fake(dy, x, *rest):
 # grad_factor None is the factor of LSQ, which depends on the shape.
 _forward = define(
     "fake_quantize",
-    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, float? grad_factor) -> Tensor",
+    f"(Tensor x, {SHARED_SCHEMA}, {RANGE_SCHEMA}, float? grad_factor) -> Tensor",
     _fake_quantize,
     _fake_quantize_fake,
 )
 backward = define(
     "fake_quantize_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {RANGE_SCHEMA}) -> Tensor",
     _fake_quantize_backward,
     _fake_quantize_backward_fake,
 )
@@ -184,7 +184,7 @@ def fake_quantize(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    require_choice("ste", ste, _ESTIMATORS)
+    require_choice("ste", ste, ESTIMATORS)
     if dtype is None and q_min is None and q_max is None:
         dtype = torch.int8
     codes = None if dtype is None else named_dtype("dtype", dtype), *code_range(q_min, q_max)

@@ -1,8 +1,14 @@
 """Coordinates and taps of samples on the CPU: a block of samples at a time, axis by axis.
 
 Each axis has scratch rows with one element per sample: the coordinate, its scale (the derivative by the grid
-coordinate), and for each tap the pixel, the weight and the slope. Every loop runs over samples and
-vectorises.
+coordinate), and for each tap the index, the weight and the slope. A tap outside the image has an arbitrary
+index inside it, and its weight and slope are NaN. So is the weight of a corner with such a tap. Every loop
+runs over samples and vectorises.
+
+A place is a position in the image with all corners that are read from it together. With one column, each
+corner has its own place. With two, a place is two pixels side by side: the two linear taps along x. At the
+left and right border, where one of the taps is outside, the place is moved into the image, and the weights of
+its columns follow.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
 
@@ -156,22 +162,44 @@ def _far_slope(u):
 
 
 @jit
-def _pixels_of(rows, taps, count, size, padding, aligned, like):
-    """Compute the pixel of each tap from the unpadded pixel of the first; -1 is outside the image."""
-    if padding != _ZEROS and taps == 4:
-        _padded_pixels(rows, count, size, padding, aligned)
-        return
+def _mark_taps(rows, taps, count, size, like):
+    """Set the index of each tap from the index of the first, and mark taps outside the image."""
     first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
+    outside = zero(like) / zero(like)
     for tap in range(taps - 1, -1, -1):
         index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
+        weight, slope = (
+            pointer(rows + (WEIGHT + tap) * ROW, like),
+            pointer(rows + (SLOPE + tap) * ROW, like),
+        )
         for i in range(count):
             here = np.int32(first[i] + offset)
-            index[i] = here if here >= 0 and here < end else np.int32(-1)
+            inside = here >= 0 and here < end
+            index[i] = here if inside else np.int32(0)
+            weight[i] = weight[i] if inside else outside
+            slope[i] = slope[i] if inside else outside
+
+
+@jit
+def _mark_columns(rows, count, size, like):
+    """``_mark_taps`` for two columns: the taps are those of the columns, in the order of memory."""
+    index, last = pointer(rows + INDEX * ROW, np.int32), np.int32(size - 2)
+    outside = zero(like) / zero(like)
+    for row in (WEIGHT, SLOPE):
+        left, right = pointer(rows + row * ROW, like), pointer(rows + (row + 1) * ROW, like)
+        for i in range(count):
+            here = index[i]
+            moved = np.int32(here - min(max(here, np.int32(0)), last))
+            first, second = left[i], right[i]
+            left[i] = first if moved == 0 else second if moved == -1 else outside
+            right[i] = second if moved == 0 else first if moved == 1 else outside
+    for i in range(count):
+        index[i] = min(max(index[i], np.int32(0)), last)
 
 
 @on_demand
-def _padded_pixels(rows, count, size, padding, aligned):
-    """``_pixels_of`` for the four taps of bicubic, which are padded separately."""
+def _pad_taps(rows, count, size, padding, aligned):
+    """Set the indices of the four taps of bicubic, which are padded separately."""
     first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
     period = max(2 * (size - 1) if aligned else 2 * size, 1)
     turn = period if aligned else period - 1
@@ -240,12 +268,12 @@ def _weights(rows, mode, count, like):
 
 
 @jit
-def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
+def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns):
     """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
 
     ``grid`` is (address, kind, table of the loops over samples, axis stride). ``form`` is (axes, taps, mode,
     padding, align_corners). ``sizes`` are the pixels along x, y and z; ``numbers`` are ``_axis_numbers`` of
-    each axis.
+    each axis. ``columns`` is a tuple whose length is the number of columns of a place.
     """
     outlined()
     address, kind, table, step = grid
@@ -267,7 +295,12 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
                 _reflected(rows, count, own[3], own[4], own[5], like)
             _clipped(rows, count, padding == _BORDER, own[1], own[3], like)
         _weights(rows, mode, count, like)
-        _pixels_of(rows, taps, count, sizes[a], padding, aligned, like)
+        if len(columns) == 2 and a == 0:
+            _mark_columns(rows, count, sizes[a], like)
+        elif mode == _BICUBIC and padding != _ZEROS:
+            _pad_taps(rows, count, sizes[a], padding, aligned)
+        else:
+            _mark_taps(rows, taps, count, sizes[a], like)
 
 
 @jit
@@ -277,41 +310,72 @@ def taps_of_corner(corner, axes, taps):
     return x, rest % taps, rest // taps if axes == 3 else 0
 
 
-@on_demand
-def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
-    """Product of a corner's weights, x times y times z, with the slope for axis ``slope_of``, -1 for none."""
+@jit
+def row_of(rows_at, axis, row):
+    """Address of a row of an axis."""
+    return rows_at + (axis * AXIS_ROWS + row) * ROW
+
+
+@jit
+def find_weights(rows_at, corner, axes, taps, count, target, like):
+    """Weights of a corner: the product of its taps' weights, x times y times z."""
     chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
-    for a in range(axes):
-        row = (SLOPE if a == slope_of else WEIGHT) + chosen[a]
-        own = pointer(rows_at + (a * AXIS_ROWS + row) * ROW, like)
-        if a == 0:
-            for i in range(count):
-                result[i] = own[i]
-        else:
-            for i in range(count):
-                result[i] = result[i] * own[i]
-
-
-@on_demand
-def pixel_of(rows_at, corner, axes, taps, width, height, count, target):
-    """Pixel of a corner as an index into the flattened image; -1 if any of its taps is outside."""
-    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int32)
-    width, height = np.int32(width), np.int32(height)
-    x = pointer(rows_at + (INDEX + chosen[0]) * ROW, np.int32)
-    y = pointer(rows_at + (AXIS_ROWS + INDEX + chosen[1]) * ROW, np.int32)
+    x = pointer(row_of(rows_at, 0, WEIGHT + chosen[0]), like)
+    y = pointer(row_of(rows_at, 1, WEIGHT + chosen[1]), like)
     if axes == 2:
         for i in range(count):
-            inside = (x[i] | y[i]) >= 0
-            result[i] = np.int32(np.int32(y[i] * width) + x[i]) if inside else np.int32(-1)
+            result[i] = x[i] * y[i]
     else:
-        z = pointer(rows_at + (2 * AXIS_ROWS + INDEX + chosen[2]) * ROW, np.int32)
+        z = pointer(row_of(rows_at, 2, WEIGHT + chosen[2]), like)
         for i in range(count):
-            inside = (x[i] | y[i] | z[i]) >= 0
-            row = np.int32(np.int32(z[i] * height) + y[i])
-            result[i] = np.int32(np.int32(row * width) + x[i]) if inside else np.int32(-1)
+            result[i] = (x[i] * y[i]) * z[i]
+
+
+@jit
+def add_slopes(rows_at, corner, axes, taps, slope_of, count, sums_at, target, like):
+    """Add slope times sum of a corner, for axis ``slope_of``, where the corner is in the image."""
+    chosen, sums, result = taps_of_corner(corner, axes, taps), pointer(sums_at, like), pointer(target, like)
+    x = pointer(row_of(rows_at, 0, (SLOPE if slope_of == 0 else WEIGHT) + chosen[0]), like)
+    y = pointer(row_of(rows_at, 1, (SLOPE if slope_of == 1 else WEIGHT) + chosen[1]), like)
+    if axes == 2:
+        for i in range(count):
+            slope = x[i] * y[i]
+            more = result[i] + slope * sums[i]
+            result[i] = more if slope == slope else result[i]
+    else:
+        z = pointer(row_of(rows_at, 2, (SLOPE if slope_of == 2 else WEIGHT) + chosen[2]), like)
+        for i in range(count):
+            slope = (x[i] * y[i]) * z[i]
+            more = result[i] + slope * sums[i]
+            result[i] = more if slope == slope else result[i]
+
+
+@jit
+def find_offsets(rows_at, corner, axes, taps, steps, count, target):
+    """Offsets of the place that starts with ``corner``. ``steps`` are the strides along x, y and z.
+
+    They are computed in 32 bits if they fit, which is faster.
+    """
+    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int64)
+    x = pointer(row_of(rows_at, 0, INDEX + chosen[0]), np.int32)
+    y = pointer(row_of(rows_at, 1, INDEX + chosen[1]), np.int32)
+    z = pointer(row_of(rows_at, axes - 1, INDEX + chosen[2]), np.int32)
+    along_x, along_y, along_z, narrow = steps
+    if not narrow:
+        for i in range(count):
+            result[i] = x[i] * along_x + y[i] * along_y + (z[i] * along_z if axes == 3 else 0)
+        return
+    sx, sy, sz = np.int32(along_x), np.int32(along_y), np.int32(along_z)
+    if axes == 2:
+        for i in range(count):
+            result[i] = np.int32(np.int32(x[i] * sx) + np.int32(y[i] * sy))
+    else:
+        for i in range(count):
+            row = np.int32(np.int32(y[i] * sy) + np.int32(z[i] * sz))
+            result[i] = np.int32(np.int32(x[i] * sx) + row)
 
 
 @jit
 def scale_row(rows_at, axis):
     """Address of the scales of an axis."""
-    return rows_at + (axis * AXIS_ROWS + _SCALE) * ROW
+    return row_of(rows_at, axis, _SCALE)

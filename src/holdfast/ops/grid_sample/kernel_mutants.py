@@ -8,48 +8,101 @@ from holdfast.core.mutant import KernelMutant
 
 _forward = partial(KernelMutant, plans=("GridSamplePlan",))
 _backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
-_CPU, _SUMS_CPU = "holdfast.ops.grid_sample.cpu", "holdfast.ops.grid_sample.cpu_gradient_sums"
-_GPU, _CORNERS_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dinput_by_corner"
+_CPU, _COORDINATES_CPU = "holdfast.ops.grid_sample.cpu", "holdfast.ops.grid_sample.cpu_coordinates"
+_PLACES_CPU, _CHANNELS_CPU = (
+    "holdfast.ops.grid_sample.cpu_places",
+    "holdfast.ops.grid_sample.cpu_channel_sums",
+)
+_INTEGERS_CPU = "holdfast.ops.grid_sample.cpu_integer_sums"
+_GPU, _DGRID_GPU = "holdfast.ops.grid_sample.gpu", "holdfast.ops.grid_sample.gpu_dgrid"
+_CELLS_GPU, _SUMS_GPU = "holdfast.ops.grid_sample.gpu_cells", "holdfast.ops.grid_sample.gpu_dinput_by_cell"
 
 MUTANTS = (
     _forward(
-        "the pixel beside the image not cleared", _CPU, "clear_row(image_at - row, like, lanes)", "pass"
+        "what is beside the image multiplied by 0",
+        _PLACES_CPU,
+        "total = more if weight == weight else total",
+        "total = more if weight == weight else total + zero(like) * values[i * len(columns) + k]",
+        likely="special values",
     ),
     _forward(
-        "a corner in the place of another",
-        _CPU,
-        "rows + np.int64(pixel[at + samples]) * row,",
-        "rows + np.int64(pixel[at + 2 * samples]) * row,",
+        "a column in the place of the other",
+        _PLACES_CPU,
+        "more = total + weight * values[i * len(columns) + k]",
+        "more = total + weight * values[i * len(columns)]",
     ),
     _forward(
         "the grid of the first image for all",
         _CPU,
-        "if begin < end and n != located:",
-        "if begin < end and located < 0:",
+        "locate(_grid_of(grid, n), problem, steps, begin,",
+        "locate(_grid_of(grid, 0), problem, steps, begin,",
     ),
     _forward(
-        "the last, narrower bundle dropped",
+        "the last, shorter run dropped",
         _CPU,
-        "for channel in range(begin, end, len(lanes)):",
-        "for channel in range(begin, end - len(lanes) + 1, len(lanes)):",
-        likely="257 channels",
+        "                for at in range(0, size, RUN):\n                    count = min(RUN, size - at)\n",
+        "                for at in range(0, max(size - RUN + 1, 1), RUN):\n"
+        "                    count = min(RUN, size - at)\n",
+        likely="several runs",
+    ),
+    _forward(
+        "columns not moved at the right border",
+        _COORDINATES_CPU,
+        "right[i] = second if moved == 0 else first if moved == 1 else outside",
+        "right[i] = second if moved == 0 else outside",
     ),
     _backward(
-        "crowds of twice the size",
-        _SUMS_CPU,
-        "if count > CHUNK:",
-        "if count > 2 * CHUNK:",
-        likely="bicubic",
+        "a term rounded down",
+        _INTEGERS_CPU,
+        "whole = np.int64(term)",
+        "whole = np.int64(np.floor(term))",
+        likely="wide",
     ),
     _backward(
-        "corners in another order",
-        _SUMS_CPU,
-        "    for corner in range(corners):\n        at = corner * samples",
-        "    for corner in range(corners - 1, -1, -1):\n        at = corner * samples",
+        "a unit of one bit fewer",
+        _INTEGERS_CPU,
+        "return bits - exponent, seen < infinite",
+        "return bits - 1 - exponent, seen < infinite",
+        likely="wide",
+    ),
+    _backward(
+        "a unit from infinite values",
+        _INTEGERS_CPU,
+        "largest = max(largest, here if here < infinite else np.int64(0))",
+        "largest = max(largest, here)",
+        likely="infinite",
+    ),
+    _backward(
+        "opposite infinities not NaN",
+        _INTEGERS_CPU,
+        "sums[0] = (sums[0] if sums[0] < _LEAST else _MARK) | mark",
+        "sums[0] = _MARK | mark",
+        likely="infinite",
+    ),
+    _backward(
+        "the second word lost",
+        _INTEGERS_CPU,
+        "_as_real(sums[i * words + 1], like) * unit",
+        "zero(like) * unit",
+        likely="float64",
+    ),
+    _backward(
+        "the sums of the other threads lost",
+        _CPU,
+        "for other in range(1, others[0]):",
+        "for other in range(2, others[0]):",
+        likely="several tiles",
+    ),
+    _backward(
+        "the shift of the first channel for all",
+        _CPU,
+        "scale(row_at, count, shifts[c], like)",
+        "scale(row_at, count, shifts[0], like)",
+        likely="magnitudes",
     ),
     _backward(
         "a full level not carried",
-        _SUMS_CPU,
+        _CHANNELS_CPU,
         "if levels == 1 or (done % CHUNK != 0 and done != channels):",
         "if levels == 1 or done != channels:",
         likely="64 channels",
@@ -73,24 +126,46 @@ MUTANTS = (
         "tl.store(target + channel.to(tl.int64) * out_step, value, mask=inside)",
         "tl.store(target + channel.to(tl.int64) * image_step, value, mask=inside)",
     ),
-    _backward("a chunk of channels lost", _GPU, "block_0 += sum_0", "block_0 = sum_0", likely="64 channels"),
+    _backward(
+        "a chunk of channels lost",
+        _DGRID_GPU,
+        "total += tl.sum(tl.where(chunk == k, sums, 0.0), 0)",
+        "total = tl.sum(tl.where(chunk == k, sums, 0.0), 0)",
+        likely="64 channels",
+    ),
     _backward(
         "accumulate lost",
-        _GPU,
+        _DGRID_GPU,
         "value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value",
         "value = value + 0.0",
         likely="channels last",
     ),
     _backward(
         "the strides of the image for those of dout",
-        _GPU,
+        _DGRID_GPU,
         "dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)",
         "dout_at = offset_of(n, x, y, z, image_strides).to(OFFSET)",
+        likely="64 channels",
     ),
     _backward(
-        "corners in another order",
-        _CORNERS_GPU,
-        "at = (n * CORNERS + corner) * samples + sample",
-        "at = (n * CORNERS + (CORNERS - 1 - corner)) * samples + sample",
+        "samples of two cells at one position",
+        _CELLS_GPU,
+        "tl.store(starts + cell, first + tl.cumsum(amount, 0) - amount, mask=cell < all_cells)",
+        "tl.store(starts + cell, first + tl.cumsum(amount, 0) - 1, mask=cell < all_cells)",
+        likely="64 channels",
+    ),
+    _backward(
+        "the last list of a pixel lost",
+        _SUMS_GPU,
+        "amount = first_3 + tl.load(counts + cell - row - 1, mask=exists, other=0)",
+        "amount = first_3 + 0 * tl.load(counts + cell - row - 1, mask=exists, other=0)",
+        likely="64 channels",
+    ),
+    _backward(
+        "one scale for all channels",
+        _SUMS_GPU,
+        "q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])",
+        "q1 += word(a1, weight_0, scales[0]) + word(b1, weight_1, scales[1])",
+        likely="257 channels",
     ),
 )

@@ -1,6 +1,6 @@
 """The ordered sum, in Triton: without float atomics and without waiting, for any distribution of the terms.
 
-First the terms are sorted by row (``MergeSort`` or ``CountingSort``): the terms of a row are ``starts[row]``
+First the terms are sorted by row (``MergeSort``): the terms of a row are ``starts[row]``
 to ``starts[row + 1]`` in sorted order. A place is a position in that order. A row of up to 32 terms is summed
 by one program, which is assigned the row or, if there are more rows than terms, the row's first place. In the
 latter case rows without terms are filled with zeros separately. The last rows may be filled while the terms
@@ -37,7 +37,6 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort, longest
 from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
@@ -323,6 +322,16 @@ def fill_rows(
     tl.store(at, tl.zeros([ROWS, COLUMNS], out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def longest(maxima, blocks):
+    """Maximum number of places of a row; 2**31 - 1 if it is unknown, with ``blocks == 0``."""
+    most = tl.zeros([1024], tl.int32)
+    for begin in range(0, blocks, 1024):
+        number = begin + tl.arange(0, 1024)
+        most = tl.maximum(most, tl.load(maxima + number, mask=number < blocks, other=0).to(tl.int32))
+    return tl.where(blocks > 0, tl.max(most, 0), 2**31 - 1)
+
+
 @triton.jit(
     do_not_specialize=[
         "rows", "count", "length", "windows", "slot_blocks",
@@ -403,14 +412,9 @@ class Bounds(NamedTuple):
     blocks: int = 0
 
     @classmethod
-    def of(cls, order: MergeSort | CountingSort) -> Bounds:
+    def of(cls, order: MergeSort) -> Bounds:
         """Bounds of sorted places."""
-        if isinstance(order, MergeSort):
-            return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
-        return cls(
-            STARTS, order.starts, keys=order.keys, key_step=order.key_step,
-            maxima=order.maxima, blocks=order.blocks,
-        )  # fmt: skip
+        return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
 
 
 class Target(NamedTuple):

@@ -222,14 +222,6 @@ def find_spans(
         store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "step"])
-def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
-    """Store where each row begins in the sorted keys; the last entry is the end of the last row."""
-    follow()
-    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
-
-
 def power_below(count: int) -> int:
     """Largest power of two up to ``count``; 0 for 0."""
     return 1 << (count.bit_length() - 1) if count > 0 else 0
