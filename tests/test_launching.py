@@ -17,10 +17,12 @@ import triton.language as tl
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
 from holdfast.backends.tuning import constants_of
+from holdfast.core import repeated
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.plan import Args
+from holdfast.core.operands import NO_PLACES, Extents
+from holdfast.core.plan import Args, DescribedKernel, PreparedLaunch
 from holdfast.core.stream import Stream
-from holdfast.core.workspace_layout import WorkspaceLayout
+from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 
 
 class Handle:
@@ -129,7 +131,7 @@ def loaded_and_launched() -> tuple[list[Any], list[Any], list[Any]]:
         shared_percent=28,
     )  # fmt: skip
     before = list(kernel.handle.done)
-    launch(99, (), (), ())
+    launch.run(*launch.grid, 1, 99, *launch.between, *launch.tail)
     return before, kernel.handle.done, list(SET)
 
 
@@ -229,6 +231,53 @@ def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
     (_, _, _, bits, n, sizes), options = kernel.warmed
     assert (bits > 2**31, n, sizes) == (True, 6, (4, 5))
     assert options["TILE"] == 64 and options["num_warps"] == 4
+
+
+class Selected(NamedTuple):
+    """A plan, as a repeated call uses it."""
+
+    device: torch.device
+    kernel: Any
+    outputs = ScaledArgs.outputs
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 1)])
+def test_a_repeated_call_launches_with_its_own_addresses(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the current stream of its device, and on a new workspace."""
+    kernel, layout, streams = Recorded(scaled), WorkspaceLayout(), list[int]()
+    if device.type == "cpu":  # there is no memory of the other
+        layout.take(5, torch.int8)
+    region = layout.take(3, torch.float32) if device.type == "cpu" else None
+    monkeypatch.setattr(repeated.private, "raw_stream", lambda index: streams.append(index) or len(streams))
+    empty, allocated = torch.empty, list[Any]()
+    monkeypatch.setattr(torch, "empty", lambda size, **kind: allocated.append(size) or empty(size, **kind))
+    launch = added(
+        kernel, TILE=64, sizes=(), n=6, partial=region, x="x", out="out",
+        bits=gpu.EachRun(lambda args: int(args.factor)),
+    ).launch  # fmt: skip
+    plan: Any = Selected(device, DescribedKernel(None, device))
+    plan.kernel.set_workspace(layout)
+    made = [(torch.zeros(6), torch.zeros(6)) for _ in range(3)]
+    prepared: Any = PreparedLaunch(launch, Extents.of(ARGS.operands()), (), NO_PLACES, 0, tuple)
+    args = ScaledArgs(x=made[0][0], out=made[0][1], factor=3.0)
+    run = repeated._written_out(made[0][:1], repeated.Work(plan, args, args.out), prepared)
+    assert run is not None
+    allocated.clear()
+    kept = list[torch.Tensor]()
+    for nth, (x, _) in enumerate(made, start=1):
+        kept.append(run(x))
+        *_, stream, out, given, partial, bits, n, sizes, tile = kernel.launched.pop()
+        assert (out, given) == (kept[-1].data_ptr(), x.data_ptr())
+        assert (bits, n, sizes, tile) == (3, 6, (), 64)
+        assert stream == (nth if device.type == "cuda" else 0)
+        assert partial == out if region is None else (partial - region.offset) % ALIGNMENT == 0
+    assert streams == ([1, 1, 1] if device.type == "cuda" else [])
+    assert allocated == [layout.size] * 3 * (region is not None)
+    assert len({tensor.data_ptr() for tensor in kept}) == 3
+    assert run(torch.zeros(7)[1:]) is None and not kernel.launched  # its address is not aligned
 
 
 @pytest.mark.usefixtures("compiled")

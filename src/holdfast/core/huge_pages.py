@@ -15,9 +15,14 @@ MIN_BYTES = 4 * 2**20
 _PAGE = 4096
 
 
+def wants_huge_pages(tensor: torch.Tensor) -> bool:
+    """Whether ``on_huge_pages`` has an effect on this tensor."""
+    return tensor.is_cpu and tensor.nbytes >= MIN_BYTES
+
+
 def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     """Request huge pages for a tensor that was not written yet; return the tensor. Has an effect on Linux."""
-    if tensor.is_cpu and tensor.nbytes >= MIN_BYTES:
+    if wants_huge_pages(tensor):
         first = -(-tensor.data_ptr() // _PAGE) * _PAGE
         private.advise_large_pages(first, tensor.data_ptr() + tensor.nbytes - first)
     return tensor

@@ -91,7 +91,9 @@ D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A", bound=Args)
 A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 
-#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand.
+#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand. It
+#: may have an attribute ``bound``: a function of args, whose result launches with the host values of these
+#: args and takes the handle of a stream, the aligned address of a workspace, and each operand's address.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 
@@ -148,7 +150,9 @@ class Candidate:
 
 
 @dataclass
-class _CachedLaunch(Generic[A]):
+class PreparedLaunch(Generic[A]):
+    """The launch for args of one kind. ``launch`` is None if there is nothing to compute."""
+
     launch: Launch[A] | None
     extents: Extents
     misalignment: tuple[int, ...]
@@ -211,8 +215,8 @@ class Plan(Generic[D, A]):
         self.backend = backend
         self.kernel = kernel
         self.implementation = implementation
-        self._launches: dict[tuple[Any, ...], _CachedLaunch[A]] = {}
-        self._last_call: LastCall[_CachedLaunch[A]] | None = None
+        self._launches: dict[tuple[Any, ...], PreparedLaunch[A]] = {}
+        self._last_call: LastCall[PreparedLaunch[A]] | None = None
         self._stream: object = _NO_STREAM  # the stream of the last run
 
     def __repr__(self) -> str:
@@ -368,6 +372,10 @@ class Plan(Generic[D, A]):
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
 
+    def prepared(self, args: A) -> PreparedLaunch[A] | None:
+        """The launch that ``run`` has prepared for args of this kind, if any."""
+        return self._launches.get(args.signature()[0])
+
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
             raise InvalidArgs(
@@ -380,7 +388,7 @@ class Plan(Generic[D, A]):
             )
         return stream
 
-    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[_CachedLaunch[A] | None, Places]:
+    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[PreparedLaunch[A] | None, Places]:
         """The cached launch for these args, if any, and the places of their operands."""
         last, options = self._last_call, args.options()
         try:
@@ -399,7 +407,7 @@ class Plan(Generic[D, A]):
             self._last_call = LastCall.of(found, operands, options)
         return found, places
 
-    def _prepare(self, args: A, scratch: int) -> _CachedLaunch[A]:
+    def _prepare(self, args: A, scratch: int) -> PreparedLaunch[A]:
         reason = self._refusal(args, scratch)
         if reason:
             raise InvalidArgs(reason)
@@ -407,7 +415,7 @@ class Plan(Generic[D, A]):
         operands = args.operands()
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
-        cached = _CachedLaunch(
+        cached = PreparedLaunch(
             launch, Extents.of(operands), misalignment_of(addresses), places_of(operands), scratch,
             getter_of(outputs),
         )  # fmt: skip

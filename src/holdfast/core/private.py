@@ -136,6 +136,17 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def _probe_is_wrapped() -> Any:
+    found = torch._C._functorch.is_functorch_wrapped_tensor
+    return None if found(torch.zeros(1)) else found
+
+
+@instead_of(_probe_is_wrapped, FALLBACKS)
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transform of ``torch.func`` made this tensor, possibly one that has ended. Fallback: yes."""
+    return True
+
+
 def _probe_is_watched() -> Any:
     from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
     from torch._C._autograd import _profiler_enabled
@@ -205,6 +216,32 @@ def _probe_single_level() -> Any:
 def single_level() -> AbstractContextManager[Any]:
     """Record a single level of a transform of ``torch.func``. Fallback: does nothing."""
     return nullcontext()
+
+
+def _probe_apply_of() -> Any:
+    def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+        found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+        return found
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+            return dy * 2
+
+    x = torch.ones(1, requires_grad=True)
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(apply_of(Doubled)(x), x)
+    return apply_of if found == 2 else None
+
+
+@instead_of(_probe_apply_of, FALLBACKS)
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The ``apply`` of a function, without the Python code that handles transforms and dead wrappers."""
+    return function.apply
 
 
 def _probe_any_requires_grad() -> Any:

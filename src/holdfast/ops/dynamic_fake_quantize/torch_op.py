@@ -13,16 +13,8 @@ from holdfast.core.checks import require_bool, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE
-from holdfast.core.torch_op import (
-    by_sample,
-    current_stream,
-    define,
-    named_dtype,
-    register_vmap,
-    select_plan,
-    workspace_of,
-)
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import code_range, refuse_second_derivative
 from holdfast.ops.choose_scale.torch_op import empty_scale
 from holdfast.ops.dynamic_fake_quantize.plan import (
@@ -60,9 +52,7 @@ def _backward_plan(shape, input_dtype, device, granularity, dtype, q_min, q_max,
 def _symmetric(x, granularity, dtype, q_min, q_max, ste, narrow):
     plan = _forward_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, True)
     y, scale = on_huge_pages(torch.empty_like(x)), empty_scale(x, granularity)
-    args = DynamicFakeQuantizeArgs(x=x, y=y, scale=scale)
-    plan.run(current_stream(x.device), workspace_of(plan, x), args)
-    return y, scale
+    return Work(plan, DynamicFakeQuantizeArgs(x=x, y=y, scale=scale), (y, scale))
 
 
 def _symmetric_fake(x, granularity, *rest):
@@ -74,8 +64,7 @@ def _affine(x, granularity, dtype, q_min, q_max, ste, narrow):
     y, scale = on_huge_pages(torch.empty_like(x)), empty_scale(x, granularity)
     zero_point = empty_scale(x, granularity, torch.int32)
     args = DynamicFakeQuantizeArgs(x=x, y=y, scale=scale, zero_point=zero_point)
-    plan.run(current_stream(x.device), workspace_of(plan, x), args)
-    return y, scale, zero_point
+    return Work(plan, args, (y, scale, zero_point))
 
 
 def _affine_fake(x, granularity, *rest):
@@ -88,8 +77,7 @@ def _backward(dy, x, scale, zero_point, granularity, dtype, q_min, q_max, ste):
     )
     dx = on_huge_pages(torch.empty_like(x))
     args = DynamicFakeQuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
-    return dx
+    return Work(plan, args, dx)
 
 
 def _backward_fake(dy, x, *rest):
