@@ -108,6 +108,17 @@ def test_the_tiles_of_a_gpu_change_no_bit(plan: AnyPlan) -> None:
     assert launched == kernels
 
 
+@pytest.mark.parametrize("plan", hf.plans.all().values(), ids=hf.plans.all())
+def test_select_compiles_every_case_without_data(plan: AnyPlan) -> None:
+    """A GPU's kernels are compiled by select, from the descriptor alone."""
+    descriptors = {case.descriptor: None for case in cases_of(plan) if not case.common}
+    assert descriptors
+    for descriptor in descriptors:
+        if not descriptor.empty:
+            preference = hf.PlanPreference(backend="gpu", precompile=False)
+            plan.select(hf.Stream.current(DEVICE), descriptor, preference).kernel.compile()
+
+
 def is_kernel(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and any(
         "triton.jit" in ast.unparse(d) for d in node.decorator_list

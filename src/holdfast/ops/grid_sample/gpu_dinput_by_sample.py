@@ -419,24 +419,24 @@ class SampleSums:
         self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
     ) -> None:
         desc, tuning = self.desc, self.tuning
-        dinput = args.dinput if self.needs_dinput else None
+        dinput = args.dinput if self.needs_dinput and desc.channels else None
         dgrid = args.dgrid if band == 0 else None
         planes = images * desc.channels
 
         sources = operands_of(desc, args, first, images) | {
-            "sums": self.sums if planes and dinput is not None else "dout",
-            "words": self.plane_words if planes and dinput is not None else "dout",
+            "sums": self.sums if dinput is not None else "dout",
+            "words": self.plane_words if dinput is not None else "dout",
             "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
             "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
             "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
         }  # fmt: skip
-        if dinput is not None and planes:
+        if dinput is not None:
             steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
-        if desc.samples and (planes or dgrid is not None):
+        if desc.samples and (dinput is not None or dgrid is not None):
             tiles = -(-desc.samples // tuning.tile)
             steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
-        if dinput is not None and planes:
+        if dinput is not None:
             conversions = -(-self.span // tuning.converted)
             steps.add(convert, planes * conversions, sources, conversions=conversions, num_warps=tuning.warps)

@@ -554,7 +554,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        self.prepare(DescribedSum.of(self.desc))
+        self.prepare(DescribedSum.of_sums(self.desc))
 
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc, order = self.desc, self.order

@@ -186,7 +186,7 @@ class DescribedSum(SummingArgs):
     accumulate: bool = False
 
     @classmethod
-    def of(cls, desc: IndexedDescriptor) -> Self:
+    def of_sums(cls, desc: IndexedDescriptor) -> Self:
         """Contiguous meta tensors with one term per index."""
         out = torch.empty((desc.rows, desc.columns), dtype=desc.dtype, device="meta")
         terms = torch.empty((*desc.shape, desc.columns), dtype=desc.dtype, device="meta")
