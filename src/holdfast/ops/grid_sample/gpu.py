@@ -248,9 +248,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         if ImageSums.serves(desc, device):
             self.sums = ImageSums(layout, device, desc)
         elif serves(desc, device):
-            # The lists of one image with few channels need more than its gradients.
-            is_single = desc.batch == 1 and desc.channels < MANY_CHANNELS and self.workspace_share > 0
-            self.sums = CellSums(layout, device, desc, self.budget * (4 if is_single else 3) // 3)
+            self.sums = CellSums(layout, device, desc, self.budget)
             self.sums = self.sums if self.sums.fits else None
         few_channels = desc.mode != Mode.BILINEAR or desc.channels < MANY_CHANNELS
         if self.sums is None and (desc.needs_dinput or few_channels):
@@ -274,10 +272,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         if isinstance(self.sums, CellSums):
             for first in range(0, desc.batch, self.sums.images):
                 listed = self.sums.add_steps(steps, args, first)
-                if desc.needs_dgrid and desc.channels >= MANY_CHANNELS:
+                if desc.needs_dgrid:
                     gradient.add_steps(steps, args, first, listed.images, listed)
-            if desc.needs_dgrid and desc.channels < MANY_CHANNELS:
-                SampleSums(WorkspaceLayout(), self.device, desc, 0, dinput=False).add_steps(steps, args)
         elif self.sums is not None:
             self.sums.add_steps(steps, args)
         elif desc.samples:

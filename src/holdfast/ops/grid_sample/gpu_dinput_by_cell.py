@@ -1,4 +1,4 @@
-"""dinput of bilinear samples, in Triton: a pixel sums the samples of the cells around it.
+"""dinput of bilinear samples with many channels, in Triton: a pixel sums the samples of the cells around it.
 
 ``gpu_cells`` lists the samples of each cell. The sums are exact sums of integers, in arbitrary order.
 
@@ -78,8 +78,8 @@ class Tuning:
     row_registers: int | None = 128
     #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
     row_blocks: int = 4
-    #: Minimum number of channels for a copy of dout, and minimum number of elements of dout.
-    copied_channels: int = 5
+    #: Minimum number of channels, and minimum number of elements of dout.
+    least_channels: int = 5
     least_elements: int = 2**20
 
 
@@ -659,13 +659,13 @@ def sum_segments(
 
 
 def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
-    """Whether dinput is summed by cell: bilinear, in float32, and large enough."""
+    """Whether dinput is summed by cell: bilinear, in float32, with many channels, and large enough."""
     tuning = TUNING.on(device)
     return (
         desc.needs_dinput
         and desc.mode == Mode.BILINEAR
         and desc.compute.bits == 32
-        and desc.channels > 0
+        and desc.channels >= tuning.least_channels
         and max(cells_of(desc), desc.samples * desc.corners) <= LIMIT
         and desc.batch * desc.channels * desc.samples >= tuning.least_elements
     )
@@ -681,12 +681,10 @@ class CellSums:
         self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
-        tuning = self.tuning
         most = max(min(desc.batch, LIMIT // max(cells_of(desc), desc.samples * desc.corners)), 1)
-        # With few channels, a copy is not worth its memory.
-        self.images, self.copies = most, desc.channels >= tuning.copied_channels
-        size = self._size(1, self.copies)
-        if self.copies and size > budget:
+        self.images, self.copies = most, True
+        size = self._size(1, True)
+        if size > budget:
             self.copies, size = False, self._size(1, False)
         groups = -(-desc.batch // max(min(most, budget // size), 1))
         self.images = -(-desc.batch // groups)

@@ -3,6 +3,9 @@
 Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
 the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for
 a few images at a time, or for one band of pixels of an image.
+
+In bilinear mode, the east corners of a sample are often the west corners of the next sample. Then the next
+sample adds both terms with one atomic (MERGE).
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -45,7 +48,7 @@ from holdfast.ops.grid_sample.gpu_integer_sums import (
     scaled,
     special_bits,
 )
-from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
+from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 from holdfast.ops.segment_sum import indexed
 
 CHUNK, BLOCK = tl.constexpr(indexed.CHUNK), tl.constexpr(indexed.CHUNK**2)
@@ -67,11 +70,13 @@ class Tuning:
     prepared: int
     vector: int
     converted: int
+    #: Maximum number of channels for which the loop over channels is unrolled.
+    unrolled: int = 4
 
 
 TUNING = Tuned(
     gpu=Tuning(tile=256, warps=8, prepared=8192, vector=2048, converted=2048),
-    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384),
+    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384, unrolled=2),
 )
 
 
@@ -252,13 +257,34 @@ def store_changes(
 
 
 @triton.jit
+def is_next(first, after, AXES: tl.constexpr):
+    """Whether the first taps of ``after`` are one pixel east of those of ``first``."""
+    same = (after[0] == first[0] + 1) & (after[1] == first[1])
+    return same & (after[2] == first[2]) if AXES == 3 else same
+
+
+@triton.jit
+def add_merged(sums, pixels, masks, weights, others, change, previous, given):
+    """Add the terms of four corners, together with the east terms of the sample before."""
+    for k in tl.static_range(0, 4, 2):
+        word = (weights[k] * change).to(tl.int64) + (others[k + 1] * previous).to(tl.int64)
+        tl.atomic_add(sums + pixels[k], word, mask=masks[k], sem="relaxed")
+        east = (weights[k + 1] * change).to(tl.int64)
+        tl.atomic_add(sums + pixels[k + 1], east, mask=masks[k + 1] & (given == 0), sem="relaxed")
+
+
+@triton.jit
 def visit_channel(
-    sums, words, dout, image, channel, n, at, quad, inside, weights, s0, s1, s2, s3,
+    sums, words, dout, image, channel, n, at, quad, inside, weights, neighbours, s0, s1, s2, s3,
     channels, span, fraction_bits, dout_step, image_step,
-    CORNERS: tl.constexpr, DINPUT: tl.constexpr, PRODUCTS: tl.constexpr, COMPUTE: tl.constexpr,
-    WORDS: tl.constexpr, PARTS: tl.constexpr,
+    CORNERS: tl.constexpr, DINPUT: tl.constexpr, PRODUCTS: tl.constexpr, MERGE: tl.constexpr,
+    COMPUTE: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One channel of four corners: add the terms of dinput, and the products for dgrid."""
+    """One channel of four corners: add the terms of dinput, and the products for dgrid.
+
+    ``neighbours``: for the sample before, its offset in dout and the weights of its corners; whether this
+    sample adds its east terms (``taken``); and whether the next sample adds those of this one (``given``).
+    """
     pixels, offsets, masks, _there = quad
     base = dout + tl.full([1], channel, tl.int64) * dout_step
     d = widen(tl.load(base + at, mask=inside, other=0.0), COMPUTE)
@@ -268,8 +294,14 @@ def visit_channel(
         shift, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
         change = scaled(finite_or_zero(d), shift, COMPUTE)
         COUNT: tl.constexpr = 1 if CORNERS == 1 else 4
-        for k in tl.static_range(COUNT):
-            add_term(target, pixels[k], masks[k], weights[k] * change, span, fraction_bits, WORDS)
+        if MERGE:
+            at_before, others, taken, given = neighbours
+            before = widen(tl.load(base + at_before, mask=taken, other=0.0), COMPUTE)
+            previous = scaled(finite_or_zero(before), shift, COMPUTE)
+            add_merged(target, pixels, masks, weights, others, change, previous, given)
+        else:
+            for k in tl.static_range(COUNT):
+                add_term(target, pixels[k], masks[k], weights[k] * change, span, fraction_bits, WORDS)
         if special:
             mark_specials(target, pixels, masks, weights, d, COUNT)
     if PRODUCTS:
@@ -284,22 +316,42 @@ def add_samples(
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr,
-    ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    MERGE: tl.constexpr, UNROLLED: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
+    MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The terms of dinput and the dgrid of TILE samples, one per thread."""
+    """The terms of dinput and the dgrid of TILE samples, one per thread.
+
+    UNROLLED: the number of channels, if it is small; otherwise 0.
+    """
     follow()
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
     # Past the end, the last sample is located, so that loads of pixels need no mask.
-    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
+    sample = tl.minimum(number, samples - 1)
+    x, y, z = unravel(sample, out_sizes, AXES)
     zeros = tl.zeros([TILE], COMPUTE)
     first, t, scale = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
         AXES, MODE, PADDING, ALIGNED, COMPUTE,
     )  # fmt: skip
     at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
+    target = offset_of(n, x, y, z, dgrid_strides)
+    at_before, t_before, taken, given = at, t, inside, inside
+    if MERGE:
+        x, y, z = unravel(tl.maximum(sample - 1, 0), out_sizes, AXES)
+        west, t_before, _ = locate(
+            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+        )  # fmt: skip
+        at_before = offset_of(n, x, y, z, dout_strides).to(OFFSET)
+        x, y, z = unravel(tl.minimum(sample + 1, samples - 1), out_sizes, AXES)
+        east, _, _ = locate(
+            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+        )  # fmt: skip
+        taken = inside & (number > 0) & is_next(west, first, AXES)
+        given = (number < samples - 1) & is_next(first, east, AXES)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
     PRODUCTS: tl.constexpr = DGRID and MODE != NEAREST
     changes = (zeros, zeros, zeros)
@@ -309,28 +361,37 @@ def add_samples(
             corner, AXES, TAPS, MODE, PADDING, ALIGNED, BANDS, OFFSET,
         )  # fmt: skip
         weights = quad_weights(t, corner, AXES, TAPS, MODE)
+        neighbours = (at_before, quad_weights(t_before, corner, AXES, TAPS, MODE), taken, given)
         whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
         total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
         block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
-        for chunk in range(0, channels, CHUNK):
-            sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
-            for channel in range(chunk, tl.minimum(chunk + CHUNK, channels)):
-                sum_0, sum_1, sum_2, sum_3 = visit_channel(
-                    sums, words, dout, image, channel, n, at, quad, inside, weights, sum_0, sum_1, sum_2,
-                    sum_3, channels, span, fraction_bits, dout_step, image_step,
-                    CORNERS, DINPUT, PRODUCTS, COMPUTE, WORDS, PARTS,
+        if UNROLLED > 0:
+            for channel in tl.static_range(UNROLLED):
+                block_0, block_1, block_2, block_3 = visit_channel(
+                    sums, words, dout, image, channel, n, at, quad, inside, weights, neighbours, block_0,
+                    block_1, block_2, block_3, channels, span, fraction_bits, dout_step, image_step,
+                    CORNERS, DINPUT, PRODUCTS, MERGE, COMPUTE, WORDS, PARTS,
                 )  # fmt: skip
-            if PRODUCTS:
-                block_0, block_1 = block_0 + sum_0, block_1 + sum_1
-                block_2, block_3 = block_2 + sum_2, block_3 + sum_3
-                if MANY_CHANNELS and (chunk + CHUNK) % BLOCK == 0:
-                    total_0, total_1 = total_0 + block_0, total_1 + block_1
-                    total_2, total_3 = total_2 + block_2, total_3 + block_3
-                    block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
-                    if (chunk + CHUNK) % (BLOCK * CHUNK) == 0:
-                        whole_0, whole_1 = whole_0 + total_0, whole_1 + total_1
-                        whole_2, whole_3 = whole_2 + total_2, whole_3 + total_3
-                        total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
+        else:
+            for chunk in range(0, channels, CHUNK):
+                sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
+                for channel in range(chunk, tl.minimum(chunk + CHUNK, channels)):
+                    sum_0, sum_1, sum_2, sum_3 = visit_channel(
+                        sums, words, dout, image, channel, n, at, quad, inside, weights, neighbours, sum_0,
+                        sum_1, sum_2, sum_3, channels, span, fraction_bits, dout_step, image_step,
+                        CORNERS, DINPUT, PRODUCTS, MERGE, COMPUTE, WORDS, PARTS,
+                    )  # fmt: skip
+                if PRODUCTS:
+                    block_0, block_1 = block_0 + sum_0, block_1 + sum_1
+                    block_2, block_3 = block_2 + sum_2, block_3 + sum_3
+                    if MANY_CHANNELS and (chunk + CHUNK) % BLOCK == 0:
+                        total_0, total_1 = total_0 + block_0, total_1 + block_1
+                        total_2, total_3 = total_2 + block_2, total_3 + block_3
+                        block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
+                        if (chunk + CHUNK) % (BLOCK * CHUNK) == 0:
+                            whole_0, whole_1 = whole_0 + total_0, whole_1 + total_1
+                            whole_2, whole_3 = whole_2 + total_2, whole_3 + total_3
+                            total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
         if PRODUCTS:
             # A sum is never -0.0, so the +0.0 of an empty level changes no bit.
             if MANY_CHANNELS:
@@ -340,7 +401,6 @@ def add_samples(
                 changes, (block_0, block_1, block_2, block_3), quad[3], t, corner, AXES, TAPS, MODE
             )
     if DGRID:
-        target = offset_of(n, x, y, z, dgrid_strides)
         store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
@@ -377,34 +437,25 @@ def operands_of(
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
-    ``dinput`` False: for dgrid alone.
-
     Images are processed ``images`` at a time, or one at a time in ``bands`` bands of ``span`` pixels.
     """
 
     def __init__(
-        self,
-        layout: WorkspaceLayout,
-        device: torch.device,
-        desc: GridSampleBackwardDescriptor,
-        budget: int,
-        *,
-        dinput: bool = True,
+        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
-        self.needs_dinput = dinput and desc.needs_dinput
         tuning = self.tuning
         self.words = 2 if desc.compute.bits == 64 else 1
         self.images, self.bands = desc.batch, 1
         image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
-        if self.needs_dinput:
+        if desc.needs_dinput:
             self.images = max(min(budget // image_bytes, desc.batch), 1)
             if image_bytes > budget:
                 self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
         self.span = -(-desc.pixels // self.bands)
         parts = -(-max(desc.samples, self.span * self.words) // tuning.prepared)
         self.parts = min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS)
-        planes = self.images * desc.channels if self.needs_dinput else 0
+        planes = self.images * desc.channels if desc.needs_dinput else 0
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
@@ -419,7 +470,7 @@ class SampleSums:
         self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
     ) -> None:
         desc, tuning = self.desc, self.tuning
-        dinput = args.dinput if self.needs_dinput and desc.channels else None
+        dinput = args.dinput if desc.channels else None
         dgrid = args.dgrid if band == 0 else None
         planes = images * desc.channels
 
@@ -428,6 +479,8 @@ class SampleSums:
             "words": self.plane_words if dinput is not None else "dout",
             "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
             "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
+            "MERGE": dinput is not None and desc.mode == Mode.BILINEAR and self.words == 1,
+            "UNROLLED": desc.channels if desc.channels <= tuning.unrolled else 0,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
             "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
