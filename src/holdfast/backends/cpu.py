@@ -92,6 +92,34 @@ def stack_slot(builder: Any, kind: Any) -> Any:
         return builder.alloca(kind)
 
 
+def _lanes_at(builder: Any, elements: Any, index: Any, lanes: int) -> tuple[Any, int]:
+    """A pointer to a vector of ``lanes`` elements that starts at ``elements[index]``, and its alignment."""
+    element = elements.type.pointee
+    vector = ir.VectorType(element, lanes).as_pointer()
+    size = {"float": 4, "double": 8}.get(str(element)) or element.width // 8
+    return builder.bitcast(builder.gep(elements, [index]), vector), size
+
+
+def load_lanes(builder: Any, elements: Any, index: Any, lanes: int) -> Any:
+    """Emit the load of ``lanes`` elements as a vector."""
+    place, align = _lanes_at(builder, elements, index, lanes)
+    return builder.load(place, align=align)
+
+
+def store_lanes(builder: Any, vector: Any, elements: Any, index: Any) -> None:
+    """Emit the store of a vector to elements of its type."""
+    place, align = _lanes_at(builder, elements, index, vector.type.count)
+    builder.store(vector, place, align=align)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """Emit a vector of ``lanes`` equal elements."""
+    vector, number = ir.VectorType(value.type, lanes), ir.IntType(32)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, number(0))
+    same = ir.Constant(ir.VectorType(number, lanes), [number(0)] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), same)
+
+
 @emit
 def pointer(typingctx, address, like):
     """An address as a pointer to elements of type ``like``, given as a type or a value of that type."""

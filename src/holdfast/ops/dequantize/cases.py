@@ -9,12 +9,21 @@ import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import Problem, code_values, make_scale, make_zero_point, problems, real_values
+from holdfast.ops.affine.cases import (
+    GROUPS_OF_32,
+    Problem,
+    code_values,
+    make_scale,
+    make_zero_point,
+    problems,
+    real_values,
+)
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
     DequantizeBackwardArgs,
     DequantizeBackwardDescriptor,
     DequantizeDescriptor,
+    DequantizePerGroupPlan,
 )
 from holdfast.ops.packing.torch_op import pack
 
@@ -23,6 +32,8 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     """All cases of ``plan``."""
     forward = plan.direction == "forward"
     found = problems(plan, reads_codes=forward)
+    if plan is DequantizePerGroupPlan:
+        found += GROUPS_OF_32
     return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
 
 

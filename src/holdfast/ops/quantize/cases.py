@@ -11,7 +11,15 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_scale, make_zero_point, problems, real_values
+from holdfast.ops.affine.cases import (
+    EVERY_SIZE,
+    GROUPS_OF_32,
+    Problem,
+    make_scale,
+    make_zero_point,
+    problems,
+    real_values,
+)
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
@@ -19,6 +27,7 @@ from holdfast.ops.quantize.plan import (
     QuantizeDescriptor,
     QuantizePerChannelBackwardPlan,
     QuantizePerChannelPlan,
+    QuantizePerGroupPlan,
 )
 
 #: For ``quantize_pairs``: the rows are three loops, two of them short.
@@ -59,6 +68,8 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
+    elif plan is QuantizePerGroupPlan:
+        found += GROUPS_OF_32
     elif plan is QuantizePerChannelBackwardPlan:
         found += [*_SCALES_BY_COLUMN, _DY_APART, _WHOLE_TILE]
     return [case(plan, problem) for problem in found]

@@ -49,8 +49,23 @@ MUTANTS = (
     _forward(
         "the last element of a block lost",
         _CPU,
-        "            end = min(begin + BLOCK, count)\n            prefetch(x, begin)",
-        "            end = min(begin + BLOCK - 1, count)\n            prefetch(x, begin)",
+        "end = min(begin + BLOCK, count)",
+        "end = min(begin + BLOCK - 1, count)",
+    ),
+    KernelMutant(
+        "the scale of the row before",
+        _CPU,
+        "            s, z = scale[row], zero_point[row]\n",
+        "            z = zero_point[row]\n",
+        plans=("QuantizePerGroupPlan",),
+        likely="groups of 32",
+    ),
+    _forward(
+        "bfloat16 read as float32",
+        _CPU,
+        "elif reads_bfloat16(walk):",
+        "elif reads_bfloat16(walk) and item > 4:",
+        likely="bfloat16",
     ),
     _backward(
         "accumulate lost",
