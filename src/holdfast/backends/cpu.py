@@ -155,14 +155,14 @@ def outlined(typingctx):
     return types.none(), build
 
 
-def prefetch_line(builder: Any, place: Any) -> None:
-    """Emit a prefetch of the cache line at a pointer. The address need not be valid."""
+def prefetch_line(builder: Any, place: Any, level: int = 1) -> None:
+    """Emit a prefetch of a cache line to the cache of ``level``. The address need not be valid."""
     byte, number = BYTES, ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     )
     line = builder.bitcast(place, byte)
-    builder.call(function, [line, number(0), number(3), number(1)])  # read, keep in all levels, data
+    builder.call(function, [line, number(0), number(4 - level), number(1)])  # read, locality, data
 
 
 @emit

@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("EmbeddingBagPlan",))
 _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
+_SUMS_CPU = "holdfast.ops.embedding_bag.cpu_sums"
 
 MUTANTS = (
     _forward(
@@ -23,6 +24,34 @@ MUTANTS = (
         _CPU,
         "for n in range(starts[bag], starts[bag + 1]):",
         "for n in range(starts[bag], starts[bag + 1] - 1):",
+    ),
+    _forward(
+        "only the first chunk of a bag",
+        _SUMS_CPU,
+        "add_to(sums, [builder.load(slot) for slot in chunk_sums])",
+        "add_to(chunk_sums, [builder.load(slot) for slot in chunk_sums])",
+        likely="bags of many sizes",
+    ),
+    _forward(
+        "padding counted in a mean",
+        _SUMS_CPU,
+        "builder.sub(last, first), builder.load(skipped))",
+        "builder.sub(last, first), count(0))",
+        likely="padding",
+    ),
+    _forward(
+        "the last columns at the place of others",
+        _SUMS_CPU,
+        "column, rest = columns - _LANES, _LANES",
+        "rest = _LANES",
+        likely="vectors of columns",
+    ),
+    _forward(
+        "the bags of the first batch again",
+        _SUMS_CPU,
+        "begins[i] = begin_of(batch + i, offsets, length, count)",
+        "begins[i] = begin_of(i, offsets, length, count)",
+        likely="many bags",
     ),
     _backward("the last of equal maxima", _CPU, "or value > most or", "or value >= most or"),
     _backward(
