@@ -198,7 +198,8 @@ def prefetch_run(address, size):
         _prefetch_address(address + offset)
 
 
-_VECTOR = 32  # bytes
+#: Bytes of a vector that is streamed.
+VECTOR = 32
 
 
 @emit
@@ -206,13 +207,39 @@ def _stream_vector(typingctx, target, source):
     """Copy one vector to an aligned address with a non-temporal store, which bypasses the caches."""
 
     def build(context, builder, signature, args):
-        vector = ir.VectorType(ir.IntType(64), _VECTOR // 8).as_pointer()
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
         to, of = (builder.inttoptr(address, vector) for address in args)
-        stored = builder.store(builder.load(of, align=1), to, align=_VECTOR)
+        stored = builder.store(builder.load(of, align=1), to, align=VECTOR)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
 
     return types.none(target, source), build
+
+
+#: Vectors that ``stream_blocks`` copies together, and their bytes.
+_GROUP = 8
+STREAM_BLOCK = _GROUP * VECTOR
+
+
+@emit
+def stream_blocks(typingctx, target, source, count):
+    """``stream`` of ``count`` blocks of STREAM_BLOCK bytes to an address that is aligned to a vector."""
+
+    def build(context, builder, signature, args):
+        target, source, count = args
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
+        to, of = (builder.inttoptr(address, vector) for address in (target, source))
+        once = builder.module.add_metadata([ir.IntType(32)(1)])
+        with counted_loop(builder, count) as block:
+            first = builder.mul(block, count.type(_GROUP))
+            places = [builder.add(first, count.type(i)) for i in range(_GROUP)]
+            loaded = [builder.load(builder.gep(of, [place]), align=1) for place in places]
+            for place, value in zip(places, loaded, strict=True):
+                stored = builder.store(value, builder.gep(to, [place]), align=VECTOR)
+                stored.set_metadata("nontemporal", once)
+        return context.get_dummy_value()
+
+    return types.none(target, source, count), build
 
 
 @emit
@@ -229,8 +256,8 @@ def fence(typingctx):
 @jit
 def _copy_edges(target, source, size):
     """Copy the bytes before and after the aligned vectors of the target; return the range of the vectors."""
-    head = min((-target) & (_VECTOR - 1), size)
-    rest = size - ((size - head) & (_VECTOR - 1))
+    head = min((-target) & (VECTOR - 1), size)
+    rest = size - ((size - head) & (VECTOR - 1))
     if head > 0:
         copy(target, source, head)
     if rest < size:
@@ -245,7 +272,7 @@ def stream(target, source, size):
     A ``fence`` must follow before another thread reads the target.
     """
     first, last = _copy_edges(target, source, size)
-    for i in range(first, last, _VECTOR):
+    for i in range(first, last, VECTOR):
         _stream_vector(target + i, source + i)
 
 
@@ -257,7 +284,7 @@ def stream_and_prefetch(target, source, size, reads, ahead):
     reads and writes overlap.
     """
     first, last = _copy_edges(target, source, size)
-    for i in range(first, last, _VECTOR):
+    for i in range(first, last, VECTOR):
         for read in reads:
             _prefetch_address(read + ahead + i)
         _stream_vector(target + i, source + i)

@@ -19,6 +19,8 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import (
     BLOCK,
+    STREAM_BLOCK,
+    VECTOR,
     compile_kernel,
     copy,
     fence,
@@ -29,6 +31,7 @@ from holdfast.backends.cpu import (
     prefetch,
     stream,
     stream_and_prefetch,
+    stream_blocks,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
@@ -180,7 +183,7 @@ def launch(
 
     Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
     large output is written by streaming stores; the kernel must then call ``streamed_item`` and ``flush``,
-    and must not read the output. ``by_row``: the kernel calls ``row_columns``. ``raw``: the kernel converts
+    and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel converts
     operands of these numbers and dtypes itself if the scale is by tile or by row.
     """
     tiling = _tiling(space, inputs)
@@ -421,14 +424,19 @@ def streamed_item(walk):
 
 
 @jit
-def row_columns(walk, inputs):
-    """Columns of each row if the scale or the zero point has one element per row in its run, else 0.
+def is_by_row(walk, inputs):
+    """Whether the scale or the zero point has one element per row in its run.
 
     The other one has then at least as many elements. The columns are a multiple of ``ROW_BLOCK``.
     """
-    shape, table, _ = walk
-    by_row = table[inputs + 1, _LAYOUT] >= _BY_ROW or table[inputs + 2, _LAYOUT] >= _BY_ROW
-    return shape[3] if by_row else 0
+    table = walk[1]
+    return table[inputs + 1, _LAYOUT] >= _BY_ROW or table[inputs + 2, _LAYOUT] >= _BY_ROW
+
+
+@jit
+def row_columns(walk, inputs, count):
+    """Elements with the same scale: the columns of a row, or all elements of a tile."""
+    return walk[0][3] if is_by_row(walk, inputs) else count
 
 
 @jit
@@ -456,11 +464,27 @@ def flush(walk, runs, reads, begin, end):
     ``reads`` has the addresses of the kernel's input runs; their next blocks are prefetched.
     """
     item = streamed_item(walk)
-    if item == 1:  # many bytes are read for each byte written: the hardware prefetcher follows
-        stream(runs[0] + begin, walk[2], end - begin)
-    elif item > 0:
+    if item > 0:
         done = begin * item
         stream_and_prefetch(runs[0] + done, walk[2], (end - begin) * item, reads, done + _PREFETCH_DISTANCE)
+
+
+@jit
+def _stream_run(target, source, size):
+    outlined()
+    stream(target, source, size)
+
+
+@jit
+def flush_alone(walk, runs, begin, end):
+    """``flush`` without prefetches, for a kernel whose reads the hardware follows."""
+    item = streamed_item(walk)
+    if item > 0:
+        target, size = runs[0] + begin * item, (end - begin) * item
+        if target % VECTOR == 0 and size % STREAM_BLOCK == 0:
+            stream_blocks(target, walk[2], size // STREAM_BLOCK)
+        else:
+            _stream_run(target, walk[2], size)
 
 
 @jit
@@ -472,8 +496,6 @@ def store(walk, tile, like):
     item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
     in_place, as_stored = layout == _IN_PLACE or layout == _STREAMED, _computed_as_stored(kind)
     if in_place and as_stored and pack_shift == 0:
-        if layout == _STREAMED:
-            fence()
         return
     row, column, rows, columns = window(shape, tile)
     count = rows * columns
@@ -491,8 +513,7 @@ def store(walk, tile, like):
             raw = scratch + _RUN
             pack(scratch, pack_shift, count, raw)
         size = (count * item + (1 << pack_shift) - 1) >> pack_shift
-        stream(memory + ((offsets[0] * item) >> pack_shift), raw, size)
-        fence()
+        _stream_run(memory + ((offsets[0] * item) >> pack_shift), raw, size)
     elif pack_shift > 0:
         for r in range(rows):
             pack(raw + r * columns, pack_shift, columns, memory + (offsets[r] >> pack_shift))
@@ -501,6 +522,13 @@ def store(walk, tile, like):
             copy(memory + offsets[r] * item, raw + r * columns * item, columns * item)
     elif layout != _IN_PLACE:
         _copy_strided(memory, item, offsets, step, rows, columns, raw, False)
+
+
+@jit
+def finish(walk):
+    """Make streamed results visible to other threads, after the last tile."""
+    if walk[1][0, _LAYOUT] == _STREAMED:
+        fence()
 
 
 @jit
@@ -600,6 +628,7 @@ def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) ->
                             dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                     flush(walk, runs, (runs[1], runs[2]), begin, end)
                 store(walk, tile, q_min)
+            finish(walk)
 
         return over_tiles
 

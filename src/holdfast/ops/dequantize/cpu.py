@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from llvmlite import ir
 from numba import types
 
-from holdfast.backends.cpu import BLOCK, emit, jit, kernel, load_lanes, pointer, splat
+from holdfast.backends.cpu import BLOCK, counted_loop, emit, jit, kernel, load_lanes, outlined, pointer, splat
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import store_real, store_real_lanes
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     ROW_BLOCK,
-    flush,
+    finish,
+    flush_alone,
     load,
     reads_bytes,
     row_columns,
@@ -35,61 +35,67 @@ from holdfast.ops.dequantize.plan import (
 
 
 @emit
-def _value_block(typingctx, codes, y, index, s, z):
-    """``ROW_BLOCK`` values of codes in bytes, from ``index`` on. ``y`` may hold bits of bfloat16."""
+def _value_blocks(typingctx, codes, y, begin, end, s, z):
+    """Values ``begin`` to ``end`` of codes in bytes, in blocks of ``ROW_BLOCK``; ``y`` may be bfloat16."""
 
     def build(context, builder, signature, args):
-        codes, y, index, s, z = args
-        vector = ir.VectorType(s.type, ROW_BLOCK)
-        numbers = builder.sitofp(load_lanes(builder, codes, index, ROW_BLOCK), vector)
-        exact = builder.fsub(numbers, splat(builder, z, ROW_BLOCK))
-        store_real_lanes(builder, builder.fmul(exact, splat(builder, s, ROW_BLOCK)), y, index)
+        codes, y, begin, end, *scalars = args
+        s, z = (splat(builder, value, ROW_BLOCK) for value in scalars)
+        number = begin.type
+        with counted_loop(builder, builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))) as block:
+            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
+            codes_of_block = builder.sitofp(load_lanes(builder, codes, index, ROW_BLOCK), s.type)
+            store_real_lanes(builder, builder.fmul(builder.fsub(codes_of_block, z), s), y, index)
         return context.get_dummy_value()
 
-    return types.none(codes, y, index, s, z), build
+    return types.none(codes, y, begin, end, s, z), build
 
 
 @jit
-def _values_of_bytes(codes, y, begin, end, scale, zero_point, row, columns):
-    """Values ``begin`` to ``end``; ``columns`` per row, or 0 for a single row. Returns the last row."""
-    s, z, row_end = scale[row], zero_point[row], (row + 1) * columns if columns > 0 else -1
-    whole = end - (end - begin) % ROW_BLOCK
-    for part in range(begin, whole, ROW_BLOCK):
-        if part == row_end:
-            row, row_end = row + 1, row_end + columns
-            s, z = scale[row], zero_point[row]
-        _value_block(codes, y, part, s, z)
-    for i in range(whole, end):
-        store_real(y, i, (np.int32(codes[i]) - z) * s)
-    return row
+def _dequantize_rows(walk, runs, like, stored, count):
+    """The values of a tile of codes in bytes, if the tile, or each of its rows, has one scale.
+
+    ``stored`` is a value of the type of the results: the compute type, or bits of bfloat16.
+    """
+    outlined()
+    codes, scale, zero_point = pointer(runs[1], np.int8), pointer(runs[2], like), pointer(runs[3], like)
+    item, columns = streamed_item(walk), row_columns(walk, 1, count)
+    row, row_end = 0, columns
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        y = pointer(walk[2] - begin * item if item > 0 else runs[0], stored)
+        whole = end - (end - begin) % ROW_BLOCK
+        part = begin
+        while part < whole:
+            if part == row_end:
+                row, row_end = row + 1, row_end + columns
+            stop = min(whole, row_end)
+            _value_blocks(codes, y, part, stop, scale[row], zero_point[row])
+            part = stop
+        for i in range(whole, end):
+            store_real(y, i, (np.int32(codes[i]) - zero_point[row]) * scale[row])
+        flush_alone(walk, runs, begin, end)
 
 
 @kernel
 def _dequantize(first, last, walk, shared, like):
-    item = streamed_item(walk)
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, like)
-        q, codes = pointer(runs[1], like), pointer(runs[1], np.int8)
+        y, q = pointer(runs[0], like), pointer(runs[1], like)
         scale, zero_point = pointer(runs[2], like), pointer(runs[3], like)
         s, z = scale[0], zero_point[0]
-        columns, row = row_columns(walk, 1), 0
-        for begin in range(0, count, BLOCK):
-            end = min(begin + BLOCK, count)
-            target = walk[2] - begin * item if item > 0 else runs[0]
-            y = pointer(target, like)
-            if stores_bfloat16(walk):
-                bits = pointer(target, np.uint16)
-                row = _values_of_bytes(codes, bits, begin, end, scale, zero_point, row, columns)
-            elif reads_bytes(walk):
-                row = _values_of_bytes(codes, y, begin, end, scale, zero_point, row, columns)
-            elif shared:
-                for i in range(begin, end):
-                    y[i] = (q[i] - z) * s
-            else:
-                for i in range(begin, end):
-                    y[i] = (q[i] - zero_point[i]) * scale[i]
-            flush(walk, runs, (runs[1],), begin, end)
+        if stores_bfloat16(walk):
+            _dequantize_rows(walk, runs, like, np.uint16(0), count)
+        elif reads_bytes(walk):
+            _dequantize_rows(walk, runs, like, like, count)
+        elif shared:
+            for i in range(count):
+                y[i] = (q[i] - z) * s
+        else:
+            for i in range(count):
+                y[i] = (q[i] - zero_point[i]) * scale[i]
         store(walk, tile, like)
+    finish(walk)
 
 
 @kernel

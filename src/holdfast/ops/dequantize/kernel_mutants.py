@@ -33,10 +33,10 @@ MUTANTS = (
         "pack_shift, signed, columns, raw)",
     ),
     KernelMutant(
-        "the zero point of the row before",
+        "the zero point of the first row",
         _CPU,
-        "            s, z = scale[row], zero_point[row]\n",
-        "            s = scale[row]\n",
+        "stop, scale[row], zero_point[row])",
+        "stop, scale[row], zero_point[0])",
         plans=("DequantizePerGroupPlan",),
         likely="groups of 32",
     ),

@@ -15,7 +15,18 @@ import torch
 from llvmlite import ir
 from numba import types
 
-from holdfast.backends.cpu import BLOCK, emit, jit, kernel, pointer, prefetch, splat, store_lanes
+from holdfast.backends.cpu import (
+    BLOCK,
+    counted_loop,
+    emit,
+    jit,
+    kernel,
+    outlined,
+    pointer,
+    prefetch,
+    splat,
+    store_lanes,
+)
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, load_real_lanes, real, rint, rint_lanes, zero
@@ -23,8 +34,10 @@ from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     ROW_BLOCK,
     code_bounds,
-    flush,
+    finish,
+    flush_alone,
     in_range_bounds,
+    is_by_row,
     load,
     reads_bfloat16,
     row_columns,
@@ -80,79 +93,87 @@ _backward_tiles = straight_through_backward(ESTIMATORS)
 
 
 @emit
-def _code_block(typingctx, x, codes, index, s, z, q_min, q_max):
-    """``ROW_BLOCK`` codes as bytes, from ``index`` on. ``x`` may hold bits of bfloat16."""
+def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
+    """Codes ``begin`` to ``end`` as bytes, in blocks of ``ROW_BLOCK``. ``x`` may hold bits of bfloat16."""
 
     def build(context, builder, signature, args):
-        x, codes, index, *scalars = args
+        x, codes, begin, end, *scalars = args
         s, z, q_min, q_max = (splat(builder, value, ROW_BLOCK) for value in scalars)
         lo, hi = builder.fsub(q_min, z), builder.fsub(q_max, z)
-        t = builder.fdiv(load_real_lanes(builder, x, index, ROW_BLOCK, s.type.element), s)
-        t = builder.select(builder.fcmp_ordered("ord", t, t), t, ir.Constant(t.type, [0.0] * ROW_BLOCK))
-        t = builder.select(builder.fcmp_ordered(">", t, lo), t, lo)
-        t = builder.select(builder.fcmp_ordered("<", t, hi), t, hi)
-        numbers = builder.fptosi(
-            builder.fadd(rint_lanes(builder, t), z), ir.VectorType(ir.IntType(32), ROW_BLOCK)
-        )
-        store_lanes(builder, builder.trunc(numbers, ir.VectorType(ir.IntType(8), ROW_BLOCK)), codes, index)
+        number = begin.type
+        blocks = builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))
+        with counted_loop(builder, blocks) as block:
+            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
+            t = builder.fdiv(load_real_lanes(builder, x, index, ROW_BLOCK, s.type.element), s)
+            t = builder.select(builder.fcmp_ordered("ord", t, t), t, ir.Constant(t.type, [0.0] * ROW_BLOCK))
+            t = builder.select(builder.fcmp_ordered(">", t, lo), t, lo)
+            t = builder.select(builder.fcmp_ordered("<", t, hi), t, hi)
+            near = builder.fadd(rint_lanes(builder, t), z)
+            wide = builder.fptosi(near, ir.VectorType(ir.IntType(32), ROW_BLOCK))
+            store_lanes(builder, builder.trunc(wide, ir.VectorType(ir.IntType(8), ROW_BLOCK)), codes, index)
         return context.get_dummy_value()
 
-    return types.none(x, codes, index, s, z, q_min, q_max), build
+    return types.none(x, codes, begin, end, s, z, q_min, q_max), build
 
 
 @jit
-def _code_bytes(x, codes, begin, end, scale, zero_point, row, columns, q_min, q_max):
-    """Codes ``begin`` to ``end`` as bytes; ``columns`` per row, 0 for a single row. Returns the last row."""
-    prefetch(x, begin)
-    s, z, row_end = scale[row], zero_point[row], (row + 1) * columns if columns > 0 else -1
-    whole = end - (end - begin) % ROW_BLOCK
-    for part in range(begin, whole, ROW_BLOCK):
-        if part == row_end:
-            row, row_end = row + 1, row_end + columns
-            s, z = scale[row], zero_point[row]
-        _code_block(x, codes, part, s, z, q_min, q_max)
-    for i in range(whole, end):
-        codes[i] = np.int32(code(real(x, i), s, z, q_min, q_max))
-    return row
+def _quantize_rows(walk, runs, x, count, q_min, q_max):
+    """The codes of a tile as bytes, if the tile or each of its rows has one scale and one zero point."""
+    outlined()
+    scale, zero_point = pointer(runs[2], q_min), pointer(runs[3], q_min)
+    item, columns = streamed_item(walk), row_columns(walk, 1, count)
+    row, row_end = 0, columns
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        if item == 0:
+            prefetch(x, begin)
+        codes = pointer(walk[2] - begin if item > 0 else runs[0], np.int8)
+        whole = end - (end - begin) % ROW_BLOCK
+        part = begin
+        while part < whole:
+            if part == row_end:
+                row, row_end = row + 1, row_end + columns
+            stop = min(whole, row_end)
+            _code_blocks(x, codes, part, stop, scale[row], zero_point[row], q_min, q_max)
+            part = stop
+        for i in range(whole, end):
+            codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))
+        flush_alone(walk, runs, begin, end)
 
 
 @kernel
 def _quantize(first, last, walk, shared, q_min, q_max):
-    item = streamed_item(walk)
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
-        q, x = pointer(runs[0], q_min), pointer(runs[1], q_min)
+        q, codes, x = pointer(runs[0], q_min), pointer(runs[0], np.int8), pointer(runs[1], q_min)
         scale, zero_point = pointer(runs[2], q_min), pointer(runs[3], q_min)
         s, z = scale[0], zero_point[0]
-        columns, row = row_columns(walk, 1), 0
-        for begin in range(0, count, BLOCK):
-            end = min(begin + BLOCK, count)
-            if stores_bytes(walk):
-                codes = pointer(walk[2] - begin if item > 0 else runs[0], np.int8)
-                if not shared and columns == 0:
+        if reads_bfloat16(walk):
+            _quantize_rows(walk, runs, pointer(runs[1], np.uint16), count, q_min, q_max)
+        elif stores_bytes(walk) and (shared or is_by_row(walk, 1)):
+            _quantize_rows(walk, runs, x, count, q_min, q_max)
+        else:
+            for begin in range(0, count, BLOCK):
+                end = min(begin + BLOCK, count)
+                prefetch(x, begin)
+                if stores_bytes(walk):
                     for i in range(begin, end):
                         codes[i] = np.int32(code(x[i], scale[i], zero_point[i], q_min, q_max))
-                elif reads_bfloat16(walk):
-                    bits = pointer(runs[1], np.uint16)
-                    row = _code_bytes(bits, codes, begin, end, scale, zero_point, row, columns, q_min, q_max)
-                else:
-                    row = _code_bytes(x, codes, begin, end, scale, zero_point, row, columns, q_min, q_max)
-                flush(walk, runs, (runs[1],), begin, end)
-            elif stores_floating_codes(walk):
-                if shared:
+                elif stores_floating_codes(walk):
+                    if shared:
+                        for i in range(begin, end):
+                            q[i] = x[i] / s
+                    else:
+                        for i in range(begin, end):
+                            q[i] = x[i] / scale[i]
+                elif shared:
                     for i in range(begin, end):
-                        q[i] = x[i] / s
+                        q[i] = code(x[i], s, z, q_min, q_max)
                 else:
                     for i in range(begin, end):
-                        q[i] = x[i] / scale[i]
-            elif shared:
-                prefetch(x, begin)
-                for i in range(begin, end):
-                    q[i] = code(x[i], s, z, q_min, q_max)
-            else:
-                for i in range(begin, end):
-                    q[i] = code(x[i], scale[i], zero_point[i], q_min, q_max)
+                        q[i] = code(x[i], scale[i], zero_point[i], q_min, q_max)
         store(walk, tile, q_min)
+    finish(walk)
 
 
 @kernel
