@@ -145,6 +145,19 @@ def copy(typingctx, target, source, size):
 
 
 @emit
+def clear(typingctx, target, size):
+    """Set ``size`` bytes at an address to zero."""
+
+    def build(context, builder, signature, args):
+        to = builder.inttoptr(args[0], BYTES)
+        memset = builder.module.declare_intrinsic("llvm.memset", [BYTES, args[1].type])
+        builder.call(memset, [to, ir.IntType(8)(0), args[1], ir.IntType(1)(0)])  # not volatile
+        return context.get_dummy_value()
+
+    return types.none(target, size), build
+
+
+@emit
 def outlined(typingctx):
     """Prevent inlining of the function that calls this."""
 
@@ -200,6 +213,31 @@ def prefetch_run(address, size):
 
 #: Bytes of a vector that is streamed.
 VECTOR = 32
+
+
+@emit
+def _stream_zeros(typingctx, target):
+    """Set one vector at an aligned address to zero with a non-temporal store."""
+
+    def build(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8)
+        to = builder.inttoptr(args[0], vector.as_pointer())
+        stored = builder.store(ir.Constant(vector, [0] * (VECTOR // 8)), to, align=VECTOR)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.none(target), build
+
+
+@jit
+def stream_zeros(target, size):
+    """Set ``size`` bytes to zero with non-temporal stores, as ``stream``."""
+    head = min((-target) & (VECTOR - 1), size)
+    rest = size - ((size - head) & (VECTOR - 1))
+    clear(target, head)
+    clear(target + rest, size - rest)
+    for i in range(head, rest, VECTOR):
+        _stream_zeros(target + i)
 
 
 @emit

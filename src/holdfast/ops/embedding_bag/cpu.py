@@ -24,6 +24,7 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
+from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
 from holdfast.ops.embedding_bag.cpu_sums import MOST_TERMS, begin_of, compile_sums, load_offset, sum_bags
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
@@ -300,6 +301,13 @@ def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
 
 
+def element_of(desc: BagDescriptor) -> Any:
+    """A value of the type in which kernels read elements in place, bits for bfloat16; None if they cannot."""
+    if desc.dtype == desc.compute.torch:
+        return number(desc.compute)
+    return np.uint16(0) if desc.dtype == torch.bfloat16 else None
+
+
 class Found(NamedTuple):
     """Addresses of the results of ``find_bags``, and the length of the longest bag."""
 
@@ -384,9 +392,8 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.set_workspace(layout)
         #: Values of the types that ``sum_bags`` works with; None if it does not serve this descriptor.
         self.types: tuple[Any, ...] | None = None
-        like = number(desc.compute)
-        if desc.mode != "max" and desc.dtype in (desc.compute.torch, torch.bfloat16):
-            stored = like if desc.dtype == desc.compute.torch else np.uint16(0)
+        like, stored = number(desc.compute), element_of(desc)
+        if desc.mode != "max" and stored is not None:
             index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
             self.types = (stored, index, like if desc.per_sample_weights else np.int8(0), like)
 
@@ -478,6 +485,10 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             self.divided = layout.take(elements, wide) if desc.mode == "mean" else None
             self.chosen = layout.take(elements, torch.int32) if desc.mode == "max" else None
         self.set_workspace(layout)
+        #: A value of the type of the elements for ``dot_rows``; None if it does not serve the descriptor.
+        self.stored: Any = None
+        if desc.rows > 0 and desc.bags > 0 and desc.columns <= MOST_COLUMNS:
+            self.stored = element_of(desc)
 
     def compile(self) -> None:
         compute = self.desc.compute
@@ -488,7 +499,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             _compile(max_bags, compute)
         if self.divided is not None:
             _compile(divide_rows, compute)
-        if self.desc.dper_sample_weights:
+        if self.desc.dper_sample_weights and self.stored is not None:
+            compile_dots(self.stored, number(compute))
+        elif self.desc.dper_sample_weights:
             _compile(weight_gradients, compute)
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
@@ -559,6 +572,11 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc, compute = self.desc, self.desc.compute
         out = args.dper_sample_weights
         assert out is not None and args.weight is not None
+        in_place = args.weight.stride(1) == args.dout.stride(1) == 1 and out.is_contiguous()
+        if self.stored is not None and in_place and not args.accumulate:
+            self.dot_rows(args.weight, args.dout, out, found)
+            return
+        _compile(weight_gradients, compute)
         walk = loops(desc.shape, out.stride())
         table = table_of(walk.sizes, walk.strides[0])
         weight, dout = _rows(args.weight, compute), _rows(args.dout, compute)
@@ -568,6 +586,18 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             weight_gradients(
                 first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
                 _SCRATCH.of_thread(), number(compute),
+            )  # fmt: skip
+
+        parallel(part, desc.count, desc.count * desc.columns)
+
+    def dot_rows(self, weight: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, found: Found) -> None:
+        desc, item, like = self.desc, self.desc.dtype.itemsize, number(self.desc.compute)
+        table, rows = ((rows.data_ptr(), rows.stride(0) * item) for rows in (weight, dout))
+
+        def part(first: int, last: int) -> None:
+            dot_rows(
+                first, last, desc.count, found.kept, found.bags, table, rows, desc.columns, out.data_ptr(),
+                _SCRATCH.of_thread(), self.stored, like,
             )  # fmt: skip
 
         parallel(part, desc.count, desc.count * desc.columns)

@@ -9,7 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("EmbeddingBagPlan",))
 _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
-_SUMS_CPU = "holdfast.ops.embedding_bag.cpu_sums"
+_SUMS_CPU, _DOTS_CPU = "holdfast.ops.embedding_bag.cpu_sums", "holdfast.ops.embedding_bag.cpu_dots"
 
 MUTANTS = (
     _forward(
@@ -53,6 +53,20 @@ MUTANTS = (
         "begins[i] = begin_of(i, offsets, length, count)",
         likely="many bags",
     ),
+    _backward(
+        "the weight of a skipped index given a gradient",
+        _DOTS_CPU,
+        "totals[n - begin] if counts else zero(like)",
+        "totals[n - begin]",
+        likely="weighted in bfloat16",
+    ),
+    _backward(
+        "columns added in another order",
+        _DOTS_CPU,
+        "in _transposed(builder, products(column, _LANES)):",
+        "in _transposed(builder, products(column, _LANES))[::-1]:",
+        likely="weighted",
+    ),
     _backward("the last of equal maxima", _CPU, "or value > most or", "or value >= most or"),
     _backward(
         "indices in no bag given to the last",
@@ -70,9 +84,9 @@ MUTANTS = (
     ),
     _backward(
         "the row stride of the table for that of dout",
-        _CPU,
-        "np.int64(bags[n]) * dout_row * (dout_kind & ITEM_SIZE)",
-        "np.int64(bags[n]) * weight_row * (dout_kind & ITEM_SIZE)",
+        _DOTS_CPU,
+        "np.int64(max(bags[n], np.int32(0))) * dout[1]",
+        "np.int64(max(bags[n], np.int32(0))) * table[1]",
         likely="dout in another layout",
     ),
     _backward(

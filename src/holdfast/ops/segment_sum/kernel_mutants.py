@@ -41,8 +41,22 @@ MUTANTS = (
     _mutant(
         "columns after the last whole vector lost",
         _CPU,
-        "for i in range(done, count):",
-        "for i in range(done, count - 1):",
+        "while done < count:",
+        "while done < count - 1:",
+    ),
+    _mutant(
+        "a row without terms not cleared",
+        _CPU,
+        "            clear(target, size)\n",
+        "            clear(target, size - columns * item)\n",
+    ),
+    _mutant(
+        "weights of other terms",
+        _CPU,
+        "[place] if factor[0] == TIMES",
+        "[at] if factor[0] == TIMES",
+        plans=("EmbeddingBagBackwardPlan",),
+        likely="weighted",
     ),
     _mutant(
         "a heavy row left out",
