@@ -152,3 +152,15 @@ def test_without_memory_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(huge_pages, "Block", fails)
     assert "hg" not in flags_of(codes().data_ptr())
+
+
+@on_linux
+def test_old_waiting_blocks_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "UNMARKED_BYTES", 2 * huge_pages.MIN_BYTES)
+    results = [codes() for _ in range(4)]
+    while results:
+        results.pop()
+    assert sorted(block.marked for block in huge_pages._waiting) == [False, False, True, True]
+    again = [codes() for _ in range(4)]
+    assert not huge_pages._waiting and all(torch.equal(result, codes()) for result in again)
+    assert not any(block.marked for block in huge_pages._users)

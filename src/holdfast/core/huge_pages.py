@@ -2,9 +2,9 @@
 
 The system clears a page at its first write. With pages of 4 kB these page faults take several times as long
 as the kernel itself, with pages of 2 MB half as long. So a large result lies in a block of huge pages. When
-the result is freed, its block waits for the next result. A waiting block is marked with ``MADV_FREE``: the
-system takes its pages back if it needs memory. This works on Linux; elsewhere results are left to torch's
-allocator.
+the result is freed, its block waits for the next result. Waiting blocks beyond the last few are marked with
+``MADV_FREE``: the system takes their pages back if it needs memory. This works on Linux; elsewhere results
+are left to torch's allocator.
 
 torch cannot resize the storage of such a result.
 """
@@ -17,11 +17,11 @@ from contextlib import suppress
 
 import torch
 
-#: Smaller tensors are left to torch's allocator; bytes.
-MIN_BYTES = 4 * 2**20
-#: Maximum bytes of all waiting blocks.
-WAITING_BYTES = 256 * 2**20
 _HUGE_PAGE = 2 * 2**20
+#: Smaller tensors are left to torch's allocator; bytes.
+MIN_BYTES = _HUGE_PAGE
+#: Maximum bytes of all waiting blocks, and of those that are not marked.
+WAITING_BYTES, UNMARKED_BYTES = 256 * 2**20, 32 * 2**20
 #: Advice to the system: use huge pages; these pages are not needed.
 _HUGE, _FREE = getattr(mmap, "MADV_HUGEPAGE", None), getattr(mmap, "MADV_FREE", None)
 
@@ -34,14 +34,20 @@ class Block:
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=private)
         self._begin = -torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
-        self._advise(_HUGE)
+        self.marked = False
+        assert _HUGE is not None
+        self._memory.madvise(_HUGE, self._begin, size)
 
-    def _advise(self, advice: int | None) -> None:
-        if advice is not None:
-            self._memory.madvise(advice, self._begin, self.size)
+    def mark(self) -> None:
+        """Let the system take the pages back. Nobody may use the block meanwhile."""
+        self.marked = True
+        if _FREE is not None:
+            with suppress(OSError):  # old systems lack this advice
+                self._memory.madvise(_FREE, self._begin, self.size)
 
     def lend(self, size: int) -> memoryview:
         """The first ``size`` bytes. The block waits for its next use when they are freed."""
+        self.marked = False
         lent = memoryview(self._memory)[self._begin : self._begin + size]
         _users[self] = weakref.ref(lent, lambda _: self._take_back())
         return lent
@@ -50,11 +56,15 @@ class Block:
         _users.pop(self, None)
         if self.size > WAITING_BYTES:
             return
-        with suppress(OSError):  # old systems lack this advice
-            self._advise(_FREE)
         _waiting.append(self)
         while sum(block.size for block in list(_waiting)) > WAITING_BYTES:
             del _waiting[:1]
+        newer = 0
+        for block in reversed(list(_waiting)):
+            newer += block.size
+            if newer > UNMARKED_BYTES and not block.marked and _take(block):
+                block.mark()
+                _waiting.insert(0, block)
 
 
 # A block is taken back whenever a tensor is freed: in any thread, at any time. Both containers are changed
@@ -65,14 +75,21 @@ _waiting: list[Block] = []
 _users: dict[Block, weakref.ref[memoryview]] = {}
 
 
+def _take(block: Block) -> bool:
+    """Take a block out of the waiting ones; False if another thread took it."""
+    try:
+        _waiting.remove(block)
+    except ValueError:
+        return False
+    return True
+
+
 def _block_of(size: int) -> Block:
     """The smallest waiting block of at least ``size`` and less than twice as many bytes, or a new block."""
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
     for block in sorted(_waiting, key=lambda block: block.size):
-        if size <= block.size < 2 * size:
-            with suppress(ValueError):  # another thread took it
-                _waiting.remove(block)
-                return block
+        if size <= block.size < 2 * size and _take(block):
+            return block
     return Block(size)
 
 
