@@ -297,6 +297,10 @@ def test_only_plans_that_are_near_are_called_near(run: Any) -> None:
     [
         (["bench", "--only", "["], "'[' is no regular expression"),
         (["bench", "--only", "nothing"], "'nothing' matches none of the"),
+        (["bench", "--dtype", "float8"], "'float8'; the cases have bfloat16, float32"),
+        (["bench", "--models", "--only", "nothing"], "'nothing' matches none of the"),
+        (["bench", "--models", "--dtype", "int8"], "'int8'; the cases have bfloat16, float32"),
+        (["bench", "--models", "--elements", "1000"], "it must be a power of two"),
         (["bench", "--device", "toaster"], "accepted are cpu and cuda devices"),
         (["bench", "--elements", "1000"], "it must be a power of two"),
         (["bench", "--json", "/nowhere/file"], "there is no folder /nowhere"),

@@ -50,6 +50,40 @@ def test_a_graph_replays_forward_and_backward() -> None:
     assert torch.equal(x.grad.cpu(), again.grad)
 
 
+def test_repeated_calls_follow_the_current_stream_and_graph() -> None:
+    """The third call is launched without a plan's run, on the stream that is current then."""
+    indices = torch.arange(4096, device="cuda") % 64
+    weight = torch.zeros(64, 8, device="cuda", requires_grad=True)
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        out = hf.fake_quantize(hf.embedding(indices, weight), 0.5)
+        return out, torch.autograd.grad(out, weight, torch.ones_like(out))[0]
+
+    for _ in range(4):
+        results()
+    torch.cuda.synchronize()
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    for value in (1.0, 2.0, 3.0):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+            with torch.no_grad():
+                weight.fill_(value)
+            out, gradient = results()
+        side.synchronize()
+        assert torch.equal(out, torch.full_like(out, value))
+        assert torch.equal(gradient, torch.full_like(gradient, 64.0))
+    with torch.cuda.graph(graph):
+        out, gradient = results()
+    for value in (4.0, 5.0):
+        with torch.no_grad():
+            weight.fill_(value)
+        gradient.zero_()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, torch.full_like(out, value))
+        assert torch.equal(gradient, torch.full_like(gradient, 64.0))
+
+
 def test_calls_do_not_synchronise(no_synchronisation: None) -> None:
     x, scale = torch.ones(64, 128, device="cuda"), torch.full((64,), 0.5, device="cuda")
     zero_point = torch.ones(64, dtype=torch.int32, device="cuda")

@@ -139,12 +139,13 @@ def test_tokens_are_read_once(backend: str, columns: int, monkeypatch: pytest.Mo
 def test_a_gpu_program_holds_tokens_of_32768() -> None:
     from holdfast.core.segments import segments_by_memory
     from holdfast.core.strided import contiguous_strides
+    from holdfast.ops.choose_scale.gpu_segments import Tuning, whole_tile
 
     for columns, fits in ((8192, True), (32768, True), (32769, False)):
         shape = (64, columns)
         strides = contiguous_strides(shape)
         walk = segments_by_memory(hf.PerToken().view(shape), [strides, strides], (None, None))
-        assert (gpu.whole_tile(walk, gpu.PER_THREAD, 1) is not None) is fits
+        assert (whole_tile(walk, Tuning(), Tuning().per_thread, 1) is not None) is fits
 
 
 @pytest.mark.parametrize("granularity", [hf.PerTensor(), hf.PerToken(), hf.PerGroup(4)], ids=repr)

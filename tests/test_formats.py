@@ -13,7 +13,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from holdfast.core.draw import Draw, space_of
+from holdfast.core.draw import Draw, case_of, space_of
 from holdfast.core.formats import (
     CARRIED,
     E4M3FN,
@@ -348,4 +348,4 @@ def test_the_search_draws_float_formats(name: str) -> None:
     floating = [problem for problem in drawn if format_of(problem.codes, "codes").is_float]
     assert 3 <= len(floating) <= 30
     for problem in floating:
-        space_of(plan).case(plan, problem).descriptor.validate()
+        case_of(plan, problem).descriptor.validate()

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.core.case import GUARD, Layout, laid_out
-from holdfast.core.draw import Draw, space_of
+from holdfast.core.draw import Draw, case_of, space_of
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.strided import overlaps_itself
 from holdfast.proof.catalogue import entry
@@ -45,9 +45,8 @@ def test_drawn_problems_have_equal_bits_on_the_gpu(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_every_plan_declares_its_space(name: str) -> None:
     plan = hf.plans.all()[name]
-    space = space_of(plan)
     for drawn in islice(draw_problems(plan, 3, 500), 40):
-        first, other = (space.case(plan, problem) for problem in (drawn.problem, drawn.other))
+        first, other = (case_of(plan, problem) for problem in (drawn.problem, drawn.other))
         first.descriptor.validate()
         assert type(first.descriptor) is plan.Descriptor
         assert first.descriptor == other.descriptor
@@ -59,7 +58,7 @@ def test_a_space_is_wide(name: str) -> None:
     """A few hundred themes cover every dtype of every field, both values of every flag, and every layout."""
     plan, accepted = hf.plans.all()[name], entry(hf.plans.all()[name]).dtypes
     draws = [draw_problem(plan, f"{name}/4/{theme}", 0, 400) for theme in range(400)]
-    descriptors = [space_of(plan).case(plan, drawn.problem).descriptor for drawn in draws]
+    descriptors = [case_of(plan, drawn.problem).descriptor for drawn in draws]
     for field in (f.name for f in fields(descriptors[0])):
         values = {getattr(desc, field) for desc in descriptors}
         if field in accepted:
@@ -186,7 +185,7 @@ def test_an_argument_that_is_not_refused_is_found(number: int, monkeypatch: pyte
     plan = hf.plans.all()["LsqInitPlan"]
     drawn = next(drawn for drawn in draw_problems(plan, 0, 100) if torch.Size(drawn.problem.shape).numel())
     assert check_problem(plan, replace(drawn, broken=number)) is None
-    monkeypatch.setattr(refusal, "MISTAKES", (lambda tensor: tensor.clone(),))
+    monkeypatch.setattr(refusal, "MISTAKES", {"cloned": lambda tensor: tensor.clone()})
     found = check_problem(plan, replace(drawn, broken=number))
     assert found is not None and "did not refuse it" in found.detail
 

@@ -20,7 +20,7 @@ from holdfast.backends import steps
 from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
 from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.grid_sample import cases as grid_cases
+from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image
 from holdfast.ops.segment_sum import cases as sum_cases
 from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
@@ -35,11 +35,7 @@ def problems(plan: AnyPlan) -> list[Case]:
     by_size = sorted(filter(size, cases_of(plan)), key=size)
     if plan is hf.plans.SegmentSumPlan:
         terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
-        by_size.append(sum_cases.case(terms))
-    if plan is hf.plans.GridSampleBackwardPlan:
-        for mode in grid_cases.Mode.BILINEAR, grid_cases.Mode.NEAREST:
-            sorted_by_torch = grid_cases.Problem("sorted", (5, 1, 1), (17, 17), mode, grid="random", batch=1)
-            by_size.append(grid_cases._backward(sorted_by_torch))
+        by_size.append(sum_cases.case(plan, terms))
     return by_size
 
 
@@ -48,6 +44,17 @@ def size(case: Case) -> int:
     """The number of elements of all tensors, or 0 if a tensor is empty."""
     tensors = [one for one in operands_of(case.make()).values() if isinstance(one, torch.Tensor)]
     return sum(one.numel() for one in tensors) if all(one.numel() for one in tensors) else 0
+
+
+@contextmanager
+def gpu_tiles() -> Iterator[None]:
+    """The tuning records of GPUs, for problems of any size."""
+    with (
+        tuned_as_on_gpu(),
+        gpu_dinput_by_cell.TUNING.replaced(least_elements=1),
+        gpu_dinput_by_image.TUNING.replaced(least_images=5),
+    ):
+        yield
 
 
 @contextmanager
@@ -72,7 +79,7 @@ def prepared(plan: AnyPlan, case: Case) -> set[str]:
     """The kernels that a case launches with GPU tuning."""
     preference = hf.PlanPreference(backend="gpu", precompile=False)
     args = copy_args(case.make(), DEVICE)
-    with tuned_as_on_gpu(), launches() as found:
+    with gpu_tiles(), launches() as found:
         plan.select(hf.Stream.current(DEVICE), case.descriptor, preference).kernel.prepare(args)
     return found
 
@@ -95,7 +102,7 @@ def test_the_tiles_of_a_gpu_change_no_bit(plan: AnyPlan) -> None:
     way = gpu_way()
     assert way is not None
     cases, kernels = chosen(plan)
-    with tuned_as_on_gpu(), launches() as launched:
+    with gpu_tiles(), launches() as launched:
         for case in cases:
             assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert launched == kernels

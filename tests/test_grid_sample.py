@@ -24,7 +24,6 @@ from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.grid_sample import cases
-from holdfast.ops.grid_sample.gpu_dinput_by_cell import Sums
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -105,15 +104,18 @@ def test_sums_over_samples_at_the_edge_of_a_chunk(samples: int, mode: Mode) -> N
 
 #: Tiles that are small enough for these problems to have many tiles of every kind.
 SMALL_TILES: dict[str, dict[str, Any]] = {
+    "gpu_cells": {"tile": 64, "measured": 64, "vector": 32, "block": 32, "copied": 128, "channels": 16},
     "gpu_dinput_by_cell": {
-        "tile": 64,
-        "many": Sums(pixels=16, wide=8, warps=4, unroll=1),
-        "few": Sums(pixels=16, wide=8, warps=4, unroll=1),
-        "crowd_programs": 3,
+        "plane_pixels": 16,
+        "plane_wide": 8,
+        "plane_channels": 8,
+        "row_pixels": 16,
+        "row_wide": 8,
+        "row_lanes": 1,
+        "segment_programs": 3,
     },
-    "gpu_channels_last": {"tile": 128, "channels": 16},
-    "gpu_dinput_by_corner": {"tile": 64},
-    "gpu": {"few_samples": 64, "grid_samples": 64, "many_samples": 64, "min_programs": 8},
+    "gpu_dgrid": {"tile": 64},
+    "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},
 }
 
 
@@ -154,37 +156,55 @@ def test_sums_over_channels_on_the_gpu(channels: int) -> None:
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
-@pytest.mark.parametrize("samples", [32, 33, 1024, 1025])
-def test_crowds_on_the_gpu(samples: int) -> None:
-    problem = cases.Problem(f"{samples} samples", (3, 3, 3), (1, samples), grid="on one pixel", batch=2)
+@pytest.mark.parametrize("channels", [3, 6])
+@pytest.mark.parametrize("samples", [14, 15, 32, 33, 1025])
+def test_crowds_on_the_gpu(samples: int, channels: int) -> None:
+    problem = cases.Problem(f"{samples} samples", (channels, 3, 3), (1, samples), grid="on one pixel")
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
-@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.BICUBIC])
-def test_many_samples_to_a_pixel_are_sorted_by_the_framework(mode: Mode) -> None:
-    problem = cases.Problem("much larger", (9, 3, 3), (41, 41), mode, grid="random", batch=1)
-    descriptor = case_of(GridSampleBackwardPlan, problem).descriptor
-    preference = hf.PlanPreference(backend="gpu", precompile=False)
-    stream = hf.Stream.current("cuda" if torch.cuda.is_available() else "cpu")
-    plan = GridSampleBackwardPlan.select(stream, descriptor, preference)
-    assert plan.sku().mode.endswith(", torch.sort")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("values", ["special", "exponents", "any bits"])
+@pytest.mark.parametrize("grid", ["random", "on one pixel"])
+@pytest.mark.parametrize("lines", [0, 99], ids=["scattered", "side by side"])
+def test_any_numbers_by_cell(values: str, grid: str, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.import_module("holdfast.ops.grid_sample.gpu_locality"), "LINES", tl.constexpr(lines)
+    )
+    problem = cases.Problem("numbers", (6, 7, 9), (11, 8), values=values, grid=grid, needs=(True, False))
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
-@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.NEAREST])
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("image", [(6, 5, 9), (5, 3, 4, 10)], ids=["2-d", "3-d"])
+@pytest.mark.parametrize("lines", [0, 99], ids=["scattered", "side by side"])
+def test_many_samples_to_a_pixel(image: tuple[int, ...], lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.import_module("holdfast.ops.grid_sample.gpu_locality"), "LINES", tl.constexpr(lines)
+    )
+    problem = cases.Problem("dense", image, (2, 17, 19)[-len(image) + 1 :], needs=(True, False))
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_some_images_at_a_time_on_the_gpu(
-    mode: Mode, accumulate: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("copies", [False, True])
+def test_some_images_at_a_time_by_cell(
+    accumulate: bool, copies: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.ops.grid_sample import gpu
+    from holdfast.ops.grid_sample.gpu_dinput_by_cell import CellSums
 
-    problem = cases.Problem("images", (9, 4, 5), (6, 7), mode, batch=5, accumulate=accumulate)
+    problem = cases.Problem("images", (9, 4, 5), (26, 27), batch=5, accumulate=accumulate)
     desc = case_of(GridSampleBackwardPlan, problem).descriptor
     assert isinstance(desc, GridSampleBackwardDescriptor)
     whole = gpu.GridSampleBackward(desc, torch.device("cpu"))
-    monkeypatch.setattr(gpu.GridSampleBackward, "most_workspace", whole.workspace_size - 1)
+    monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
+    budget = whole.workspace_size - 1 if copies else 26 * 27 * 9 * 4
+    monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", budget)
     parts = gpu.GridSampleBackward(desc, torch.device("cpu"))
-    assert (whole.images, parts.images) == (5, 3) and parts.workspace_size < whole.workspace_size
+    assert isinstance(whole.sums, CellSums) and isinstance(parts.sums, CellSums)
+    assert whole.sums.images == 5 and parts.sums.images == (3 if copies else 1)
+    assert parts.sums.copies == copies and parts.workspace_size <= budget
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
@@ -456,7 +476,7 @@ def test_vmap_gives_the_bits_of_a_loop() -> None:
 
 
 def test_a_limited_workspace_on_the_gpu() -> None:
-    problem = cases.Problem("limited", (9, 8, 7), (12, 11), batch=8)
+    problem = cases.Problem("limited", (9, 20, 17), (12, 11), batch=2)
     case = case_of(GridSampleBackwardPlan, problem)
     device = hf.Stream.current("cuda" if torch.cuda.is_available() else "cpu")
     preference = hf.PlanPreference(backend="gpu", precompile=False)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ import triton.language as tl
 
 import holdfast as hf
 from holdfast.backends import gpu, private, steps
+from holdfast.backends.tuning import constants_of
+from holdfast.core import repeated
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.plan import Args
+from holdfast.core.operands import NO_PLACES, Extents
+from holdfast.core.plan import Args, DescribedKernel, PreparedLaunch
 from holdfast.core.stream import Stream
-from holdfast.core.workspace_layout import WorkspaceLayout
+from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 
 
 class Handle:
@@ -79,6 +83,83 @@ def test_threads_compile_side_by_side_but_load_one_after_the_other() -> None:
     assert Handle.most == 1
 
 
+class Unloaded:
+    """A compiled kernel. Reading ``run`` loads its binary; otherwise its first launch does."""
+
+    function = 7
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+
+    @property
+    def run(self) -> Any:
+        self.done.append("loaded")
+        return self
+
+    def __call__(self, *given: Any) -> None:
+        self.done += given if "loaded" in self.done else ("loaded", *given)
+
+
+class Driver:
+    """The CUDA driver library; records the attributes of functions."""
+
+    def __init__(self, name: str) -> None:
+        self.cuFuncSetAttribute = lambda function, *given: SET.append((function.value, *given))
+
+
+def no_driver(name: str) -> Any:
+    raise OSError(f"{name} is not there")
+
+
+SET: list[tuple[int, int, int]] = []
+
+
+def loaded_and_launched() -> tuple[list[Any], list[Any], list[Any]]:
+    """What a new kernel does when it is prepared and when it is launched, and the attributes it sets."""
+
+    class Compiled:
+        fn = staticmethod(nothing)
+        handle = Unloaded()
+
+        def warmup(self, *given: Any, **options: Any) -> Any:
+            return self.handle
+
+    SET.clear()
+    kernel = Compiled()
+    launch = gpu.prepare(
+        kernel, gpu.Parameters.of(kernel, {}), grid=(3, 2), device=torch.device("cuda", 0), num_warps=1,
+        shared_percent=28,
+    )  # fmt: skip
+    before = list(kernel.handle.done)
+    launch.run(*launch.grid, 1, 99, *launch.between, *launch.tail)
+    return before, kernel.handle.done, list(SET)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_without_an_early_load_the_first_launch_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = loaded_and_launched()
+    monkeypatch.setattr(private, "load_binary", private.FALLBACKS["load_binary"])
+    late = loaded_and_launched()
+    assert (early[0], late[0]) == (["loaded"], [])
+    assert early[1] == late[1] == ["loaded", 3, 2, 1, 99]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("library", [no_driver, lambda name: object(), None], ids=["none", "other", "forced"])
+def test_without_a_carve_out_a_kernel_is_launched_the_same(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private.ctypes, "CDLL", Driver)
+    *wanted, attributes = loaded_and_launched()
+    assert attributes == [(7, 9, 28)]
+    if library is None:
+        forced = private.FALLBACKS["prefer_shared_memory"]
+        monkeypatch.setattr(private, "prefer_shared_memory", forced)
+    else:
+        monkeypatch.setattr(private.ctypes, "CDLL", library)
+    assert loaded_and_launched() == (*wanted, [])
+
+
 def scaled(out: Any, x: Any, partial: Any, bits: Any, n: Any, sizes: Any, TILE: tl.constexpr) -> None:
     """A kernel with a parameter of each kind."""
 
@@ -124,9 +205,9 @@ def addresses(args: Args) -> Sequence[int]:
     return [one.data_ptr() if isinstance(one, torch.Tensor) else 0 for one in args.operands()]
 
 
-def added(kernel: Any, **parameters: Any) -> steps.Steps:
+def added(kernel: Any, *sources: object, **parameters: Any) -> steps.Steps:
     made = steps.Steps(torch.device("cuda", 0), ARGS)
-    made.add(kernel, (3, 2), num_warps=4, **parameters)
+    made.add(kernel, (3, 2), *sources, num_warps=4, **parameters)
     return made
 
 
@@ -150,6 +231,53 @@ def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
     (_, _, _, bits, n, sizes), options = kernel.warmed
     assert (bits > 2**31, n, sizes) == (True, 6, (4, 5))
     assert options["TILE"] == 64 and options["num_warps"] == 4
+
+
+class Selected(NamedTuple):
+    """A plan, as a repeated call uses it."""
+
+    device: torch.device
+    kernel: Any
+    outputs = ScaledArgs.outputs
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 1)])
+def test_a_repeated_call_launches_with_its_own_addresses(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the current stream of its device, and on a new workspace."""
+    kernel, layout, streams = Recorded(scaled), WorkspaceLayout(), list[int]()
+    if device.type == "cpu":  # there is no memory of the other
+        layout.take(5, torch.int8)
+    region = layout.take(3, torch.float32) if device.type == "cpu" else None
+    monkeypatch.setattr(repeated.private, "raw_stream", lambda index: streams.append(index) or len(streams))
+    empty, allocated = torch.empty, list[Any]()
+    monkeypatch.setattr(torch, "empty", lambda size, **kind: allocated.append(size) or empty(size, **kind))
+    launch = added(
+        kernel, TILE=64, sizes=(), n=6, partial=region, x="x", out="out",
+        bits=gpu.EachRun(lambda args: int(args.factor)),
+    ).launch  # fmt: skip
+    plan: Any = Selected(device, DescribedKernel(None, device))
+    plan.kernel.set_workspace(layout)
+    made = [(torch.zeros(6), torch.zeros(6)) for _ in range(3)]
+    prepared: Any = PreparedLaunch(launch, Extents.of(ARGS.operands()), (), NO_PLACES, 0, tuple)
+    args = ScaledArgs(x=made[0][0], out=made[0][1], factor=3.0)
+    run = repeated._written_out(made[0][:1], repeated.Work(plan, args, args.out), prepared)
+    assert run is not None
+    allocated.clear()
+    kept = list[torch.Tensor]()
+    for nth, (x, _) in enumerate(made, start=1):
+        kept.append(run(x))
+        *_, stream, out, given, partial, bits, n, sizes, tile = kernel.launched.pop()
+        assert (out, given) == (kept[-1].data_ptr(), x.data_ptr())
+        assert (bits, n, sizes, tile) == (3, 6, (), 64)
+        assert stream == (nth if device.type == "cuda" else 0)
+        assert partial == out if region is None else (partial - region.offset) % ALIGNMENT == 0
+    assert streams == ([1, 1, 1] if device.type == "cuda" else [])
+    assert allocated == [layout.size] * 3 * (region is not None)
+    assert len({tensor.data_ptr() for tensor in kept}) == 3
+    assert run(torch.zeros(7)[1:]) is None and not kernel.launched  # its address is not aligned
 
 
 @pytest.mark.usefixtures("compiled")
@@ -185,6 +313,53 @@ def test_a_wrong_name_is_refused_before_anything_runs(changes: dict[str, Any], m
     with pytest.raises(TypeError) as raised:
         added(Recorded(scaled), **given)
     assert message in str(raised.value)
+
+
+class Sizes(NamedTuple):
+    """A source of a launch."""
+
+    n: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tile:
+    tile: int
+    n: int = 7
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_launch_finds_what_it_does_not_give_in_sources_and_operands() -> None:
+    kernel = Recorded(scaled)
+    # TILE and partial come from mappings, n and sizes from a record, out and x from the args.
+    launch = added(
+        kernel, Sizes(5, (4, 5)), constants_of(Tile(64)), {"partial": "bias", "n2": 8}, bits=1
+    ).launch
+    launch(STREAM, hf.Workspace.allocate(0, "cpu"), ARGS, addresses(ARGS))
+    out, x = ARGS.out.data_ptr(), ARGS.x.data_ptr()
+    assert kernel.launched.pop()[4:] == (out, x, out, 1, 5, (4, 5), 64)
+    # What is given goes before what is found.
+    launch = added(kernel, Sizes(5, (4, 5)), Tile(64), x="out", partial=None, bits=1, n=6, TILE=32).launch
+    launch(STREAM, hf.Workspace.allocate(0, "cpu"), ARGS, addresses(ARGS))
+    assert kernel.launched.pop()[4:] == (out, out, out, 1, 6, (4, 5), 32)
+
+
+def test_a_name_in_two_sources_is_refused() -> None:
+    with pytest.raises(TypeError, match="the launch of scaled finds n in 2 of its sources; give n by name"):
+        added(Recorded(scaled), Sizes(5, (4, 5)), Tile(64), partial=None, bits=1)
+
+
+def test_the_methods_of_a_tuple_are_not_parameters() -> None:
+    def counted(count: Any) -> None:
+        """A kernel with a parameter named like a method of a tuple."""
+
+    with pytest.raises(TypeError, match="the launch of counted lacks count"):
+        added(Recorded(counted), Sizes(5, (4, 5)))
+
+
+def test_args_are_not_a_source() -> None:
+    with pytest.raises(TypeError, match="a launch takes the operands of its args by itself"):
+        added(Recorded(scaled), ARGS)
 
 
 def test_a_pointer_after_an_integer_is_refused() -> None:

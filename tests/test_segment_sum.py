@@ -12,7 +12,6 @@ import torch
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.core.case import poisoned_output, random_bits
-from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.ops.segment_sum.cases import index_values, row_values
 from holdfast.ops.segment_sum.reference import ordered_sum
 
@@ -157,47 +156,6 @@ def test_words_of_64_bits_sort_as_those_of_32() -> None:
     assert torch.equal(summed("gpu", terms, destinations, segments), wanted)
     few = summed("reference", terms, torch.searchsorted(rows, destinations), len(rows))
     assert torch.equal(wanted[rows], few)
-
-
-#: Variants of counting: comparison of lists, rows that are too long for it, and too many such rows.
-WAYS = {
-    "lists": {"tile": 512, "block": 64},
-    "long rows": {"long": 7, "stride": 512, "stretches": 3, "programs": 3},
-    "torch.sort": {"dense": 1},
-}
-
-
-@pytest.mark.parametrize("way", list(WAYS))
-@pytest.mark.parametrize("kind", ["zipf", "bad"])
-def test_counting_finds_the_order(way: str, kind: str) -> None:
-    """Positions sorted by row with skipped indices last, and the inverse permutation."""
-    from holdfast.backends.steps import Steps
-    from holdfast.core.strided import Space
-    from holdfast.ops.segment_sum import gpu_counting_sort as counting
-
-    count, size = 1500, 90
-    indices = index_values(kind, "counting", (count,), size, torch.int64)
-    layout = WorkspaceLayout()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with counting.TUNING.replaced(**WAYS[way]):
-        order = counting.CountingSort(layout, device, count, size, whole=True)
-    assert order.sorts == (way == "torch.sort")
-    on_device = indices.to(device)
-    args = hf.plans.SegmentSumArgs(terms=on_device, destinations=on_device, out=on_device)
-    steps = Steps(device, args)
-    order.add_steps(steps, "out", Space((count,), ((1,),)))
-    workspace = hf.Workspace.allocate(layout.size, device)
-    steps.launch(hf.Stream.current(device), workspace, args, [on_device.data_ptr()] * 3)
-    rows = torch.where((indices >= 0) & (indices < size), indices, size)
-    kept = int((rows < size).sum())
-    places = order.places.tensor(workspace).long().cpu()
-    assert torch.equal(places[:kept], rows.sort(stable=True).indices[:kept])
-    assert torch.equal(places.sort().values, torch.arange(count))
-    assert torch.equal(order.ranks.tensor(workspace).cpu()[places].long(), torch.arange(count))
-    starts = order.starts.tensor(workspace).cpu().long()
-    assert torch.equal(starts, torch.searchsorted(rows.sort().values, torch.arange(size + 1)))
-    keys = order.keys.tensor(workspace).cpu().long()[:: order.key_step]
-    assert torch.equal(keys[: -(-kept // 32)], rows.sort().values[:kept][::32])
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
-from holdfast.core import torch_op
+from holdfast.core import repeated
 from holdfast.core.device_errors import Reports
 from holdfast.core.plan import AnyPlan
 from holdfast.proof.conformance import Difference, Way, cases_of, check, run_reference, select_on
@@ -305,20 +306,35 @@ def test_torch_sees_a_call_that_it_watches() -> None:
     assert hf.quantize(x.to("meta"), 0.1).is_meta
 
 
-def test_a_call_that_nothing_watches_goes_straight_to_the_kernel() -> None:
-    x, scale = torch.randn(8), torch.tensor(0.1, requires_grad=True)
-    straight = torch_op._bypasses_torch
-    assert straight((x, None, 0.5, "per_tensor", torch.int8, True))
-    assert straight((torch.nn.Parameter(x, requires_grad=False),))
-    assert not straight((x, scale))
-    with torch.no_grad():
-        assert straight((x, scale))
-    assert not straight((torch._neg_view(x),))
-    assert not straight((x.to("meta"),))
-    assert not straight((torch.nn.Parameter(x).as_subclass(type("Other", (torch.Tensor,), {})),))
-    found = []
-    torch.vmap(lambda row: found.append(straight((row,))) or row)(x.reshape(2, 4))
-    assert found == [False]
+def dispatched(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the first call of these arguments goes through torch's dispatcher."""
+    with monkeypatch.context() as patch:
+        straight, run = list[int](), repeated.Calls.run
+        patch.setattr(repeated.Calls, "run", lambda *given: straight.append(1) or run(*given))
+        patch.setattr(repeated.Repeated, "of", lambda *given: None)
+        call()
+    return not straight
+
+
+def test_a_call_that_nothing_watches_goes_straight_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(8)
+    recorded = torch.randn(8, requires_grad=True)
+    subclass = x.as_subclass(type("Other", (torch.Tensor,), {}))
+    for tensor in (x, recorded, torch.nn.Parameter(x), x[::2]):
+        assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
+        with torch.no_grad():
+            assert not dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
+    for tensor in (torch._neg_view(x), x.to("meta"), subclass):
+        assert dispatched(lambda tensor=tensor: hf.fake_quantize(tensor, 0.1237), monkeypatch)
+    found = list[bool]()
+
+    def row(x: torch.Tensor) -> torch.Tensor:
+        found.append(dispatched(lambda: hf.fake_quantize(x, 0.1237), monkeypatch))
+        return x
+
+    torch.vmap(row)(x.reshape(2, 4))
+    torch.func.grad(lambda x: row(x).sum())(x)
+    assert found == [True, True]
 
 
 def test_reports_lie_in_memory_of_the_host_whatever_the_default_device() -> None:

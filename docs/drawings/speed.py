@@ -24,6 +24,7 @@ PAGES = {
     "dequantize": "quantize",
     "choose_scale": "scales",
     "dynamic_quantize": "scales",
+    "dynamic_fake_quantize": "scales",
 }
 
 TORCH, COMPILED = "torch op", "compiled"

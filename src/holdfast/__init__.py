@@ -10,13 +10,7 @@ from holdfast import backends as _backends  # noqa: F401  (registers the backend
 from holdfast import ops as _ops
 from holdfast import plans
 from holdfast.core import formats
-from holdfast.core.contract import (
-    NUMERICS_VERSION,
-    KernelSku,
-    PlanPreference,
-    PrecisionGuarantee,
-    Verdict,
-)
+from holdfast.core.contract import NUMERICS_VERSION, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
 from holdfast.core.device_errors import check_errors
 from holdfast.core.errors import (
     CollectiveFailed,
@@ -44,32 +38,9 @@ from holdfast import nn, testing  # noqa: E402  (made of the functions)
 __version__ = "0.1.0"
 
 __all__ = [
-    "NUMERICS_VERSION",
-    "CollectiveFailed",
-    "Format",
-    "Granularity",
-    "HoldfastError",
-    "InvalidArgs",
-    "InvalidDescriptor",
-    "InvalidIndex",
-    "KernelSku",
-    "NotReproducible",
-    "PerChannel",
-    "PerGroup",
-    "PerTensor",
-    "PerToken",
-    "PlanPreference",
-    "PrecisionGuarantee",
-    "Stream",
-    "Unsupported",
-    "Verdict",
-    "Workspace",
-    "WorkspaceTooSmall",
-    "__version__",
-    "check_errors",
-    "formats",
-    "nn",
-    "plans",
-    "testing",
+    "NUMERICS_VERSION", "CollectiveFailed", "Format", "Granularity", "HoldfastError", "InvalidArgs",
+    "InvalidDescriptor", "InvalidIndex", "KernelSku", "NotReproducible", "PerChannel", "PerGroup",
+    "PerTensor", "PerToken", "PlanPreference", "PrecisionGuarantee", "Stream", "Unsupported", "Verdict",
+    "Workspace", "WorkspaceTooSmall", "__version__", "check_errors", "formats", "nn", "plans", "testing",
     *sorted(_functions),
-]
+]  # fmt: skip

@@ -43,6 +43,7 @@ from holdfast.ops.choose_scale.torch_op import (
     scale_of_range as scale_of_range,
 )
 from holdfast.ops.dequantize.torch_op import dequantize as dequantize
+from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize as dynamic_fake_quantize
 from holdfast.ops.dynamic_quantize.torch_op import (
     dynamic_quantize as dynamic_quantize,
     quantize_dynamic as quantize_dynamic,
@@ -91,6 +92,7 @@ __all__ = [
     "check_errors",
     "choose_scale",
     "dequantize",
+    "dynamic_fake_quantize",
     "dynamic_quantize",
     "embedding",
     "embedding_bag",

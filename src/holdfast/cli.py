@@ -40,12 +40,9 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Commands,
-    help="Deterministic kernels: list them, show which one would run, verify and time them.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+    cls=_Commands, help="Deterministic kernels: list them, show which one would run, verify and time them.",
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+)  # fmt: skip
 for command in (plans, explain, warmup, verify, fuzz, mutants, bench):
     app.command()(command)
 

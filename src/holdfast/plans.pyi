@@ -27,6 +27,14 @@ from holdfast.ops.choose_scale.plan import (
     ObserveRangeDescriptor as ObserveRangeDescriptor,
     ObserveRangePlan as ObserveRangePlan,
 )
+from holdfast.ops.dynamic_fake_quantize.plan import (
+    DynamicFakeQuantizeArgs as DynamicFakeQuantizeArgs,
+    DynamicFakeQuantizeBackwardArgs as DynamicFakeQuantizeBackwardArgs,
+    DynamicFakeQuantizeBackwardDescriptor as DynamicFakeQuantizeBackwardDescriptor,
+    DynamicFakeQuantizeBackwardPlan as DynamicFakeQuantizeBackwardPlan,
+    DynamicFakeQuantizeDescriptor as DynamicFakeQuantizeDescriptor,
+    DynamicFakeQuantizePlan as DynamicFakeQuantizePlan,
+)
 from holdfast.ops.dynamic_quantize.plan import (
     DynamicQuantizeArgs as DynamicQuantizeArgs,
     DynamicQuantizeDescriptor as DynamicQuantizeDescriptor,

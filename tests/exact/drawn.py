@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import holdfast as hf
 from exact.long_sums import Problem, made
 from exact.values import KINDS, Rng, terms
 from holdfast.core.dtypes import FLOATS
@@ -235,7 +236,10 @@ def of_data(plan: Any, rng: Rng) -> Problem:
         symmetric = one_of(rng, [False, True])
         codes = [record for record in INTEGERS.values() if record.signed or not symmetric]
         codes += [record for record in FLOAT_FORMATS.values() if symmetric]
-        fields |= {"symmetric": symmetric, "output_dtype": one_of(rng, codes).torch}
+        named = "dtype" if plan.op == "dynamic_fake_quantize" else "output_dtype"
+        fields |= {"symmetric": symmetric, named: one_of(rng, codes).torch}
+    if plan.direction == "backward":
+        return _of_chosen_scale(plan, rng, fields)
     desc = plan.Descriptor(**fields)
     if getattr(desc, "symmetric", False):
         operands["zero_point"] = None
@@ -244,7 +248,21 @@ def of_data(plan: Any, rng: Rng) -> Problem:
     if "q" in plan.outputs:
         code_shape, storage = desc.expected("q")
         operands["q"] = torch.zeros(code_shape, dtype=storage)
-    return made(plan.__name__, desc, x=real(rng, shape, dtype), **operands)
+    x = real(rng, shape, dtype)
+    if operands.get("zero_point") is not None and shape and one_of(rng, [False, True]):
+        x = x / 2 - x.flip(-1) / 2  # the range of a token is symmetric, so low / scale is close to a tie
+    return made(plan.__name__, desc, x=x, **operands)
+
+
+def _of_chosen_scale(plan: Any, rng: Rng, fields: dict[str, Any]) -> Problem:
+    """A gradient with the scale that was chosen for x."""
+    shape, dtype = fields["shape"], fields["input_dtype"]
+    x = real(rng, shape, dtype)
+    rule = {name: fields[name] for name in ("granularity", "symmetric", "dtype")}
+    scale, *zero_point = hf.dynamic_fake_quantize(x, return_scale=True, **rule)[1:]
+    operands = {"x": x, "dy": real(rng, shape, dtype), "scale": scale}
+    desc = plan.Descriptor(**fields, ste=one_of(rng, SteKind))
+    return made(plan.__name__, desc, **operands, zero_point=zero_point[0] if zero_point else None)
 
 
 #: By op, the function that draws a problem of one of its plans.
@@ -262,4 +280,5 @@ DRAWN: dict[str, Callable[[Any, Rng], Problem]] = {
     "observe_range": of_data,
     "choose_scale": of_data,
     "dynamic_quantize": of_data,
+    "dynamic_fake_quantize": of_data,
 }

@@ -38,6 +38,8 @@ _BY_OP: dict[tuple[str, str], Exactly] = {
     ("observe_range", "forward"): scaled.observe_range,
     ("choose_scale", "forward"): scaled.choose_scale,
     ("dynamic_quantize", "forward"): scaled.dynamic_quantize,
+    ("dynamic_fake_quantize", "forward"): scaled.dynamic_fake_quantize,
+    ("dynamic_fake_quantize", "backward"): scaled.dynamic_fake_quantize_backward,
 }
 
 #: By plan name. The tests fail for plans that are missing here.

@@ -19,7 +19,7 @@ from exact.indexed import numbers
 from exact.numbers import Array, Exact, lost_below
 from holdfast.numerics.reference import widen
 from holdfast.ops.grid_sample.plan import Mode
-from holdfast.ops.grid_sample.reference import axes_of, padded_coordinate
+from holdfast.ops.grid_sample.reference import axes_of, padded_coordinate, plane_shift
 
 #: Number of elements to check: fewer than elsewhere, because a sample has many corners.
 SAMPLED = 8
@@ -142,6 +142,8 @@ def grid_sample_backward(desc: Any, args: Any) -> Iterator[Element]:
 
 
 def _gradient_of_input(desc: Any, dout: Array, made: Corners) -> Iterator[Element]:
+    with np.errstate(all="ignore"):
+        shifts = plane_shift(dout.astype(desc.compute.name), desc.fraction_bits)
     for place in sampled(desc.batch * desc.channels * desc.pixels, SAMPLED):
         n, c, p = np.unravel_index(place, (desc.batch, desc.channels, desc.pixels))
         hits = [(k, np.flatnonzero(pixel[n] == p)) for k, pixel in enumerate(made.pixel)]
@@ -150,7 +152,10 @@ def _gradient_of_input(desc: Any, dout: Array, made: Corners) -> Iterator[Elemen
             continue
         weights = _joined([made.factor(k, made.at((n, samples))) for k, samples in hits])
         terms = weights * Exact.of(values)
-        yield _of_magnitudes(summed("dinput", place, terms, lost=terms.lost(desc.compute)), Exact.of(values))
+        words = 2 if desc.compute.bits == 64 else 1
+        unit = Fraction(2) ** -(int(shifts[n, c, 0]) + (words - 1) * desc.fraction_bits)
+        lost = terms.lost(desc.compute) + len(values) * unit
+        yield _of_magnitudes(summed("dinput", place, terms, lost=lost), Exact.of(values))
 
 
 def _gradient_of_grid(desc: Any, args: Any, dout: Array, made: Corners) -> Iterator[Element]:

@@ -236,3 +236,18 @@ def dynamic_quantize(desc: Any, args: Any) -> Iterator[Element]:
     """Exact codes, given the stored scale."""
     yield from choose_scale(desc, args)
     yield from quantize(desc, args)
+
+
+def dynamic_fake_quantize(desc: Any, args: Any) -> Iterator[Element]:
+    """The exact results, given the stored scale."""
+    yield from choose_scale(desc, args)
+    yield from fake_quantize(desc, args)
+
+
+def dynamic_fake_quantize_backward(desc: Any, args: Any) -> Iterator[Element]:
+    """The elements with finite operands. A scale that covers the data passes the gradient of all of them."""
+    if not desc.covers_data:
+        yield from fake_quantize_backward(desc, args)
+        return
+    for place, _, _, (dy, _) in _elements(desc, args, "dy", "x"):
+        yield _element("dx", place, Fraction(dy))

@@ -1,6 +1,6 @@
 """Compilation and launch of Triton kernels.
 
-A launch gives every parameter of its kernel by name; they are passed in the order of the kernel's signature.
+A launch finds every parameter of its kernel by name, and passes them in the order of the kernel's signature.
 A kernel is compiled once per combination of pointer types, alignments and kinds of integers. The compiled
 handle is cached, and launching it skips Triton's dispatch.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,10 +23,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from holdfast.backends import interpreted, private
 from holdfast.core import device_errors
-
-#: Launches a prepared kernel. Takes the stream, the tensors of the pointers (interpreter) or their addresses
-#: (GPU), and the values of the ``EachRun`` parameters.
-Launcher = Callable[[int, Sequence[torch.Tensor], Sequence[int], Sequence[int]], None]
 
 NO_REPORT = tl.constexpr(device_errors.NO_REPORT)
 LEAST, MOST = tl.constexpr(device_errors.LEAST), tl.constexpr(device_errors.MOST)
@@ -45,6 +41,19 @@ class EachRun:
     """A 64-bit integer parameter that is read from the args at each run."""
 
     read: Callable[[Any], int]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A prepared kernel: ``run(*grid, 1, stream, *between, *pointers, *each_run, *tail)`` launches it.
+
+    In the interpreter, ``run(*tensors, *each_run)`` runs it.
+    """
+
+    run: Callable[..., None]
+    grid: tuple[int, int] = (1, 1)
+    between: tuple[Any, ...] = ()
+    tail: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,24 +142,17 @@ def prepare(
     settled, constants = parameters.settled, parameters.constants
     if interpreted():
 
-        def interpret(stream: int, tensors: Any, addresses: Any, scalars: Sequence[int]) -> None:
+        def interpret(*given: Any) -> None:
             with np.errstate(all="ignore"):
-                kernel[grid](*tensors, *scalars, *settled, **constants)
+                kernel[grid](*given, *settled, **constants)
 
-        return interpret
+        return Launcher(interpret)
 
     tensors, compiled = parameters.tensors, parameters.compiled
     key = (
-        kernel,
-        device,
-        tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors),
-        len(parameters.each_run),
-        _kinds(compiled),
-        tuple(constants.values()),
-        num_warps,
-        registers,
-        shared_percent,
-    )
+        kernel, device, tuple((t.dtype, t.data_ptr() % 16 == 0) for t in tensors), len(parameters.each_run),
+        _kinds(compiled), tuple(constants.values()), num_warps, registers, shared_percent,
+    )  # fmt: skip
     handle = _handles.get(key)
     if handle is None:
         options = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": registers}
@@ -163,17 +165,7 @@ def prepare(
                 private.prefer_shared_memory(handle, shared_percent)
         _handles[key] = handle
     run, between = private.launcher(handle, early)
-    tail = (*settled, *constants.values())
-    only_device = torch.cuda.device_count() == 1
-
-    def launch(stream: int, tensors: Any, addresses: Sequence[int], scalars: Sequence[int]) -> None:
-        if only_device or torch.cuda.current_device() == device.index:
-            run(*grid, 1, stream, *between, *addresses, *scalars, *tail)
-        else:
-            with torch.cuda.device(device):
-                run(*grid, 1, stream, *between, *addresses, *scalars, *tail)
-
-    return launch
+    return Launcher(run, grid, between, (*settled, *constants.values()))
 
 
 def _kinds(values: Any) -> Any:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 
 from holdfast.backends import interpreted
 from holdfast.backends.gpu import EachRun, Launcher, Parameters, parameters_of, prepare
-from holdfast.core.last_call import getter_of
 from holdfast.core.plan import Args, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import Region, first_address
@@ -73,12 +74,22 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    run: Launcher
+    """A launch, or a call of ``function`` on regions of the workspace."""
+
+    launcher: Launcher | None
     operands: tuple[StepOperand, ...]
     places: tuple[_Place, ...] = ()
     each_run: tuple[EachRun, ...] = ()
     beside: bool = False
-    on_tensors: bool = False
+    function: Callable[..., None] | None = None
+
+    def call(self, stream: Stream, workspace: Workspace) -> None:
+        """Call the function on torch's stream."""
+        assert self.function is not None
+        regions = cast(tuple[Region, ...], self.operands)
+        tensors = [region.tensor(workspace) for region in regions]
+        with _on_torch_stream(stream):
+            self.function(*tensors)
 
 
 class Steps:
@@ -102,19 +113,22 @@ class Steps:
         kernel: Any,
         programs: int | tuple[int, int],
         /,
-        *,
+        *sources: object,
         num_warps: int,
         registers: int | None = None,
         shared_percent: int | None = None,
         beside: bool = False,
         **parameters: Any,
     ) -> None:
-        """Add a launch of ``kernel`` with a grid of ``programs``; ``parameters`` are given by name.
+        """Add a launch of ``kernel`` with a grid of ``programs``.
 
-        Pointers are ``StepOperand``; integers, tuples of integers and constexpr values are given directly. A
-        step that no later step depends on can run ``beside`` the later steps.
+        Every parameter of the kernel is found by its name: in ``parameters``, or else in one of ``sources``
+        (mappings and records), or else among the operands of the args. Pointers are ``StepOperand``;
+        integers, tuples of integers and constexpr values are given directly. A step that no later step
+        depends on can run ``beside`` the later steps.
         """
         constant = parameters_of(kernel.fn)
+        parameters = {**self._found(kernel, sources, parameters), **parameters}
         pointers = {
             name: self._settled(value)
             for name, value in parameters.items()
@@ -124,7 +138,7 @@ class Steps:
             kernel,
             {name: self._like(pointers[name]) if name in pointers else v for name, v in parameters.items()},
         )
-        run = prepare(
+        launcher = prepare(
             kernel,
             given,
             grid=(programs, 1) if isinstance(programs, int) else programs,
@@ -136,20 +150,30 @@ class Steps:
         )
         operands = tuple(pointers[name] for name in constant if name in pointers)
         places = tuple(map(self._place, operands))
-        self._steps.append(_Step(run, operands, places, given.each_run, beside))
+        self._steps.append(_Step(launcher, operands, places, given.each_run, beside))
+
+    def _found(self, kernel: Any, sources: Sequence[object], given: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of ``kernel`` that are not ``given``. Raises if two sources have the same name."""
+        known = [_by_name(source) for source in sources]
+        found: dict[str, Any] = {}
+        for name, constant in parameters_of(kernel.fn).items():
+            if name in given:
+                continue
+            values = [value for get in known if (value := get(name, ...)) is not ...]
+            if len(values) > 1:
+                raise TypeError(
+                    f"the launch of {kernel.fn.__name__} finds {name} in {len(values)} of its sources; give "
+                    f"{name} by name."
+                )
+            if values:
+                found[name] = values[0]
+            elif name in self._names and not constant:
+                found[name] = name
+        return found
 
     def call(self, function: Callable[..., None], *regions: Region) -> None:
         """Add a call of ``function(*tensors)`` on regions of the workspace, on the caller's stream."""
-        device = self._device
-
-        def run(stream: int, tensors: Sequence[torch.Tensor], addresses: Any, scalars: Any) -> None:
-            if device.type == "cpu":
-                function(*tensors)
-            else:
-                with torch.cuda.stream(_torch_stream(stream, device)):
-                    function(*tensors)
-
-        self._steps.append(_Step(run, regions, on_tensors=True))
+        self._steps.append(_Step(None, regions, function=function))
 
     def _position(self, name: str) -> int:
         """The position of an operand among the addresses; that of the first tensor if it is not a tensor."""
@@ -194,43 +218,72 @@ class Steps:
     @property
     def launch(self) -> Launch[Any]:
         """Launches all steps in order. It keeps no reference to the args that it was prepared for."""
-        steps, device = tuple(self._steps), self._device
         if interpreted():
             return self._interpreted()
-        if (
-            len(steps) == 1
-            and steps[0].places
-            and all(position < len(self._tensors) for position, _ in steps[0].places)
-        ):
-            return _alone(steps[0], len(self._tensors))
+        launch, device = self._written_out(), self._device
+        if torch.cuda.device_count() == 1:
+            return launch
 
-        def launch_step(
-            step: _Step, handle: int, workspace: Workspace, args: Args, known: Sequence[int]
+        def launch_on_device(
+            stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]
         ) -> None:
-            if step.on_tensors:
-                regions = cast(tuple[Region, ...], step.operands)
-                step.run(handle, [region.tensor(workspace) for region in regions], (), ())
+            if torch.cuda.current_device() == device.index:
+                launch(stream, workspace, args, addresses)
             else:
-                found = [known[position] + offset for position, offset in step.places]
-                step.run(handle, (), found, [each.read(args) for each in step.each_run])
+                with torch.cuda.device(device):
+                    launch(stream, workspace, args, addresses)
 
-        def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-            known, handle = (*addresses, first_address(workspace), 0), stream.handle
-            for step in steps:
-                launch_step(step, handle, workspace, args, known)
+        return launch_on_device
 
-        def launch_beside(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-            known, handle = (*addresses, first_address(workspace), 0), stream.handle
-            own = _torch_stream(handle, device)
-            for step in steps:
-                if step.beside:
-                    handle = _side.fork(device, own).cuda_stream
-                    launch_step(step, stream.handle, workspace, args, known)
-                else:
-                    launch_step(step, handle, workspace, args, known)
-            _side.join(device, own)
+    def _written_out(self) -> Launch[Any]:
+        """``launch`` with all its launches written out: loops over parameters take as long as a launch."""
+        names: dict[str, Any] = {"first_address": first_address, "torch_stream": _torch_stream}
+        names |= {"device": self._device, "fork": _side.fork, "join": _side.join}
+        operands = (operand for step in self._steps for operand in step.operands)
+        names["kept"] = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+        places = sorted({place for step in self._steps for place in step.places})
+        known = [*(f"operand{i}" for i, _ in enumerate(self._tensors)), "workspace_at", "0"]
+        pointers = {place: f"at{i}" for i, place in enumerate(places)}
+        beside = any(step.beside for step in self._steps)
 
-        return launch_beside if any(step.beside for step in steps) else launch
+        def named(value: Any) -> str:
+            names[f"value{len(names)}"] = value
+            return f"value{len(names) - 1}"
+
+        each_run: list[str] = []
+        lines = [
+            "later_at = stream_at",
+            *(f"{pointers[place]} = {known[place[0]]} + {place[1]}" for place in places),
+            *(["own = torch_stream(stream_at, device)"] if beside else []),
+        ]
+        for step in self._steps:
+            if step.launcher is None:
+                lines.append(f"{named(step.call)}(stream, workspace)")
+                continue
+            if step.beside:
+                lines.append("later_at = fork(device, own).cuda_stream")
+            run = step.launcher
+            given = [*run.grid, 1, "stream_at" if step.beside else "later_at", *map(named, run.between)]
+            given += [pointers[place] for place in step.places]
+            for each in step.each_run:
+                given.append(f"each{len(each_run)}")
+                each_run.append(f"each{len(each_run)} = {named(each.read)}(args)")
+            lines.append(f"{named(run.run)}({', '.join(map(str, [*given, *map(named, run.tail)]))})")
+        lines += ["join(device, own)"] if beside else []
+        uses_workspace = any(position == len(self._tensors) for position, _ in places)
+        first = [
+            "stream_at = stream.handle",
+            f"{', '.join(known[:-2])}, = addresses",
+            *(["workspace_at = first_address(workspace)"] if uses_workspace else []),
+        ]
+        _define(names, "launch(stream, workspace, args, addresses)", [*first, *each_run, *lines])
+        launch = cast(Launch[Any], names["launch"])
+        if all(step.launcher for step in self._steps):
+            bound = [f"def launch(stream_at, workspace_at, {', '.join(known[:-2])}):"]
+            bound += [f"    {line}" for line in lines]
+            _define(names, "bound(args)", [*each_run, *bound, "return launch"])
+            launch.bound = names["bound"]  # type: ignore[attr-defined]
+        return launch
 
     def _interpreted(self) -> Launch[Any]:
         """``launch`` for the interpreter, which needs tensors instead of addresses."""
@@ -252,35 +305,37 @@ class Steps:
                 return operand if isinstance(operand, torch.Tensor) else whole(operand)
 
             for step in steps:
-                scalars = [each.read(args) for each in step.each_run]
-                step.run(stream.handle, list(map(tensor, step.operands)), (), scalars)
+                if step.launcher is None:
+                    step.call(stream, workspace)
+                else:
+                    scalars = [each.read(args) for each in step.each_run]
+                    step.launcher.run(*map(tensor, step.operands), *scalars)
 
         return launch
+
+
+def _define(names: dict[str, Any], signature: str, lines: Sequence[str]) -> None:
+    """Define the function of these lines in ``names``."""
+    exec(f"def {signature}:\n    " + "\n    ".join(lines), names)
+
+
+def _by_name(source: object) -> Callable[[str, Any], Any]:
+    """A function that gets a value of a mapping or record by its name, or a default."""
+    if isinstance(source, Args):
+        raise TypeError("a launch takes the operands of its args by itself; name other fields of the args.")
+    if isinstance(source, tuple):
+        source = source._asdict()  # type: ignore[attr-defined]
+    return source.get if isinstance(source, Mapping) else partial(getattr, source)
 
 
 def _is_operand(value: Any) -> bool:
     return value is None or isinstance(value, str | Part | Region | torch.Tensor)
 
 
-def _alone(step: _Step, operands: int) -> Launch[Any]:
-    """Launches a single step whose pointers are all operands of the args."""
-    run, each_run, places = step.run, step.each_run, step.places
-    positions = [position for position, _ in places]
-    pick = getter_of(positions)
-
-    def launch(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-        run(stream.handle, (), addresses, ())
-
-    def launch_picked(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-        run(stream.handle, (), pick(addresses), [each.read(args) for each in each_run])
-
-    def launch_parts(stream: Stream, workspace: Workspace, args: Args, addresses: Sequence[int]) -> None:
-        found = [addresses[position] + offset for position, offset in places]
-        run(stream.handle, (), found, [each.read(args) for each in each_run])
-
-    if any(offset for _, offset in places):
-        return launch_parts
-    return launch if positions == list(range(operands)) and not each_run else launch_picked
+def _on_torch_stream(stream: Stream) -> AbstractContextManager[Any]:
+    if stream.device.type == "cpu":
+        return nullcontext()
+    return torch.cuda.stream(_torch_stream(stream.handle, stream.device))
 
 
 def _torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:

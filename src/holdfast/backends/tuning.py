@@ -40,6 +40,16 @@ class Tuned(Generic[T]):
             self._changes = before
 
 
+def constants_of(record: Any) -> dict[str, Any]:
+    """The fields of a record as constexpr parameters of a kernel, which have the same names in capitals."""
+    return {name.upper(): value for name, value in vars(record).items()}
+
+
+def warps_for(elements: int, most: int) -> int:
+    """Warps of a program with a tile of ``elements`` elements: 256 elements per warp, ``most`` at most."""
+    return max(1, min(most, elements // 256))
+
+
 @contextmanager
 def tuned_as_on_gpu() -> Iterator[None]:
     """Use the records of GPUs in the interpreter too, for plans that are selected inside the block."""

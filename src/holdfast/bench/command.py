@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 import typer
@@ -16,13 +16,17 @@ from rich.progress import Progress
 
 from holdfast.bench.cases import cpu_cases, full_cases, host_cases, quick_cases
 from holdfast.bench.check import differences
+from holdfast.bench.model_report import ModelReport
+from holdfast.bench.models import CPU_ELEMENTS, QUICK_ELEMENTS, measure_models, model_cases
 from holdfast.bench.peers import peer, peer_names
 from holdfast.bench.report import Report, Row, device_name
 from holdfast.bench.timing import copy_rate, free_memory, host_seconds, median_seconds
 from holdfast.core.benchmark import Call, Case, NoPeer
+from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.stream import Stream
+from holdfast.core.training_step import ModelCase
 
 #: Elements of the small tensors that measure host time.
 SMALL = 2**12
@@ -30,6 +34,8 @@ SMALL = 2**12
 COPY_ELEMENTS = 2**28
 #: The key of the plan among the timed calls.
 OURS = "ours"
+
+_C = TypeVar("_C", Case, ModelCase)
 
 
 def bench(
@@ -45,6 +51,14 @@ def bench(
         ),
     ] = 0,
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases that match this regex.")] = "",
+    dtype: Annotated[str, typer.Option(help="Only cases of this dtype, such as float32.")] = "",
+    models: Annotated[
+        bool,
+        typer.Option(
+            "--models", help="Training steps of the public functions on the shapes of real models instead."
+        ),
+    ] = False,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="Leave out torch.compile.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file after each case.")
     ] = None,
@@ -62,22 +76,36 @@ def bench(
     if threads:
         torch.set_num_threads(threads)
     stream = Stream.current(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    cases = quick_cases() if quick else full_cases() if stream.device.type == "cuda" else cpu_cases()
-    cases = _chosen(cases, only)
+    on_gpu = stream.device.type == "cuda"
     console = Console()
 
-    def save(report: Report) -> None:
+    def save(report: Report | ModelReport) -> None:
         if json_file is not None:
             json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
 
+    if models:
+        elements = elements or (QUICK_ELEMENTS if quick else 0 if on_gpu else CPU_ELEMENTS)
+        compiling = not no_compile and (on_gpu or not quick)
+        shapes = _chosen(model_cases(), only, dtype)
+        steps = measure_models(shapes, stream.device, console, save, elements=elements, compiling=compiling)
+        steps.print(console)
+        if not steps.complete:
+            raise typer.Exit(1)
+        return
+    cases = quick_cases() if quick else full_cases() if on_gpu else cpu_cases()
+    cases = _chosen(cases, only, dtype)
     report = measure(cases, stream, console, save, quick=quick, elements=elements)
     report.print(console)
     if report.refused:
         raise typer.Exit(1)
 
 
-def _chosen(cases: list[Case], only: str) -> list[Case]:
-    """The cases whose name matches ``only``. Raises if there is none."""
+def _chosen(cases: list[_C], only: str, dtype: str) -> list[_C]:
+    """The cases of ``dtype`` whose name matches ``only``. Raises if there is none."""
+    dtypes = sorted({dtype_name(case.real) for case in cases})
+    if dtype and dtype not in dtypes:
+        raise InvalidArgs(f"--dtype is {dtype!r}; the cases have {', '.join(dtypes)}.")
+    cases = [case for case in cases if not dtype or dtype_name(case.real) == dtype]
     try:
         chosen = [case for case in cases if re.search(only, case.name)]
     except re.error as error:

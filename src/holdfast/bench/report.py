@@ -26,7 +26,7 @@ NOTE = (
 )
 
 
-def _now() -> str:
+def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
@@ -80,7 +80,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     host_microseconds: dict[str, float] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    date: str = field(default_factory=_now)
+    date: str = field(default_factory=now)
     versions: dict[str, str | None] = field(default_factory=lambda: versions())
 
     def to_json(self) -> dict[str, Any]:

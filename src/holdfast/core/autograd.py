@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
-from torch.overrides import BaseTorchFunctionMode
 
 from holdfast.core import private
 from holdfast.core.errors import InvalidArgs, Unsupported
@@ -21,6 +20,18 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 #: The arguments of each operator that was defined: their names and types.
 ARGUMENTS: dict[str, dict[str, str]] = {}
+#: For each differentiable operator, functions that record a call for autograd without torch's dispatcher.
+#: Nothing may trace or transform the call.
+RECORDERS: dict[str, Recorder] = {}
+
+
+class Recorder(NamedTuple):
+    """Records calls of one operator."""
+
+    #: Takes the arguments. Raises if one requires a gradient that is not there.
+    check: Callable[[Sequence[Any]], None]
+    #: Takes each argument, then a tuple that holds the result. Returns the result with its history.
+    record: Callable[..., Any]
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -51,31 +62,28 @@ def register_autograd(
     below = _below(name, private.redispatch_below_autograd)
 
     class Recorded(torch.autograd.Function):
-        """Takes the operator's arguments, then the dispatch keys that remain."""
+        """Takes the operator's arguments, then the dispatch keys that remain or a tuple of the result."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            *arguments, keyset = given
-            ctx.transformed = private.transforms_active()
-            if ctx.transformed:
+            arguments, source = given[:-1], given[-1]
+            if type(source) is tuple:
+                (output,) = source
+            elif private.transforms_active():
                 with torch.enable_grad(), private.recording_forward_mode():
-                    output = below(keyset, arguments)
+                    output = below(source, arguments)
             else:
-                output = below(keyset, arguments)
-            setup_context(ctx, tuple(arguments), output)
+                output = below(source, arguments)
+            setup_context(ctx, arguments, output)
             return output
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            # Batched gradients (is_grads_batched) and tensors saved under a finished transform look like
-            # plain tensors, but only torch can unwrap them. While a mode is active, every call goes through
-            # torch.
-            if ctx.transformed or any(map(is_batch, gradients)):
-                with BaseTorchFunctionMode():
-                    return (*backward(ctx, *gradients), None)
-            return (*backward(ctx, *gradients), None)
+            return *backward(ctx, *gradients), None
 
     Recorded.__name__ = f"{name}_recorded"
+    apply = private.apply_of(Recorded)
+    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)
@@ -85,7 +93,7 @@ def register_autograd(
         if not private.transforms_active():
             return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
         with private.single_level():
-            return super(torch.autograd.Function, Recorded).apply(*arguments, keyset)  # type: ignore[no-untyped-call]
+            return apply(*arguments, keyset)
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import torch
 
+from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.plan import Plan
 from holdfast.core.stream import Stream, Workspace
 
 #: The operands of a plan by name. Optional operands may be None.
 Tensors = dict[str, Any]
+#: A plan, and the fields of its descriptor.
+Described = tuple[type[Plan[Any, Any]], dict[str, Any]]
 #: The call that is timed.
 Call = Callable[[], object]
 
@@ -27,8 +30,13 @@ class NoPeer(Exception):
 
 
 @dataclass(frozen=True)
-class Case(ABC):
-    """One row of the table. ``function`` times the public function, which allocates, instead of the plan."""
+class Case:
+    """One row of the table. ``function`` times the public function, which allocates, instead of the plan.
+
+    A subclass defines ``described``, and names the class of its problems.
+    """
+
+    problem_type: ClassVar[type[Problem]]
 
     op: str
     variant: str  # distinguishes the rows of an op: a granularity, a mode, a shape
@@ -64,9 +72,36 @@ class Case(ABC):
         """This case with its largest tensor reduced to ``elements``, if the case's name contains sizes."""
         return self
 
-    @abstractmethod
+    def described(self, elements: int) -> Described:
+        """The plan and the fields of its descriptor; the largest tensor has ``elements`` elements."""
+        raise NotImplementedError
+
     def problem(self, elements: int, stream: Stream, backend: str | None = None) -> Problem:
         """The case on the device of ``stream``; its largest tensor has ``elements`` elements."""
+        plan, fields = self.described(elements)
+        preference = PlanPreference(backend=backend, precompile=False)
+        return self.problem_type(self, plan.select(stream, plan.Descriptor(**fields), preference), stream)
+
+
+class SizedCase(Case):
+    """A case whose name contains sizes: ``columns``, and the numbers of rows that ``lengths`` names."""
+
+    lengths: ClassVar[tuple[str, ...]]
+    columns: int
+
+    @property
+    def largest(self) -> int:
+        """Number of elements of the largest tensor."""
+        return max(getattr(self, name) for name in self.lengths) * self.columns  # type: ignore[no-any-return]
+
+    def elements(self, *, on_gpu: bool, quick: bool) -> int:
+        return self.largest // 16 if quick else self.largest
+
+    def at(self, elements: int) -> Self:
+        if elements >= self.largest:
+            return self
+        scaled = {name: max(1, getattr(self, name) * elements // self.largest) for name in self.lengths}
+        return replace(self, **scaled)
 
 
 @dataclass(frozen=True)

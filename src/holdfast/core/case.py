@@ -59,6 +59,19 @@ def poisoned_output(shape: Sequence[int], dtype: torch.dtype, layout: str = "con
     return _place(tuple(shape), dtype, layout)
 
 
+def outputs_of(
+    args: type[Args], desc: Descriptor, layout: str, old: Callable[..., torch.Tensor] | None = None
+) -> dict[str, torch.Tensor | None]:
+    """The outputs of ``args`` by name, filled with poison or with ``old(name, shape, dtype)``."""
+    found: dict[str, torch.Tensor | None] = dict.fromkeys(args.outputs)
+    for name, expected in ((name, desc.expected(name)) for name in args.outputs):
+        if expected is not None:
+            found[name] = out = poisoned_output(*expected, layout)
+            if old is not None:
+                out.copy_(old(name, *expected))
+    return found
+
+
 def laid_out(values: torch.Tensor, layout: str = "contiguous") -> torch.Tensor:
     """A tensor with these values and this layout; a broadcast axis repeats its first index."""
     placed = _place(tuple(values.shape), values.dtype, layout)

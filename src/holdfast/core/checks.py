@@ -19,6 +19,7 @@ from holdfast.core.strided import span
 
 #: The range of integer arguments of torch operators.
 INT64 = -(2**63), 2**63 - 1
+_INFINITY = float("inf")
 #: Longest text of a value in an error message, characters.
 _LONGEST = 80
 
@@ -141,11 +142,13 @@ def _index(name: str, value: Any) -> int:
 
 def finite_number(name: str, value: Any, what: str = "a finite number") -> float:
     """``value`` as a float."""
+    if type(value) is float and abs(value) < _INFINITY:
+        return value
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:
-            number = float("inf")
-        if abs(number) < float("inf"):
+            number = _INFINITY
+        if abs(number) < _INFINITY:
             return number
     raise InvalidArgs(f"{name} is {shown(value)}; it must be {what}.")

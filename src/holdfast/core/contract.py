@@ -13,7 +13,8 @@ from holdfast.core.checks import is_whole, require_bool, shown
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidArgs
 
-#: Version of the arithmetic. Any change that can change a bit increments it and needs new digests.
+#: Version of the shared arithmetic, and of plans that state no other. A change that can change a bit of a
+#: plan increments the version of the plan and needs new digests.
 NUMERICS_VERSION = 1
 
 Direction = Literal["forward", "backward"]
@@ -53,6 +54,9 @@ class PrecisionGuarantee:
     The bound holds for results that do not overflow. A product or quotient below the normal range of the
     compute type has an error of up to half the smallest subnormal number instead; in a sum they add up.
     With ``accumulate`` the old value is a further term of the sum, with one more rounding.
+
+    ``per_term`` names outputs whose terms are rounded to multiples of one unit and then summed exactly. Each
+    term adds an error of at most this fraction of the largest term, as the plan's docstring defines it.
     """
 
     compute_dtype: str
@@ -62,6 +66,7 @@ class PrecisionGuarantee:
     bit_stable: Literal["everywhere", "same_hardware", "no"] = "everywhere"
     numerics_version: int = NUMERICS_VERSION
     ulp: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    per_term: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __hash__(self) -> int:
         return hash((self.compute_dtype, self.accumulator_dtype, self.bit_stable, tuple(self.ulp.items())))

@@ -51,6 +51,7 @@ def arguments(kind: type[T]) -> type[T]:
     made.inputs = tuple(name for name in names if name not in (*made.outputs, *made.flags))
     made.operands = _getter((*made.outputs, *made.inputs))
     made.options = _getter(made.flags)
+    made.of = _maker(made, made.flags, (*made.outputs, *made.inputs))
     return typing.cast(type[T], made)
 
 
@@ -64,6 +65,13 @@ def _is_output(hint: Any) -> bool:
 def _getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     values = "".join(f"self.{name}, " for name in names)
     return typing.cast(Callable[[Any], tuple[Any, ...]], eval(f"lambda self: ({values})"))
+
+
+def _maker(kind: Any, *names: Sequence[str]) -> Callable[..., Any]:
+    """A function that makes args of these fields, given by position."""
+    given = [name for group in names for name in group]
+    fields = ", ".join(f"{name}={name}" for name in given)
+    return typing.cast(Callable[..., Any], eval(f"lambda {', '.join(given)}: make({fields})", {"make": kind}))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,11 @@ import torch
 from holdfast.core.case import Case, Layout
 
 if TYPE_CHECKING:
-    from holdfast.core.plan import Args, Plan
+    from holdfast.core.plan import AnyPlan, Args
 
 T = TypeVar("T")
+#: Results by the names of the plan's outputs; None if the public function cannot express the problem.
+Results = dict[str, torch.Tensor] | None
 
 #: Sizes at and next to powers of two, where loops, tiles and vectors end.
 _EDGES = [2**power + beside for power in range(2, 17) for beside in (-1, 0, 1)]
@@ -101,21 +103,18 @@ class Space(Protocol):
 
     FREE: Sequence[str]
 
-    def draw(self, plan: type[Plan[Any, Any]], draw: Draw) -> Any:
+    def draw(self, plan: AnyPlan, draw: Draw) -> Any:
         """A random problem. The search draws again if its descriptor is not valid."""
 
-    def case(self, plan: type[Plan[Any, Any]], problem: Any) -> Case:
-        """The problem's descriptor and tensors."""
-
-    def public(
-        self, plan: type[Plan[Any, Any]], problem: Any, desc: Any, args: Args
-    ) -> dict[str, torch.Tensor] | None:
-        """Results and gradients of the public function for ``args``, by the names of the plan's outputs.
-
-        None if the function cannot express this problem.
-        """
+    def public(self, plan: AnyPlan, problem: Any, desc: Any, args: Args) -> Results:
+        """Results and gradients of the public function for ``args``."""
 
 
-def space_of(plan: type[Plan[Any, Any]]) -> Space:
+def case_of(plan: AnyPlan, problem: Any) -> Case:
+    """The descriptor and the tensors of ``problem``, by ``case`` in the module of the plan's cases."""
+    return cast(Case, importlib.import_module(plan.cases).case(plan, problem))
+
+
+def space_of(plan: AnyPlan) -> Space:
     """The space of a plan: the module ``space`` in the package of its cases."""
     return cast(Space, importlib.import_module(plan.cases.removesuffix("cases") + "space"))

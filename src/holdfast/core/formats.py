@@ -139,16 +139,9 @@ UINT16 = _integer(torch.uint16, "uint16", 16, False, torch.uint16)
 
 #: 8 bits: a sign, 4 of exponent, 3 of mantissa. No infinity; all ones are NaN.
 E4M3FN = Format(
-    torch.float8_e4m3fn,
-    "float8_e4m3fn",
-    bits=8,
-    storage=torch.float8_e4m3fn,
-    code_range=(-448, 448),
-    exponent_bits=4,
-    mantissa_bits=3,
-    nan=0x7F,
-    zero_point=False,
-)
+    torch.float8_e4m3fn, "float8_e4m3fn", bits=8, storage=torch.float8_e4m3fn, code_range=(-448, 448),
+    exponent_bits=4, mantissa_bits=3, nan=0x7F, zero_point=False,
+)  # fmt: skip
 
 #: The integer formats, the float formats, and the integers carried in a floating dtype, by torch dtype name.
 INTEGERS = {f.name: f for f in (INT2, UINT2, INT4, UINT4, INT8, UINT8, INT16, UINT16)}

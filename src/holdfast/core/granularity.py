@@ -140,11 +140,8 @@ class PerGroup(Granularity):
 
 
 _NAMES: dict[type[Granularity], str] = {
-    PerTensor: "per_tensor",
-    PerChannel: "per_channel",
-    PerToken: "per_token",
-    PerGroup: "per_group",
-}
+    PerTensor: "per_tensor", PerChannel: "per_channel", PerToken: "per_token", PerGroup: "per_group",
+}  # fmt: skip
 _KINDS = {name: kind for kind, name in _NAMES.items()}
 
 

@@ -93,10 +93,15 @@ def _block_of(size: int) -> Block:
     return Block(size)
 
 
+def wants_huge_pages(tensor: torch.Tensor) -> bool:
+    """Whether ``on_huge_pages`` has an effect on this tensor."""
+    return _HUGE is not None and tensor.is_cpu and tensor.nbytes >= MIN_BYTES
+
+
 def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     """An uninitialized tensor like ``tensor`` on huge pages; ``tensor`` itself if it is small."""
     size = tensor.nbytes
-    if _HUGE is None or size < MIN_BYTES or not tensor.is_cpu or tensor.untyped_storage().nbytes() != size:
+    if not wants_huge_pages(tensor) or tensor.untyped_storage().nbytes() != size:
         return tensor
     try:
         block = _block_of(size)

@@ -32,14 +32,9 @@ class Machine:
         """This machine. ``versions`` are listed before those of the packages."""
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         return Machine(
-            cpu=processor(),
-            cores=os.cpu_count() or 1,
-            threads=torch.get_num_threads(),
-            gpu=gpu,
-            driver=_driver() if gpu else None,
-            system=_system(),
-            versions={**versions, **package_versions()},
-        )
+            cpu=processor(), cores=os.cpu_count() or 1, threads=torch.get_num_threads(), gpu=gpu,
+            driver=_driver() if gpu else None, system=_system(), versions={**versions, **package_versions()},
+        )  # fmt: skip
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items() if version)

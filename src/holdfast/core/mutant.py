@@ -16,6 +16,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from holdfast.core.case import operands_of
 from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE
@@ -75,11 +77,11 @@ def _noted(target: str, value: Any) -> Any:
 
 
 def instead_of(name: str, function: Callable[..., Any]) -> Spoil:
-    """Run with ``function`` instead of the function ``name`` of the op's reference."""
+    """Run with ``function`` instead of the function ``name`` of the reference, without NumPy's warnings."""
 
     def spoil(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
         module = importlib.import_module(plan.implementations("reference")[0].module)
-        with replaced(module, name, function):
+        with replaced(module, name, function), np.errstate(all="ignore"):
             run(args)
 
     return spoil

@@ -15,7 +15,14 @@ import torch
 
 from holdfast.core import device_errors, importing, private, registry
 from holdfast.core.checks import shown
-from holdfast.core.contract import Direction, KernelSku, PlanPreference, PrecisionGuarantee, Verdict
+from holdfast.core.contract import (
+    NUMERICS_VERSION,
+    Direction,
+    KernelSku,
+    PlanPreference,
+    PrecisionGuarantee,
+    Verdict,
+)
 from holdfast.core.declaration import Implementation, bound_types, name_of_op, on_backends, resolved
 from holdfast.core.descriptor import Descriptor, encoded
 from holdfast.core.dtypes import dtype_name
@@ -84,7 +91,9 @@ D = TypeVar("D", bound=Descriptor)
 A = TypeVar("A", bound=Args)
 A_contra = TypeVar("A_contra", bound=Args, contravariant=True)
 
-#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand.
+#: Launches a prepared variant. Takes the stream, the workspace, the args and the address of each operand. It
+#: may have an attribute ``bound``: a function of args, whose result launches with the host values of these
+#: args and takes the handle of a stream, the aligned address of a workspace, and each operand's address.
 Launch = Callable[[Stream, Workspace, A, Sequence[int]], None]
 
 
@@ -141,7 +150,9 @@ class Candidate:
 
 
 @dataclass
-class _CachedLaunch(Generic[A]):
+class PreparedLaunch(Generic[A]):
+    """The launch for args of one kind. ``launch`` is None if there is nothing to compute."""
+
     launch: Launch[A] | None
     extents: Extents
     misalignment: tuple[int, ...]
@@ -175,6 +186,8 @@ class Plan(Generic[D, A]):
 
     #: Maximum number of cached launches. The cache is cleared when it is full.
     _max_launches: ClassVar[int] = 256
+    #: Version of the plan's arithmetic.
+    numerics_version: ClassVar[int] = NUMERICS_VERSION
 
     def __init_subclass__(cls, abstract: bool = False) -> None:
         own, bound = vars(cls), bound_types(cls)
@@ -202,8 +215,8 @@ class Plan(Generic[D, A]):
         self.backend = backend
         self.kernel = kernel
         self.implementation = implementation
-        self._launches: dict[tuple[Any, ...], _CachedLaunch[A]] = {}
-        self._last_call: LastCall[_CachedLaunch[A]] | None = None
+        self._launches: dict[tuple[Any, ...], PreparedLaunch[A]] = {}
+        self._last_call: LastCall[PreparedLaunch[A]] | None = None
         self._stream: object = _NO_STREAM  # the stream of the last run
 
     def __repr__(self) -> str:
@@ -288,26 +301,29 @@ class Plan(Generic[D, A]):
         """The error bound of each output, in the units of ``PrecisionGuarantee``."""
         raise NotImplementedError
 
+    def per_term(self) -> dict[str, float]:
+        """``PrecisionGuarantee.per_term``; empty if no output has such terms."""
+        return {}
+
     def sku(self) -> KernelSku:
         """Which kernel was selected."""
         desc, kernel = self.descriptor, self.kernel
         named = (self.mode(), self.implementation, getattr(kernel, "sorted_by", ""))
         input_dtype, output_dtype = map(dtype_name, desc.named_dtypes)
         return KernelSku(
-            op=self.op,
-            direction=self.direction,
-            mode=", ".join(filter(None, named)),
-            input_dtype=input_dtype,
-            output_dtype=output_dtype,
-            backend=self.backend,
+            op=self.op, direction=self.direction, mode=", ".join(filter(None, named)),
+            input_dtype=input_dtype, output_dtype=output_dtype, backend=self.backend,
             architecture=registry.backends()[self.backend].architecture(self.device),
             index_dtype=dtype_name(getattr(desc, "index_dtype", torch.int64)),
-        )
+            numerics_version=self.numerics_version,
+        )  # fmt: skip
 
     def precision_guarantee(self) -> PrecisionGuarantee:
         """The guarantees of the selected kernel."""
         compute = self.descriptor.compute.name
-        return PrecisionGuarantee(compute, compute, ulp=self.ulp())
+        return PrecisionGuarantee(
+            compute, compute, numerics_version=self.numerics_version, ulp=self.ulp(), per_term=self.per_term()
+        )
 
     def bytes_moved(self) -> int:
         """The minimum number of bytes that a run reads and writes; bounds its time from below."""
@@ -356,6 +372,10 @@ class Plan(Generic[D, A]):
             if workspace.buffer is not None:
                 private.increment_version((workspace.buffer,))
 
+    def prepared(self, args: A) -> PreparedLaunch[A] | None:
+        """The launch that ``run`` has prepared for args of this kind, if any."""
+        return self._launches.get(args.signature()[0])
+
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
             raise InvalidArgs(
@@ -368,7 +388,7 @@ class Plan(Generic[D, A]):
             )
         return stream
 
-    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[_CachedLaunch[A] | None, Places]:
+    def _look_up(self, args: A, operands: Sequence[Operand]) -> tuple[PreparedLaunch[A] | None, Places]:
         """The cached launch for these args, if any, and the places of their operands."""
         last, options = self._last_call, args.options()
         try:
@@ -387,7 +407,7 @@ class Plan(Generic[D, A]):
             self._last_call = LastCall.of(found, operands, options)
         return found, places
 
-    def _prepare(self, args: A, scratch: int) -> _CachedLaunch[A]:
+    def _prepare(self, args: A, scratch: int) -> PreparedLaunch[A]:
         reason = self._refusal(args, scratch)
         if reason:
             raise InvalidArgs(reason)
@@ -395,14 +415,10 @@ class Plan(Generic[D, A]):
         operands = args.operands()
         key, addresses = args.signature()
         outputs = [i for i, _ in enumerate(self.outputs) if operands[i] is not None]
-        cached = _CachedLaunch(
-            launch,
-            Extents.of(operands),
-            misalignment_of(addresses),
-            places_of(operands),
-            scratch,
+        cached = PreparedLaunch(
+            launch, Extents.of(operands), misalignment_of(addresses), places_of(operands), scratch,
             getter_of(outputs),
-        )
+        )  # fmt: skip
         if len(self._launches) >= self._max_launches:
             self._launches.clear()
         self._launches[key] = cached

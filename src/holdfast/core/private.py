@@ -42,6 +42,11 @@ def instead_of(probe: Callable[[], Any], fallbacks: dict[str, Any]) -> Callable[
     return bind
 
 
+def none_if(found: Callable[..., Any], *given: Any) -> Callable[..., Any] | None:
+    """``found``, a private function; None if it returns true for ``given``, which it should not."""
+    return None if found(*given) else found
+
+
 def _probe_increment_version() -> Any:
     tensor = torch.zeros(1)
     torch._C._increment_version((tensor,))
@@ -93,11 +98,7 @@ def is_zerotensor(tensor: torch.Tensor) -> bool:
 
 def _probe_has_dispatch() -> Any:
     python, keys_of = torch._C.DispatchKey.Python, torch._C._dispatch_keys
-
-    def has_dispatch(tensor: torch.Tensor) -> bool:
-        return bool(keys_of(tensor).has(python))
-
-    return None if has_dispatch(torch.zeros(1)) else has_dispatch
+    return none_if(lambda tensor: bool(keys_of(tensor).has(python)), torch.zeros(1))
 
 
 @instead_of(_probe_has_dispatch, FALLBACKS)
@@ -106,11 +107,7 @@ def has_dispatch(tensor: torch.Tensor) -> bool:
     return bool(type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 
 
-def _probe_has_storage() -> Any:
-    return torch._C._has_storage if torch._C._has_storage(torch.zeros(1)) else None
-
-
-@instead_of(_probe_has_storage, FALLBACKS)
+@instead_of(lambda: torch._C._has_storage if torch._C._has_storage(torch.zeros(1)) else None, FALLBACKS)
 def has_storage(tensor: torch.Tensor) -> bool:
     try:
         tensor.untyped_storage()
@@ -135,6 +132,17 @@ def _probe_unwrapped() -> Any:
 def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """The innermost tensor under transforms of ``torch.func``. Fallback: the outer one."""
     return tensor
+
+
+def _probe_is_wrapped() -> Any:
+    found = torch._C._functorch.is_functorch_wrapped_tensor
+    return None if found(torch.zeros(1)) else found
+
+
+@instead_of(_probe_is_wrapped, FALLBACKS)
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a transform of ``torch.func`` made this tensor, possibly one that has ended. Fallback: yes."""
+    return True
 
 
 def _probe_is_watched() -> Any:
@@ -164,12 +172,8 @@ def is_watched() -> bool:
 
 
 def _probe_in_forward_mode() -> Any:
-    def in_forward_mode() -> bool:
-        return forward_ad._current_level >= 0
-
     with forward_ad.dual_level():
-        sees = in_forward_mode()
-    return in_forward_mode if sees else None
+        return (lambda: forward_ad._current_level >= 0) if forward_ad._current_level >= 0 else None
 
 
 @instead_of(_probe_in_forward_mode, FALLBACKS)
@@ -193,12 +197,7 @@ def recording_forward_mode() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def _probe_transforms_active() -> Any:
-    active = torch._C._are_functorch_transforms_active
-    return None if active() else active
-
-
-@instead_of(_probe_transforms_active, FALLBACKS)
+@instead_of(lambda: none_if(torch._C._are_functorch_transforms_active), FALLBACKS)
 def transforms_active() -> bool:
     """Whether a transform of ``torch.func`` is active. Fallback: no; then torch refuses the transform."""
     return False
@@ -217,6 +216,32 @@ def single_level() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def _probe_apply_of() -> Any:
+    def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+        found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+        return found
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+            return dy * 2
+
+    x = torch.ones(1, requires_grad=True)
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(apply_of(Doubled)(x), x)
+    return apply_of if found == 2 else None
+
+
+@instead_of(_probe_apply_of, FALLBACKS)
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """The ``apply`` of a function, without the Python code that handles transforms and dead wrappers."""
+    return function.apply
+
+
 def _probe_any_requires_grad() -> Any:
     plain, recorded = torch.zeros(1), torch.zeros(1, requires_grad=True)
     found = torch._C._any_requires_grad
@@ -229,12 +254,7 @@ def any_requires_grad(*arguments: Any) -> bool:
     return any(isinstance(given, torch.Tensor) and given.requires_grad for given in arguments)
 
 
-def _probe_is_legacy_batch() -> Any:
-    found = torch._C._functorch.is_legacy_batchedtensor
-    return None if found(torch.zeros(1)) else found
-
-
-@instead_of(_probe_is_legacy_batch, FALLBACKS)
+@instead_of(lambda: none_if(torch._C._functorch.is_legacy_batchedtensor, torch.zeros(1)), FALLBACKS)
 def is_legacy_batch(tensor: torch.Tensor) -> bool:
     """Whether a gradient is a batch of gradients (``is_grads_batched``). Fallback: yes."""
     return True
@@ -275,11 +295,7 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor.indices(), tensor.values()
 
 
-def _probe_raw_stream() -> Any:
-    return torch._C._cuda_getCurrentRawStream  # missing in builds without CUDA
-
-
-@instead_of(_probe_raw_stream, FALLBACKS)
+@instead_of(lambda: torch._C._cuda_getCurrentRawStream, FALLBACKS)  # missing in builds without CUDA
 def raw_stream(index: int) -> int:
     """The handle of torch's current stream on a CUDA device."""
     return int(torch.cuda.current_stream(index).cuda_stream)

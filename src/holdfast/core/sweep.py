@@ -6,12 +6,15 @@ which is optional, lists the problems over all float32 values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from holdfast.core.case import outputs_of
+from holdfast.core.descriptor import Expected
 from holdfast.core.plan import AnyPlan, Args
 
 #: A scale and a zero point for each row: inexact scales and powers of two, odd and large zero points.
@@ -35,17 +38,52 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Float32Sweep:
-    """A problem of ``CHUNK`` elements, run on every float32 value chunk by chunk.
+    """A problem of ``CHUNK`` elements with one scale, run on every float32 value chunk by chunk.
 
-    ``args(x, gradient, output)`` makes the args; the output has ``out`` elements of ``dtype``.
+    ``fields`` are those of the descriptor, besides the shape.
     """
 
     plan: AnyPlan
     name: str
-    descriptor: Any
-    args: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Args]
-    dtype: torch.dtype
-    out: int = CHUNK
+    fields: dict[str, Any]
+    scale: float
+    zero_point: int | None = None
+
+    @property
+    def descriptor(self) -> Any:
+        return self.plan.Descriptor(shape=(CHUNK,), **self.fields)
+
+    @property
+    def output(self) -> Expected:
+        """Shape and dtype of the output."""
+        found: Expected = self.descriptor.expected(self.plan.outputs[0])
+        return found
+
+    def args(self, x: torch.Tensor, dy: torch.Tensor, output: torch.Tensor) -> Args:
+        given = {"x": x, "dy": dy, "scale": self.scale, "zero_point": self.zero_point}
+        inputs: dict[str, Any] = {name: given[name] for name in self.plan.inputs}
+        return self.plan.Args(**inputs, **{self.plan.outputs[0]: output})
+
+
+def sweep_16_bit(
+    plan: AnyPlan, name: str, desc: Any, *, zero_point: bool = True, other_x: float = 0.0
+) -> Sweep:
+    """Every 16-bit number as x, with each scale of ``PAIRS``.
+
+    A gradient takes each number twice: as x, with dy around 1, and as dy, with ``other_x`` scales as x.
+    """
+    real = desc.input_dtype
+
+    def make() -> Args:
+        made: dict[str, Any] = {"x": every_16_bit(real), "scale": scales()}
+        if "dy" in plan.inputs:
+            near_zero = (other_x * scales()).to(real)[:, None].expand(made["x"].shape)
+            made["dy"] = torch.stack([gradients_16_bit(real), made["x"]])
+            made["x"] = torch.stack([made["x"], near_zero])
+        made["zero_point"] = zero_points() if zero_point else None
+        return plan.Args(**made, **outputs_of(plan.Args, desc, "contiguous"))
+
+    return Sweep(plan, name, math.prod(desc.shape), desc, make)
 
 
 def every_16_bit(real: torch.dtype) -> torch.Tensor:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 from torch.compiler import is_compiling
 
 from holdfast.core import private
-from holdfast.core.autograd import ARGUMENTS, LIBRARY
+from holdfast.core.autograd import ARGUMENTS, LIBRARY, RECORDERS
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs
+from holdfast.core.last_call import getter_of
 from holdfast.core.plan import Plan
-from holdfast.core.stream import CPU_STREAM, Stream, Workspace
+from holdfast.core.repeated import Calls, Work
+from holdfast.core.stream import Stream
 
 _ON_FIRST_RUN = PlanPreference(precompile=False)
 
@@ -30,25 +33,51 @@ P = TypeVar("P", bound=Plan[Any, Any])
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
 
-    If nothing traces, transforms, profiles or differentiates a call, it bypasses torch's dispatcher, which
-    takes as long as the launch.
+    ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
+    traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
     """
     ARGUMENTS[name] = arguments_in(schema)
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
-    LIBRARY.impl(name, kernel, "CPU")
-    LIBRARY.impl(name, kernel, "CUDA")
+
+    def run(*arguments: Any) -> Any:
+        found = kernel(*arguments)
+        return found.run() if isinstance(found, Work) else found
 
     def fake_on_one_device(*arguments: Any) -> Any:
         _require_one_device(arguments)
         return fake(*arguments)
 
+    LIBRARY.impl(name, run, "CPU")
+    LIBRARY.impl(name, run, "CUDA")
     torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
-    operator = getattr(torch.ops.holdfast, name).default
+    operator, calls = getattr(torch.ops.holdfast, name).default, Calls(kernel)
 
     def call(*arguments: Any) -> Any:
-        if _bypasses_torch(arguments):
-            return kernel(*arguments)
-        return operator(*(arguments if is_compiling() else map(_in_memory, arguments)))
+        if is_compiling():
+            return operator(*arguments)
+        kinds = tuple(map(type, arguments))
+        parts = None if private.is_watched() else _parts(kinds)
+        if parts is None:
+            return operator(*map(_in_memory, arguments))
+        tensors = parts[0](arguments)
+        records = torch.is_grad_enabled()
+        key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
+        for known in calls.known.get(key, ()):
+            if known.matches(*tensors):
+                found = known.run(*tensors)
+                if found is None:
+                    break
+                return RECORDERS[name].record(*arguments, (found,)) if known.recorded else found
+        if not all(map(_is_plain, tensors)):
+            return operator(*map(_in_memory, arguments))
+        if not (records and any(map(_requires_grad, tensors))):
+            return calls.run(key, tensors, arguments, False)
+        if name not in RECORDERS:
+            return operator(*arguments)
+        RECORDERS[name].check(arguments)
+        with torch.no_grad():
+            found = calls.run(key, tensors, arguments, True)
+        return RECORDERS[name].record(*arguments, (found,))
 
     return call
 
@@ -91,35 +120,34 @@ def _require_one_device(arguments: tuple[Any, ...]) -> None:
 
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_VALUES = frozenset((float, int, bool, str, torch.dtype, type(None)))
+_VALUES = frozenset((float, int, bool, str, tuple, torch.dtype, torch.Size, type(None)))
 
 
-def _bypasses_torch(arguments: tuple[Any, ...]) -> bool:
-    """Whether nothing traces, transforms, profiles or differentiates a call with these arguments."""
-    if is_compiling() or private.is_watched():
-        return False
-    positions = _plain_tensors(tuple(map(type, arguments)))
-    if positions is None:
-        return False
-    recorded = torch.is_grad_enabled()
-    for position in positions:
-        tensor = arguments[position]
-        if (
-            tensor.is_neg()
-            or tensor.is_meta
-            or private.is_zerotensor(tensor)
-            or (recorded and tensor.requires_grad)
-        ):
-            return False
-    return True
+_requires_grad, _shape = attrgetter("requires_grad"), attrgetter("shape")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether the elements of this tensor are in its memory. Only torch can unwrap a batch or a transform."""
+    return not (
+        tensor.is_neg()
+        or tensor.is_meta
+        or private.is_zerotensor(tensor)
+        or private.is_wrapped(tensor)
+        or private.is_legacy_batch(tensor)
+    )
 
 
 @lru_cache(maxsize=256)
-def _plain_tensors(kinds: tuple[type, ...]) -> tuple[int, ...] | None:
-    """Positions of the tensors among arguments of these types; None if there is any other type."""
+def _parts(kinds: tuple[type, ...]) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Functions that return the tensors and the values among arguments of these types.
+
+    None if there is any other type than plain tensors and plain values.
+    """
     if not _TENSORS.union(_VALUES).issuperset(kinds):
         return None
-    return tuple(position for position, kind in enumerate(kinds) if kind in _TENSORS)
+    tensors = [position for position, kind in enumerate(kinds) if kind in _TENSORS]
+    values = [position for position, kind in enumerate(kinds) if kind not in _TENSORS]
+    return getter_of(tensors), getter_of(values)
 
 
 def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
@@ -147,18 +175,3 @@ def named_dtype(name: str, dtype: Any) -> str:
 def select_plan(plan: type[P], device: torch.device, **fields: Any) -> P:
     """The plan for the descriptor with these fields. It compiles at the first run."""
     return plan.select(Stream.current(device), plan.Descriptor(**fields), _ON_FIRST_RUN)
-
-
-def current_stream(device: torch.device) -> Stream:
-    """torch's current stream on ``device``. Every call needs it, so it avoids torch.cuda's Python layer."""
-    if device == CPU_STREAM.device:
-        return CPU_STREAM
-    return _stream(device, private.raw_stream(device.index))
-
-
-_stream = lru_cache(maxsize=256)(Stream)
-
-
-def workspace_of(plan: Any, x: torch.Tensor) -> Workspace:
-    """A new workspace for a run of ``plan`` on the device of ``x``."""
-    return Workspace.allocate(plan.workspace_size(), x.device)

@@ -32,15 +32,9 @@ class Embedding(torch.nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return embedding(
-            input,
-            self.weight,
-            self.padding_idx,
-            self.max_norm,
-            self.norm_type,
-            self.scale_grad_by_freq,
-            self.sparse,
-            bad_index=self.bad_index,
-        )
+            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq,
+            self.sparse, bad_index=self.bad_index,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         shown = super().extra_repr()

@@ -36,17 +36,11 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return embedding_bag(
-            input,
-            self.weight,
-            offsets,
-            scale_grad_by_freq=self.scale_grad_by_freq,
-            mode=self.mode,
-            sparse=self.sparse,
-            per_sample_weights=per_sample_weights,
-            include_last_offset=self.include_last_offset,
-            padding_idx=self.padding_idx,
+            input, self.weight, offsets, scale_grad_by_freq=self.scale_grad_by_freq, mode=self.mode,
+            sparse=self.sparse, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
             bad_index=self.bad_index,
-        )
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         shown = super().extra_repr()

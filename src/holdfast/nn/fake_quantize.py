@@ -23,6 +23,7 @@ from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
 from holdfast.nn.sharded import full_tensor
+from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
 
@@ -38,6 +39,7 @@ class FakeQuantize(ScaleUpdates):
       ``rejected_batches`` changes. With ``symmetric=False`` the lower end of the range is averaged, too, and
       determines ``zero_point``.
     - "per_batch": ``choose_scale`` computes the scale of every batch, also in evaluation. There is no state.
+      Without a reduction over processes, this is one pass of ``dynamic_fake_quantize``.
     - "fixed": ``scale`` and ``zero_point`` are arguments.
     - "learned": ``scale`` is a parameter, and with ``symmetric=False`` so is ``zero_point``. Without an
       argument ``scale``, the first training batch initializes them (``lsq_init``, or its range). Gradients of
@@ -118,6 +120,11 @@ class FakeQuantize(ScaleUpdates):
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
+        if self.mode is ScaleMode.PER_BATCH and x.numel() and not self._reduces_range():
+            return dynamic_fake_quantize(
+                x, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max, granularity=self.granularity,
+                ste=self.ste, symmetric=self.symmetric, narrow=self.narrow,
+            )  # fmt: skip
         scale, zero_point = self._scale_for(x)
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x

@@ -63,9 +63,8 @@ def _blend_affine_fake(scale, low, rejected, observed, observed_low, any_data, m
 _scale = define(
     "blend_scale",
     "(Tensor scale, Tensor rejected, Tensor observed, Tensor? any_data, float momentum) -> (Tensor, Tensor)",
-    _blend_scale,
-    _blend_scale_fake,
-)
+    _blend_scale, _blend_scale_fake,
+)  # fmt: skip
 _affine = define(
     "blend_scale_affine",
     "(Tensor scale, Tensor low, Tensor rejected, Tensor observed, Tensor observed_low, Tensor? any_data, "

@@ -95,11 +95,9 @@ _settle_call = define(
     "settle_scale", "(Tensor handle, Tensor[] state, Tensor[] blended) -> Tensor[]", _settle, _settle_fake
 )
 _start_call = define(
-    "start_learning",
-    "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] any_data) -> Tensor[]",
-    _start,
-    _start_fake,
-)
+    "start_learning", "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] any_data) -> Tensor[]",
+    _start, _start_fake,
+)  # fmt: skip
 
 
 def settle_scale(

@@ -30,17 +30,10 @@ ITEM_SIZE = 0x0F
 ROUNDED = 0x100
 
 _KINDS = {
-    torch.float16: FLOAT16,
-    torch.bfloat16: BFLOAT16,
-    torch.float32: FLOAT32,
-    torch.float64: FLOAT64,
-    torch.int8: INT8,
-    torch.uint8: UINT8,
-    torch.int16: INT16,
-    torch.uint16: UINT16,
-    torch.int32: ZERO_POINT,
+    torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32, torch.float64: FLOAT64,
+    torch.int8: INT8, torch.uint8: UINT8, torch.int16: INT16, torch.uint16: UINT16, torch.int32: ZERO_POINT,
     torch.float8_e4m3fn: FLOAT8_E4M3FN,
-}
+}  # fmt: skip
 
 
 def kind(dtype: torch.dtype, compute: torch.dtype) -> int:
@@ -75,11 +68,7 @@ def rint_lanes(builder: Any, vector: Any) -> Any:
 @emit
 def zero(typingctx, like):
     """+0 of the type of ``like``."""
-
-    def build(context, builder, signature, args):
-        return args[0].type(0.0)
-
-    return like(like), build
+    return like(like), lambda context, builder, signature, args: args[0].type(0.0)
 
 
 @emit

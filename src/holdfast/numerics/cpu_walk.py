@@ -32,17 +32,17 @@ def number(compute: Float) -> np.floating[Any]:
 
 
 @jit
-def offset_of(number, table):
-    """The offset of element ``number`` of a walk, in elements."""
+def offset_of(number, table, strides=1):
+    """The offset of element ``number`` of a walk, in elements. ``strides`` is the row of the table to use."""
     inner = table.shape[1] - 1
     if inner == 0:
-        return number * table[1, 0]
+        return number * table[strides, 0]
     offset = 0
     for d in range(inner, 0, -1):
         outer = number // table[0, d]
-        offset += (number - outer * table[0, d]) * table[1, d]
+        offset += (number - outer * table[0, d]) * table[strides, d]
         number = outer
-    return offset + number * table[1, 0]
+    return offset + number * table[strides, 0]
 
 
 @emit

@@ -7,19 +7,33 @@ or float64 for float64 tensors. Results are rounded to the output dtype once, wh
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
 from holdfast.core.formats import Format
+from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.numerics.exponential import EXPONENTIALS
 
 Array = npt.NDArray[Any]
 
+D = TypeVar("D", bound=Descriptor)
+
 _NUMPY = {"float32": np.float32, "float64": np.float64}
+
+
+class ReferenceKernel(DescribedKernel[D]):
+    """A kernel in NumPy. A subclass defines ``run``, which writes the outputs in ``args``."""
+
+    def run(self, args: Any) -> None:
+        raise NotImplementedError
+
+    def prepare(self, args: Any) -> Launch[Any]:
+        return lambda stream, workspace, args, addresses: self.run(args)
 
 
 def compute_type(compute: Float) -> type[np.float32] | type[np.float64]:
@@ -60,6 +74,11 @@ def accumulated(old: torch.Tensor, values: Array, compute: Float) -> Array:
     with np.errstate(all="ignore"):
         total: Array = widen(old, compute) + values
         return total
+
+
+def store_gradient(out: torch.Tensor, values: Array, accumulate: bool, compute: Float) -> None:
+    """Write ``values`` to ``out``, or with ``accumulate`` add them to it."""
+    store(out, accumulated(out, values, compute) if accumulate else values)
 
 
 def saturated(zero_point: Array) -> Array:

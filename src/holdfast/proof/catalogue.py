@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.contract import NUMERICS_VERSION, PrecisionGuarantee
+from holdfast.core.contract import PrecisionGuarantee
 from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidDescriptor
@@ -33,7 +33,7 @@ class Entry:
     rounding: str
     deterministic: bool
     bit_stable: str
-    numerics_version: int = NUMERICS_VERSION
+    numerics_version: int
     cases: int = 0
 
 
@@ -45,18 +45,13 @@ def catalogue() -> list[Entry]:
 def entry(plan: AnyPlan) -> Entry:
     """The entry of one plan. Compiles nothing."""
     cases = cases_of(plan)
-    names = [
-        f.name
-        for f in fields(plan.Descriptor)
-        if cases and isinstance(getattr(cases[0].descriptor, f.name), torch.dtype)
-    ]
+    names = [f.name for f in fields(plan.Descriptor)] if cases else []
+    names = [name for name in names if isinstance(getattr(cases[0].descriptor, name), torch.dtype)]
     by_dtypes = {tuple(getattr(case.descriptor, name) for name in names): case for case in cases}
     promises = [select_on("reference")(plan, case, CPU_STREAM).precision_guarantee() for case in cases]
     return Entry(
-        plan=plan.__name__,
-        op=plan.op,
-        direction=plan.direction,
-        cases=len(cases),
+        plan=plan.__name__, op=plan.op, direction=plan.direction, cases=len(cases),
+        numerics_version=plan.numerics_version,
         dtypes={name: _accepted(name, [case.descriptor for case in by_dtypes.values()]) for name in names},
         backends=list(dict.fromkeys(way.backend for way in plan.kernels)),
         ulp={name: max(errors) for name in plan.outputs if (errors := _errors(name, promises))},
@@ -65,7 +60,7 @@ def entry(plan: AnyPlan) -> Entry:
         rounding=", ".join(sorted({promise.rounding for promise in promises})),
         deterministic=bool(promises) and all(promise.deterministic for promise in promises),
         bit_stable=", ".join(sorted({promise.bit_stable for promise in promises})),
-    )
+    )  # fmt: skip
 
 
 def _errors(name: str, promises: list[PrecisionGuarantee]) -> list[float]:

@@ -21,8 +21,7 @@ from holdfast.proof.verify import verify as run_verify
 
 def verify(
     exhaustive: Annotated[
-        bool,
-        typer.Option("--exhaustive", help="Also every 16-bit input and code; on CUDA every float32."),
+        bool, typer.Option("--exhaustive", help="Also every 16-bit input and code; on CUDA every float32.")
     ] = False,
     json_file: JsonOption = None,
     plan: PlanOption = None,
@@ -30,19 +29,16 @@ def verify(
         bool, typer.Option("--write-digests", help="Pin the current digests of the reference.")
     ] = False,
     against: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Compare with a --json FILE of another machine."),
+        Path | None, typer.Option(metavar="FILE", help="Compare with a --json FILE of another machine.")
     ] = None,
     report_file: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="Write an HTML page.")
     ] = None,
     stored: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="Show a --json FILE instead of verifying."),
+        Path | None, typer.Option("--from", metavar="FILE", help="Show a --json FILE instead of verifying.")
     ] = None,
     fuzz_file: Annotated[
-        Path | None,
-        typer.Option("--fuzz", metavar="FILE", help="A fuzz --json FILE, for the page."),
+        Path | None, typer.Option("--fuzz", metavar="FILE", help="A fuzz --json FILE, for the page.")
     ] = None,
     bench_file: Annotated[
         list[Path] | None,

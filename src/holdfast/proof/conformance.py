@@ -73,11 +73,8 @@ def gpu_way() -> Way | None:
 def ways() -> list[Way]:
     """Every configuration that this machine can compare with the reference."""
     gpu = gpu_way()
-    return [
-        REFERENCE,
-        *(Way("cpu", threads=threads, times=1) for threads in THREADS),
-        *([gpu] if gpu else []),
-    ]
+    on_cpu = [Way("cpu", threads=threads, times=1) for threads in THREADS]
+    return [REFERENCE, *on_cpu, *([gpu] if gpu else [])]
 
 
 def cases_of(plan: AnyPlan) -> list[Case]:
@@ -177,10 +174,8 @@ def execute(plan: AnyPlan, case: Case, args: Args, select: Select, device: str =
     workspace = poisoned_workspace(made.workspace_size(), device)
     with guarded() as guards:
         made.run(stream, workspace, given)
-    overrun = [
-        *guards.violations(),
-        *workspace_overruns(made.kernel.workspace_layouts, workspace, WORKSPACE_FILL),
-    ]
+    overrun = [*guards.violations()]
+    overrun += workspace_overruns(made.kernel.workspace_layouts, workspace, WORKSPACE_FILL)
     if overrun:
         raise Overrun("; ".join(overrun))
     return given if device == "cpu" else copy_args(given, "cpu")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from holdfast.core.bits import digest
 from holdfast.core.case import Case
-from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import Difference
@@ -31,14 +30,19 @@ def pinned() -> Digests:
     """The digests of the current numerics version, by plan and case."""
     files = {name: path(plan) for name, plan in plans().items()}
     kept = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    return {name: k["digests"] for name, k in kept.items() if k["numerics_version"] == NUMERICS_VERSION}
+    return {
+        name: k["digests"]
+        for name, k in kept.items()
+        if k["numerics_version"] == plans()[name].numerics_version
+    }
 
 
 def write(digests: Digests) -> None:
     """Pin ``digests``, by plan and case. Other plans keep their digests."""
     for name, known in digests.items():
-        kept = {"numerics_version": NUMERICS_VERSION, "digests": known}
-        file = path(plans()[name])
+        plan = plans()[name]
+        kept = {"numerics_version": plan.numerics_version, "digests": known}
+        file = path(plan)
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(kept, indent=1) + "\n")
     pinned.cache_clear()
@@ -55,5 +59,5 @@ def check(plan: AnyPlan, case: Case, found: str) -> Difference | None:
     known = pinned().get(plan.__name__, {}).get(case.name)
     if known == found:
         return None
-    detail = f"digest {found} found, {known or 'none'} pinned for numerics version {NUMERICS_VERSION}"
+    detail = f"digest {found} found, {known or 'none'} pinned for numerics version {plan.numerics_version}"
     return Difference(plan.__name__, case.name, "digest", detail)

@@ -51,12 +51,10 @@ def explain(
     errors = ", ".join(f"{name} within {printed_bound(ulp)} ULP" for name, ulp in promise.ulp.items())
     deterministic = "deterministic, " if promise.deterministic else ""
     facts = {
-        "sku": str(made.sku()),
-        "guarantee": f"{deterministic}same bits {promise.bit_stable}, {errors}",
+        "sku": str(made.sku()), "guarantee": f"{deterministic}same bits {promise.bit_stable}, {errors}",
         "computes in": f"{promise.compute_dtype}, rounded {promise.rounding}",
-        "workspace": f"{made.workspace_size()} bytes",
-        "moves": f"{made.bytes_moved()} bytes at least",
-    }
+        "workspace": f"{made.workspace_size()} bytes", "moves": f"{made.bytes_moved()} bytes at least",
+    }  # fmt: skip
     for name, fact in facts.items():
         console.print(f"{name}: {escape(fact)}", soft_wrap=True, highlight=False)
 

@@ -14,8 +14,7 @@ PlanOption = Annotated[
     list[str] | None, typer.Option("--plan", metavar="NAME", help="Only this plan; may be repeated.")
 ]
 JsonOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE", help="Write the results to FILE, or - for stdout."),
+    str | None, typer.Option("--json", metavar="FILE", help="Write the results to FILE, or - for stdout.")
 ]
 
 

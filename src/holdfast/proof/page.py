@@ -39,15 +39,11 @@ def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
     template = environment.from_string((files("holdfast.proof") / "page.html").read_text("utf-8"))
     here = {report.machine.cpu, report.machine.gpu}
     return template.render(
-        report=report,
-        plans=sorted(report.plans, key=lambda plan: plan.plan.removesuffix("Plan")),
-        total={name: sum(getattr(plan, name) for plan in report.plans) for name in TOTALS},
-        combined=combined,
-        fuzz=_fuzz(report.fuzz),
-        machines=[_machine(made, made["device"] in here) for made in measured],
-        peers=PEERS,
-        shown=SHOWN,
-    )
+        report=report, plans=sorted(report.plans, key=lambda plan: plan.plan.removesuffix("Plan")),
+        total={name: sum(getattr(plan, name) for plan in report.plans) for name in TOTALS}, combined=combined,
+        fuzz=_fuzz(report.fuzz), machines=[_machine(made, made["device"] in here) for made in measured],
+        peers=PEERS, shown=SHOWN,
+    )  # fmt: skip
 
 
 def combined(plan: PlanReport) -> str:
@@ -86,12 +82,9 @@ def _machine(made: dict[str, Any], here: bool) -> dict[str, Any]:
         if facts.get("reason")
     }
     return {
-        **made,
-        "here": here,
-        "families": [_family(name, rows) for name, rows in by_family.items()],
-        "reasons": sorted(reasons),
-        "host": made.get("host_microseconds") or {},
-    }
+        **made, "here": here, "families": [_family(name, rows) for name, rows in by_family.items()],
+        "reasons": sorted(reasons), "host": made.get("host_microseconds") or {},
+    }  # fmt: skip
 
 
 def _family(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:

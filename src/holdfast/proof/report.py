@@ -63,9 +63,8 @@ def print_report(report: Report, console: Console) -> None:
     if report.fuzz:
         found = report.fuzz["differences"]
         bad = len(found) if isinstance(found, list) else found
-        console.print(
-            f"{report.fuzz['problems']:,} random problems with seed {report.fuzz['seed']}: {bad} differ"
-        )
+        problems, seed = report.fuzz["problems"], report.fuzz["seed"]
+        console.print(f"{problems:,} random problems with seed {seed}: {bad} differ")
     caught, of = (sum(getattr(plan, name) for plan in report.plans) for name in ("mutants_caught", "mutants"))
     verdict = "[green]every bit equal[/]" if report.passed else "[red]not equal[/]"
     cases, runs = sum(plan.cases for plan in report.plans), sum(plan.runs for plan in report.plans)

@@ -30,11 +30,8 @@ def load_report(path: Path) -> Report:
 
 #: Required fields of a fuzz report, and their types. ``differences`` is a list or a count.
 _FUZZ: dict[str, tuple[type, ...]] = {
-    "problems": (int,),
-    "seed": (int,),
-    "seconds": (int, float),
-    "differences": (int, list),
-}
+    "problems": (int,), "seed": (int,), "seconds": (int, float), "differences": (int, list),
+}  # fmt: skip
 
 
 def load_fuzz_report(path: Path) -> dict[str, Any]:

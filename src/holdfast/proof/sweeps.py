@@ -83,7 +83,7 @@ class _Buffers:
         self.scattered = {device: torch.empty_like(base) for device, base in self.base.items()}
         self.x = {device: bits.view(torch.float32) for device, bits in self.bits.items()}
         self.dy = {device: bits.view(torch.float32) for device, bits in self.scattered.items()}
-        self.outputs: dict[tuple[str, torch.dtype, int], torch.Tensor] = {}
+        self.outputs: dict[tuple[str, torch.dtype, tuple[int, ...]], torch.Tensor] = {}
 
     def load(self, first: int) -> None:
         """Fill the inputs with ``CHUNK`` values, whose bit patterns start at ``first``."""
@@ -94,11 +94,10 @@ class _Buffers:
                 scatter(self.bits[device], self.scattered[device])
 
     def out(self, device: str, trial: Float32Sweep) -> torch.Tensor:
-        key = device, trial.dtype, trial.out
+        shape, dtype = trial.output
+        key = device, dtype, shape
         if key not in self.outputs:
-            self.outputs[key] = torch.empty(
-                trial.out, dtype=trial.dtype, device=device, pin_memory=device == "cpu"
-            )
+            self.outputs[key] = torch.empty(shape, dtype=dtype, device=device, pin_memory=device == "cpu")
         return self.outputs[key]
 
 

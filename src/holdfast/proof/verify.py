@@ -142,9 +142,8 @@ def _conformance(
     cases = cases_of(plan)
     report = PlanReport(plan.__name__, cases=len(cases), promise=entry(plan))
     if not cases:
-        report.differences.append(
-            Difference(plan.__name__, "none", "cases", "the plan has no cases to check")
-        )
+        missing = Difference(plan.__name__, "none", "cases", "the plan has no cases to check")
+        report.differences.append(missing)
     for number, case in enumerate(cases):
         progress(f"{plan.__name__}: {case.name}", number, len(cases))
         args, reference = run_reference(plan, case)

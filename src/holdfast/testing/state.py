@@ -150,10 +150,8 @@ def state_of(thing: Any, path: str) -> State:
 
 
 _HOLDERS: dict[type, Callable[[Any, str], State]] = {
-    torch.optim.Optimizer: _Optimizer,
-    torch.Tensor: _Tensor,
-    torch.Generator: _Generator,
-}
+    torch.optim.Optimizer: _Optimizer, torch.Tensor: _Tensor, torch.Generator: _Generator,
+}  # fmt: skip
 #: Inputs that are not copied but restored in place, because optimizers and closures refer to them.
 STATEFUL = (torch.nn.Module, torch.optim.Optimizer, torch.Generator)
 

@@ -53,18 +53,11 @@ def batched(
         return call(*batches, scale, scale_value, zero_point, zero_value, form.name, *static)
 
     if len(shape) == MAX_RANK:
-        results = [
-            call(
-                *(batch[i] for batch in batches),
-                scale[i] if per_sample and scale is not None else scale,
-                scale_value,
-                zero_point[i] if per_sample and zero_point is not None else zero_point,
-                zero_value,
-                granularity,
-                *static,
-            )
-            for i in range(batch_size)
-        ]
+        results = []
+        for i in range(batch_size):
+            own, zero = (t[i] if per_sample and t is not None else t for t in (scale, zero_point))
+            samples = (batch[i] for batch in batches)
+            results.append(call(*samples, own, scale_value, zero, zero_value, granularity, *static))
         return torch.stack(results), 0
     if per_sample and isinstance(form, PerChannel):
         # Each (sample, channel) has its own scale: flatten a channel to a row and use one scale per token.

@@ -10,13 +10,11 @@ from typing import Any, cast
 import torch
 
 from holdfast.core import formats
-from holdfast.core.benchmark import Case, NoPeer, Problem, Tensors
-from holdfast.core.contract import PlanPreference
+from holdfast.core.benchmark import Case, Described, NoPeer, Problem, Tensors
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.formats import INTEGERS, Format
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.registry import plans
-from holdfast.core.stream import Stream
 from holdfast.ops.affine.plan import AffinePlan
 
 INT4 = formats.INT4.torch
@@ -85,8 +83,6 @@ class ScaledCase(Case):
 
 @dataclass(frozen=True)
 class ScaledProblem(Problem):
-    """A case at one size on one device."""
-
     case: ScaledCase
     plan: AffinePlan[Any, Any]
 
@@ -98,7 +94,7 @@ class ScaledProblem(Problem):
     def draw(self) -> Tensors:
         """Random tensors. About one in twenty values is out of range."""
         device = self.stream.device
-        generator = torch.Generator(device).manual_seed(20)
+        random: dict[str, Any] = {"device": device, "generator": torch.Generator(device).manual_seed(20)}
         view = self.plan.descriptor.view
         least, most = self.case.code.code_range
         tensors: Tensors = {}
@@ -107,20 +103,26 @@ class ScaledProblem(Problem):
             if name in self.plan.outputs:
                 tensors[name] = torch.empty(shape, dtype=dtype, device=device)
             elif dtype.is_floating_point:
-                tensors[name] = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+                tensors[name] = torch.randn(shape, dtype=dtype, **random)
             else:
                 low, high = (0, 256) if self.case.packed else (least, most + 1)
-                tensors[name] = torch.randint(
-                    low, high, shape, dtype=dtype, device=device, generator=generator
-                )
-        spread = torch.rand(view.scale_shape, device=device, generator=generator)
-        tensors["scale"] = (1.5 + spread) / most
+                tensors[name] = torch.randint(low, high, shape, dtype=dtype, **random)
         tensors["zero_point"] = None
+        if "scale" in self.plan.outputs:
+            shape, dtype = self.plan.descriptor.expected("scale")
+            return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=device)}
+        spread = torch.rand(view.scale_shape, **random)
+        tensors["scale"] = (1.5 + spread) / most
         if self.case.zero_point:
-            tensors["zero_point"] = torch.randint(
-                -2, 3, view.scale_shape, dtype=torch.int32, device=device, generator=generator
-            )
+            tensors["zero_point"] = torch.randint(-2, 3, view.scale_shape, dtype=torch.int32, **random)
         return tensors
+
+    def broadcast_scales(self, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The scale and the zero point in a shape that broadcasts against the tensor, after ``grouped``."""
+        granularity, rank = self.case.granularity, len(self.plan.descriptor.shape)
+        zero = tensors["zero_point"]
+        broadcast = None if zero is None else broadcastable(zero, granularity, rank)
+        return broadcastable(tensors["scale"], granularity, rank), broadcast
 
 
 def broadcastable(values: torch.Tensor, granularity: Granularity, rank: int) -> torch.Tensor:
@@ -183,8 +185,7 @@ class CodesCase(ScaledCase):
     def backward(self) -> bool:
         return self.op.endswith("backward")
 
-    def plan(self, elements: int, stream: Stream, backend: str | None) -> AffinePlan[Any, Any]:
-        """The plan of this case for ``elements`` elements."""
+    def described(self, elements: int) -> Described:
         op = self.op.split()[0].capitalize()
         plan = plans()[f"{op}{type(self.granularity).__name__}{'Backward' if self.backward else ''}Plan"]
         fields: dict[str, Any] = asdict(cast(Any, self.granularity))
@@ -193,10 +194,7 @@ class CodesCase(ScaledCase):
         fields["input_dtype"], fields["output_dtype"] = dtypes
         if not self.backward:
             fields["packed"] = self.packed
-        preference = PlanPreference(backend=backend, precompile=False)
-        selected = plan.select(stream, plan.Descriptor(**fields), preference)
-        assert isinstance(selected, AffinePlan)
-        return selected
+        return plan, fields
 
 
 def quantizer(case: ScaledCase, x: torch.Tensor, tensors: Tensors) -> Callable[[], torch.Tensor]:

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdfast.core.case import laid_out, random_bits
+from holdfast.core.case import laid_out, outputs_of, random_bits
 from holdfast.core.dtypes import FLOATS, Float, dtype_name, float_dtype
 from holdfast.core.formats import E4M3FN, FLOAT_FORMATS, INT4, INTEGERS, UINT4, Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.values import BITS, of_any_bits, of_every_exponent, rounded, special_values, spread
-from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens, Scale, ZeroPoint
+from holdfast.ops.affine.plan import Scale, ZeroPoint
 
 Array = npt.NDArray[Any]
 
@@ -71,77 +71,51 @@ class _Shapes:
     odd: Mapping[str, tuple[tuple[int, ...], Granularity]] = field(default_factory=dict)
 
 
-_SHAPES: dict[type, _Shapes] = {
-    OverTensor: _Shapes(
-        plain=((37, 45), PerTensor()),
-        image=((2, 3, 5, 7), PerTensor()),
-        square=((12, 12), PerTensor()),
-        many=((33, 1021), PerTensor()),
-        even=((6, 46), PerTensor()),
+_SHAPES: dict[type[Granularity], _Shapes] = {
+    PerTensor: _Shapes(
+        plain=((37, 45), PerTensor()), image=((2, 3, 5, 7), PerTensor()), square=((12, 12), PerTensor()),
+        many=((33, 1021), PerTensor()), even=((6, 46), PerTensor()),
         odd={
-            "rank 0": ((), PerTensor()),
-            "one element": ((1,), PerTensor()),
-            "rank 1": ((7,), PerTensor()),
-            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerTensor()),
-            "empty": ((3, 0, 5), PerTensor()),
+            "rank 0": ((), PerTensor()), "one element": ((1,), PerTensor()), "rank 1": ((7,), PerTensor()),
+            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerTensor()), "empty": ((3, 0, 5), PerTensor()),
         },
     ),
-    OverChannels: _Shapes(
-        plain=((5, 37, 9), PerChannel(1)),
-        image=((2, 3, 5, 7), PerChannel(1)),
-        square=((12, 12), PerChannel(0)),
-        many=((33, 1021), PerChannel(0)),
-        even=((7, 46), PerChannel(-1)),
+    PerChannel: _Shapes(
+        plain=((5, 37, 9), PerChannel(1)), image=((2, 3, 5, 7), PerChannel(1)),
+        square=((12, 12), PerChannel(0)), many=((33, 1021), PerChannel(0)), even=((7, 46), PerChannel(-1)),
         odd={
-            "first axis": ((11, 43), PerChannel(0)),
-            "last axis": ((43, 11), PerChannel(-1)),
-            "last axis, wide": ((3, 2053), PerChannel(1)),
-            "only axis": ((29,), PerChannel(0)),
-            "axis of one": ((3, 1, 31), PerChannel(-2)),
-            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerChannel(3)),
-            "empty": ((4, 0), PerChannel(0)),
-            "no channels": ((0, 4), PerChannel(0)),
+            "first axis": ((11, 43), PerChannel(0)), "last axis": ((43, 11), PerChannel(-1)),
+            "last axis, wide": ((3, 2053), PerChannel(1)), "only axis": ((29,), PerChannel(0)),
+            "axis of one": ((3, 1, 31), PerChannel(-2)), "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerChannel(3)),
+            "empty": ((4, 0), PerChannel(0)), "no channels": ((0, 4), PerChannel(0)),
         },
     ),
-    OverTokens: _Shapes(
-        plain=((5, 7, 47), PerToken()),
-        image=((2, 3, 5, 7), PerToken()),
-        square=((12, 12, 5), PerToken()),
-        many=((33, 1021), PerToken()),
-        even=((5, 3, 46), PerToken()),
+    PerToken: _Shapes(
+        plain=((5, 7, 47), PerToken()), image=((2, 3, 5, 7), PerToken()), square=((12, 12, 5), PerToken()),
+        many=((33, 1021), PerToken()), even=((5, 3, 46), PerToken()),
         odd={
-            "rank 0": ((), PerToken()),
-            "rank 1": ((9,), PerToken()),
-            "tokens of one": ((13, 1), PerToken()),
-            "one long token": ((1, 2053), PerToken()),
-            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerToken()),
-            "empty tokens": ((4, 0), PerToken()),
-            "no tokens": ((0, 5), PerToken()),
+            "rank 0": ((), PerToken()), "rank 1": ((9,), PerToken()), "tokens of one": ((13, 1), PerToken()),
+            "one long token": ((1, 2053), PerToken()), "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerToken()),
+            "empty tokens": ((4, 0), PerToken()), "no tokens": ((0, 5), PerToken()),
         },
     ),
-    OverGroups: _Shapes(
-        plain=((7, 252), PerGroup(12)),
-        image=((2, 6, 5, 8), PerGroup(2, axis=1)),
-        square=((12, 12), PerGroup(1, axis=0)),
-        many=((33, 1020), PerGroup(20)),
+    PerGroup: _Shapes(
+        plain=((7, 252), PerGroup(12)), image=((2, 6, 5, 8), PerGroup(2, axis=1)),
+        square=((12, 12), PerGroup(1, axis=0)), many=((33, 1020), PerGroup(20)),
         even=((3, 2, 48), PerGroup(6)),
         odd={
-            "first axis": ((12, 41), PerGroup(3, axis=0)),
-            "middle axis": ((3, 20, 7), PerGroup(4, axis=-2)),
-            "groups of one": ((5, 7), PerGroup(1)),
-            "one group": ((5, 21), PerGroup(21)),
-            "rank 1": ((24,), PerGroup(8)),
-            "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerGroup(3, axis=6)),
-            "empty": ((0, 8), PerGroup(4)),
-            "no groups": ((3, 0), PerGroup(4)),
+            "first axis": ((12, 41), PerGroup(3, axis=0)), "middle axis": ((3, 20, 7), PerGroup(4, axis=-2)),
+            "groups of one": ((5, 7), PerGroup(1)), "one group": ((5, 21), PerGroup(21)),
+            "rank 1": ((24,), PerGroup(8)), "rank 8": ((2, 1, 3, 2, 1, 2, 3, 2), PerGroup(3, axis=6)),
+            "empty": ((0, 8), PerGroup(4)), "no groups": ((3, 0), PerGroup(4)),
         },
     ),
-}
+}  # fmt: skip
 
 
 def shapes_of(granularity: type[Granularity]) -> _Shapes:
     """The shapes for a granularity."""
-    return next(shapes for shapes in _SHAPES.values() if isinstance(shapes.plain[1], granularity))
+    return _SHAPES[granularity]
 
 
 #: Groups whose size is a multiple of 32, in more than one tile of the CPU.
@@ -172,11 +146,10 @@ _CARRIED = [
 ]  # fmt: skip
 
 
-def problems(plan: type[Plan[Any, Any]], *, reads_codes: bool = False) -> list[Problem]:
+def problems(plan: AnyPlan, *, reads_codes: bool = False) -> list[Problem]:
     """The problems of ``plan``. ``reads_codes``: its input is codes, so real values do not matter."""
-    index, shapes = next(
-        (i, s) for i, (over, s) in enumerate(_SHAPES.items()) if issubclass(plan.Descriptor, over)
-    )
+    kind: type[Granularity] = plan.Descriptor.kind  # type: ignore[attr-defined]
+    index, shapes = list(_SHAPES).index(kind), _SHAPES[kind]
     shape, granularity = shapes.plain
     plain = Problem("plain", granularity, shape)
     found = [*_of_dtypes(plain, index), *_of_carriers(plain, index), *_of_shapes(plain, shapes)]
@@ -200,16 +173,13 @@ def _of_dtypes(plain: Problem, index: int) -> list[Problem]:
     """Each real dtype with every fourth code dtype. ``index``, of the granularity, chooses which fourth."""
     return [
         replace(
-            plain,
-            name=f"{dtype_name(real)} to {stored_name(codes, packed)}",
-            real=real,
-            codes=codes,
+            plain, name=f"{dtype_name(real)} to {stored_name(codes, packed)}", real=real, codes=codes,
             packed=packed,
         )
         for i, real in enumerate(_REALS)
         for j, (codes, packed) in enumerate(STORED)
         if (i + j) % 4 == index
-    ]
+    ]  # fmt: skip
 
 
 def stored_name(codes: torch.dtype, packed: bool) -> str:
@@ -220,34 +190,27 @@ def stored_name(codes: torch.dtype, packed: bool) -> str:
 def _of_carriers(plain: Problem, index: int) -> list[Problem]:
     return [
         replace(
-            plain,
-            name=f"{real} to codes in {carrier}",
-            real=FLOATS[real].torch,
-            codes=FLOATS[carrier].torch,
-            limits=(-100, 155),
-            values="special" if i < 4 else "spread",
+            plain, name=f"{real} to codes in {carrier}", real=FLOATS[real].torch, codes=FLOATS[carrier].torch,
+            limits=(-100, 155), values="special" if i < 4 else "spread",
         )
         for i, (real, carrier) in enumerate(_CARRIED)
         if i % 4 == index
-    ]
+    ]  # fmt: skip
 
 
 def _of_shapes(plain: Problem, shapes: _Shapes) -> list[Problem]:
-    found = [
-        replace(plain, name=name, shape=shape, granularity=granularity)
-        for name, (shape, granularity) in shapes.odd.items()
-    ]
-    shape, granularity = shapes.square
-    found.append(replace(plain, name="square", shape=shape, granularity=granularity))
-    shape, granularity = shapes.many
-    # Enough elements for every thread to get some.
-    found.append(replace(plain, name="many elements", shape=shape, granularity=granularity))
-    return found
+    # "many elements" are enough for every thread to get some.
+    named = {**shapes.odd, "square": shapes.square, "many elements": shapes.many}
+    return [_of(plain, sized, name=name) for name, sized in named.items()]
+
+
+def _of(problem: Problem, sized: tuple[tuple[int, ...], Granularity], **fields: Any) -> Problem:
+    """``problem`` with the shape and granularity ``sized``."""
+    return replace(problem, shape=sized[0], granularity=sized[1], **fields)
 
 
 def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
-    shape, granularity = shapes.image
-    image = replace(plain, shape=shape, granularity=granularity)
+    image = _of(plain, shapes.image)
     return [
         replace(image, name="transposed input", layouts=("transposed", "contiguous")),
         replace(image, name="transposed output", layouts=("contiguous", "transposed"), real=torch.bfloat16),
@@ -264,8 +227,7 @@ def _of_layouts(plain: Problem, shapes: _Shapes) -> list[Problem]:
 
 def _of_pairs(plain: Problem, shapes: _Shapes) -> list[Problem]:
     """16-bit numbers and an even last axis: a kernel may read two numbers at once for one byte of codes."""
-    shape, granularity = shapes.even
-    pairs = replace(plain, shape=shape, granularity=granularity, packed=True)
+    pairs = _of(plain, shapes.even, packed=True)
     found = [
         replace(
             pairs, name="bfloat16 pairs", real=torch.bfloat16, codes=INT4.torch, values="special"
@@ -351,11 +313,9 @@ def _of_float_formats(plain: Problem, shapes: _Shapes, reads_codes: bool) -> lis
         ]
         if plain.scale_shape:
             more.append(replace(float_plain, name="scales of every size", **EVERY_SIZE))
-        shape, granularity = shapes.image
-        image = replace(float_plain, shape=shape, granularity=granularity)
-        more.append(replace(image, name="transposed to sliced", layouts=("transposed", "sliced")))
-        shape, granularity = shapes.many
-        more.append(replace(float_plain, name="many elements", shape=shape, granularity=granularity))
+        layouts = ("transposed", "sliced")
+        more.append(_of(float_plain, shapes.image, name="transposed to sliced", layouts=layouts))
+        more.append(_of(float_plain, shapes.many, name="many elements"))
         found += [replace(problem, name=f"{codes.name}: {problem.name}") for problem in more]
     return found
 
@@ -461,6 +421,28 @@ def code_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = special_values(float_dtype(carrier.torch, "codes"))
         values[: len(wanted)] = wanted[:count]
     return values.reshape(problem.shape)
+
+
+def make_args(args: type[Args], desc: Any, problem: Problem, **given: torch.Tensor) -> Args:
+    """Args of ``problem``: random inputs, and outputs filled with poison or with old values.
+
+    ``given`` has other values of some inputs.
+    """
+    of_input, of_output = problem.layouts
+    flags = {"accumulate": problem.accumulate} if "accumulate" in args.flags else {}
+    made: dict[str, Any] = {"scale": make_scale(problem), "zero_point": make_zero_point(problem)}
+    for name in args.inputs:
+        if name not in made:
+            values = given[name] if name in given else real_values(problem, f"{name}/{problem.name}")
+            layout = problem.upstream or of_input if name == "dy" else of_input
+            made[name] = laid_out(values.to(desc.expected(name)[1]), layout)
+
+    def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return real_values(problem, f"{name}/{problem.name}")
+
+    outputs = outputs_of(args, desc, of_output, old if any(flags.values()) else None)
+    inputs: dict[str, Any] = {name: made[name] for name in args.inputs}
+    return args(**outputs, **inputs, **flags)
 
 
 _UNUSUAL = {

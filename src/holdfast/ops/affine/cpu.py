@@ -182,9 +182,9 @@ def launch(
     """Run ``entry`` over all tiles of ``operands``: the output, ``inputs`` inputs, the scale, the zero point.
 
     Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
-    large output is written by streaming stores; the kernel must then call ``streamed_item`` and ``flush``,
-    and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel converts
-    operands of these numbers and dtypes itself if the scale is by tile or by row.
+    large output is written by streaming stores; the kernel must then call ``streamed_item``, ``flush`` and
+    ``finish``, and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel
+    converts operands of these numbers and dtypes itself if the scale is by tile or by row.
     """
     tiling = _tiling(space, inputs)
     table = tiling.table.copy()

@@ -18,7 +18,7 @@ import triton.language as tl
 from holdfast.backends.gpu import EachRun, Wide, double_bits, parameters_of
 from holdfast.backends.gpu_tiles import columns_inside, tile_row_offsets
 from holdfast.backends.steps import Steps, operand_names
-from holdfast.backends.tuning import Tuned
+from holdfast.backends.tuning import Tuned, warps_for
 from holdfast.core.operands import Operand
 from holdfast.core.plan import Args, Launch
 from holdfast.core.strided import Space
@@ -241,37 +241,18 @@ def add_tiles(
     steps_each = _tiles_per_program(tiles_down * tiles_across, tuning) if several else 1
     order, grid = _grid(-(-tiles_down // steps_each), tiles_across, tuning.grid_limit)
     bytes_across = -(-space.columns // per_byte)
-    offered = {
-        **{name: name for name in layout.names},
-        **{
-            f"{_PARAMETER_NAMES.get(name, name)}_strides": own
-            for name, own in zip(layout.names, _collapsed_strides(space), strict=True)
-        },
-        "scale_bits": scale_bits(shared[0]),
-        "zero_value": zero_value,
-        "rows": space.rows,
-        "columns": bytes_across,
-        "byte_columns": bytes_across,
-        "steps": steps_each,
-        "sizes": _row_divisors(space),
+    strides = zip(layout.names, _collapsed_strides(space), strict=True)
+    offered = {f"{_PARAMETER_NAMES.get(name, name)}_strides": own for name, own in strides} | {
+        "scale_bits": scale_bits(shared[0]), "zero_value": zero_value, "sizes": _row_divisors(space),
+        "rows": space.rows, "columns": bytes_across, "byte_columns": bytes_across, "steps": steps_each,
         "COMPUTE": tl.float64 if any(t.dtype == torch.float64 for t in tensors) else tl.float32,
         "SCALE_ON_HOST": not isinstance(shared[0], torch.Tensor),
         "ZERO": "tensor" if isinstance(zero_point, torch.Tensor) else "host" if zero_value else "none",
-        "PER_BYTE": per_byte,
-        "BY_ROW": by_row,
-        "BY_COLUMN": by_column,
-        "ROWS": rows,
-        "COLUMNS": columns,
+        "PER_BYTE": per_byte, "BY_ROW": by_row, "BY_COLUMN": by_column, "ROWS": rows, "COLUMNS": columns,
         "GRID": order,
-    }
-    steps.add(
-        kernel,
-        grid,
-        **{name: value for name, value in offered.items() if name in taken},
-        **parameters,
-        num_warps=max(1, min(tuning.warps, rows * columns // 256)),
-        registers=registers,
-    )
+    }  # fmt: skip
+    warps = warps_for(rows * columns, tuning.warps)
+    steps.add(kernel, grid, offered, num_warps=warps, registers=registers, **parameters)
 
 
 #: Prefix of an operand's kernel parameters, where it differs from the operand's name.

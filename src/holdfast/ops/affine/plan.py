@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -61,6 +61,11 @@ class ScaledDescriptor(Descriptor):
     @property
     def codes(self) -> Format:
         """The format of the codes."""
+        raise NotImplementedError
+
+    @property
+    def code_range(self) -> tuple[int, int]:
+        """The least and the greatest code."""
         raise NotImplementedError
 
     @property
@@ -174,53 +179,46 @@ class StraightThroughArgs(Args):
     accumulate: bool = False
 
 
+class _Over:
+    """Base of descriptors of one granularity, whose fields are those of the granularity."""
+
+    kind: ClassVar[type[Granularity]]
+
+    @property
+    def granularity(self) -> Granularity:
+        given = {field.name: getattr(self, field.name) for field in fields(cast(Any, self.kind))}
+        return self.kind(**given)
+
+
 @dataclass(frozen=True, kw_only=True)
-class OverTensor:
+class OverTensor(_Over):
     """One scale for the whole tensor."""
 
-    spelling: ClassVar[str] = "PerTensor"
-
-    @property
-    def granularity(self) -> Granularity:
-        return PerTensor()
+    kind = PerTensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverChannels:
+class OverChannels(_Over):
     """One scale for each index of ``axis``."""
 
-    spelling: ClassVar[str] = "PerChannel"
-
+    kind = PerChannel
     axis: int
 
-    @property
-    def granularity(self) -> Granularity:
-        return PerChannel(self.axis)
-
 
 @dataclass(frozen=True, kw_only=True)
-class OverTokens:
+class OverTokens(_Over):
     """One scale for each row of the last axis."""
 
-    spelling: ClassVar[str] = "PerToken"
-
-    @property
-    def granularity(self) -> Granularity:
-        return PerToken()
+    kind = PerToken
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverGroups:
+class OverGroups(_Over):
     """One scale for each ``group_size`` neighbours along ``axis``."""
 
-    spelling: ClassVar[str] = "PerGroup"
-
+    kind = PerGroup
     group_size: int
     axis: int = -1
-
-    @property
-    def granularity(self) -> Granularity:
-        return PerGroup(self.group_size, self.axis)
 
 
 def define_granularities(plan: type[AffinePlan[Any, Any]]) -> None:
@@ -232,7 +230,7 @@ def define_granularities(plan: type[AffinePlan[Any, Any]]) -> None:
     if op.endswith("Backward"):
         op, backward = op.removesuffix("Backward"), "Backward"
     for over in (OverTensor, OverChannels, OverTokens, OverGroups):
-        name = f"{op}{over.spelling}{backward}"
+        name = f"{op}{over.kind.__name__}{backward}"
         about = {"__module__": plan.__module__, "__doc__": f"{op}{backward}, {str(over.__doc__).lower()}"}
         descriptor: Any = type(f"{name}Descriptor", (over, plan.Descriptor), dict(about))
         descriptor = dataclass(frozen=True, kw_only=True)(descriptor)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.numerics.reference import Array, compute_type, widen
+from holdfast.ops.affine.plan import ScaledDescriptor
 
 
 def broadcast_scales(values: Array, granularity: Granularity, shape: tuple[int, ...]) -> Array:
@@ -45,6 +48,12 @@ def zero_point_array(
     if isinstance(zero_point, torch.Tensor):
         return broadcast_scales(zero_point.numpy().astype(np.int64), granularity, shape)
     return np.asarray(min(max(zero_point or 0, -(2**31)), 2**31 - 1))
+
+
+def scale_and_zero_point(args: Any, desc: ScaledDescriptor) -> tuple[Array, Array]:
+    """The scale and the zero point of ``args``, which broadcast against the tensor."""
+    scale = scale_array(args.scale, desc.granularity, desc.shape, desc.real.compute)
+    return scale, zero_point_array(args.zero_point, desc.granularity, desc.shape)
 
 
 def pack(codes: Array, bits: int) -> Array:

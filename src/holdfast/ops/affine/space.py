@@ -10,9 +10,8 @@ from holdfast.core.draw import Draw
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.formats import FLOAT_FORMATS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import STORED, Problem
-from holdfast.ops.affine.plan import OverChannels, OverGroups, OverTensor, OverTokens
 
 P = TypeVar("P", bound=Problem)
 
@@ -60,11 +59,8 @@ def draw_codes(
     if floating and draw.kind((True, False), (1, 5)):
         return draw.kind([codes.torch for codes in FLOAT_FORMATS.values()]), False
     if carried and draw.kind((True, False), (1, 3)):
-        exact = [
-            code
-            for code in _REALS
-            if code is torch.float32 or (code is torch.float64) == (real is torch.float64)
-        ]
+        wide = real is torch.float64
+        exact = [code for code in _REALS if code is torch.float32 or (code is torch.float64) == wide]
         return draw.kind(exact), False
     codes, packed = draw.kind(STORED)
     return codes, packed and packs
@@ -81,10 +77,9 @@ def draw_limits(draw: Draw, codes: torch.dtype) -> tuple[int, int] | None:
     return ends[0], ends[1]
 
 
-def granularity_of(plan: type[Plan[Any, Any]]) -> type[Granularity]:
+def granularity_of(plan: AnyPlan) -> type[Granularity]:
     """The granularity of a plan's descriptor."""
-    kinds = {OverTensor: PerTensor, OverChannels: PerChannel, OverTokens: PerToken, OverGroups: PerGroup}
-    return next(kind for over, kind in kinds.items() if issubclass(plan.Descriptor, over))
+    return plan.Descriptor.kind  # type: ignore[attr-defined, no-any-return]
 
 
 def draw_problem(
@@ -112,12 +107,7 @@ def draw_problem(
     if scale == "every size" and zero_point == "none":
         values = draw.one_of(("of the scale", values))
     fields: dict[str, Any] = {
-        "real": real,
-        "codes": codes,
-        "packed": packed,
-        "limits": draw_limits(draw, codes),
-        "values": values,
-        "scale": scale,
-        "zero_point": zero_point,
-    }
+        "real": real, "codes": codes, "packed": packed, "limits": draw_limits(draw, codes), "values": values,
+        "scale": scale, "zero_point": zero_point,
+    }  # fmt: skip
     return kind_of_problem(draw.label, granularity, shape, **{**fields, **more})

@@ -39,7 +39,9 @@ Plans = Mapping[type[Granularity], type[Plan[Any, Any]]]
 def shared_arguments(scale: Any, zero_point: Any) -> Shared:
     """The scale and the zero point in the form of ``SHARED_SCHEMA``. An int zero point saturates."""
     scale_tensor, scale_value, zero_tensor, zero_value = None, 1.0, None, 0
-    if isinstance(scale, torch.Tensor):
+    if type(scale) is float:
+        scale_value = scale
+    elif isinstance(scale, torch.Tensor):
         require_tensor("scale", scale)
         scale_tensor = scale
     elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
@@ -47,12 +49,14 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
         scale_value = finite_number("scale", scale) if isinstance(scale, int) else float(scale)
     else:
         raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
-    if isinstance(zero_point, torch.Tensor):
+    if zero_point is None:
+        pass
+    elif type(zero_point) is int or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
+        zero_value = clamp_zero_point(int(zero_point))
+    elif isinstance(zero_point, torch.Tensor):
         require_tensor("zero_point", zero_point)
         zero_tensor = zero_point
-    elif isinstance(zero_point, int) and not isinstance(zero_point, bool):
-        zero_value = clamp_zero_point(int(zero_point))
-    elif zero_point is not None:
+    else:
         raise InvalidArgs(
             f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
         )

@@ -10,16 +10,10 @@ from typing import Any
 
 import torch
 
-from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.case import Case, laid_out, outputs_of
 from holdfast.core.dtypes import FLOATS, float_dtype
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
-from holdfast.ops.affine_grid.plan import (
-    AffineGridArgs,
-    AffineGridBackwardArgs,
-    AffineGridBackwardDescriptor,
-    AffineGridDescriptor,
-)
 
 
 @dataclass(frozen=True)
@@ -39,11 +33,9 @@ class Problem:
     def fields(self) -> dict[str, Any]:
         axes = len(self.size)
         return {
-            "shape": (self.batch, axes, axes + 1),
-            "output_size": self.size,
-            "align_corners": self.aligned,
+            "shape": (self.batch, axes, axes + 1), "output_size": self.size, "align_corners": self.aligned,
             "dtype": self.dtype,
-        }
+        }  # fmt: skip
 
 
 def problems() -> list[Problem]:
@@ -70,16 +62,13 @@ def problems() -> list[Problem]:
     ]
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+def cases(plan: AnyPlan) -> list[Case]:
     return [case(plan, problem) for problem in problems()]
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
-    if plan.direction == "forward":
-        return Case(problem.name, AffineGridDescriptor(**problem.fields), partial(_forward, problem))
-    return Case(problem.name, AffineGridBackwardDescriptor(**problem.fields), partial(_backward, problem))
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    desc = plan.Descriptor(**problem.fields)
+    return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
 
 
 def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -95,23 +84,13 @@ def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor
     return values.reshape(shape)
 
 
-def _forward(problem: Problem) -> AffineGridArgs:
-    descriptor = AffineGridDescriptor(**problem.fields)
-    of_input, of_output = problem.layouts
-    return AffineGridArgs(
-        theta=laid_out(_values(problem, "theta", descriptor.shape), of_input),
-        grid=poisoned_output(descriptor.grid_shape, problem.dtype, of_output),
-    )
+def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
+    def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return _values(problem, name, shape)
 
-
-def _backward(problem: Problem) -> AffineGridBackwardArgs:
-    descriptor = AffineGridBackwardDescriptor(**problem.fields)
     of_input, of_output = problem.layouts
-    dtheta = poisoned_output(descriptor.shape, problem.dtype, of_output)
-    if problem.accumulate:
-        dtheta.copy_(_values(problem, "dtheta", descriptor.shape))
-    return AffineGridBackwardArgs(
-        dgrid=laid_out(_values(problem, "dgrid", descriptor.grid_shape), of_input),
-        dtheta=dtheta,
-        accumulate=problem.accumulate,
-    )
+    (read,) = args.inputs
+    made: dict[str, Any] = {read: laid_out(_values(problem, read, desc.expected(read)[0]), of_input)}
+    if "accumulate" in args.flags:
+        made["accumulate"] = problem.accumulate
+    return args(**made, **outputs_of(args, desc, of_output, old if made.get("accumulate") else None))

@@ -16,19 +16,12 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
-from holdfast.core.plan import Launch
+from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address, step_of
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, load_span, number, size_of, store_run, store_span, table_of
-from holdfast.ops.affine_grid.plan import (
-    AffineGridArgs,
-    AffineGridBackwardArgs,
-    AffineGridBackwardDescriptor,
-    AffineGridDescriptor,
-    D,
-    MapKernel,
-)
+from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.segment_sum.indexed import loops
 from holdfast.ops.tree_sum import blocks
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -190,13 +183,13 @@ def _operand(tensor: torch.Tensor, axis: int, compute: Float) -> Operand:
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(axis)
 
 
-class _MapKernel(MapKernel[D]):
+class _MapKernel(DescribedKernel[plans.D]):
     """A kernel whose workspace holds the coordinates, and scratch for each thread."""
 
     #: Number of work items that the threads share.
     units: int
 
-    def __init__(self, desc: D, device: torch.device) -> None:
+    def __init__(self, desc: plans.D, device: torch.device) -> None:
         super().__init__(desc, device)
         self.sizes = (*reversed(desc.output_size), 1)[:3]
         make = type(number(desc.compute))
@@ -229,23 +222,21 @@ class _MapKernel(MapKernel[D]):
         return self.units * first // self.slots, self.units * last // self.slots
 
 
-class AffineGrid(_MapKernel[AffineGridDescriptor]):
-    """``_map``."""
-
+class AffineGrid(_MapKernel[plans.AffineGridDescriptor]):
     def count_units(self) -> int:
         return self.desc.batch * -(-self.desc.places // LANES)
 
     def compile(self) -> None:
         _compile(self.desc.compute)
 
-    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
+    def prepare(self, args: plans.AffineGridArgs) -> Launch[plans.AffineGridArgs]:
         desc, compute = self.desc, self.desc.compute
         self.compile()
         like, walk = number(compute), loops(desc.output_size, args.grid.stride()[1:-1])
         table = table_of(walk.sizes, walk.strides[0])
 
         def launch(
-            stream: Stream, workspace: Workspace, args: AffineGridArgs, addresses: Sequence[int]
+            stream: Stream, workspace: Workspace, args: plans.AffineGridArgs, addresses: Sequence[int]
         ) -> None:
             base, along = self.measured(workspace)
             theta = (_operand(args.theta, 1, compute), args.theta.stride(2))
@@ -260,9 +251,7 @@ class AffineGrid(_MapKernel[AffineGridDescriptor]):
         return launch
 
 
-class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
-    """``_differentiate``."""
-
+class AffineGridBackward(_MapKernel[plans.AffineGridBackwardDescriptor]):
     def count_units(self) -> int:
         return self.desc.batch * self.desc.axes
 
@@ -272,7 +261,7 @@ class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
     def compile(self) -> None:
         _compile_backward(self.desc.compute)
 
-    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
+    def prepare(self, args: plans.AffineGridBackwardArgs) -> Launch[plans.AffineGridBackwardArgs]:
         desc, compute = self.desc, self.desc.compute
         self.compile()
         like, walk = number(compute), loops(desc.output_size, args.dgrid.stride()[1:-1])
@@ -280,7 +269,7 @@ class AffineGridBackward(_MapKernel[AffineGridBackwardDescriptor]):
         blocks = blocks_of(desc.places)
 
         def launch(
-            stream: Stream, workspace: Workspace, args: AffineGridBackwardArgs, addresses: Sequence[int]
+            stream: Stream, workspace: Workspace, args: plans.AffineGridBackwardArgs, addresses: Sequence[int]
         ) -> None:
             base, along = self.measured(workspace)
             dtheta = (_operand(args.dtheta, 1, compute), args.dtheta.stride(2))

@@ -8,6 +8,7 @@ of dtheta; a second kernel adds the block sums, level by level.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +16,11 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
-from holdfast.core.plan import Launch
+from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
-from holdfast.ops.affine_grid.plan import (
-    AffineGridArgs,
-    AffineGridBackwardArgs,
-    AffineGridBackwardDescriptor,
-    AffineGridDescriptor,
-    MapDescriptor,
-    MapKernel,
-)
+from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.grid_sample.gpu_coordinates import offset_of, unravel
 from holdfast.ops.tree_sum import blocks as block_sizes
 from holdfast.ops.tree_sum.blocks import blocks_of
@@ -34,8 +29,17 @@ from holdfast.ops.tree_sum.gpu import filled_rows, sum_lanes
 LANES = tl.constexpr(block_sizes.LANES)
 ROWS = tl.constexpr(block_sizes.ROWS)
 BLOCK = tl.constexpr(block_sizes.BLOCK)
-#: Places per tile, and warps per program.
-TILE, WARPS = 512, 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of affine_grid: places per tile, and warps per program."""
+
+    tile: int = 512
+    warps: int = 4
+
+
+TUNING = Tuned(gpu=Tuning())
 
 
 @triton.jit
@@ -126,18 +130,16 @@ def sum_blocks(
         tl.store(out + element * blocks + block + tl.arange(0, 1), total)
 
 
-def _walk(desc: MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
+def _walk(desc: plans.MapDescriptor, grid: torch.Tensor) -> dict[str, Any]:
     """Kernel parameters of a grid: sizes in the order x, y, z; strides of n, x, y, z; stride of the axis."""
     steps = (*reversed(grid.stride()[1:-1]), 0)[:3]
     return {
-        "places": desc.places,
-        "sizes": tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3]),
-        "strides": (grid.stride(0), *steps),
-        "axis_step": grid.stride(-1),
-    }
+        "places": desc.places, "sizes": tuple(max(size, 1) for size in (*reversed(desc.output_size), 1)[:3]),
+        "strides": (grid.stride(0), *steps), "axis_step": grid.stride(-1),
+    }  # fmt: skip
 
 
-def _constants(desc: MapDescriptor) -> dict[str, Any]:
+def _constants(desc: plans.MapDescriptor) -> dict[str, Any]:
     return {
         "AXES": desc.axes,
         "ALIGNED": desc.align_corners,
@@ -146,35 +148,25 @@ def _constants(desc: MapDescriptor) -> dict[str, Any]:
     }
 
 
-class AffineGrid(MapKernel[AffineGridDescriptor]):
-    """``affine_grid``."""
-
+class AffineGrid(DescribedKernel[plans.AffineGridDescriptor]):
     def compile(self) -> None:
-        self.prepare(AffineGridArgs.described(self.desc))
+        self.prepare(plans.AffineGridArgs.described(self.desc))
 
-    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
-        desc = self.desc
-        tiles = -(-desc.places // TILE)
+    def prepare(self, args: plans.AffineGridArgs) -> Launch[plans.AffineGridArgs]:
+        desc, tuning = self.desc, TUNING.on(self.device)
+        tiles = -(-desc.places // tuning.tile)
         steps = Steps(self.device, args)
         steps.add(
-            affine_grid,
-            desc.batch * tiles,
-            grid="grid",
-            theta="theta",
-            tiles=tiles,
-            **_walk(desc, args.grid),
-            theta_strides=tuple(args.theta.stride()),
-            **_constants(desc),
-            TILE=TILE,
-            num_warps=WARPS,
-        )
+            affine_grid, desc.batch * tiles, _walk(desc, args.grid), _constants(desc), constants_of(tuning),
+            tiles=tiles, theta_strides=tuple(args.theta.stride()), num_warps=tuning.warps,
+        )  # fmt: skip
         return steps.launch
 
 
-class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
+class AffineGridBackward(DescribedKernel[plans.AffineGridBackwardDescriptor]):
     """``sum_places``, then ``sum_blocks`` until one sum is left."""
 
-    def __init__(self, desc: AffineGridBackwardDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.AffineGridBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout, self.elements = WorkspaceLayout(), desc.batch * desc.axes * (desc.axes + 1)
         self.lengths = [blocks_of(desc.places)]
@@ -184,36 +176,22 @@ class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        self.prepare(AffineGridBackwardArgs.described(self.desc))
+        self.prepare(plans.AffineGridBackwardArgs.described(self.desc))
 
-    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
-        desc, constants = self.desc, _constants(self.desc)
+    def prepare(self, args: plans.AffineGridBackwardArgs) -> Launch[plans.AffineGridBackwardArgs]:
+        desc, constants, warps = self.desc, _constants(self.desc), TUNING.on(self.device).warps
         steps = Steps(self.device, args)
         steps.add(
-            sum_places,
-            desc.batch * desc.axes * self.lengths[0],
-            sums=self.sums[0],
-            dgrid="dgrid",
-            blocks=self.lengths[0],
-            **_walk(desc, args.dgrid),
-            **constants,
-            num_warps=WARPS,
-        )
+            sum_places, desc.batch * desc.axes * self.lengths[0], _walk(desc, args.dgrid), constants,
+            sums=self.sums[0], blocks=self.lengths[0], num_warps=warps,
+        )  # fmt: skip
         for level, length in enumerate(self.lengths):
             final = level + 1 == len(self.lengths)
             blocks = 1 if final else self.lengths[level + 1]
             steps.add(
-                sum_blocks,
-                self.elements * blocks,
-                out="dtheta" if final else self.sums[level + 1],
-                sums=self.sums[level],
-                length=length,
-                blocks=blocks,
-                theta_strides=tuple(args.dtheta.stride()),
-                AXES=desc.axes,
-                FINAL=final,
-                ACCUMULATE=args.accumulate,
-                COMPUTE=constants["COMPUTE"],
-                num_warps=WARPS,
-            )
+                sum_blocks, self.elements * blocks, constants,
+                out="dtheta" if final else self.sums[level + 1], sums=self.sums[level], length=length,
+                blocks=blocks, theta_strides=tuple(args.dtheta.stride()),
+                FINAL=final, ACCUMULATE=args.accumulate, num_warps=warps,
+            )  # fmt: skip
         return steps.launch

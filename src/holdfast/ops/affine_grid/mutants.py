@@ -39,9 +39,7 @@ def _not_moved(plan: AnyPlan, desc: Any, run: Run, args: Any) -> None:
 
 
 def _in_one_go(terms: Array) -> Array:
-    with np.errstate(all="ignore"):
-        total: Array = np.sum(terms, axis=-1, dtype=terms.dtype)
-        return total
+    return np.asarray(np.sum(terms, axis=-1, dtype=terms.dtype))
 
 
 def _last_place_lost(terms: Array) -> Array:

@@ -17,7 +17,7 @@ from holdfast.core.contract import error_in_ulp
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Descriptor, Expected, whole_numbers
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.plan import Args, DescribedKernel, Plan
+from holdfast.core.plan import Args, Plan
 from holdfast.ops.tree_sum.blocks import rounding_errors
 
 #: Maximum size of an axis of the grid: the numerators 2 * i - (size - 1) are exact in float32.
@@ -113,10 +113,6 @@ class AffineGridBackwardArgs(Args):
 
 D = TypeVar("D", bound=MapDescriptor)
 A = TypeVar("A", bound=Args)
-
-
-class MapKernel(DescribedKernel[D]):
-    """A kernel of affine_grid, on any backend."""
 
 
 class MapPlan(Plan[D, A]):

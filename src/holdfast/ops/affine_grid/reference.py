@@ -11,35 +11,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
-from holdfast.ops.affine_grid.plan import (
-    AffineGridArgs,
-    AffineGridBackwardArgs,
-    AffineGridBackwardDescriptor,
-    AffineGridDescriptor,
-    MapDescriptor,
-    MapKernel,
-)
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array
+from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.tree_sum.reference import tree_sum
 
 
-def coordinates(size: int, desc: MapDescriptor) -> Array:
+def coordinates(size: int, desc: plans.MapDescriptor) -> Array:
     """Coordinates of the ``size`` places along an axis, from -1 to 1; a single place is at 0."""
-    kind = compute_type(desc.compute)
+    kind = numerics.compute_type(desc.compute)
     steps = size - 1 if desc.align_corners else size
     twice: Array = (2 * np.arange(size) - (size - 1)).astype(kind)
     found: Array = twice / np.array(max(steps, 1), kind)
     return found
 
 
-def places(desc: MapDescriptor) -> list[Array]:
+def places(desc: plans.MapDescriptor) -> list[Array]:
     """x, y and z of every place, each in row-major order."""
     along = [coordinates(size, desc) for size in desc.output_size]
     return [axis.reshape(-1) for axis in reversed(np.meshgrid(*along, indexing="ij"))]
 
 
-def affine_grid(theta: Array, desc: MapDescriptor) -> Array:
+def affine_grid(theta: Array, desc: plans.MapDescriptor) -> Array:
     """The grid, of shape (N, places, axes)."""
     found = []
     with np.errstate(all="ignore"):
@@ -52,7 +45,7 @@ def affine_grid(theta: Array, desc: MapDescriptor) -> Array:
     return np.stack(found, axis=-1)
 
 
-def gradient_of_theta(dgrid: Array, desc: MapDescriptor) -> Array:
+def gradient_of_theta(dgrid: Array, desc: plans.MapDescriptor) -> Array:
     """dtheta, of shape (N, axes, axes + 1)."""
     ones = np.ones(desc.places, dgrid.dtype)
     with np.errstate(all="ignore"):
@@ -60,29 +53,15 @@ def gradient_of_theta(dgrid: Array, desc: MapDescriptor) -> Array:
     return np.stack(columns, axis=-1)
 
 
-class AffineGrid(MapKernel[AffineGridDescriptor]):
-    """``affine_grid``."""
-
-    def prepare(self, args: AffineGridArgs) -> Launch[AffineGridArgs]:
+class AffineGrid(numerics.ReferenceKernel[plans.AffineGridDescriptor]):
+    def run(self, args: plans.AffineGridArgs) -> None:
         desc = self.desc
-
-        def launch(stream: object, workspace: object, args: AffineGridArgs, addresses: object) -> None:
-            store(args.grid, affine_grid(widen(args.theta, desc.compute), desc))
-
-        return launch
+        numerics.store(args.grid, affine_grid(numerics.widen(args.theta, desc.compute), desc))
 
 
-class AffineGridBackward(MapKernel[AffineGridBackwardDescriptor]):
-    """``gradient_of_theta``."""
-
-    def prepare(self, args: AffineGridBackwardArgs) -> Launch[AffineGridBackwardArgs]:
+class AffineGridBackward(numerics.ReferenceKernel[plans.AffineGridBackwardDescriptor]):
+    def run(self, args: plans.AffineGridBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.compute
-
-        def launch(
-            stream: object, workspace: object, args: AffineGridBackwardArgs, addresses: object
-        ) -> None:
-            dgrid = widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)
-            dtheta = gradient_of_theta(dgrid, desc)
-            store(args.dtheta, accumulated(args.dtheta, dtheta, compute) if args.accumulate else dtheta)
-
-        return launch
+        dgrid = numerics.widen(args.dgrid, compute).reshape(desc.batch, desc.places, desc.axes)
+        dtheta = gradient_of_theta(dgrid, desc)
+        numerics.store_gradient(args.dtheta, dtheta, args.accumulate, compute)

@@ -6,34 +6,25 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw
+from holdfast.core.draw import Draw, Results
 from holdfast.core.dtypes import FLOATS
-from holdfast.core.plan import Plan
-from holdfast.ops.affine_grid.cases import Problem, case
+from holdfast.core.plan import AnyPlan
+from holdfast.ops.affine_grid.cases import Problem
 from holdfast.ops.affine_grid.torch_op import affine_grid
-
-__all__ = ["FREE", "case", "draw", "public"]
 
 FREE = ("values",)
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     axes = draw.kind((2, 3))
     batch, *size = draw.shape(1 + axes, 1 + axes)
-    return Problem(
-        draw.label,
-        tuple(size),
-        batch,
-        draw.kind((False, True)),
-        draw.kind([record.torch for record in FLOATS.values()]),
-        draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1]),
-        accumulate=plan.direction == "backward" and draw.chance(4),
-    )
+    aligned, dtype = draw.kind((False, True)), draw.kind([record.torch for record in FLOATS.values()])
+    values = draw.one_of(("spread", "special", "exponents", "any bits"), [4, 1, 2, 1])
+    accumulate = plan.direction == "backward" and draw.chance(4)
+    return Problem(draw.label, tuple(size), batch, aligned, dtype, values, accumulate=accumulate)
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     size = (desc.batch, 1, *desc.output_size)
     if plan.direction == "forward":
         return {"grid": affine_grid(args.theta, size, desc.align_corners)}

@@ -12,8 +12,8 @@ import torch
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import is_whole, require_bool, require_tensor, shown, whole_number
 from holdfast.core.errors import InvalidArgs
-from holdfast.core.stream import Workspace
-from holdfast.core.torch_op import current_stream, define, register_vmap, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import define, register_vmap, select_plan
 from holdfast.ops.affine_grid.plan import (
     AffineGridArgs,
     AffineGridBackwardArgs,
@@ -32,9 +32,7 @@ def _plan(kind, shape, size, dtype, device, align_corners):
 def _affine_grid(theta, size, align_corners):
     plan = _plan(AffineGridPlan, theta.shape, tuple(size), theta.dtype, theta.device, align_corners)
     grid = _affine_grid_fake(theta, size, align_corners)
-    workspace = Workspace.allocate(plan.workspace_size(), theta.device)
-    plan.run(current_stream(theta.device), workspace, AffineGridArgs(theta=theta, grid=grid))
-    return grid
+    return Work(plan, AffineGridArgs(theta=theta, grid=grid), grid)
 
 
 def _affine_grid_fake(theta, size, align_corners):
@@ -46,9 +44,7 @@ def _affine_grid_backward(dgrid, align_corners):
     plan = _plan(
         AffineGridBackwardPlan, dtheta.shape, dgrid.shape[1:-1], dgrid.dtype, dgrid.device, align_corners
     )
-    workspace = Workspace.allocate(plan.workspace_size(), dgrid.device)
-    plan.run(current_stream(dgrid.device), workspace, AffineGridBackwardArgs(dgrid=dgrid, dtheta=dtheta))
-    return dtheta
+    return Work(plan, AffineGridBackwardArgs(dgrid=dgrid, dtheta=dtheta), dtheta)
 
 
 def _affine_grid_backward_fake(dgrid, align_corners):
@@ -57,17 +53,13 @@ def _affine_grid_backward_fake(dgrid, align_corners):
 
 
 _forward = define(
-    "affine_grid",
-    "(Tensor theta, SymInt[] size, bool align_corners) -> Tensor",
-    _affine_grid,
+    "affine_grid", "(Tensor theta, SymInt[] size, bool align_corners) -> Tensor", _affine_grid,
     _affine_grid_fake,
-)
+)  # fmt: skip
 _backward = define(
-    "affine_grid_backward",
-    "(Tensor dgrid, bool align_corners) -> Tensor",
-    _affine_grid_backward,
+    "affine_grid_backward", "(Tensor dgrid, bool align_corners) -> Tensor", _affine_grid_backward,
     _affine_grid_backward_fake,
-)
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -14,14 +14,8 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import FLOATS, Float, float_dtype
 from holdfast.core.formats import INT2, INT4, UINT2, UINT4
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.core.values import of_every_exponent, rounded, special_values, spread
-from holdfast.ops.choose_scale.plan import (
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
 
 
 @dataclass(frozen=True)
@@ -59,22 +53,15 @@ def segment_values(record: Float) -> dict[str, list[float]]:
         least = 2.0**-133
     tiny = max(1e-14, 4 * least)
     return {
-        "zeros": [0.0, 0.0],
-        "zeros of either sign": [-0.0, 0.0, -0.0],
-        "minus zeros": [-0.0, -0.0],
-        "least": [least, -least, 0.0],
-        "below the floor": [tiny, -3 * tiny, tiny / 2],
-        "positive": [0.75, 3.0, 0.1],
-        "negative": [-0.3, -7.0, -1.0],
-        "largest": [float(info.max), -float(info.max), 1.0],
-        "mostly negative": [-100.0, 1.0, 0.4],
-        "NaN": [1.0, float("nan"), -2.0],
-        "negative NaN": [1.0, -float("nan"), 2.0],
-        "infinity": [1.0, float("inf"), -3.0],
-        "minus infinity": [-1.0, float("-inf"), 3.0],
+        "zeros": [0.0, 0.0], "zeros of either sign": [-0.0, 0.0, -0.0], "minus zeros": [-0.0, -0.0],
+        "least": [least, -least, 0.0], "below the floor": [tiny, -3 * tiny, tiny / 2],
+        "positive": [0.75, 3.0, 0.1], "negative": [-0.3, -7.0, -1.0],
+        "largest": [float(info.max), -float(info.max), 1.0], "mostly negative": [-100.0, 1.0, 0.4],
+        "NaN": [1.0, float("nan"), -2.0], "negative NaN": [1.0, -float("nan"), 2.0],
+        "infinity": [1.0, float("inf"), -3.0], "minus infinity": [-1.0, float("-inf"), 3.0],
         "both infinities": [float("inf"), 1.0, float("-inf")],
         "NaN and infinity": [float("inf"), float("nan"), float("-inf")],
-    }
+    }  # fmt: skip
 
 
 def input_values(problem: Problem) -> torch.Tensor:
@@ -172,7 +159,7 @@ def places() -> list[Problem]:
     ]  # fmt: skip
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
+def cases(plan: AnyPlan) -> list[Case]:
     """All cases of ``plan``. A range does not depend on the rule."""
     if plan.op == "choose_scale":
         return [case(plan, problem) for problem in [*rules(), *places()]]
@@ -180,40 +167,22 @@ def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
     return [case(plan, problem) for problem in [*ranges, *places()]]
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
-    return (_choose_scale if plan.op == "choose_scale" else _observe_range)(problem)
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    fields = problem.rule
+    if plan.op == "observe_range":
+        fields = {name: fields[name] for name in ("shape", "input_dtype", "granularity")}
+    desc = plan.Descriptor(**fields)
+    return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
 
 
-def _choose_scale(problem: Problem) -> Case:
-    descriptor = ChooseScaleDescriptor(**problem.rule)
-    return Case(problem.name, descriptor, partial(_choose_scale_args, descriptor, problem))
-
-
-def _choose_scale_args(descriptor: ChooseScaleDescriptor, problem: Problem) -> ChooseScaleArgs:
-    return ChooseScaleArgs(
-        x=laid_out(input_values(problem), problem.layout),
-        scale=result(descriptor, problem, "scale"),
-        zero_point=None if problem.symmetric else result(descriptor, problem, "zero_point"),
-    )
+def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
+    outputs = {name: result(desc, problem, name) for name in args.outputs}
+    if "zero_point" in outputs and problem.symmetric:
+        del outputs["zero_point"]
+    return args(**outputs, x=laid_out(input_values(problem), problem.layout))  # type: ignore[call-arg]
 
 
 def result(descriptor: Any, problem: Problem, name: str) -> torch.Tensor:
     """An output with one value per scale."""
     shape, dtype = descriptor.expected(name)
     return poisoned_output(shape, dtype, problem.results if shape else "contiguous")
-
-
-def _observe_range(problem: Problem) -> Case:
-    descriptor = ObserveRangeDescriptor(
-        shape=problem.shape, input_dtype=problem.real, granularity=problem.granularity
-    )
-    return Case(problem.name, descriptor, partial(_observe_range_args, descriptor, problem))
-
-
-def _observe_range_args(descriptor: ObserveRangeDescriptor, problem: Problem) -> ObserveRangeArgs:
-    return ObserveRangeArgs(
-        x=laid_out(input_values(problem), problem.layout),
-        low=result(descriptor, problem, "low"),
-        high=result(descriptor, problem, "high"),
-    )

@@ -37,14 +37,10 @@ from holdfast.numerics.cpu import (
     widen_float16,
     zero,
 )
+from holdfast.numerics.cpu_walk import offset_of
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
-from holdfast.ops.choose_scale.plan import (
-    SCALE_FLOOR,
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
+from holdfast.ops.choose_scale import plan as plans
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 #: Most segments per block, and bytes from one scratch run of a block to the next.
 MOST_SEGMENTS = 4096
@@ -63,21 +59,14 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 RANGE, SYMMETRIC, AFFINE = 0, 1, 2
 
 _KINDS = {
-    torch.float16: FLOAT16,
-    torch.bfloat16: BFLOAT16,
-    torch.float32: FLOAT32,
-    torch.float64: FLOAT64,
-}
+    torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32, torch.float64: FLOAT64,
+}  # fmt: skip
 
 
 @emit
 def magnitude(typingctx, bits, mask):
     """The bits of the absolute value. ``mask`` has all bits set but the sign bit."""
-
-    def build(context, builder, signature, args):
-        return builder.and_(*args)
-
-    return bits(bits, mask), build
+    return bits(bits, mask), lambda context, builder, signature, args: builder.and_(*args)
 
 
 @emit
@@ -103,11 +92,7 @@ def larger(typingctx, a, b):
 @emit
 def zero_bits(typingctx, like):
     """0 of the integer type of ``like``."""
-
-    def build(context, builder, signature, args):
-        return args[0].type(0)
-
-    return like(like), build
+    return like(like), lambda context, builder, signature, args: args[0].type(0)
 
 
 def real(bits, kind):
@@ -175,17 +160,6 @@ def fold_columns(run, step, count, mask, both, above, below):
         else:
             for i in range(begin, end):
                 above[i] = larger(magnitude(bits[i], mask), above[i])
-
-
-@jit
-def offset_of(index, loops, operand):
-    """The offset of an index of nested loops, in elements."""
-    offset = 0
-    for d in range(loops.shape[1] - 1, 0, -1):
-        rest = index // loops[0, d]
-        offset += (index - rest * loops[0, d]) * loops[operand, d]
-        index = rest
-    return offset + index * loops[operand, 0]
 
 
 @jit
@@ -437,10 +411,10 @@ class Observer:
         return launch
 
 
-class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
+class ObserveRange(AffineKernel[plans.ObserveRangeDescriptor]):
     """``low`` and ``high`` of each scale as a kernel."""
 
-    def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, RANGE, (0, 0))
         self.set_workspace(self.observer.layout)
@@ -448,14 +422,14 @@ class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
     def compile(self) -> None:
         self.observer.compile()
 
-    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+    def prepare(self, args: plans.ObserveRangeArgs) -> Launch[plans.ObserveRangeArgs]:
         return self.observer.prepare(args.low, args.high, args.x)
 
 
-class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+class ChooseScale(AffineKernel[plans.ChooseScaleDescriptor]):
     """The scale of each segment, and the zero point unless symmetric, as a kernel."""
 
-    def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         result = SYMMETRIC if desc.symmetric else AFFINE
         self.observer = Observer(desc, result, desc.ends(*desc.code_range))
@@ -464,5 +438,5 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
     def compile(self) -> None:
         self.observer.compile()
 
-    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+    def prepare(self, args: plans.ChooseScaleArgs) -> Launch[plans.ChooseScaleArgs]:
         return self.observer.prepare(args.scale, args.zero_point, args.x)

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu_tiles import columns_inside, row_offsets
 from holdfast.backends.steps import Steps
+from holdfast.backends.tuning import Tuned, constants_of, warps_for
 from holdfast.core.plan import Launch
 from holdfast.core.segments import Segments, segments_by_memory
 from holdfast.core.strided import contiguous_strides
@@ -27,26 +28,34 @@ from holdfast.numerics.gpu import WHOLE_64
 from holdfast.ops.affine.gpu import meta_tensor
 from holdfast.ops.affine.plan import AffineKernel, ScaledDescriptor
 from holdfast.ops.choose_scale import plan
-from holdfast.ops.choose_scale.plan import (
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
+from holdfast.ops.choose_scale import plan as plans
 
 SCALE_FLOOR = tl.constexpr(plan.SCALE_FLOOR)
 #: 1.5 * 2^23. Adding and subtracting it rounds a much smaller float32 to an integer, half to even.
 MAGIC = tl.constexpr(12582912.0)
 
-#: Bytes per tile, and the most warps per tile. A tile with two maxima per position has half of the bytes.
-TILE_BYTES = 16384
-WARPS = 4
 #: Pipeline stages of the loop over tiles.
 STAGES = tl.constexpr(3)
-#: Most columns of a tile if each column is a segment.
-SEPARATE_COLUMNS = 512
-#: Programs that fill the device a few times. With fewer programs, segments are divided into pieces.
-PROGRAMS = 2048
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of ``Observer``."""
+
+    #: Bytes per tile. A tile with two maxima per position has half of them.
+    tile_bytes: int = 16384
+    #: Most columns of a tile if each column is a segment.
+    separate_columns: int = 512
+    #: Programs that fill the device a few times. With fewer programs, segments are divided into pieces.
+    programs: int = 2048
+    #: Maximum number of warps of a program.
+    warps: int = 4
+    #: Most segments of a tile of ``join``, and most elements.
+    joined_segments: int = 256
+    joined: int = 2048
+
+
+TUNING = Tuned(gpu=Tuning())
 
 
 @triton.jit
@@ -282,9 +291,9 @@ class Tile:
         return self.rows * self.segments * self.columns
 
 
-def tile_of(walk: Segments, most: int) -> Tile:
+def tile_of(walk: Segments, most: int, tuning: Tuning) -> Tile:
     """A tile of up to ``most`` elements: as many columns as possible, then the dimension next in memory."""
-    width = min(most, SEPARATE_COLUMNS if not walk.columns_within else most)
+    width = most if walk.columns_within else min(most, tuning.separate_columns)
     columns = min(width, power_of_2(walk.columns))
     rows, count = power_of_2(walk.within.rows), power_of_2(walk.over.rows)
     if walk.columns_within:
@@ -300,17 +309,26 @@ def power_of_2(size: int) -> int:
     return int(triton.next_power_of_2(max(size, 1)))
 
 
-def _grid(walk: Segments, tile: Tile) -> tuple[int, int, int]:
-    """Programs if segments are not divided, tiles across the columns, and tiles per segment."""
+def _grid(walk: Segments, tile: Tile) -> tuple[int, int]:
+    """Programs if segments are not divided, and tiles per segment."""
     across = -(-walk.columns // tile.columns)
     programs, steps = -(-walk.over.rows // tile.segments), -(-walk.within.rows // tile.rows)
-    return (programs, across, steps * across) if walk.columns_within else (programs * across, across, steps)
+    return (programs, steps * across) if walk.columns_within else (programs * across, steps)
 
 
-def _pieces_per_segment(walk: Segments, tile: Tile) -> int:
-    """Pieces per segment."""
-    programs, _, steps = _grid(walk, tile)
-    return max(1, min(-(-PROGRAMS // programs), steps // 2))
+def walk_parameters(walk: Segments, tile: Tile) -> dict[str, Any]:
+    """The parameters of a kernel that follow from its walk, with the strides of x first, and its tile."""
+    return constants_of(tile) | {
+        "segments": walk.over.rows, "rows": walk.within.rows, "columns": walk.columns,
+        "column_tiles": -(-walk.columns // tile.columns), "over_sizes": walk.over.sizes,
+        "within_sizes": walk.within.sizes, "x_over": walk.over.strides[0], "x_within": walk.within.strides[0],
+        "COLUMNS_WITHIN": walk.columns_within,
+    }  # fmt: skip
+
+
+def _pieces_per_segment(walk: Segments, tile: Tile, tuning: Tuning) -> int:
+    programs, steps = _grid(walk, tile)
+    return max(1, min(-(-tuning.programs // programs), steps // 2))
 
 
 #: Words of workspace per piece of a segment, by result.
@@ -335,11 +353,13 @@ class Observer:
     ) -> None:
         self.desc, self.device, self.result, self.ends = desc, device, result, ends
         self.word = torch.int64 if desc.input_dtype.itemsize == 8 else torch.int32
-        self.tile = TILE_BYTES // desc.input_dtype.itemsize // WORDS[result]
+        self.tuning = TUNING.on(device)
+        self.tile = self.tuning.tile_bytes // desc.input_dtype.itemsize // WORDS[result]
         self.most_pieces = 1
         if in_pieces and not desc.empty:
             walk = segments_by_memory(desc.view, [contiguous_strides(desc.shape)], ())
-            self.most_pieces = _pieces_per_segment(walk, tile_of(walk, self.tile))
+            tile = tile_of(walk, self.tile, self.tuning)
+            self.most_pieces = _pieces_per_segment(walk, tile, self.tuning)
         words = self.most_pieces * desc.view.scale_count * WORDS[result] if self.most_pieces > 1 else 0
         self.layout = WorkspaceLayout()
         self.maxima = self.layout.take(words, self.word)
@@ -348,72 +368,33 @@ class Observer:
         """Add the launches. They write to the operands ``first`` and ``second`` of ``args``."""
         x: torch.Tensor = args.x
         walk = segments_by_memory(self.desc.view, [x.stride()], (getattr(args, first), getattr(args, second)))
-        tile = tile_of(walk, self.tile)
-        programs, across, depth = _grid(walk, tile)
-        piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile))
+        tuning = self.tuning
+        tile = tile_of(walk, self.tile, tuning)
+        programs, depth = _grid(walk, tile)
+        piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile, tuning))
         depth = -(-depth // piece_count)
-        over, within = walk.over, walk.within
+        over = walk.over.strides
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
-        lowest, highest = self.ends
+        common = {"first": first, "second": second, "lowest": self.ends[0], "highest": self.ends[1]}
         steps.add(
-            observe,
-            (programs, piece_count),
-            first=first,
-            second=second,
-            x="x",
-            pieces=self.maxima if piece_count > 1 else first,
-            lowest=lowest,
-            highest=highest,
-            segments=over.rows,
-            rows=within.rows,
-            columns=walk.columns,
-            column_tiles=across,
-            steps=depth,
-            column_steps=(
-                over.strides[1][-1],
-                over.strides[2][-1],
-                over.strides[0][-1] + within.strides[0][-1],
-            ),
-            over_sizes=over.sizes,
-            first_strides=over.strides[1],
-            second_strides=over.strides[2],
-            x_over=over.strides[0],
-            within_sizes=within.sizes,
-            x_within=within.strides[0],
-            RESULT=self.result,
-            COMPUTE=compute,
-            IN_PIECES=piece_count > 1,
-            COLUMNS_WITHIN=walk.columns_within,
-            ONE_STEP=depth == 1,
-            ROWS=tile.rows,
-            SEGMENTS=tile.segments,
-            COLUMNS=tile.columns,
-            num_warps=max(1, min(WARPS, tile.size // 256)),
-        )
+            observe, (programs, piece_count), common, walk_parameters(walk, tile),
+            pieces=self.maxima if piece_count > 1 else first, steps=depth,
+            column_steps=(over[1][-1], over[2][-1], over[0][-1] + walk.within.strides[0][-1]),
+            first_strides=over[1], second_strides=over[2],
+            RESULT=self.result, COMPUTE=compute, IN_PIECES=piece_count > 1, ONE_STEP=depth == 1,
+            num_warps=warps_for(tile.size, tuning.warps),
+        )  # fmt: skip
         if piece_count == 1:
             return
-        columns = min(power_of_2(walk.count), 256)
-        rows = min(power_of_2(piece_count), 2048 // columns)
+        columns = min(power_of_2(walk.count), tuning.joined_segments)
+        rows = min(power_of_2(piece_count), tuning.joined // columns)
         steps.add(
-            join,
-            -(-walk.count // columns),
-            first=first,
-            second=second,
-            pieces=self.maxima,
-            lowest=lowest,
-            highest=highest,
-            count=walk.count,
-            piece_count=piece_count,
-            sizes=(*over.sizes, 1),
-            first_strides=(*over.strides[1], 0),
-            second_strides=(*over.strides[2], 0),
-            RESULT=self.result,
-            DTYPE=_TYPES[x.dtype],
-            COMPUTE=compute,
-            ROWS=rows,
-            COLUMNS=columns,
-            num_warps=max(1, min(WARPS, rows * columns // 256)),
-        )
+            join, -(-walk.count // columns), common,
+            pieces=self.maxima, count=walk.count, piece_count=piece_count, sizes=(*walk.over.sizes, 1),
+            first_strides=(*over[1], 0), second_strides=(*over[2], 0),
+            RESULT=self.result, DTYPE=_TYPES[x.dtype], COMPUTE=compute, ROWS=rows, COLUMNS=columns,
+            num_warps=warps_for(rows * columns, tuning.warps),
+        )  # fmt: skip
 
     def launch(self, args: Any, first: str, second: str) -> Launch[Any]:
         """A launch of these steps only."""
@@ -423,11 +404,9 @@ class Observer:
 
 
 _TYPES = {
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
+    torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32,
     torch.float64: tl.float64,
-}
+}  # fmt: skip
 
 
 def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
@@ -437,26 +416,26 @@ def result_of(symmetric: bool, ends: tuple[int, int]) -> str:
     return "magnitude" if ends[0] == -ends[1] else "symmetric"
 
 
-class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
+class ObserveRange(AffineKernel[plans.ObserveRangeDescriptor]):
     """``observe`` with RESULT "range"."""
 
-    def __init__(self, desc: ObserveRangeDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ObserveRangeDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.observer = Observer(desc, device, "range", (0, 0))
         self.set_workspace(self.observer.layout)
 
     def compile(self) -> None:
         made = {name: meta_tensor(*self.desc.expected(name)) for name in ("x", "low", "high")}
-        self.prepare(ObserveRangeArgs(**made))
+        self.prepare(plans.ObserveRangeArgs(**made))
 
-    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+    def prepare(self, args: plans.ObserveRangeArgs) -> Launch[plans.ObserveRangeArgs]:
         return self.observer.launch(args, "low", "high")
 
 
-class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+class ChooseScale(AffineKernel[plans.ChooseScaleDescriptor]):
     """``observe`` for a scale, with or without a zero point."""
 
-    def __init__(self, desc: ChooseScaleDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: plans.ChooseScaleDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         ends = desc.ends(*desc.code_range)
         self.observer = Observer(desc, device, result_of(desc.symmetric, ends), ends)
@@ -464,7 +443,9 @@ class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
 
     def compile(self) -> None:
         names = ("x", "scale") if self.desc.symmetric else ("x", "scale", "zero_point")
-        self.prepare(ChooseScaleArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names}))
+        self.prepare(
+            plans.ChooseScaleArgs(**{name: meta_tensor(*self.desc.expected(name)) for name in names})
+        )
 
-    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+    def prepare(self, args: plans.ChooseScaleArgs) -> Launch[plans.ChooseScaleArgs]:
         return self.observer.launch(args, "scale", "zero_point")

@@ -1,4 +1,4 @@
-"""Mutants of observe_range and choose_scale, which also apply to dynamic_quantize."""
+"""Mutants of observe_range and choose_scale, which also apply to the dynamic ops."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _of_high(low: Array, scale: Array, lowest: int, highest: int) -> Array:
 
 
 #: Plans that choose scales, and plans that compute a range.
-_S = ("choose_scale forward", "dynamic_quantize forward")
+_S = ("choose_scale forward", "dynamic_quantize forward", "dynamic_fake_quantize forward")
 _R = ("observe_range forward", *_S)
 
 MUTANTS = (

@@ -96,8 +96,8 @@ class ObserveRangeDescriptor(PerScaleDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FromDataDescriptor(ScaleOfData, ToCodesDescriptor):
-    """Outputs ``scale`` and ``zero_point``, computed from ``x`` for codes of ``output_dtype``."""
+class FromDataDescriptor(ScaleOfData, ScaledDescriptor):
+    """Outputs ``scale`` and ``zero_point``, computed from ``x`` for its ``codes``."""
 
     @property
     def empty(self) -> bool:
@@ -115,7 +115,7 @@ class FromDataDescriptor(ScaleOfData, ToCodesDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseScaleDescriptor(FromDataDescriptor):
+class ChooseScaleDescriptor(FromDataDescriptor, ToCodesDescriptor):
     """``output_dtype`` is the dtype of the codes that the scale is for."""
 
     q_min: int | None = None

@@ -5,17 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from holdfast.core.granularity import Granularity
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, store, widen
+from holdfast.numerics.reference import Array, ReferenceKernel, store, widen
 from holdfast.ops.affine import reference as affine
-from holdfast.ops.affine.plan import AffineKernel
-from holdfast.ops.choose_scale.plan import (
-    SCALE_FLOOR,
-    ChooseScaleArgs,
-    ChooseScaleDescriptor,
-    ObserveRangeArgs,
-    ObserveRangeDescriptor,
-)
+from holdfast.ops.choose_scale import plan as plans
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 
 def observe_range(x: Array, granularity: Granularity) -> tuple[Array, Array]:
@@ -55,32 +48,22 @@ def zero_point_of_range(low: Array, scale: Array, lowest: int, highest: int) -> 
     return np.asarray(np.clip(lowest - r, lowest, highest), np.int32)
 
 
-class ObserveRange(AffineKernel[ObserveRangeDescriptor]):
-    """``observe_range`` as a kernel."""
-
-    def prepare(self, args: ObserveRangeArgs) -> Launch[ObserveRangeArgs]:
+class ObserveRange(ReferenceKernel[plans.ObserveRangeDescriptor]):
+    def run(self, args: plans.ObserveRangeArgs) -> None:
         desc = self.desc
-
-        def launch(stream: object, workspace: object, args: ObserveRangeArgs, addresses: object) -> None:
-            low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
-            store(args.low, low)
-            store(args.high, high)
-
-        return launch
+        low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
+        store(args.low, low)
+        store(args.high, high)
 
 
-class ChooseScale(AffineKernel[ChooseScaleDescriptor]):
+class ChooseScale(ReferenceKernel[plans.ChooseScaleDescriptor]):
     """``observe_range``, ``scale_of_range`` and ``zero_point_of_range`` as a kernel."""
 
-    def prepare(self, args: ChooseScaleArgs) -> Launch[ChooseScaleArgs]:
+    def run(self, args: plans.ChooseScaleArgs) -> None:
         desc = self.desc
         ends = desc.ends(*desc.code_range)
-
-        def launch(stream: object, workspace: object, args: ChooseScaleArgs, addresses: object) -> None:
-            low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
-            scale = scale_of_range(low, high, *ends, desc.symmetric)
-            store(args.scale, scale)
-            if args.zero_point is not None:
-                store(args.zero_point, zero_point_of_range(low, scale, *ends))
-
-        return launch
+        low, high = observe_range(widen(args.x, desc.real.compute), desc.granularity)
+        scale = scale_of_range(low, high, *ends, desc.symmetric)
+        store(args.scale, scale)
+        if args.zero_point is not None:
+            store(args.zero_point, zero_point_of_range(low, scale, *ends))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from holdfast.core.draw import Draw
+from holdfast.core.draw import Draw, Results
 from holdfast.core.formats import format_of
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.space import draw_codes, draw_granular, draw_limits, draw_real
-from holdfast.ops.choose_scale.cases import Problem, case
+from holdfast.ops.choose_scale.cases import Problem
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range
-
-__all__ = ["FREE", "case", "draw", "draw_rule", "public"]
 
 FREE = ("values",)
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     return Problem(draw.label, **draw_rule(draw))
 
 
@@ -28,15 +24,12 @@ def draw_rule(draw: Draw, *, packs: bool = False) -> dict[str, Any]:
     codes, packed = draw_codes(draw, real, packs=packs)
     shape, granularity = draw_granular(draw, multiple=4 if packed else 1)
     fields = {
-        "granularity": granularity,
-        "shape": shape,
-        "real": real,
-        "codes": codes,
+        "granularity": granularity, "shape": shape, "real": real, "codes": codes,
         "limits": draw_limits(draw, codes),
         "symmetric": draw.kind((True, False)) or not format_of(codes, "codes").zero_point,
         "narrow": draw.one_of((None, True, False)),
         "values": draw.one_of(("spread", "special", "mixed", "exponents"), [3, 1, 2, 2]),
-    }
+    }  # fmt: skip
     return fields | ({"packed": packed} if packs else {})
 
 
@@ -46,9 +39,7 @@ def rule(desc: Any) -> dict[str, Any]:
     return {"dtype": desc.output_dtype, **named}
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     if plan.op == "observe_range":
         return dict(zip(("low", "high"), observe_range(args.x, granularity=desc.granularity), strict=True))
     found = choose_scale(args.x, **rule(desc))

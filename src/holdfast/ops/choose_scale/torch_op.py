@@ -13,14 +13,13 @@ from holdfast.core.checks import require_bool, require_memory, require_tensor
 from holdfast.core.dtypes import float_dtype, parse_dtype
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
+from holdfast.core.repeated import Work
 from holdfast.core.torch_op import (
     by_sample,
-    current_stream,
     define,
     named_dtype,
     register_vmap,
     select_plan,
-    workspace_of,
 )
 from holdfast.ops.affine.torch_op import code_range
 from holdfast.ops.choose_scale.plan import (
@@ -64,8 +63,7 @@ def empty_scale(x: torch.Tensor, granularity: str, dtype: torch.dtype | None = N
 def _observe_range(x, granularity):
     plan = _range_plan(x.shape, x.dtype, x.device, granularity)
     low, high = empty_scale(x, granularity), empty_scale(x, granularity)
-    plan.run(current_stream(x.device), workspace_of(plan, x), ObserveRangeArgs(x=x, low=low, high=high))
-    return low, high
+    return Work(plan, ObserveRangeArgs(x=x, low=low, high=high), (low, high))
 
 
 def _observe_range_fake(x, granularity):
@@ -75,8 +73,7 @@ def _observe_range_fake(x, granularity):
 def _choose_scale(x, granularity, dtype, q_min, q_max, narrow):
     plan = _scale_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, True)
     scale = empty_scale(x, granularity)
-    plan.run(current_stream(x.device), workspace_of(plan, x), ChooseScaleArgs(x=x, scale=scale))
-    return scale
+    return Work(plan, ChooseScaleArgs(x=x, scale=scale), scale)
 
 
 def _choose_scale_fake(x, granularity, *rule):
@@ -87,8 +84,7 @@ def _choose_scale_affine(x, granularity, dtype, q_min, q_max, narrow):
     plan = _scale_plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, False)
     scale, zero_point = empty_scale(x, granularity), empty_scale(x, granularity, torch.int32)
     args = ChooseScaleArgs(x=x, scale=scale, zero_point=zero_point)
-    plan.run(current_stream(x.device), workspace_of(plan, x), args)
-    return scale, zero_point
+    return Work(plan, args, (scale, zero_point))
 
 
 def _choose_scale_affine_fake(x, granularity, *rule):
@@ -102,11 +98,9 @@ _symmetric = define(
     "choose_scale", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> Tensor", _choose_scale, _choose_scale_fake
 )
 _affine = define(
-    "choose_scale_affine",
-    f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _choose_scale_affine,
-    _choose_scale_affine_fake,
-)
+    "choose_scale_affine", f"(Tensor x, str granularity, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _choose_scale_affine, _choose_scale_affine_fake,
+)  # fmt: skip
 
 
 # scale_of_range in plain torch operations. Each operation is rounded, so the bits are those of choose_scale.
@@ -156,17 +150,13 @@ def _ends(dtype, q_min, q_max, narrow, symmetric):
 
 
 _scale_of = define(
-    "scale_of_range",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor",
-    _scale_of_range,
+    "scale_of_range", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> Tensor", _scale_of_range,
     _scale_of_range_fake,
-)
+)  # fmt: skip
 _affine_of = define(
-    "scale_of_range_affine",
-    f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
-    _scale_of_range_affine,
-    _scale_of_range_affine_fake,
-)
+    "scale_of_range_affine", f"(Tensor low, Tensor high, {RULE_SCHEMA}) -> (Tensor, Tensor)",
+    _scale_of_range_affine, _scale_of_range_affine_fake,
+)  # fmt: skip
 
 
 for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
@@ -174,12 +164,9 @@ for _name in ("observe_range", "choose_scale", "choose_scale_affine"):
 for _name in ("scale_of_range", "scale_of_range_affine"):
     register_autograd(_name, refuse_derivatives, by=[])
 for _name, _call in {
-    "observe_range": _range,
-    "choose_scale": _symmetric,
-    "choose_scale_affine": _affine,
-    "scale_of_range": _scale_of,
-    "scale_of_range_affine": _affine_of,
-}.items():
+    "observe_range": _range, "choose_scale": _symmetric, "choose_scale_affine": _affine,
+    "scale_of_range": _scale_of, "scale_of_range_affine": _affine_of,
+}.items():  # fmt: skip
     register_vmap(_name, by_sample(_call))
 
 

@@ -9,33 +9,12 @@ from typing import Any
 import torch
 
 from holdfast.core.benchmark import Call, Tensors
-from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import (
-    CodesCase,
-    ScaledProblem,
-    broadcastable,
-    cpu_rows,
-    full_rows,
-    grouped,
-    quantizer,
-    torch_zero_point,
-    unpack,
-)
+from holdfast.ops.affine import benchmark as affine
 from holdfast.ops.dequantize.torch_op import dequantize
 
 
 @dataclass(frozen=True)
-class DequantizeCase(CodesCase):
-    """A benchmark row of dequantize."""
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> DequantizeProblem:
-        return DequantizeProblem(self, self.plan(elements, stream, backend), stream)
-
-
-@dataclass(frozen=True)
-class DequantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
+class DequantizeProblem(affine.ScaledProblem):
     case: DequantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -50,30 +29,35 @@ class DequantizeProblem(ScaledProblem):
     def formula(self, tensors: Tensors) -> tuple[Callable[..., torch.Tensor], list[Any]]:
         case, desc = self.case, self.plan.descriptor
         granularity, shape, code = desc.granularity, desc.shape, case.code
-        zero_point = tensors["zero_point"]
-        scale = broadcastable(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
+        scale, zero = self.broadcast_scales(tensors)
 
         def forward(q: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
-            q = unpack(q, code) if desc.per_byte > 1 else q
-            q = grouped(q, granularity).float()
+            q = affine.unpack(q, code) if desc.per_byte > 1 else q
+            q = affine.grouped(q, granularity).float()
             return ((q if z is None else q - z) * s).to(case.real).view(shape)
 
         return forward, [tensors["q"], scale, zero]
 
     def torch_op(self, tensors: Tensors) -> Call:
         """torch's ``dequantize`` of a tensor that torch quantized."""
-        torch_zero_point(self.case, tensors)
-        return quantizer(self.case, torch.randn_like(tensors["y"]), tensors)().dequantize
+        affine.torch_zero_point(self.case, tensors)
+        return affine.quantizer(self.case, torch.randn_like(tensors["y"]), tensors)().dequantize
+
+
+@dataclass(frozen=True)
+class DequantizeCase(affine.CodesCase):
+    """A benchmark row of dequantize."""
+
+    problem_type = DequantizeProblem
 
 
 def full_cases() -> list[DequantizeCase]:
-    return full_rows(DequantizeCase, "dequantize")
+    return affine.full_rows(DequantizeCase, "dequantize")
 
 
 def cpu_cases() -> list[DequantizeCase]:
     function = DequantizeCase("dequantize", "per tensor", torch.float32, torch.int8, function=True)
-    return [*cpu_rows(DequantizeCase, "dequantize"), function]
+    return [*affine.cpu_rows(DequantizeCase, "dequantize"), function]
 
 
 def quick_cases() -> list[DequantizeCase]:

@@ -13,12 +13,7 @@ from holdfast.backends.gpu_tiles import byte_offsets, columns_inside, tile_offse
 from holdfast.core.strided import Space
 from holdfast.numerics.gpu import float_value, narrow, widen
 from holdfast.ops.affine.gpu import EVICT_LAST, TiledKernel, load_scale, load_zero_point
-from holdfast.ops.dequantize.plan import (
-    DequantizeArgs,
-    DequantizeBackwardArgs,
-    DequantizeBackwardDescriptor,
-    DequantizeDescriptor,
-)
+from holdfast.ops.dequantize import plan as plans
 
 
 @triton.jit
@@ -108,22 +103,16 @@ def dequantize_backward(
     tl.store(out, narrow(gradient, dq.dtype.element_ty), mask=inside)
 
 
-class Dequantize(TiledKernel[DequantizeDescriptor]):
-    """``dequantize`` as a kernel."""
+class Dequantize(TiledKernel[plans.DequantizeDescriptor]):
+    kernel, args, packed = dequantize, plans.DequantizeArgs, 1
 
-    kernel, args, packed = dequantize, DequantizeArgs, 1
-
-    def parameters(self, args: DequantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.DequantizeArgs, space: Space) -> dict[str, Any]:
         codes = self.desc.codes
         tile, scaled_tile = self._tiles()
         return {
-            "tile": tile,
-            "scaled_tile": scaled_tile,
-            "SIGNED": codes.signed,
-            "EXPONENT": codes.exponent_bits,
-            "MANTISSA": codes.mantissa_bits,
-            "HIGHEST": codes.highest_code,
-        }
+            "tile": tile, "scaled_tile": scaled_tile, "SIGNED": codes.signed, "EXPONENT": codes.exponent_bits,
+            "MANTISSA": codes.mantissa_bits, "HIGHEST": codes.highest_code,
+        }  # fmt: skip
 
     def _tiles(self) -> tuple[int, int]:
         """Elements per tile, and elements per tile if each column has a scale."""
@@ -135,10 +124,8 @@ class Dequantize(TiledKernel[DequantizeDescriptor]):
         return tile // 4 if one_scale else tile, tile // 2
 
 
-class DequantizeBackward(TiledKernel[DequantizeBackwardDescriptor]):
-    """``dequantize_backward`` as a kernel."""
+class DequantizeBackward(TiledKernel[plans.DequantizeBackwardDescriptor]):
+    kernel, args = dequantize_backward, plans.DequantizeBackwardArgs
 
-    kernel, args = dequantize_backward, DequantizeBackwardArgs
-
-    def parameters(self, args: DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.DequantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {"ACCUMULATE": args.accumulate}

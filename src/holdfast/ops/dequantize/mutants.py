@@ -13,15 +13,12 @@ from holdfast.numerics.reference import Array, decode
 
 def _distributed(codes: Array, s: Array, zero_point: Array) -> Array:
     z = np.clip(zero_point, -(2**23), 2**23)
-    with np.errstate(all="ignore"):
-        apart: Array = codes.astype(s.dtype) * s - z.astype(s.dtype) * s
-        return apart
+    return np.asarray(codes.astype(s.dtype) * s - z.astype(s.dtype) * s)
 
 
 def without_zero_point(codes: Array, s: Array, zero_point: Array) -> Array:
     """Do not subtract the zero point."""
-    with np.errstate(all="ignore"):
-        return codes.astype(s.dtype) * s
+    return codes.astype(s.dtype) * s
 
 
 def _without_subnormals(found: Array, codes: Format, compute: Any) -> Array:
@@ -37,6 +34,10 @@ def _without_nan(found: Array, codes: Format, compute: Any) -> Array:
     return np.where(np.isnan(values), values.dtype.type(480), values)
 
 
+def _by_the_reciprocal(dy: Array, s: Array) -> Array:
+    return np.asarray(dy / (dy.dtype.type(1) / s))
+
+
 _D, _DB = "dequantize forward", "dequantize backward"
 
 MUTANTS = (
@@ -45,9 +46,5 @@ MUTANTS = (
     Mutant("float: no subnormal numbers", instead_of("decode", _without_subnormals), (_D,)),
     Mutant("float: NaN is a number", instead_of("decode", _without_nan), (_D,)),
     Mutant("no scale", instead_of("dequantize_backward", lambda dy, s: dy + 0 * s), (_DB,)),
-    Mutant(
-        "division by the reciprocal",
-        instead_of("dequantize_backward", lambda dy, s: dy / (dy.dtype.type(1) / s)),
-        (_DB,),
-    ),
+    Mutant("division by the reciprocal", instead_of("dequantize_backward", _by_the_reciprocal), (_DB,)),
 )

@@ -6,25 +6,22 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw
-from holdfast.core.plan import Plan
+from holdfast.core.draw import Draw, Results
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import Problem
 from holdfast.ops.affine.space import FREE, draw_problem, granularity_of
-from holdfast.ops.dequantize.cases import case
 from holdfast.ops.dequantize.torch_op import dequantize
 
-__all__ = ["FREE", "case", "draw", "public"]
+__all__ = ["FREE", "draw", "public"]
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     if plan.direction == "backward":
         return draw_problem(draw, granularity_of(plan), accumulate=draw.chance(4))
     return draw_problem(draw, granularity_of(plan), packs=True)
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     options = {"dtype": desc.output_dtype, "granularity": desc.granularity}
     if plan.direction == "forward":
         length = desc.shape[-1] if desc.packed else None

@@ -15,8 +15,8 @@ from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, PerChannel, PerGroup, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE
-from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, plans_by_granularity, select, shared_arguments
 from holdfast.ops.dequantize import plan as plans
@@ -63,8 +63,7 @@ def _dequantize(
         zero_point=zero_value if zero_point is None else zero_point,
         y=y,
     )
-    plan.run(current_stream(q.device), NO_WORKSPACE, args)
-    return y
+    return Work(plan, args, y)
 
 
 def _dequantize_fake(
@@ -77,8 +76,7 @@ def _dequantize_backward(dy, scale, scale_value, granularity, code_dtype):
     dq = on_huge_pages(torch.empty_like(dy, dtype=parse_dtype(code_dtype)))
     plan = _backward_plan(dy.shape, code_dtype, dy.device, granularity, dy.dtype)
     args = DequantizeBackwardArgs(dy=dy, scale=scale_value if scale is None else scale, dq=dq)
-    plan.run(current_stream(dy.device), NO_WORKSPACE, args)
-    return dq
+    return Work(plan, args, dq)
 
 
 def _dequantize_backward_fake(dy, scale, scale_value, granularity, code_dtype):
@@ -86,23 +84,18 @@ def _dequantize_backward_fake(dy, scale, scale_value, granularity, code_dtype):
 
 
 _from_integers = define(
-    "dequantize",
-    f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
-    _dequantize,
-    _dequantize_fake,
-)
+    "dequantize", f"(Tensor q, {SHARED_SCHEMA}, str dtype, str code_dtype, SymInt? length) -> Tensor",
+    _dequantize, _dequantize_fake,
+)  # fmt: skip
 _from_floats = define(
-    "dequantize_from_float",
-    f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor",
-    _dequantize,
+    "dequantize_from_float", f"(Tensor q, {SHARED_SCHEMA}, str dtype) -> Tensor", _dequantize,
     _dequantize_fake,
-)
+)  # fmt: skip
 _gradient = define(
     "dequantize_backward",
     "(Tensor dy, Tensor? scale, float scale_value, str granularity, str code_dtype) -> Tensor",
-    _dequantize_backward,
-    _dequantize_backward_fake,
-)
+    _dequantize_backward, _dequantize_backward_fake,
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

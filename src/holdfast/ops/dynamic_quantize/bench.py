@@ -8,43 +8,17 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Tensors
-from holdfast.core.contract import PlanPreference
-from holdfast.core.stream import Stream
+from holdfast.core.benchmark import Described, Tensors
 from holdfast.ops.affine.benchmark import INT4, ScaledCase, ScaledProblem, grouped, pack
 from holdfast.ops.choose_scale.plan import SCALE_FLOOR
-from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeDescriptor, DynamicQuantizePlan
+from holdfast.ops.dynamic_quantize.plan import DynamicQuantizePlan
 
 LAYOUTS = ("per token", "per group of 32", "per group of 128")
 
 
 @dataclass(frozen=True)
-class DynamicQuantizeCase(ScaledCase):
-    """Symmetric scales per token or per group, and the codes."""
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> DynamicQuantizeProblem:
-        descriptor = DynamicQuantizeDescriptor(
-            shape=self.shape(elements),
-            granularity=self.granularity,
-            input_dtype=self.real,
-            output_dtype=self.codes,
-            packed=self.packed,
-        )
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan = DynamicQuantizePlan.select(stream, descriptor, preference)
-        return DynamicQuantizeProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class DynamicQuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: DynamicQuantizeCase
-
-    def draw(self) -> Tensors:
-        tensors = super().draw()
-        shape, dtype = self.plan.descriptor.expected("scale")
-        return {**tensors, "scale": torch.empty(shape, dtype=dtype, device=self.stream.device)}
 
     def formula(self, tensors: Tensors) -> tuple[Callable[..., tuple[torch.Tensor, ...]], list[Any]]:
         case, shape = self.case, self.plan.descriptor.shape
@@ -57,6 +31,17 @@ class DynamicQuantizeProblem(ScaledProblem):
             return pack(q, case.code) if case.packed else q, scale.squeeze(-1)
 
         return quantize, [tensors["x"]]
+
+
+@dataclass(frozen=True)
+class DynamicQuantizeCase(ScaledCase):
+    """Symmetric scales per token or per group, and the codes."""
+
+    problem_type = DynamicQuantizeProblem
+
+    def described(self, elements: int) -> Described:
+        fields = {"granularity": self.granularity, "input_dtype": self.real, "output_dtype": self.codes}
+        return DynamicQuantizePlan, {"shape": self.shape(elements), "packed": self.packed, **fields}
 
 
 def _cases(layouts: tuple[str, ...], real: torch.dtype) -> list[DynamicQuantizeCase]:
@@ -72,7 +57,3 @@ def full_cases() -> list[DynamicQuantizeCase]:
 def cpu_cases() -> list[DynamicQuantizeCase]:
     """float32 to int8 and to packed int4, per token."""
     return _cases(LAYOUTS[:1], torch.float32)
-
-
-def quick_cases() -> list[DynamicQuantizeCase]:
-    return []

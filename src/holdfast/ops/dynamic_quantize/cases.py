@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -12,7 +11,7 @@ from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.formats import INT2, INT4, UINT2, UINT4
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.choose_scale.cases import Problem as ScaleProblem
 from holdfast.ops.choose_scale.cases import input_values, result
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizeDescriptor
@@ -89,13 +88,11 @@ def problems() -> list[Problem]:
     ]  # fmt: skip
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """All cases of dynamic_quantize."""
-    return [case(problem) for problem in problems()]
+def cases(plan: AnyPlan) -> list[Case]:
+    return [case(plan, problem) for problem in problems()]
 
 
-def case(problem: Problem) -> Case:
-    """The case of ``problem``."""
+def case(plan: AnyPlan, problem: Problem) -> Case:
     descriptor = DynamicQuantizeDescriptor(**problem.rule, packed=problem.packed)
     return Case(problem.name, descriptor, partial(_args, descriptor, problem))
 

@@ -13,7 +13,7 @@ from holdfast.ops.affine.mutants import nibbles_swapped
 from holdfast.ops.quantize.mutants import reciprocal_codes, ties_away
 
 
-def _half_precision(
+def half_precision(
     scale: torch.Tensor, granularity: Granularity, shape: tuple[int, ...], compute: Float
 ) -> Array:
     """Round the scale to bfloat16."""
@@ -24,7 +24,7 @@ _D = ("dynamic_quantize forward",)
 
 MUTANTS = (
     Mutant("swapped nibbles", nibbles_swapped, _D),
-    Mutant("scale in half precision", instead_of("scale_array", _half_precision), _D),
+    Mutant("scale in half precision", instead_of("scale_array", half_precision), _D),
     Mutant("codes by the reciprocal", instead_of("quantize", reciprocal_codes), _D),
     Mutant("ties away from zero", instead_of("quantize", ties_away), _D),
 )

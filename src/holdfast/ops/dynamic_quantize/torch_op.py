@@ -13,7 +13,8 @@ from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import Granularity, PerToken, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan, workspace_of
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import empty_codes
 from holdfast.ops.choose_scale.torch_op import RULE_SCHEMA, empty_scale, scale_rule
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeArgs, DynamicQuantizePlan
@@ -36,8 +37,7 @@ def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max, narrow, 
 def _quantize_dynamic(x, granularity, dtype, q_min, q_max, narrow, packed):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max, narrow, packed, True)
     q, scale = on_huge_pages(empty_codes(x, dtype, packed)), empty_scale(x, granularity)
-    plan.run(current_stream(x.device), workspace_of(plan, x), DynamicQuantizeArgs(x=x, q=q, scale=scale))
-    return q, scale
+    return Work(plan, DynamicQuantizeArgs(x=x, q=q, scale=scale), (q, scale))
 
 
 def _quantize_dynamic_fake(x, granularity, dtype, q_min, q_max, narrow, packed):
@@ -49,8 +49,7 @@ def _quantize_dynamic_affine(x, granularity, dtype, q_min, q_max, narrow, packed
     q, scale = on_huge_pages(empty_codes(x, dtype, packed)), empty_scale(x, granularity)
     zero_point = empty_scale(x, granularity, torch.int32)
     args = DynamicQuantizeArgs(x=x, q=q, scale=scale, zero_point=zero_point)
-    plan.run(current_stream(x.device), workspace_of(plan, x), args)
-    return q, scale, zero_point
+    return Work(plan, args, (q, scale, zero_point))
 
 
 def _quantize_dynamic_affine_fake(x, granularity, dtype, q_min, q_max, narrow, packed):

@@ -3,76 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from holdfast.core.benchmark import Call, Case, Problem, Tensors
-from holdfast.core.contract import PlanPreference
-from holdfast.core.plan import Plan
-from holdfast.core.stream import Stream
-from holdfast.ops.embedding.plan import (
-    EmbeddingBackwardDescriptor,
-    EmbeddingBackwardPlan,
-    EmbeddingDescriptor,
-    EmbeddingPlan,
-)
+from holdfast.core.benchmark import Call, Described, Problem, SizedCase, Tensors
+from holdfast.ops.embedding.plan import EmbeddingBackwardPlan, EmbeddingPlan
 from holdfast.ops.embedding.torch_op import embedding
 
 
 @dataclass(frozen=True)
-class EmbeddingCase(Case):
-    """``count`` indices of distribution ``spread`` into ``rows`` rows of ``columns``: lookup or gradient."""
-
-    rows: int
-    columns: int
-    count: int
-    spread: str
-    backward: bool = False
-
-    def facts(self) -> dict[str, Any]:
-        sizes = {"rows": self.rows, "columns": self.columns, "count": self.count, "spread": self.spread}
-        return {**super().facts(), **sizes}
-
-    @property
-    def largest(self) -> int:
-        """Number of elements of the largest tensor."""
-        return max(self.rows, self.count) * self.columns
-
-    def elements(self, *, on_gpu: bool, quick: bool) -> int:
-        return self.largest // 16 if quick else self.largest
-
-    @property
-    def label(self) -> str:
-        return f"V={self.rows} D={self.columns} N={self.count}, {self.spread}"
-
-    def at(self, elements: int) -> EmbeddingCase:
-        if elements >= self.largest:
-            return self
-        rows, count = (max(1, size * elements // self.largest) for size in (self.rows, self.count))
-        return replace(self, rows=rows, count=count)
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> EmbeddingProblem:
-        sized = self.at(elements)
-        fields: dict[str, Any] = {
-            "shape": (sized.count,), "num_embeddings": sized.rows, "embedding_dim": self.columns,
-            "dtype": self.real,
-        }  # fmt: skip
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan: Plan[Any, Any]
-        if self.backward:
-            plan = EmbeddingBackwardPlan.select(stream, EmbeddingBackwardDescriptor(**fields), preference)
-        else:
-            plan = EmbeddingPlan.select(stream, EmbeddingDescriptor(**fields), preference)
-        return EmbeddingProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class EmbeddingProblem(Problem):
-    """A case at one size on one device."""
-
     case: EmbeddingCase
 
     def draw(self) -> Tensors:
@@ -131,6 +74,36 @@ class EmbeddingProblem(Problem):
             return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
         dense = torch.ops.aten.embedding_dense_backward
         return lambda: dense(tensors["dout"], tensors["indices"], self.plan.descriptor.rows, -1, False)
+
+
+@dataclass(frozen=True)
+class EmbeddingCase(SizedCase):
+    """``count`` indices of distribution ``spread`` into ``rows`` rows of ``columns``: lookup or gradient."""
+
+    problem_type = EmbeddingProblem
+    lengths = ("rows", "count")
+
+    rows: int
+    columns: int
+    count: int
+    spread: str
+    backward: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        sizes = {"rows": self.rows, "columns": self.columns, "count": self.count, "spread": self.spread}
+        return {**super().facts(), **sizes}
+
+    @property
+    def label(self) -> str:
+        return f"V={self.rows} D={self.columns} N={self.count}, {self.spread}"
+
+    def described(self, elements: int) -> Described:
+        sized = self.at(elements)
+        fields: dict[str, Any] = {
+            "shape": (sized.count,), "num_embeddings": sized.rows, "embedding_dim": self.columns,
+            "dtype": self.real,
+        }  # fmt: skip
+        return EmbeddingBackwardPlan if self.backward else EmbeddingPlan, fields
 
 
 #: (rows, columns, number of indices, their distribution, dtype).

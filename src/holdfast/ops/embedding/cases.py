@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from holdfast.core.case import Case, laid_out, poisoned_output
-from holdfast.core.plan import Args, Plan
-from holdfast.ops.embedding.plan import (
-    EmbeddingArgs,
-    EmbeddingBackwardArgs,
-    EmbeddingBackwardDescriptor,
-    EmbeddingDescriptor,
-)
+from holdfast.core.case import Case, laid_out, outputs_of
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
 
 
@@ -98,67 +91,32 @@ _BACKWARD = (
 )
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+def cases(plan: AnyPlan) -> list[Case]:
     forward = plan.direction == "forward"
     return [case(plan, problem) for problem in (*_SHARED, *(_FORWARD if forward else _BACKWARD))]
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
-    return (_forward if plan.direction == "forward" else _backward)(problem)
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    fields: dict[str, Any] = {
+        "shape": problem.shape, "num_embeddings": problem.rows, "embedding_dim": problem.columns,
+        "dtype": problem.dtype, "index_dtype": problem.index_dtype,
+    }  # fmt: skip
+    if plan.direction == "forward":
+        fields["bad_index"] = problem.bad_index
+    else:
+        fields |= {"padding_idx": problem.padding, "scale_grad_by_freq": problem.frequency}
+    desc = plan.Descriptor(**fields)
+    return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
 
 
-def _case(problem: Problem, descriptor: Any, make: Callable[..., Args]) -> Case:
-    return Case(problem.name, descriptor, partial(make, problem))
+def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
+    def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return row_values(f"{name}/{problem.name}", shape, dtype)
 
-
-def _forward(problem: Problem) -> Case:
-    descriptor = EmbeddingDescriptor(
-        shape=problem.shape,
-        num_embeddings=problem.rows,
-        embedding_dim=problem.columns,
-        dtype=problem.dtype,
-        index_dtype=problem.index_dtype,
-        bad_index=problem.bad_index,
-    )
-    return _case(problem, descriptor, _forward_args)
-
-
-def _forward_args(problem: Problem) -> EmbeddingArgs:
-    weight = row_values(
-        f"weight/{problem.name}", (problem.rows, problem.columns), problem.dtype, problem.values
-    )
-    return EmbeddingArgs(
-        weight=laid_out(weight, problem.layouts[0]),
-        indices=problem.indices(),
-        out=poisoned_output((*problem.shape, problem.columns), problem.dtype, problem.layouts[2]),
-    )
-
-
-def _backward(problem: Problem) -> Case:
-    descriptor = EmbeddingBackwardDescriptor(
-        shape=problem.shape,
-        num_embeddings=problem.rows,
-        embedding_dim=problem.columns,
-        dtype=problem.dtype,
-        index_dtype=problem.index_dtype,
-        padding_idx=problem.padding,
-        scale_grad_by_freq=problem.frequency,
-    )
-    return _case(problem, descriptor, _backward_args)
-
-
-def _backward_args(problem: Problem) -> EmbeddingBackwardArgs:
-    dweight = poisoned_output((problem.rows, problem.columns), problem.dtype, problem.layouts[2])
+    read = "dout" if "dout" in args.inputs else "weight"
+    shape, dtype = desc.expected(read)
+    values = row_values(f"{read}/{problem.name}", shape, dtype, problem.values)
+    made: dict[str, Any] = {read: laid_out(values, problem.layouts[0]), "indices": problem.indices()}
     if problem.accumulate:
-        dweight.copy_(row_values(f"dweight/{problem.name}", dweight.shape, problem.dtype))
-    dout = row_values(
-        f"dout/{problem.name}", (*problem.shape, problem.columns), problem.dtype, problem.values
-    )
-    return EmbeddingBackwardArgs(
-        dout=laid_out(dout, problem.layouts[0]),
-        indices=problem.indices(),
-        dweight=dweight,
-        accumulate=problem.accumulate,
-    )
+        made["accumulate"] = True
+    return args(**made, **outputs_of(args, desc, problem.layouts[2], old if problem.accumulate else None))

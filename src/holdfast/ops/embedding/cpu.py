@@ -58,8 +58,6 @@ def _compile() -> None:
 
 
 class Embedding(IndexedKernel[EmbeddingDescriptor]):
-    """``embedding``."""
-
     def compile(self) -> None:
         _compile()
 

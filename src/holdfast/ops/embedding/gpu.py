@@ -56,24 +56,11 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
         walk = loops(desc.shape, args.indices.stride(), args.out.stride())
         steps = Steps(self.device, args)
         steps.add(
-            embedding,
-            -(-desc.count // rows) * tiles,
-            out="out",
-            weight="weight",
-            indices="indices",
+            embedding, -(-desc.count // rows) * tiles, desc,
             reports=reports.words if reports else "indices",
-            count=desc.count,
-            rows=desc.rows,
-            place=reports.word(BadIndex(desc.rows)) if reports else 0,
-            columns=desc.columns,
-            tiles=tiles,
-            sizes=(*walk.sizes, desc.columns),
-            out_strides=(*walk.strides[1], args.out.stride(-1)),
-            weight_strides=tuple(args.weight.stride()),
-            index_strides=(*walk.strides[0], 0),
-            RAISE=raises,
-            ROWS=rows,
-            COLUMNS=columns,
-            num_warps=WARPS,
-        )
+            place=reports.word(BadIndex(desc.rows)) if reports else 0, tiles=tiles,
+            sizes=(*walk.sizes, desc.columns), out_strides=(*walk.strides[1], args.out.stride(-1)),
+            weight_strides=tuple(args.weight.stride()), index_strides=(*walk.strides[0], 0),
+            RAISE=raises, ROWS=rows, COLUMNS=columns, num_warps=WARPS,
+        )  # fmt: skip
         return steps.launch

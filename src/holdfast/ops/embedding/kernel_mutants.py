@@ -9,50 +9,30 @@ from holdfast.core.mutant import KernelMutant
 _mutant = partial(KernelMutant, plans=("EmbeddingPlan",))
 _CPU, _GPU = "holdfast.ops.embedding.cpu", "holdfast.ops.embedding.gpu"
 
+# fmt: off
 MUTANTS = (
-    _mutant(
-        "the last column lost",
-        _CPU,
+    _mutant("the last column lost", _CPU,
         "copy(target, weight_at + index * row_step * item, columns * item)",
-        "copy(target, weight_at + index * row_step * item, (columns - 1) * item)",
-    ),
-    _mutant(
-        "the column stride of the output for that of the table",
-        _CPU,
+        "copy(target, weight_at + index * row_step * item, (columns - 1) * item)"),
+    _mutant("the column stride of the output for that of the table", _CPU,
         "row_step * item, step, columns, target, out_step, item)",
-        "row_step * item, out_step, columns, target, out_step, item)",
-    ),
-    _mutant(
-        "a row after the last",
-        _CPU,
+        "row_step * item, out_step, columns, target, out_step, item)"),
+    _mutant("a row after the last", _CPU,
         "if index < 0 or index >= rows:",
-        "if index < 0 or index >= rows + (rows > 0):",  # an empty table has no memory to read
-    ),
+        "if index < 0 or index >= rows + (rows > 0):"),
     _mutant("one byte of a zero", _CPU, "for b in range(item):", "for b in range(1):"),
-    _mutant(
-        "the row of another index",
-        _CPU,
+    _mutant("the row of another index", _CPU,
         "move(weight_at + index * row_step * item,",
-        "move(weight_at + n * row_step * item,",
-    ),
+        "move(weight_at + n * row_step * item,"),
     _mutant("a mask one column too wide", _GPU, "inside = column < columns", "inside = column <= columns"),
-    _mutant(
-        "a row after the last",
-        _GPU,
+    _mutant("a row after the last", _GPU,
         "known = exists & (index >= 0) & (index < rows)",
-        "known = exists & (index >= 0) & (index <= rows)",
-    ),
+        "known = exists & (index >= 0) & (index <= rows)"),
     _mutant("the last index dropped", _GPU, "exists = number < count", "exists = number < count - 1"),
-    _mutant(
-        "the column stride of the output for that of the table",
-        _GPU,
+    _mutant("the column stride of the output for that of the table", _GPU,
         "column * weight_strides[1]",
-        "column * out_strides[len(sizes) - 1]",
-    ),
-    _mutant(
-        "the strides of the output for those of the indices",
-        _GPU,
+        "column * out_strides[len(sizes) - 1]"),
+    _mutant("the strides of the output for those of the indices", _GPU,
         "row_offsets(number, sizes, index_strides)",
-        "row_offsets(number, sizes, out_strides) // columns",
-    ),
+        "row_offsets(number, sizes, out_strides) // columns"),
 )

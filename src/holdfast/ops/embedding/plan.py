@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from holdfast.core.declaration import Implementation, Output, arguments
-from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Args, Plan
 from holdfast.ops.segment_sum.indexed import (
-    IndexedDescriptor,
     SummingArgs,
+    TableDescriptor,
     count_roundings,
     summing_ulp,
     validate_bad_index,
@@ -24,27 +23,18 @@ from holdfast.ops.segment_sum.indexed import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingDescriptor(IndexedDescriptor):
+class EmbeddingDescriptor(TableDescriptor):
     """``shape`` is the shape of the indices; each reads a row of a (num_embeddings, embedding_dim) table.
 
     An index out of range reads as zeros. With ``bad_index`` "raise" it also raises an error: on the CPU
     before anything is written; on CUDA at the next run of any plan, or at ``check_errors``.
     """
 
-    num_embeddings: int
-    embedding_dim: int
     bad_index: str = "raise"
-
-    sizes = ("num_embeddings", "embedding_dim")
 
     @property
     def empty(self) -> bool:
         return self.count == 0 or self.embedding_dim == 0
-
-    def expected(self, name: str) -> Expected:
-        if name == "indices":
-            return self.shape, self.index_dtype
-        return (self.shape if name == "out" else (self.num_embeddings,)) + (self.embedding_dim,), self.dtype
 
     def validate(self) -> None:
         super().validate()
@@ -52,18 +42,14 @@ class EmbeddingDescriptor(IndexedDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingBackwardDescriptor(IndexedDescriptor):
+class EmbeddingBackwardDescriptor(TableDescriptor):
     """Indices equal to ``padding_idx`` or out of range are skipped.
 
     With ``scale_grad_by_freq`` the sum of a row is divided by its number of terms.
     """
 
-    num_embeddings: int
-    embedding_dim: int
     padding_idx: int | None = None
     scale_grad_by_freq: bool = False
-
-    sizes = ("num_embeddings", "embedding_dim")
 
     @property
     def empty(self) -> bool:
@@ -76,12 +62,6 @@ class EmbeddingBackwardDescriptor(IndexedDescriptor):
     @property
     def by_count(self) -> bool:
         return self.scale_grad_by_freq
-
-    def expected(self, name: str) -> Expected:
-        if name == "indices":
-            return self.shape, self.index_dtype
-        rows = (self.num_embeddings,) if name == "dweight" else self.shape
-        return (*rows, self.embedding_dim), self.dtype
 
     def validate(self) -> None:
         super().validate()

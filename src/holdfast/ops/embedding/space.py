@@ -6,18 +6,16 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw
-from holdfast.core.plan import Plan
-from holdfast.ops.embedding.cases import Problem, case
+from holdfast.core.draw import Draw, Results
+from holdfast.core.plan import AnyPlan
+from holdfast.ops.embedding.cases import Problem
 from holdfast.ops.embedding.torch_op import embedding
 from holdfast.ops.segment_sum.space import draw_spread, draw_table
-
-__all__ = ["FREE", "case", "draw", "public"]
 
 FREE = ("values", "spread")
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     shape = draw.shape()
     fields = draw_table(draw, shape)
     fields["spread"] = draw_spread(draw, fields["rows"])
@@ -30,9 +28,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     return Problem(draw.label, shape, **fields)
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     if plan.direction == "forward":
         return {"out": embedding(args.indices, args.weight, bad_index=desc.bad_index)}
     if args.accumulate:

@@ -22,8 +22,9 @@ from holdfast.core.contract import PlanPreference
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap
+from holdfast.core.repeated import Work
+from holdfast.core.stream import Stream
+from holdfast.core.torch_op import by_sample, define, register_vmap
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -70,8 +71,7 @@ def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index
     plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
     out = on_huge_pages(weight.new_empty((*input.shape, weight.shape[1])))
     args = EmbeddingArgs(weight=weight, indices=input, out=out)
-    plan.run(current_stream(weight.device), NO_WORKSPACE, args)
-    return out
+    return Work(plan, args, out)
 
 
 def _embedding_fake(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
@@ -84,10 +84,8 @@ def _embedding_backward(dout, input, num_embeddings, padding_idx, scale_grad_by_
         input.shape, input.dtype, num_embeddings, columns, dout.dtype, device, padding_idx, scale_grad_by_freq
     )
     dweight = on_huge_pages(dout.new_empty((num_embeddings, columns)))
-    workspace = Workspace.allocate(plan.workspace_size(), device)
     args = EmbeddingBackwardArgs(dout=dout, indices=input, dweight=dweight)
-    plan.run(current_stream(device), workspace, args)
-    return dweight
+    return Work(plan, args, dweight)
 
 
 def _embedding_backward_fake(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):
@@ -102,8 +100,9 @@ def _touched_rows_backward(dout, input, num_embeddings, padding_idx, scale_grad_
     kept = (flat >= 0) & (flat < num_embeddings) & (flat != padding_idx)
     rows = torch.unique(flat[kept])
     numbers = torch.where(kept, torch.searchsorted(rows, flat), -1)
-    values = _embedding_backward(dout.reshape(-1, dout.shape[-1]), numbers, len(rows), -1, scale_grad_by_freq)
-    return rows.to(torch.int64), values
+    flat_dout = dout.reshape(-1, dout.shape[-1])
+    work = _embedding_backward(flat_dout, numbers, len(rows), -1, scale_grad_by_freq)
+    return rows.to(torch.int64), work.run()
 
 
 def _touched_rows_backward_fake(dout, input, num_embeddings, padding_idx, scale_grad_by_freq):

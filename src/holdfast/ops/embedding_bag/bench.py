@@ -3,85 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from holdfast.core.benchmark import Call, Case, Problem, Tensors
-from holdfast.core.contract import PlanPreference
-from holdfast.core.plan import Plan
-from holdfast.core.stream import Stream
-from holdfast.ops.embedding_bag.plan import (
-    MODES,
-    EmbeddingBagBackwardDescriptor,
-    EmbeddingBagBackwardPlan,
-    EmbeddingBagDescriptor,
-    EmbeddingBagPlan,
-)
+from holdfast.core.benchmark import Call, Described, Problem, SizedCase, Tensors
+from holdfast.ops.embedding_bag.plan import MODES, EmbeddingBagBackwardPlan, EmbeddingBagPlan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 
 
 @dataclass(frozen=True)
-class BagCase(Case):
-    """``bags`` bags of ``length`` uniform indices into ``rows`` rows of ``columns``."""
-
-    rows: int
-    columns: int
-    bags: int
-    length: int
-    mode: str
-    offsets: bool
-    backward: bool = False
-
-    def facts(self) -> dict[str, Any]:
-        sizes = {"rows": self.rows, "columns": self.columns, "bags": self.bags, "length": self.length}
-        return {**super().facts(), **sizes, "mode": self.mode, "offsets": self.offsets}
-
-    @property
-    def largest(self) -> int:
-        """Number of elements of the largest tensor."""
-        return max(self.rows, self.bags) * self.columns
-
-    def elements(self, *, on_gpu: bool, quick: bool) -> int:
-        return self.largest // 16 if quick else self.largest
-
-    @property
-    def label(self) -> str:
-        given = "offsets" if self.offsets else "rows"
-        return f"{self.mode}, V={self.rows} D={self.columns}, {self.bags} bags of {self.length} by {given}"
-
-    def at(self, elements: int) -> BagCase:
-        if elements >= self.largest:
-            return self
-        rows, bags = (max(1, size * elements // self.largest) for size in (self.rows, self.bags))
-        return replace(self, rows=rows, bags=bags)
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> BagProblem:
-        sized = self.at(elements)
-        fields: dict[str, Any] = {
-            "shape": (sized.bags * self.length,) if self.offsets else (sized.bags, self.length),
-            "offsets": sized.bags if self.offsets else None,
-            "num_embeddings": sized.rows,
-            "embedding_dim": self.columns,
-            "dtype": self.real,
-            "mode": self.mode,
-        }
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan: Plan[Any, Any]
-        if self.backward:
-            backward = EmbeddingBagBackwardDescriptor(**fields)
-            plan = EmbeddingBagBackwardPlan.select(stream, backward, preference)
-        else:
-            plan = EmbeddingBagPlan.select(stream, EmbeddingBagDescriptor(**fields), preference)
-        return BagProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class BagProblem(Problem):
-    """A case at one size on one device."""
-
     case: BagCase
 
     def draw(self) -> Tensors:
@@ -146,6 +80,40 @@ class BagProblem(Problem):
         weight = self._table(tensors)
         out = F.embedding_bag(indices, weight, offsets, mode=mode)
         return lambda: torch.autograd.grad(out, weight, tensors["dout"], retain_graph=True)
+
+
+@dataclass(frozen=True)
+class BagCase(SizedCase):
+    """``bags`` bags of ``length`` uniform indices into ``rows`` rows of ``columns``."""
+
+    problem_type = BagProblem
+    lengths = ("rows", "bags")
+
+    rows: int
+    columns: int
+    bags: int
+    length: int
+    mode: str
+    offsets: bool
+    backward: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        sizes = {"rows": self.rows, "columns": self.columns, "bags": self.bags, "length": self.length}
+        return {**super().facts(), **sizes, "mode": self.mode, "offsets": self.offsets}
+
+    @property
+    def label(self) -> str:
+        given = "offsets" if self.offsets else "rows"
+        return f"{self.mode}, V={self.rows} D={self.columns}, {self.bags} bags of {self.length} by {given}"
+
+    def described(self, elements: int) -> Described:
+        sized = self.at(elements)
+        fields: dict[str, Any] = {
+            "shape": (sized.bags * self.length,) if self.offsets else (sized.bags, self.length),
+            "offsets": sized.bags if self.offsets else None, "num_embeddings": sized.rows,
+            "embedding_dim": self.columns, "dtype": self.real, "mode": self.mode,
+        }  # fmt: skip
+        return EmbeddingBagBackwardPlan if self.backward else EmbeddingBagPlan, fields
 
 
 def _case(mode: str, offsets: bool, bags: int, *, backward: bool, **more: Any) -> BagCase:

@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
-from holdfast.core.plan import Plan
-from holdfast.ops.embedding_bag.plan import (
-    EmbeddingBagArgs,
-    EmbeddingBagBackwardArgs,
-    EmbeddingBagBackwardDescriptor,
-    EmbeddingBagDescriptor,
-)
+from holdfast.core.case import Case, laid_out, outputs_of, random_bits
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.ops.segment_sum.cases import LENGTHS, index_values, row_values
 
 
@@ -52,18 +46,12 @@ class Problem:
     def fields(self) -> dict[str, Any]:
         """Fields of both descriptors."""
         return {
-            "shape": self.shape,
-            "num_embeddings": self.rows,
-            "embedding_dim": self.columns,
-            "mode": self.mode,
-            "dtype": self.dtype,
-            "index_dtype": self.index_dtype,
+            "shape": self.shape, "num_embeddings": self.rows, "embedding_dim": self.columns,
+            "mode": self.mode, "dtype": self.dtype, "index_dtype": self.index_dtype,
             "offsets": None if self.bags is None else len(self.bags) + self.last,
-            "offsets_dtype": self.offsets_dtype or self.index_dtype,
-            "include_last_offset": self.last,
-            "padding_idx": self.padding,
-            "per_sample_weights": self.weighted,
-        }
+            "offsets_dtype": self.offsets_dtype or self.index_dtype, "include_last_offset": self.last,
+            "padding_idx": self.padding, "per_sample_weights": self.weighted,
+        }  # fmt: skip
 
     @property
     def indices(self) -> torch.Tensor:
@@ -171,71 +159,36 @@ _BACKWARD = (
 
 #: Shared problems whose backward is covered by others.
 _FORWARD_ALONE = (
-    "float64",
-    "padding in a sum",
-    "mean of bags of one size",
-    "bags of nothing",
-    "special values",
-    "many bags",
-    "weighted vectors of columns",
-)
+    "float64", "padding in a sum", "mean of bags of one size", "bags of nothing", "special values",
+    "many bags", "weighted vectors of columns",
+)  # fmt: skip
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
+def cases(plan: AnyPlan) -> list[Case]:
     if plan.direction == "forward":
         return [case(plan, problem) for problem in _SHARED]
     shared = [problem for problem in _SHARED if problem.name not in _FORWARD_ALONE]
     return [case(plan, problem) for problem in (*shared, *_BACKWARD)]
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    """The case of ``plan`` for ``problem``."""
-    return (_forward if plan.direction == "forward" else _backward)(problem)
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    more: dict[str, Any] = {"bad_index": problem.bad_index}
+    if plan.direction == "backward":
+        of_table, of_weights = problem.gradients or (True, problem.weighted)
+        more = {"scale_grad_by_freq": problem.frequency}
+        more |= {"dweight": of_table, "dper_sample_weights": of_weights}
+    desc = plan.Descriptor(**problem.fields, **more)
+    return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
 
 
-def _forward(problem: Problem) -> Case:
-    descriptor = EmbeddingBagDescriptor(**problem.fields, bad_index=problem.bad_index)
-    return Case(problem.name, descriptor, partial(_forward_args, descriptor, problem))
+def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
+    def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return row_values(f"bag {name}/{problem.name}", shape, dtype)
 
-
-def _forward_args(desc: EmbeddingBagDescriptor, problem: Problem) -> EmbeddingBagArgs:
-    return EmbeddingBagArgs(
-        weight=problem.table,
-        indices=problem.indices,
-        offsets=problem.offsets,
-        per_sample_weights=problem.weights,
-        out=poisoned_output((desc.bags, problem.columns), problem.dtype, problem.layouts[2]),
-    )
-
-
-def _backward(problem: Problem) -> Case:
-    of_table, of_weights = problem.gradients or (True, problem.weighted)
-    descriptor = EmbeddingBagBackwardDescriptor(
-        **problem.fields,
-        scale_grad_by_freq=problem.frequency,
-        dweight=of_table,
-        dper_sample_weights=of_weights,
-    )
-    return Case(problem.name, descriptor, partial(_backward_args, descriptor, problem))
-
-
-def _backward_args(desc: EmbeddingBagBackwardDescriptor, problem: Problem) -> EmbeddingBagBackwardArgs:
-    outputs: dict[str, torch.Tensor | None] = {}
-    for name in ("dweight", "dper_sample_weights"):
-        expected = desc.expected(name)
-        outputs[name] = out = None
-        if expected is not None:
-            outputs[name] = out = poisoned_output(*expected, problem.layouts[2])
-            if problem.accumulate:
-                out.copy_(row_values(f"bag {name}/{problem.name}", out.shape, problem.dtype))
-    return EmbeddingBagBackwardArgs(
-        dout=problem.real("dout", desc.bags, problem.columns, layout=problem.upstream),
-        indices=problem.indices,
-        offsets=problem.offsets,
-        per_sample_weights=problem.weights if desc.expected("per_sample_weights") else None,
-        weight=problem.table if desc.expected("weight") else None,
-        dweight=outputs["dweight"],
-        dper_sample_weights=outputs["dper_sample_weights"],
-        accumulate=problem.accumulate,
-    )
+    made: dict[str, Any] = {"indices": problem.indices, "offsets": problem.offsets}
+    made |= {"per_sample_weights": problem.weights, "weight": problem.table}
+    made = {name: value if desc.expected(name) else None for name, value in made.items()}
+    if "dout" in args.inputs:
+        made["dout"] = problem.real("dout", desc.bags, problem.columns, layout=problem.upstream)
+        made["accumulate"] = problem.accumulate
+    return args(**made, **outputs_of(args, desc, problem.layouts[2], old if problem.accumulate else None))

@@ -468,64 +468,45 @@ class Bags:
         self.maxima = layout.take(self.blocks, torch.int32)
         self.windows = 0 if self.even or not keys else -(-desc.count // CHUNK.value)
         self.keys = layout.take(self.windows, torch.int32)
-        self.bags = layout.take(desc.count if bags else 0, torch.int32)
+        self.bags_of = layout.take(desc.count if bags else 0, torch.int32)
         self.skipped = layout.take(desc.bags if counted else 0, torch.int32)
 
     def add_steps(self, steps: Steps, walks: Walks, offsets: torch.Tensor | None, raises: bool) -> None:
         desc, lanes = self.desc, self.tuning.lanes
-        listed = self.bags.count > 0
+        listed = self.bags_of.count > 0
         counted = listed and self.skipped.count > 0
         if self.skipped.count:
             add_clear(steps, self.skipped, lanes)
-        entries = desc.offsets or 0
         work = self.work(raises)
         if not work:
             return
-        reports, bad_index, bad_offset = self.report_words(raises)
         steps.add(
-            find_bags,
-            -(-work // lanes),
-            starts=self.starts,
-            maxima=self.maxima,
-            keys=self.keys,
-            bags_of=self.bags,
-            skipped=self.skipped,
-            indices="indices",
-            offsets="indices" if self.even else "offsets",
-            reports=reports,
-            count=desc.count,
-            rows=desc.rows,
-            padding=desc.padding,
-            bags=desc.bags,
-            entries=entries,
-            length=max(desc.length, 1),
-            step=power_below(entries),
-            bad_index=bad_index,
-            bad_offset=bad_offset,
-            offset_step=1 if offsets is None else offsets.stride(0),
-            sizes=walks.sizes,
-            strides=walks.strides[0],
-            OFFSETS=not self.even,
-            KEYS=self.windows > 0,
-            BAGS=listed,
-            COUNT=counted,
-            RAISE=raises,
-            TILE=lanes,
-            num_warps=self.tuning.warps,
-        )
+            find_bags, -(-work // lanes), self, self.parameters(offsets, raises),
+            count=desc.count, rows=desc.rows, padding=desc.padding, bags=desc.bags,
+            length=max(desc.length, 1), sizes=walks.sizes, strides=walks.strides[0],
+            BAGS=listed, COUNT=counted, TILE=lanes, num_warps=self.tuning.warps,
+        )  # fmt: skip
 
-    def report_words(self, raises: bool) -> tuple[StepOperand, int, int]:
-        """The reports and their words for bad indices and offsets; "indices" if reports are unused."""
-        desc = self.desc
-        if self.even and not raises:
-            return "indices", 0, 0
-        reports = device_errors.reports_on(self.device)
-        bad_index = reports.word(BadIndex(desc.rows)) if raises else 0
-        return reports.words, bad_index, 0 if self.even else reports.word(BadOffset(desc.count))
+    def parameters(self, offsets: torch.Tensor | None, raises: bool) -> dict[str, Any]:
+        """Parameters of a kernel that finds the bags. Pointers that it does not use are "indices"."""
+        desc, entries = self.desc, self.desc.offsets or 0
+        reports = device_errors.reports_on(self.device) if raises or not self.even else None
+        return {
+            "offsets": "indices" if offsets is None else "offsets",
+            "reports": reports.words if reports else "indices",
+            "bad_index": reports.word(BadIndex(desc.rows)) if reports and raises else 0,
+            "bad_offset": reports.word(BadOffset(desc.count)) if reports and not self.even else 0,
+            "entries": entries,
+            "step": power_below(entries),
+            "offset_step": 1 if offsets is None else offsets.stride(0),
+            "OFFSETS": not self.even,
+            "KEYS": self.windows > 0,
+            "RAISE": raises,
+        }
 
     def work(self, raises: bool) -> int:
         """Number of elements that ``find_bags`` processes."""
-        places = self.desc.count if raises or self.bags.count else 0
+        places = self.desc.count if raises or self.bags_of.count else 0
         return max(places, 0 if self.even else self.desc.bags + 1, self.windows)
 
     @property
@@ -549,30 +530,12 @@ def _add_max(
     rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
     tiles = -(-desc.columns // columns)
     steps.add(
-        max_bags,
-        -(-desc.bags // rows) * tiles,
-        out=out,
-        weight="weight",
-        indices="indices",
-        starts="indices" if bags.even else bags.starts,
-        rows=desc.rows,
-        padding=desc.padding,
-        bags=desc.bags,
-        length=desc.length,
-        columns=desc.columns,
-        tiles=tiles,
-        sizes=walks.sizes,
-        strides=walks.strides[0],
-        weight_strides=weight_strides,
-        out_strides=out_strides,
-        BOUNDS=bags.bounds.kind,
-        PLACES=isinstance(out, Region),
-        COMPUTE=_compute(desc),
-        ROWS=rows,
-        COLUMNS=columns,
-        UNROLL=tuning.unroll,
-        num_warps=tuning.warps,
-    )
+        max_bags, -(-desc.bags // rows) * tiles, desc,
+        out=out, starts="indices" if bags.even else bags.starts, tiles=tiles, sizes=walks.sizes,
+        strides=walks.strides[0], weight_strides=weight_strides, out_strides=out_strides,
+        BOUNDS=bags.bounds.kind, PLACES=isinstance(out, Region), COMPUTE=_compute(desc),
+        ROWS=rows, COLUMNS=columns, UNROLL=tuning.unroll, num_warps=tuning.warps,
+    )  # fmt: skip
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
@@ -629,53 +592,20 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         factors: str, term: Any,
     ) -> None:  # fmt: skip
         desc, bags, cleared, tuning = self.desc, self.bags, summing.arrivals.count, self.tuning
-        raises, entries, even = desc.bad_index == "raise", desc.offsets or 0, bags.even
+        raises = desc.bad_index == "raise"
         find_programs = -(-max(bags.work(raises), cleared) // tuning.beside_lanes)
         rows, columns = summing.tuning.tile_of(desc.columns, desc.dtype.itemsize, tuning.bag_bytes)
         tiles = -(-desc.columns // columns)
-        owned = 0 if even and desc.length > tuning.short else desc.bags
-        reports, bad_index, bad_offset = bags.report_words(raises)
+        owned = 0 if bags.even and desc.length > tuning.short else desc.bags
         steps.add(
-            sum_short_bags,
-            find_programs + -(-owned // rows) * tiles,
-            out=out.at,
-            weight="weight",
-            indices="indices",
-            factors=factors,
-            offsets="indices" if even else "offsets",
-            starts=bags.starts,
-            maxima=bags.maxima,
-            keys=bags.keys,
-            arrivals=summing.arrivals,
-            reports=reports,
-            count=desc.count,
-            bags=desc.bags,
-            entries=entries,
-            length=desc.length,
-            step=power_below(entries),
-            bad_index=bad_index,
-            bad_offset=bad_offset,
-            find_programs=find_programs,
-            cleared=cleared,
-            offset_step=1 if args.offsets is None else args.offsets.stride(0),
-            columns=desc.columns,
-            tiles=tiles,
-            out_sizes=out.sizes,
-            out_strides=out.strides,
-            **walk._asdict(),
-            TERM=term,
-            OFFSETS=not even,
-            KEYS=bags.windows > 0,
-            RAISE=raises,
-            SHORT=tuning.short,
-            BY_COUNT=summing.by_count,
-            COMPUTE=_compute(desc),
-            ROWS=rows,
-            COLUMNS=columns,
-            UNROLL=tuning.bag_unroll,
-            TILE=tuning.beside_lanes,
+            sum_short_bags, find_programs + -(-owned // rows) * tiles,
+            bags, bags.parameters(args.offsets, raises), out, walk,
+            factors=factors, arrivals=summing.arrivals, count=desc.count, bags=desc.bags, length=desc.length,
+            find_programs=find_programs, cleared=cleared, columns=desc.columns, tiles=tiles,
+            TERM=term, SHORT=tuning.short, BY_COUNT=summing.by_count, COMPUTE=_compute(desc),
+            ROWS=rows, COLUMNS=columns, UNROLL=tuning.bag_unroll, TILE=tuning.beside_lanes,
             num_warps=tuning.bag_warps,
-        )
+        )  # fmt: skip
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
@@ -727,7 +657,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         """Operands, walk and term function of the gradient of the table."""
         desc = self.desc
         assert self.order is not None
-        places, bags = self.order.places, self.bags.bags
+        places, bags = self.order.places, self.bags.bags_of
         strides = tuple(args.dout.stride())
         walk = Walk(walks.sizes, strides)
         if self.divided is not None and desc.bags:
@@ -735,23 +665,12 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             rows, columns = tuning.tile_of(desc.columns, desc.compute.torch.itemsize)
             tiles = -(-desc.columns // columns)
             steps.add(
-                divide_rows,
-                -(-desc.bags // rows) * tiles,
-                divided=self.divided,
-                dout="dout",
-                starts="indices" if self.bags.even else self.bags.starts,
-                skipped=self.bags.skipped,
-                bags=desc.bags,
-                length=desc.length,
-                columns=desc.columns,
-                tiles=tiles,
-                dout_strides=strides,
-                BOUNDS=self.bags.bounds.kind,
-                COMPUTE=_compute(desc),
-                ROWS=rows,
-                COLUMNS=columns,
+                divide_rows, -(-desc.bags // rows) * tiles, desc,
+                divided=self.divided, starts="indices" if self.bags.even else self.bags.starts,
+                skipped=self.bags.skipped, tiles=tiles, dout_strides=strides,
+                BOUNDS=self.bags.bounds.kind, COMPUTE=_compute(desc), ROWS=rows, COLUMNS=columns,
                 num_warps=tuning.warps,
-            )
+            )  # fmt: skip
             walk = Walk(walks.sizes, (desc.columns, 1))
             return Terms(self.divided, places, bags, "indices"), walk, bag_term
         if self.chosen is not None and desc.bags:
@@ -769,24 +688,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc, lanes = self.desc, self.bags.tuning.weight_lanes
         assert args.weight is not None
         steps.add(
-            weight_gradients,
-            -(-desc.count // lanes),
-            out="dper_sample_weights",
-            dout="dout",
-            weight="weight",
-            indices="indices",
-            bags_of=self.bags.bags,
-            count=desc.count,
-            rows=desc.rows,
-            padding=desc.padding,
-            columns=desc.columns,
-            sizes=walks.sizes,
-            strides=walks.strides[0],
-            out_strides=walks.strides[2],
-            dout_strides=tuple(args.dout.stride()),
-            weight_strides=tuple(args.weight.stride()),
-            ACCUMULATE=args.accumulate,
-            COMPUTE=_compute(desc),
-            TILE=lanes,
-            num_warps=self.bags.tuning.warps,
-        )
+            weight_gradients, -(-desc.count // lanes), desc,
+            out="dper_sample_weights", bags_of=self.bags.bags_of, sizes=walks.sizes,
+            strides=walks.strides[0], out_strides=walks.strides[2],
+            dout_strides=tuple(args.dout.stride()), weight_strides=tuple(args.weight.stride()),
+            ACCUMULATE=args.accumulate, COMPUTE=_compute(desc), TILE=lanes, num_warps=self.bags.tuning.warps,
+        )  # fmt: skip

@@ -25,9 +25,7 @@ def _all_indices(kept: Array) -> int:
 
 
 def _times_the_reciprocal(terms: Array, amount: int) -> Array:
-    with np.errstate(all="ignore"):
-        scaled: Array = terms * (terms.dtype.type(1) / terms.dtype.type(max(amount, 1)))
-        return scaled
+    return np.asarray(terms * (terms.dtype.type(1) / terms.dtype.type(max(amount, 1))))
 
 
 def _last_of_equals(rows: Array, kept: Array) -> Array:
@@ -48,9 +46,7 @@ def _to_the_end(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
 
 def _whatever_the_weight(terms: Array, weights: Array, kept: Array) -> Array:
     """Skipped terms are multiplied too."""
-    with np.errstate(all="ignore"):
-        multiplied: Array = terms * weights[:, None]
-        return multiplied
+    return np.asarray(terms * weights[:, None])
 
 
 def _weights_ignored(terms: Array, weights: Array, kept: Array) -> Array:

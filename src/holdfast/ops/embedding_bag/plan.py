@@ -18,7 +18,7 @@ from holdfast.core.plan import Args, Plan
 from holdfast.ops.segment_sum.indexed import (
     INDEX_DTYPES,
     LIMIT,
-    IndexedDescriptor,
+    TableDescriptor,
     count_roundings,
     summing_ulp,
     validate_bad_index,
@@ -29,23 +29,19 @@ MODES = ("sum", "mean", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BagDescriptor(IndexedDescriptor):
+class BagDescriptor(TableDescriptor):
     """``shape`` is the shape of the indices: (bags, length), or (count,) with ``offsets``.
 
     ``offsets`` is the number of offsets; each is the begin of a bag. With ``include_last_offset`` the last
     offset is the end of the last bag, and indices after it are in no bag.
     """
 
-    num_embeddings: int
-    embedding_dim: int
     mode: str = "mean"
     offsets: int | None = None
     offsets_dtype: torch.dtype = torch.int64
     include_last_offset: bool = False
     padding_idx: int | None = None
     per_sample_weights: bool = False
-
-    sizes = ("num_embeddings", "embedding_dim")
 
     @property
     def bags(self) -> int:
@@ -66,14 +62,13 @@ class BagDescriptor(IndexedDescriptor):
         return -1 if self.padding_idx is None else self.padding_idx
 
     def expected(self, name: str) -> Expected | None:
-        if name == "indices":
-            return self.shape, self.index_dtype
         if name == "offsets":
             return None if self.offsets is None else ((self.offsets,), self.offsets_dtype)
         if name == "per_sample_weights":
             return (self.shape, self.dtype) if self.per_sample_weights else None
-        rows = self.num_embeddings if name in ("weight", "dweight") else self.bags
-        return (rows, self.embedding_dim), self.dtype
+        if name in ("out", "dout"):
+            return (self.bags, self.embedding_dim), self.dtype
+        return super().expected(name)
 
     def validate(self) -> None:
         super().validate()

@@ -5,21 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, compute_type, store, widen
-from holdfast.ops.embedding_bag.plan import (
-    BadOffset,
-    BagDescriptor,
-    EmbeddingBagArgs,
-    EmbeddingBagBackwardArgs,
-    EmbeddingBagBackwardDescriptor,
-    EmbeddingBagDescriptor,
-)
-from holdfast.ops.segment_sum.indexed import IndexedKernel
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array
+from holdfast.ops.embedding_bag import plan as plans
 from holdfast.ops.segment_sum.reference import ordered_sum, raise_outside, sources_of, store_rows
 
 
-def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
+def begins_of(desc: plans.BagDescriptor, offsets: torch.Tensor | None) -> Array:
     """The begin of each bag, then the end of the last bag."""
     if offsets is None:
         return np.arange(desc.bags + 1) * desc.length
@@ -29,7 +21,7 @@ def begins_of(desc: BagDescriptor, offsets: torch.Tensor | None) -> Array:
         (begins < before) | (begins > desc.count) | ((np.arange(len(begins)) == 0) & (begins != 0))
     )
     if len(wrong):
-        raise BadOffset(desc.count).error(int(wrong[0]), int(begins[wrong[0]]))
+        raise plans.BadOffset(desc.count).error(int(wrong[0]), int(begins[wrong[0]]))
     return begins if desc.include_last_offset else np.append(begins, desc.count)
 
 
@@ -75,25 +67,21 @@ def chosen_places(rows: Array, kept: Array) -> Array:
     return chosen
 
 
-class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
+class EmbeddingBag(numerics.ReferenceKernel[plans.EmbeddingBagDescriptor]):
     """Sum, mean or maximum of each bag."""
 
-    def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+    def run(self, args: plans.EmbeddingBagArgs) -> None:
         desc = self.desc
-
-        def launch(stream: object, workspace: object, args: EmbeddingBagArgs, addresses: object) -> None:
-            begins = begins_of(desc, args.offsets)
-            if desc.bad_index == "raise":
-                raise_outside(args.indices, desc.rows)
-            kept = kept_indices(args.indices, desc.rows, desc.padding)
-            rows = gathered(widen(args.weight, desc.compute), kept)
-            if args.per_sample_weights is not None:
-                rows = weighted(rows, widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
-            for bag in range(desc.bags):
-                places = slice(begins[bag], begins[bag + 1])
-                store(args.out[bag], self.reduced(rows[places], kept[places]))
-
-        return launch
+        begins = begins_of(desc, args.offsets)
+        if desc.bad_index == "raise":
+            raise_outside(args.indices, desc.rows)
+        kept = kept_indices(args.indices, desc.rows, desc.padding)
+        rows = gathered(numerics.widen(args.weight, desc.compute), kept)
+        if args.per_sample_weights is not None:
+            rows = weighted(rows, numerics.widen(args.per_sample_weights, desc.compute).reshape(-1), kept)
+        for bag in range(desc.bags):
+            places = slice(begins[bag], begins[bag + 1])
+            numerics.store(args.out[bag], self.reduced(rows[places], kept[places]))
 
     def reduced(self, rows: Array, kept: Array) -> Array:
         """Reduce the rows of one bag. Skipped rows keep their position in the chunks of 32."""
@@ -105,24 +93,17 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return divided_by(total, counted_indices(kept)) if self.desc.mode == "mean" else total
 
 
-class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
+class EmbeddingBagBackward(numerics.ReferenceKernel[plans.EmbeddingBagBackwardDescriptor]):
     """``ordered_sum`` of the terms of each row, and of the products of each weight."""
 
-    def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
-        desc = self.desc
+    def run(self, args: plans.EmbeddingBagBackwardArgs) -> None:
+        begins = begins_of(self.desc, args.offsets)
+        if args.dweight is not None:
+            self.run_rows(args, args.dweight, begins)
+        if args.dper_sample_weights is not None:
+            self.run_weights(args, args.dper_sample_weights, begins)
 
-        def launch(
-            stream: object, workspace: object, args: EmbeddingBagBackwardArgs, addresses: object
-        ) -> None:
-            begins = begins_of(desc, args.offsets)
-            if args.dweight is not None:
-                self.run_rows(args, args.dweight, begins)
-            if args.dper_sample_weights is not None:
-                self.run_weights(args, args.dper_sample_weights, begins)
-
-        return launch
-
-    def run_rows(self, args: EmbeddingBagBackwardArgs, dweight: torch.Tensor, begins: Array) -> None:
+    def run_rows(self, args: plans.EmbeddingBagBackwardArgs, dweight: torch.Tensor, begins: Array) -> None:
         desc = self.desc
         kept = kept_indices(args.indices, desc.rows, desc.padding)
         terms = self.terms(args, kept, begins)
@@ -133,18 +114,18 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
                 sums[row] = divided_by(sums[row], len(places))
         store_rows(dweight, sums, args.accumulate, desc.compute)
 
-    def terms(self, args: EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
+    def terms(self, args: plans.EmbeddingBagBackwardArgs, kept: Array, begins: Array) -> Array:
         """The term that each index adds to its row; zeros if the index is in no bag."""
         desc = self.desc
-        dout = widen(args.dout, desc.compute)
-        terms = np.zeros((desc.count, desc.columns), compute_type(desc.compute))
+        dout = numerics.widen(args.dout, desc.compute)
+        terms = np.zeros((desc.count, desc.columns), numerics.compute_type(desc.compute))
         for bag in range(desc.bags):
             places = slice(begins[bag], begins[bag + 1])
             if desc.mode == "mean":
                 terms[places] = divided_by(dout[bag], counted_indices(kept[places]))
             elif desc.mode == "max":
                 assert args.weight is not None
-                rows = gathered(widen(args.weight, desc.compute), kept[places])
+                rows = gathered(numerics.widen(args.weight, desc.compute), kept[places])
                 mine = chosen_places(rows, kept[places]) == np.arange(len(rows))[:, None]
                 terms[places] = np.where(mine, dout[bag], 0)
             else:
@@ -153,15 +134,16 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             return terms
         end = begins[-1] if desc.bags else 0
         bagged = np.where(np.arange(desc.count) < end, kept, -1)  # only weights of indices in a bag
-        return weighted(terms, widen(args.per_sample_weights, desc.compute).reshape(-1), bagged)
+        return weighted(terms, numerics.widen(args.per_sample_weights, desc.compute).reshape(-1), bagged)
 
-    def run_weights(self, args: EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
+    def run_weights(self, args: plans.EmbeddingBagBackwardArgs, out: torch.Tensor, begins: Array) -> None:
         """Gradient of each weight: the ordered sum over the columns."""
         desc = self.desc
         assert args.weight is not None
         kept = kept_indices(args.indices, desc.rows, desc.padding)
-        rows, dout = gathered(widen(args.weight, desc.compute), kept), widen(args.dout, desc.compute)
-        sums = np.zeros(desc.count, compute_type(desc.compute))
+        rows = gathered(numerics.widen(args.weight, desc.compute), kept)
+        dout = numerics.widen(args.dout, desc.compute)
+        sums = np.zeros(desc.count, numerics.compute_type(desc.compute))
         counts = np.zeros(desc.count, bool)
         for bag in range(desc.bags):
             places = slice(begins[bag], begins[bag + 1])
@@ -170,6 +152,6 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             counts[places] = kept[places] >= 0
             sums[places] = np.where(counts[places], ordered_sum(products.T), 0)
         if args.accumulate:
-            old = accumulated(out, sums.reshape(desc.shape), desc.compute).reshape(-1)
-            sums = np.where(counts, old, widen(out, desc.compute).reshape(-1))
-        store(out, sums.reshape(desc.shape))
+            old = numerics.accumulated(out, sums.reshape(desc.shape), desc.compute).reshape(-1)
+            sums = np.where(counts, old, numerics.widen(out, desc.compute).reshape(-1))
+        numerics.store(out, sums.reshape(desc.shape))

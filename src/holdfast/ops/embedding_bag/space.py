@@ -6,20 +6,18 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw
-from holdfast.core.plan import Plan
-from holdfast.ops.embedding_bag.cases import Problem, case
+from holdfast.core.draw import Draw, Results
+from holdfast.core.plan import AnyPlan
+from holdfast.ops.embedding_bag.cases import Problem
 from holdfast.ops.embedding_bag.plan import MODES
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
 from holdfast.ops.segment_sum.space import draw_spread, draw_table
 
-__all__ = ["FREE", "case", "draw", "public"]
-
 FREE = ("values", "spread")
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     by_offsets, mode = draw.kind((True, False)), draw.kind(MODES)
     shape = draw.shape(1, 1) if by_offsets else draw.shape(2, 2)
     fields = draw_table(draw, shape) | {"mode": mode}
@@ -57,9 +55,7 @@ def _draw_bags(draw: Draw, count: int, last: bool) -> tuple[int, ...]:
     return tuple(bags)
 
 
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     how = {name: getattr(desc, name) for name in ("mode", "include_last_offset", "padding_idx")}
     weights = args.per_sample_weights
     if plan.direction == "forward":

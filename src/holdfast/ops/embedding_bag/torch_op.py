@@ -12,8 +12,8 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import Workspace
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
 from holdfast.ops.embedding.torch_op import (
     checked_padding,
     refuse_max_norm,
@@ -85,9 +85,7 @@ def _embedding_bag(
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
     )
-    workspace = Workspace.allocate(plan.workspace_size(), weight.device)
-    plan.run(current_stream(weight.device), workspace, args)
-    return out
+    return Work(plan, args, out)
 
 
 def _embedding_bag_fake(
@@ -125,9 +123,8 @@ def _embedding_bag_backward(
         dweight=dweight,
         dper_sample_weights=dweights,
     )
-    plan.run(current_stream(device), Workspace.allocate(plan.workspace_size(), device), args)
-    nothing = dout.new_empty(0)
-    return nothing if dweight is None else dweight, nothing.clone() if dweights is None else dweights
+    found = [dout.new_empty(0) if made is None else made for made in (dweight, dweights)]
+    return Work(plan, args, tuple(found))
 
 
 def _embedding_bag_backward_fake(
@@ -153,7 +150,7 @@ def _touched_rows_backward(
     values, _ = _embedding_bag_backward(
         dout, numbers, None, len(rows), offsets, per_sample_weights, mode, include_last_offset, -1,
         scale_grad_by_freq, True, False,
-    )  # fmt: skip
+    ).run()  # fmt: skip
     return rows.to(torch.int64), values
 
 

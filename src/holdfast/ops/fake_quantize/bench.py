@@ -8,19 +8,10 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Call, Case, NoPeer, Tensors
-from holdfast.core.contract import PlanPreference
+from holdfast.core.benchmark import Call, Case, Described, NoPeer, Tensors
 from holdfast.core.granularity import PerChannel, PerTensor
-from holdfast.core.plan import Plan
-from holdfast.core.stream import Stream
 from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, fake_quantizer, grouped
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeBackwardPlan,
-    FakeQuantizeDescriptor,
-    FakeQuantizePlan,
-    SteKind,
-)
+from holdfast.ops.fake_quantize.plan import FakeQuantizeBackwardPlan, FakeQuantizePlan, SteKind
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 LAYOUTS = ("per tensor", "per channel, axis 0", "per channel, last", "per group of 32")
@@ -29,32 +20,7 @@ TIMED = (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH, SteKind.
 
 
 @dataclass(frozen=True)
-class FakeQuantizeCase(ScaledCase):
-    """The forward, or the gradient by ``ste``."""
-
-    ste: SteKind | None = None
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> FakeQuantizeProblem:
-        fields: dict[str, Any] = {
-            "shape": self.shape(elements),
-            "granularity": self.granularity,
-            "input_dtype": self.real,
-            "dtype": self.codes,
-        }
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan: Plan[Any, Any]
-        if self.ste is None:
-            plan = FakeQuantizePlan.select(stream, FakeQuantizeDescriptor(**fields), preference)
-        else:
-            descriptor = FakeQuantizeBackwardDescriptor(**fields, ste=self.ste)
-            plan = FakeQuantizeBackwardPlan.select(stream, descriptor, preference)
-        return FakeQuantizeProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class FakeQuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: FakeQuantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -102,6 +68,22 @@ class FakeQuantizeProblem(ScaledProblem):
         return lambda: torch.autograd.grad(y, x, tensors["dy"], retain_graph=True)
 
 
+@dataclass(frozen=True)
+class FakeQuantizeCase(ScaledCase):
+    """The forward, or the gradient by ``ste``."""
+
+    ste: SteKind | None = None
+
+    problem_type = FakeQuantizeProblem
+
+    def described(self, elements: int) -> Described:
+        fields = {"granularity": self.granularity, "input_dtype": self.real, "dtype": self.codes}
+        fields["shape"] = self.shape(elements)
+        if self.ste is None:
+            return FakeQuantizePlan, fields
+        return FakeQuantizeBackwardPlan, {**fields, "ste": self.ste}
+
+
 # The estimators in plain torch.
 
 
@@ -124,11 +106,9 @@ def _tanh(dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, least: int, most: 
 
 
 _ESTIMATORS = {
-    SteKind.IN_RANGE: _in_range,
-    SteKind.CLIPPED_IDENTITY: _clipped,
-    SteKind.HARD_TANH: _hard_tanh,
+    SteKind.IN_RANGE: _in_range, SteKind.CLIPPED_IDENTITY: _clipped, SteKind.HARD_TANH: _hard_tanh,
     SteKind.TANH: _tanh,
-}
+}  # fmt: skip
 
 
 def _forward(layout: str, real: torch.dtype = torch.float32, *, function: bool = False) -> FakeQuantizeCase:

@@ -16,8 +16,6 @@ CALLS = {
         by=("x", "scale", "zero_point"),
     ),
     "fake_quantize of one scale": Call(
-        fake_quantize,
-        {"x": X, "scale": 0.25, "zero_point": 1, "dtype": INT4},
-        by=("x",),
+        fake_quantize, {"x": X, "scale": 0.25, "zero_point": 1, "dtype": INT4}, by=("x",)
     ),
 }

@@ -8,33 +8,20 @@ descriptor has a range and no dtype.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from holdfast.core.case import Case, laid_out, poisoned_output
+from holdfast.core.case import Case
 from holdfast.core.dtypes import FLOATS, dtype_name
 from holdfast.core.formats import FLOAT_FORMATS, INT2, INT4, INTEGERS, UINT2, UINT4, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import (
-    EVERY_SIZE,
-    Problem,
-    float_fields,
-    make_scale,
-    make_zero_point,
-    real_values,
-    shapes_of,
-)
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeArgs,
-    FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeDescriptor,
-    SteKind,
-)
+from holdfast.core.plan import AnyPlan, Args
+from holdfast.ops.affine.cases import EVERY_SIZE, float_fields, make_args, real_values, shapes_of
+from holdfast.ops.affine.cases import Problem as AffineProblem
+from holdfast.ops.fake_quantize.plan import SteKind
 
 _GRANULARITIES: tuple[type[Granularity], ...] = (PerTensor, PerChannel, PerToken, PerGroup)
 _REALS = [record.torch for record in FLOATS.values()]
@@ -42,11 +29,17 @@ _CODES = [record.torch for record in INTEGERS.values()]
 _INT4 = INT4.torch
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """All cases of ``plan``."""
-    if plan.direction == "forward":
-        return [forward_case(problem) for problem in _forward_problems()]
-    return [backward_case(problem, ste) for problem, ste in _backward_problems()]
+@dataclass(frozen=True)
+class Problem(AffineProblem):
+    """The settings of a case. ``factor`` multiplies the gradients of a learned scale and zero point."""
+
+    ste: SteKind = SteKind.IN_RANGE
+    factor: float = 0.3
+
+
+def cases(plan: AnyPlan) -> list[Case]:
+    problems = _forward_problems() if plan.direction == "forward" else _backward_problems()
+    return [case(plan, problem) for problem in problems]
 
 
 def plain(kind: type[Granularity], **fields: Any) -> Problem:
@@ -132,7 +125,7 @@ def _of_float_formats() -> Iterator[Problem]:
                       layouts=("channels last", "transposed"))  # fmt: skip
 
 
-def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
+def _backward_problems() -> Iterator[Problem]:
     narrow = [codes.torch for codes in (INT4, UINT4, INT2, UINT2)]  # for tanh: much of x is in their range
     for i, ste in enumerate(SteKind):
         for j, kind in enumerate(_GRANULARITIES):
@@ -140,23 +133,17 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
             codes = narrow[(i + 3 * j) % 4] if ste is SteKind.TANH else _CODES[(i + 3 * j) % len(_CODES)]
             problem = plain(kind, real=real, codes=codes, values=values)
             name = f"{problem.granularity.name}, {dtype_name(real)}, {values}, {dtype_name(codes)}"
-            yield _named(problem, ste, name), ste
+            yield _by(ste, problem, name)
     for ste in (SteKind.IN_RANGE, SteKind.CLIPPED_IDENTITY, SteKind.TANH, SteKind.HARD_TANH):
         unusual = plain(PerChannel, codes=_INT4, values="special", scale="unusual mixed")
-        yield _named(unusual, ste, "unusual scales"), ste
-        for limits in (
-            (-8, 7),
-            (-1, 0),
-            (-1, 1),
-        ):  # lo_x and hi_x of the last two are finite for any scale
+        yield _by(ste, unusual, "unusual scales")
+        for limits in ((-8, 7), (-1, 0), (-1, 1)):  # lo_x and hi_x of the last two are always finite
             sized = plain(PerChannel, codes=_INT4, limits=limits, **EVERY_SIZE)
-            yield _named(sized, ste, f"scales of every size, codes from {limits[0]} to {limits[1]}"), ste
-        yield (
-            _named(plain(PerToken, values="bounds", zero_point="far mixed"), ste, "zero points far out"),
-            ste,
-        )
+            yield _by(ste, sized, f"scales of every size, codes from {limits[0]} to {limits[1]}")
+        far_out = plain(PerToken, values="bounds", zero_point="far mixed")
+        yield _by(ste, far_out, "zero points far out")
         bounds = plain(PerTensor, values="bounds", scale="host", zero_point="none", codes=_INT4)
-        yield _named(bounds, ste, "bounds, host scale"), ste
+        yield _by(ste, bounds, "bounds, host scale")
     # Rows of a multiple of 16 elements: the tanh kernel has another tile then.
     for real, shape, granularity in (
         (torch.float32, (35, 272), PerChannel(-1)),
@@ -166,18 +153,18 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
     ):
         name = f"scales of every size, even, {granularity.name}, {dtype_name(real)}"
         vectors = Problem(name, granularity, shape, real=real, codes=_INT4, **EVERY_SIZE)
-        yield _named(vectors, SteKind.TANH, name), SteKind.TANH
+        yield _by(SteKind.TANH, vectors, name)
     for problem in _of_float_formats():
-        yield _named(problem, SteKind.IN_RANGE, problem.name), SteKind.IN_RANGE
+        yield _by(SteKind.IN_RANGE, problem, problem.name)
     for floats in FLOAT_FORMATS.values():
         for ste, kind in zip(SteKind, _GRANULARITIES * 2, strict=False):
             if ste is not SteKind.IN_RANGE:
                 problem = plain(kind, values="bounds", scale="dyadic", **float_fields(floats))
-                yield _named(problem, ste, f"{problem.granularity.name}, bounds, {floats.name}"), ste
+                yield _by(ste, problem, f"{problem.granularity.name}, bounds, {floats.name}")
         more = plain(PerTensor, accumulate=True, values="ties", scale="dyadic", **float_fields(floats))
-        yield _named(more, SteKind.IN_RANGE, f"accumulate, {floats.name}"), SteKind.IN_RANGE
+        yield _by(SteKind.IN_RANGE, more, f"accumulate, {floats.name}")
     for ste in (SteKind.CLIPPED_IDENTITY, SteKind.HARD_TANH):
-        yield _named(plain(PerTensor, limits=(4, 4), values="bounds"), ste, "one code"), ste
+        yield _by(ste, plain(PerTensor, limits=(4, 4), values="bounds"), "one code")
     for problem, ste in (
         (plain(PerChannel, name="floating zero points", values="bounds", zero_point="floating"),
          SteKind.TANH),
@@ -198,59 +185,30 @@ def _backward_problems() -> Iterator[tuple[Problem, SteKind]]:
         (image(PerChannel, name="dy in another layout", layouts=("channels last", "contiguous"),
                upstream="transposed", codes=_INT4), SteKind.CLIPPED_IDENTITY),
     ):  # fmt: skip
-        yield _named(problem, ste, problem.name), ste
+        yield _by(ste, problem, problem.name)
 
 
-def _named(problem: Problem, ste: SteKind, name: str) -> Problem:
-    return replace(problem, name=f"{ste}: {name}")
+def _by(ste: SteKind, problem: Problem, name: str) -> Problem:
+    return replace(problem, name=f"{ste}: {name}", ste=ste)
 
 
-def _fields(problem: Problem) -> dict[str, Any]:
+def descriptor_fields(problem: Problem) -> dict[str, Any]:
+    """Fields of the descriptor."""
     q_min, q_max = problem.limits or (None, None)
-    return {
-        "shape": problem.shape,
-        "input_dtype": problem.real,
-        "granularity": problem.granularity,
-        "dtype": None if format_of(problem.codes, "codes").carried else problem.codes,
-        "q_min": q_min,
-        "q_max": q_max,
-    }
+    dtype = None if format_of(problem.codes, "codes").carried else problem.codes
+    fields = {"shape": problem.shape, "input_dtype": problem.real, "granularity": problem.granularity}
+    return fields | {"dtype": dtype, "q_min": q_min, "q_max": q_max}
 
 
-def forward_case(problem: Problem) -> Case:
-    """The forward case of ``problem``."""
-    return Case(problem.name, FakeQuantizeDescriptor(**_fields(problem)), partial(_forward_args, problem))
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    forward, fields = plan.direction == "forward", descriptor_fields(problem)
+    desc = plan.Descriptor(**(fields if forward else {**fields, "ste": problem.ste}))
+    make = make_args if forward else _backward_args
+    return Case(problem.name, desc, partial(make, plan.Args, desc, problem))
 
 
-def _forward_args(problem: Problem) -> FakeQuantizeArgs:
-    of_input, of_output = problem.layouts
-    return FakeQuantizeArgs(
-        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
-        scale=make_scale(problem),
-        zero_point=make_zero_point(problem),
-        y=poisoned_output(problem.shape, problem.real, of_output),
-    )
-
-
-def backward_case(problem: Problem, ste: SteKind) -> Case:
-    """The backward case of ``problem``."""
-    descriptor = FakeQuantizeBackwardDescriptor(**_fields(problem), ste=ste)
-    return Case(problem.name, descriptor, partial(_backward_args, problem))
-
-
-def _backward_args(problem: Problem) -> FakeQuantizeBackwardArgs:
-    of_input, of_output = problem.layouts
-    dx = poisoned_output(problem.shape, problem.real, of_output)
-    if problem.accumulate:
-        dx.copy_(real_values(problem, f"dx/{problem.name}"))
+def _backward_args(args: type[Args], desc: Any, problem: Problem) -> Args:
     # dy is rolled, so that special values of dy meet ordinary values of x, and the reverse.
     like = replace(problem, values="spread") if problem.values == "of the scale" else problem
     dy = real_values(like, f"dy/{problem.name}").flatten().roll(7).reshape(problem.shape)
-    return FakeQuantizeBackwardArgs(
-        dy=laid_out(dy, problem.upstream or of_input),
-        x=laid_out(real_values(problem, f"x/{problem.name}"), of_input),
-        scale=make_scale(problem),
-        zero_point=make_zero_point(problem),
-        dx=dx,
-        accumulate=problem.accumulate,
-    )
+    return make_args(args, desc, problem, dy=dy)

@@ -30,9 +30,9 @@ from holdfast.ops.affine.cpu import (
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.fake_quantize.plan import (
+    EstimatedDescriptor,
     FakeQuantizeArgs,
     FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
     FakeQuantizeDescriptor,
     SteKind,
 )
@@ -219,11 +219,6 @@ _BACKWARD = {
 }
 
 
-def _backward(desc: FakeQuantizeBackwardDescriptor) -> Any:
-    """The kernel of an estimator. Only IN_RANGE depends on how codes are rounded."""
-    return _in_range_e4m3fn if desc.codes.is_float and desc.ste is SteKind.IN_RANGE else _BACKWARD[desc.ste]
-
-
 class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
     """``_fake_quantize`` or ``_fake_quantize_e4m3fn`` as a kernel."""
 
@@ -256,16 +251,22 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         return launch
 
 
-class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
+class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
     """The gradient by the descriptor's estimator, as a kernel."""
 
+    @property
+    def entry(self) -> Any:
+        """The kernel of the estimator. Only IN_RANGE depends on how codes are rounded."""
+        ste = self.desc.ste
+        return _in_range_e4m3fn if self.desc.codes.is_float and ste is SteKind.IN_RANGE else _BACKWARD[ste]
+
     def compile(self) -> None:
-        affine.compile_for(_backward(self.desc), self.desc.real.compute, False)
+        affine.compile_for(self.entry, self.desc.real.compute, False)
 
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, bounds = _backward(desc), affine.compute_scalars(compute, *desc.code_range)
+        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
         if desc.ste is SteKind.IDENTITY:
             space = affine_space(desc, (args.dx, args.dy), ())
         else:

@@ -30,13 +30,8 @@ from holdfast.ops.affine.gpu import (
     load_zero_point,
     same_strides_by_column,
 )
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeArgs,
-    FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeDescriptor,
-    SteKind,
-)
+from holdfast.ops.fake_quantize import plan as plans
+from holdfast.ops.fake_quantize.plan import SteKind
 
 #: Registers per thread for the slope of tanh, by bits of a number. The compiler's own choice is up to a tenth
 #: slower: with too few registers it delays loads, with too many fewer threads run.
@@ -144,12 +139,10 @@ def fake_quantize_backward(
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
 
-class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
-    """``fake_quantize`` as a kernel."""
+class FakeQuantize(TiledKernel[plans.FakeQuantizeDescriptor]):
+    kernel, args = fake_quantize, plans.FakeQuantizeArgs
 
-    kernel, args = fake_quantize, FakeQuantizeArgs
-
-    def parameters(self, args: FakeQuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.FakeQuantizeArgs, space: Space) -> dict[str, Any]:
         return {
             **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if self.desc.real.bits == 16 else self.tuning.tile // 4,
@@ -159,12 +152,10 @@ class FakeQuantize(TiledKernel[FakeQuantizeDescriptor]):
         }
 
 
-class FakeQuantizeBackward(TiledKernel[FakeQuantizeBackwardDescriptor]):
-    """``fake_quantize_backward`` as a kernel."""
+class FakeQuantizeBackward(TiledKernel[plans.EstimatedDescriptor]):
+    kernel, args, tensors = fake_quantize_backward, plans.FakeQuantizeBackwardArgs, 3
 
-    kernel, args, tensors = fake_quantize_backward, FakeQuantizeBackwardArgs, 3
-
-    def parameters(self, args: FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.FakeQuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         registers = None
         if self.desc.ste is SteKind.TANH and space.columns % 16 == 0:  # else a thread has many rows
             registers = TANH_REGISTERS.get(self.desc.real.bits)

@@ -29,7 +29,7 @@ def _nan_lost(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, com
     return dequantize(quantize(x, s, zero_point, q_min, q_max, compute), s, zero_point)
 
 
-def _clamped_by_reals(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
+def clamped_by_reals(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
     """Clamp x to the real range, whose ends are rounded, and then round it to a code."""
     _, lo, hi = bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant("swapped axis", axis_swapped, (_F,)),
     Mutant("a neighbour's scale", neighbours_scale, (_F, _B)),
     Mutant("NaN lost", instead_of("fake_quantize", _nan_lost), (_F,)),
-    Mutant("clamped before rounding", instead_of("fake_quantize", _clamped_by_reals), (_F,)),
+    Mutant("clamped before rounding", instead_of("fake_quantize", clamped_by_reals), (_F,)),
     Mutant("zero point not cancelled", instead_of("dequantize", without_zero_point), (_F,)),
     Mutant("zero point added before rounding", instead_of("quantize", zero_point_first), (_F,)),
     Mutant("reciprocal instead of division", instead_of("quantize", reciprocal_codes), (_F,)),

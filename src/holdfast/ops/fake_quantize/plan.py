@@ -97,14 +97,19 @@ class FakeQuantizeDescriptor(FakeCodesDescriptor):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeQuantizeBackwardDescriptor(FakeCodesDescriptor):
-    """The gradient of fake quantization with respect to its input, by the estimator ``ste``."""
+class EstimatedDescriptor(FakeCodesDescriptor):
+    """A gradient of fake quantization with respect to its input, by the estimator ``ste``."""
 
     ste: SteKind = SteKind.IN_RANGE
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "ste", estimator(self.ste))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeQuantizeBackwardDescriptor(EstimatedDescriptor):
+    """The gradient of fake quantization with respect to its input, by the estimator ``ste``."""
 
 
 def estimator(ste: str) -> SteKind:
@@ -194,9 +199,6 @@ def estimator_ulp(ste: SteKind, real: Float) -> float:
 #: The error of each estimator in ULP of the compute type. The relative error of 1 - tanh^2 is below
 #: 4 * 2^-24 in float32, by a sweep over every argument; 1 - t is rounded once; the product with dy rounds.
 _ULP = {
-    SteKind.IDENTITY: 0.0,
-    SteKind.CLIPPED_IDENTITY: 0.0,
-    SteKind.IN_RANGE: 0.0,
-    SteKind.HARD_TANH: 1.5,
+    SteKind.IDENTITY: 0.0, SteKind.CLIPPED_IDENTITY: 0.0, SteKind.IN_RANGE: 0.0, SteKind.HARD_TANH: 1.5,
     SteKind.TANH: 4.5,
-}
+}  # fmt: skip

@@ -6,28 +6,12 @@ import numpy as np
 
 from holdfast.core.dtypes import Float
 from holdfast.core.formats import Format
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import (
-    Array,
-    accumulated,
-    bounds,
-    compute_type,
-    decode,
-    rounded_quotient,
-    store,
-    tanh_slope,
-    widen,
-)
-from holdfast.ops.affine.plan import AffineKernel
-from holdfast.ops.affine.reference import scale_array, zero_point_array
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array, decode
+from holdfast.ops.affine.reference import scale_and_zero_point
 from holdfast.ops.dequantize.reference import dequantize
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeArgs,
-    FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeDescriptor,
-    SteKind,
-)
+from holdfast.ops.fake_quantize import plan as plans
+from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.quantize.reference import quantize, quantize_to_float, rounded_to_float
 
 
@@ -43,24 +27,17 @@ def fake_quantize_to_float(x: Array, scale: Array, codes: Format, compute: Float
 
 
 def fake_quantize_backward(
-    dy: Array,
-    x: Array,
-    scale: Array,
-    zero_point: Array,
-    q_min: int,
-    q_max: int,
-    ste: SteKind,
-    compute: Float,
+    dy: Array, x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, ste: SteKind, compute: Float
 ) -> Array:
     """dx by the estimator ``ste``. Where the estimator passes no gradient, dx is +0.0."""
     if ste is SteKind.IDENTITY:
         return dy
-    kind = compute_type(compute)
+    kind = numerics.compute_type(compute)
     none, one, two = kind(0), kind(1), kind(2)
-    _, lo, hi = bounds(zero_point, q_min, q_max, compute)
+    _, lo, hi = numerics.bounds(zero_point, q_min, q_max, compute)
     with np.errstate(all="ignore"):
         if ste is SteKind.IN_RANGE:
-            r = rounded_quotient(x, scale)
+            r = numerics.rounded_quotient(x, scale)
             return np.where((lo <= r) & (r <= hi), dy, none)
         lo_x, hi_x = lo * scale, hi * scale
         if ste is SteKind.CLIPPED_IDENTITY:
@@ -68,7 +45,7 @@ def fake_quantize_backward(
         mid = (lo_x + hi_x) / two
         if ste is SteKind.TANH:
             t = (x - mid) / scale
-            return np.where(np.isnan(t), none, dy * tanh_slope(t, compute))
+            return np.where(np.isnan(t), none, dy * numerics.tanh_slope(t, compute))
         half = (hi_x - lo_x) / two
         t = np.abs((x - mid) / half)
         return np.where(t < one, dy * (one - t), none)
@@ -85,41 +62,25 @@ def fake_quantize_to_float_backward(
     return fake_quantize_backward(dy, x, scale, np.asarray(0), *codes.code_range, ste, compute)
 
 
-class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
-    """``fake_quantize`` as a kernel."""
-
-    def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
+class FakeQuantize(numerics.ReferenceKernel[plans.FakeQuantizeDescriptor]):
+    def run(self, args: plans.FakeQuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: FakeQuantizeArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            x = widen(args.x, compute)
-            if desc.codes.is_float:
-                y = fake_quantize_to_float(x, scale, desc.codes, compute)
-            else:
-                y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
-            store(args.y, y)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        x = numerics.widen(args.x, compute)
+        if desc.codes.is_float:
+            y = fake_quantize_to_float(x, scale, desc.codes, compute)
+        else:
+            y = fake_quantize(x, scale, zero_point, *desc.code_range, compute)
+        numerics.store(args.y, y)
 
 
-class FakeQuantizeBackward(AffineKernel[FakeQuantizeBackwardDescriptor]):
-    """``fake_quantize_backward`` as a kernel."""
-
-    def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
+class FakeQuantizeBackward(numerics.ReferenceKernel[plans.FakeQuantizeBackwardDescriptor]):
+    def run(self, args: plans.FakeQuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(
-            stream: object, workspace: object, args: FakeQuantizeBackwardArgs, addresses: object
-        ) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            dy, x = widen(args.dy, compute), widen(args.x, compute)
-            if desc.codes.is_float:
-                dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
-            else:
-                dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
-            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        dy, x = numerics.widen(args.dy, compute), numerics.widen(args.x, compute)
+        if desc.codes.is_float:
+            dx = fake_quantize_to_float_backward(dy, x, scale, desc.codes, desc.ste, compute)
+        else:
+            dx = fake_quantize_backward(dy, x, scale, zero_point, *desc.code_range, desc.ste, compute)
+        numerics.store_gradient(args.dx, dx, args.accumulate, compute)

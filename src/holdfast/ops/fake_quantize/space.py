@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from holdfast.core.case import Case
-from holdfast.core.draw import Draw
-from holdfast.core.plan import Plan
-from holdfast.ops.affine.cases import Problem as AffineProblem
+from holdfast.core.draw import Draw, Results
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.space import FREE, draw_problem
-from holdfast.ops.fake_quantize.cases import backward_case, forward_case
+from holdfast.ops.fake_quantize.cases import Problem
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
-__all__ = ["FREE", "Problem", "case", "draw", "public"]
+__all__ = ["FREE", "draw", "public"]
 
 
-@dataclass(frozen=True)
-class Problem(AffineProblem):
-    """A problem with an estimator."""
-
-    ste: SteKind = SteKind.IN_RANGE
-
-
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     backward = plan.direction == "backward"
     more: dict[str, Any] = {"accumulate": backward and draw.chance(4)}
     if backward:
@@ -34,13 +22,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     return draw_problem(draw, kind_of_problem=Problem, floating_zero_points=True, **more)
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    return forward_case(problem) if plan.direction == "forward" else backward_case(problem, problem.ste)
-
-
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     options = {name: getattr(desc, name) for name in ("dtype", "q_min", "q_max", "granularity")}
     if plan.direction == "forward":
         return {"y": fake_quantize(args.x, args.scale, args.zero_point, **options)}

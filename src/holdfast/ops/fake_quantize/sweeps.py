@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
-from holdfast.core.case import poisoned_output
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.formats import FLOAT_FORMATS, INT2, INT4, INT8, Format
 from holdfast.core.granularity import PerChannel
-from holdfast.core.sweep import (
-    CHUNK,
-    PAIRS,
-    Float32Sweep,
-    Sweep,
-    every_16_bit,
-    gradients_16_bit,
-    scales,
-    zero_points,
-)
-from holdfast.ops.fake_quantize.plan import (
-    FakeQuantizeArgs,
-    FakeQuantizeBackwardArgs,
-    FakeQuantizeBackwardDescriptor,
-    FakeQuantizeBackwardPlan,
-    FakeQuantizeDescriptor,
-    FakeQuantizePlan,
-    SteKind,
-)
+from holdfast.core.sweep import PAIRS, Float32Sweep, Sweep, sweep_16_bit
+from holdfast.ops.fake_quantize import plan as plans
+from holdfast.ops.fake_quantize.plan import SteKind
 
 _FORMATS = (INT2, INT4, INT8, *FLOAT_FORMATS.values())
 
@@ -44,90 +26,33 @@ def sweeps() -> Iterator[Sweep]:
 
 
 def _forward(real: torch.dtype, codes: Format) -> Sweep:
-    shape = (len(PAIRS), 2**16)
-    desc = FakeQuantizeDescriptor(shape=shape, granularity=PerChannel(0), input_dtype=real, dtype=codes.torch)
-
-    def make() -> FakeQuantizeArgs:
-        return FakeQuantizeArgs(
-            x=every_16_bit(real),
-            scale=scales(),
-            zero_point=zero_points() if codes.zero_point else None,
-            y=poisoned_output(shape, real),
-        )
-
+    desc = plans.FakeQuantizeDescriptor(
+        shape=(len(PAIRS), 2**16), granularity=PerChannel(0), input_dtype=real, dtype=codes.torch
+    )
     name = f"every {dtype_name(real)} as {codes.name}"
-    return Sweep(FakeQuantizePlan, name, shape[0] * shape[1], desc, make)
+    return sweep_16_bit(plans.FakeQuantizePlan, name, desc, zero_point=codes.zero_point)
 
 
 def _backward(real: torch.dtype, codes: Format, ste: SteKind) -> Sweep:
-    """Every 16-bit number twice: as x, with dy around 1, and as dy, with x near zero."""
-    shape = (2, len(PAIRS), 2**16)
-    desc = FakeQuantizeBackwardDescriptor(
+    shape, name = (2, len(PAIRS), 2**16), f"every {dtype_name(real)} through {codes.name}, {ste}"
+    desc = plans.FakeQuantizeBackwardDescriptor(
         shape=shape, granularity=PerChannel(1), input_dtype=real, dtype=codes.torch, ste=ste
     )
-
-    def make() -> FakeQuantizeBackwardArgs:
-        every = every_16_bit(real)
-        near_zero = (0.375 * scales()).to(real)[:, None].expand(every.shape)
-        return FakeQuantizeBackwardArgs(
-            x=torch.stack([every, near_zero]),
-            dy=torch.stack([gradients_16_bit(real), every]),
-            scale=scales(),
-            zero_point=zero_points() if codes.zero_point else None,
-            dx=poisoned_output(shape, real),
-        )
-
-    name = f"every {dtype_name(real)} through {codes.name}, {ste}"
-    values = shape[0] * shape[1] * shape[2]
-    return Sweep(FakeQuantizeBackwardPlan, name, values, desc, make)
+    plan = plans.FakeQuantizeBackwardPlan
+    return sweep_16_bit(plan, name, desc, zero_point=codes.zero_point, other_x=0.375)
 
 
-def _faked(
-    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, y: torch.Tensor
-) -> FakeQuantizeArgs:
-    return FakeQuantizeArgs(x=x, scale=scale, zero_point=zero_point, y=y)
+def _float32() -> Iterator[Float32Sweep]:
+    for scale, zero_point in (*PAIRS[:2], PAIRS[3], (7e-39, -77)):
+        name = f"scale {scale!r}, zero point {zero_point}"
+        yield Float32Sweep(plans.FakeQuantizePlan, name, {"dtype": torch.int8}, scale, zero_point)
+    # One scale per estimator, since a sweep takes seconds; two scales for tanh.
+    estimators = [(ste, PAIRS[1]) for ste in SteKind if ste is not SteKind.IDENTITY]
+    for ste, (scale, zero_point) in (*estimators, (SteKind.TANH, PAIRS[0])):
+        name, fields = f"{ste}, scale {scale!r}, zero point {zero_point}", {"dtype": torch.int8, "ste": ste}
+        yield Float32Sweep(plans.FakeQuantizeBackwardPlan, name, fields, scale, zero_point)
+    for codes in FLOAT_FORMATS.values():
+        yield Float32Sweep(plans.FakeQuantizePlan, f"scale 0.1, {codes.name}", {"dtype": codes.torch}, 0.1)
 
 
-def _gradient(
-    scale: float, zero_point: int, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor
-) -> FakeQuantizeBackwardArgs:
-    return FakeQuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
-
-
-def _forward_trial(scale: float, zero_point: int) -> Float32Sweep:
-    return Float32Sweep(
-        FakeQuantizePlan,
-        f"scale {scale!r}, zero point {zero_point}",
-        FakeQuantizeDescriptor(shape=(CHUNK,), dtype=torch.int8),
-        partial(_faked, scale, zero_point),
-        torch.float32,
-    )
-
-
-def _float_trial(scale: float, codes: Format) -> Float32Sweep:
-    return Float32Sweep(
-        FakeQuantizePlan,
-        f"scale {scale!r}, {codes.name}",
-        FakeQuantizeDescriptor(shape=(CHUNK,), dtype=codes.torch),
-        partial(_faked, scale, None),
-        torch.float32,
-    )
-
-
-def _backward_trial(ste: SteKind, scale: float, zero_point: int) -> Float32Sweep:
-    return Float32Sweep(
-        FakeQuantizeBackwardPlan,
-        f"{ste}, scale {scale!r}, zero point {zero_point}",
-        FakeQuantizeBackwardDescriptor(shape=(CHUNK,), dtype=torch.int8, ste=ste),
-        partial(_gradient, scale, zero_point),
-        torch.float32,
-    )
-
-
-#: One scale per estimator, since a sweep takes seconds; two scales for tanh.
-FLOAT32 = (
-    *(_forward_trial(*pair) for pair in (*PAIRS[:2], PAIRS[3], (7e-39, -77))),
-    *(_backward_trial(ste, *PAIRS[1]) for ste in SteKind if ste is not SteKind.IDENTITY),
-    _backward_trial(SteKind.TANH, *PAIRS[0]),
-    *(_float_trial(0.1, codes) for codes in FLOAT_FORMATS.values()),
-)
+FLOAT32 = tuple(_float32())

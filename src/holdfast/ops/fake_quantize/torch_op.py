@@ -18,8 +18,8 @@ from holdfast.core.checks import finite_number, require_choice, require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE
-from holdfast.core.torch_op import current_stream, define, named_dtype, register_vmap, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import define, named_dtype, register_vmap, select_plan
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, code_range, refuse_second_derivative, shared_arguments
 from holdfast.ops.fake_quantize.plan import (
@@ -33,8 +33,8 @@ from holdfast.ops.fake_quantize.plan import (
 
 __all__ = ["SteKind", "fake_quantize"]
 
-_RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
-_ESTIMATORS = tuple(str(kind) for kind in SteKind)
+RANGE_SCHEMA = "str? dtype, int? q_min, int? q_max, str ste"
+ESTIMATORS = tuple(str(kind) for kind in SteKind)
 
 
 @lru_cache(maxsize=4096)
@@ -66,8 +66,7 @@ def _fake_quantize(
         zero_point=zero_value if zero_point is None else zero_point,
         y=y,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
-    return y
+    return Work(plan, args, y)
 
 
 def _fake_quantize_fake(x, *rest):
@@ -86,8 +85,7 @@ def _fake_quantize_backward(
         zero_point=zero_value if zero_point is None else zero_point,
         dx=dx,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
-    return dx
+    return Work(plan, args, dx)
 
 
 def _fake_quantize_backward_fake(dy, x, *rest):
@@ -97,13 +95,13 @@ def _fake_quantize_backward_fake(dy, x, *rest):
 # grad_factor None is the factor of LSQ, which depends on the shape.
 _forward = define(
     "fake_quantize",
-    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, float? grad_factor) -> Tensor",
+    f"(Tensor x, {SHARED_SCHEMA}, {RANGE_SCHEMA}, float? grad_factor) -> Tensor",
     _fake_quantize,
     _fake_quantize_fake,
 )
 backward = define(
     "fake_quantize_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {RANGE_SCHEMA}) -> Tensor",
     _fake_quantize_backward,
     _fake_quantize_backward_fake,
 )
@@ -149,8 +147,8 @@ register_vmap("fake_quantize_backward", _fake_quantize_backward_batched)
 
 
 def checked_factor(given: Any) -> float:
-    """``grad_factor`` as a finite float."""
-    return finite_number("grad_factor", given, "a finite number, or 'lsq'")
+    """``grad_factor`` as a finite float. -0.0 becomes 0.0, which equals it as a key of caches."""
+    return finite_number("grad_factor", given, "a finite number, or 'lsq'") + 0.0
 
 
 def fake_quantize(
@@ -186,7 +184,7 @@ def fake_quantize(
     """
     require_tensor("x", x)
     validate_granularity(granularity)
-    require_choice("ste", ste, _ESTIMATORS)
+    require_choice("ste", ste, ESTIMATORS)
     if dtype is None and q_min is None and q_max is None:
         dtype = torch.int8
     codes = None if dtype is None else named_dtype("dtype", dtype), *code_range(q_min, q_max)

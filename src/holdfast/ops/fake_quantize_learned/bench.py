@@ -9,44 +9,17 @@ from typing import Any
 
 import torch
 
-from holdfast.core.benchmark import Call, NoPeer, Tensors
-from holdfast.core.contract import PlanPreference
+from holdfast.core.benchmark import Call, Described, NoPeer, Tensors
 from holdfast.core.granularity import PerChannel, PerTensor
-from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, broadcastable, grouped
+from holdfast.ops.affine.benchmark import ScaledCase, ScaledProblem, grouped
 from holdfast.ops.fake_quantize.bench import LAYOUTS
-from holdfast.ops.fake_quantize_learned.plan import (
-    FakeQuantizeLearnedBackwardDescriptor,
-    FakeQuantizeLearnedBackwardPlan,
-)
+from holdfast.ops.fake_quantize_learned.plan import FakeQuantizeLearnedBackwardPlan
 
 OP = "fake_quantize learned backward"
 
 
 @dataclass(frozen=True)
-class LearnedCase(ScaledCase):
-    """``zero_point``: the zero point is learned too."""
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> LearnedProblem:
-        shape = self.shape(elements)
-        shared = math.prod(shape) // max(self.granularity.view(shape).scale_count, 1)
-        descriptor = FakeQuantizeLearnedBackwardDescriptor(
-            shape=shape,
-            granularity=self.granularity,
-            input_dtype=self.real,
-            dtype=self.codes,
-            zero_point_dtype=torch.float32 if self.zero_point else None,
-            grad_factor=1 / math.sqrt(shared * self.code.code_range[1]),
-        )
-        preference = PlanPreference(backend=backend, precompile=False)
-        plan = FakeQuantizeLearnedBackwardPlan.select(stream, descriptor, preference)
-        return LearnedProblem(self, plan, stream)
-
-
-@dataclass(frozen=True)
 class LearnedProblem(ScaledProblem):
-    """A case at one size on one device."""
-
     case: LearnedCase
 
     @property
@@ -69,9 +42,7 @@ class LearnedProblem(ScaledProblem):
         least, most = case.code.code_range
         varies = desc.view.varies
         within = [d for d, changes in enumerate(varies) if not changes]
-        scale = broadcastable(tensors["scale"], granularity, len(shape))
-        zero_point = tensors["zero_point"]
-        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
+        scale, zero = self.broadcast_scales(tensors)
 
         def backward(
             dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None
@@ -96,22 +67,33 @@ class LearnedProblem(ScaledProblem):
         if not isinstance(granularity, PerTensor | PerChannel):
             raise NoPeer("torch has no operator for this granularity")
         zero_point = tensors["zero_point"]
-        x, scale, zero = (
-            t.detach().requires_grad_()
-            for t in (
-                tensors["x"],
-                tensors["scale"].reshape(-1),
-                (torch.zeros_like(tensors["scale"]) if zero_point is None else zero_point).reshape(-1),
-            )
-        )
+        zeros = torch.zeros_like(tensors["scale"]) if zero_point is None else zero_point
+        given = tensors["x"], tensors["scale"].reshape(-1), zeros.reshape(-1)
+        x, scale, zero = (tensor.detach().requires_grad_() for tensor in given)
         if isinstance(granularity, PerTensor):
             y = torch.ops.aten._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -128, 127, factor)
         else:
             axis = granularity.axis % x.dim()
-            y = torch.ops.aten._fake_quantize_learnable_per_channel_affine(
-                x, scale, zero, axis, -128, 127, factor
-            )
+            per_channel = torch.ops.aten._fake_quantize_learnable_per_channel_affine
+            y = per_channel(x, scale, zero, axis, -128, 127, factor)
         return lambda: torch.autograd.grad(y, (x, scale, zero), tensors["dy"], retain_graph=True)
+
+
+@dataclass(frozen=True)
+class LearnedCase(ScaledCase):
+    """``zero_point``: the zero point is learned too."""
+
+    problem_type = LearnedProblem
+
+    def described(self, elements: int) -> Described:
+        shape = self.shape(elements)
+        shared = math.prod(shape) // max(self.granularity.view(shape).scale_count, 1)
+        fields = {
+            "shape": shape, "granularity": self.granularity, "input_dtype": self.real, "dtype": self.codes,
+            "zero_point_dtype": torch.float32 if self.zero_point else None,
+            "grad_factor": 1 / math.sqrt(shared * self.code.code_range[1]),
+        }  # fmt: skip
+        return FakeQuantizeLearnedBackwardPlan, fields
 
 
 def full_cases() -> list[LearnedCase]:
@@ -125,7 +107,3 @@ def cpu_cases() -> list[LearnedCase]:
     """Layouts with different loops, in float32."""
     layouts = ("per tensor", "per channel, axis 0", "per channel, last")
     return [LearnedCase(OP, layout, torch.float32, torch.int8) for layout in layouts]
-
-
-def quick_cases() -> list[LearnedCase]:
-    return []

@@ -26,25 +26,6 @@ from holdfast.ops.fake_quantize_learned.plan import (
 )
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
-from holdfast.ops.tree_sum.cpu import (
-    RUNS_PER_TREE,
-    add_lane,
-    job_range,
-    lane_count,
-    load,
-    load_per_segment,
-    load_row,
-    new_lane,
-    repeat_values,
-    result_address,
-    row_result_address,
-    scratch_run,
-    store,
-    store_block_sums,
-    store_lane_sums,
-    store_row,
-    zeroed,
-)
 
 
 class Operands(NamedTuple):
@@ -122,16 +103,17 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
     outlined()
     like = limits[0]
     segment, taken, begin, count = place
-    width = lane_count(count)
-    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
-    zero_lanes = zeroed(scratch_run(walk, RUNS_PER_TREE), width * taken if learns_zero else 0, like)
-    dy = pointer(load(walk, AT.dy, segment, taken, begin, count, like), like)
-    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
-    run = result_address(walk, AT.dx, segment, taken, begin, count, accumulate)
+    width = trees.lane_count(count)
+    lanes = trees.zeroed(trees.scratch_run(walk, 0), width * taken, like)
+    second = trees.scratch_run(walk, trees.RUNS_PER_TREE)
+    zero_lanes = trees.zeroed(second, width * taken if learns_zero else 0, like)
+    dy = pointer(trees.load(walk, AT.dy, segment, taken, begin, count, like), like)
+    x = pointer(trees.load(walk, AT.x, segment, taken, begin, count, like), like)
+    run = trees.result_address(walk, AT.dx, segment, taken, begin, count, accumulate)
     dx = pointer(run, like)
     if taken > 1 and count == width:
-        s = repeat_values(walk, 0, scale, taken, count, like)
-        z = repeat_values(walk, 1, zero_point, taken, count, like)
+        s = trees.repeat_values(walk, 0, scale, taken, count, like)
+        z = trees.repeat_values(walk, 1, zero_point, taken, count, like)
         _per_lane(estimate, dx, dy, x, taken * count, s, z, limits, lanes, zero_lanes, learns_zero)
     else:
         for k in range(taken):
@@ -143,10 +125,10 @@ def _one_by_one(estimate, walk, place, scale, zero_point, sums, learns_zero, lim
                     estimate, dx, dy, x, here, there, scale[k], zero_point[k], limits, lanes, zero_lanes,
                     k * width, learns_zero,
                 )  # fmt: skip
-    store(walk, AT.dx, segment, taken, begin, count, run, accumulate, like)
-    store_block_sums(walk, 0, width, segment, taken, begin, sums[0], like)
+    trees.store(walk, AT.dx, segment, taken, begin, count, run, accumulate, like)
+    trees.store_block_sums(walk, 0, width, segment, taken, begin, sums[0], like)
     if learns_zero:
-        store_block_sums(walk, 1, width, segment, taken, begin, sums[1], like)
+        trees.store_block_sums(walk, 1, width, segment, taken, begin, sums[1], like)
 
 
 @jit
@@ -156,30 +138,30 @@ def _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, l
     like = limits[0]
     segment, taken, begin, count = place
     for lane in range(min(count, LANES)):
-        lanes = new_lane(walk, 0, taken, like)
-        zero_lanes = new_lane(walk, 1, taken if learns_zero else 0, like)
+        lanes = trees.new_lane(walk, 0, taken, like)
+        zero_lanes = trees.new_lane(walk, 1, taken if learns_zero else 0, like)
         for i in range(begin + lane, begin + count, LANES):
-            dy = pointer(load_row(walk, AT.dy, segment, taken, i, like), like)
-            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
-            run = row_result_address(walk, AT.dx, segment, i, accumulate)
+            dy = pointer(trees.load_row(walk, AT.dy, segment, taken, i, like), like)
+            x = pointer(trees.load_row(walk, AT.x, segment, taken, i, like), like)
+            run = trees.row_result_address(walk, AT.dx, segment, i, accumulate)
             dx = pointer(run, like)
             _per_lane(estimate, dx, dy, x, taken, scale, zero_point, limits, lanes, zero_lanes, learns_zero)
-            store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
-        add_lane(walk, 0, lane, taken, like)
+            trees.store_row(walk, AT.dx, segment, taken, i, run, accumulate, like)
+        trees.add_lane(walk, 0, lane, taken, like)
         if learns_zero:
-            add_lane(walk, 1, lane, taken, like)
-    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
+            trees.add_lane(walk, 1, lane, taken, like)
+    trees.store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums[0], like)
     if learns_zero:
-        store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
+        trees.store_lane_sums(walk, 1, min(count, LANES), segment, taken, begin, sums[1], like)
 
 
 @jit
 def _backward_tiles(estimate, first, last, walk, sums, learns_zero, limits, accumulate):
     like = limits[0]
     for job in range(first, last):
-        place = job_range(walk, job)
-        scale = pointer(load_per_segment(walk, AT.scale, place[0], place[1], like), like)
-        zero_point = pointer(load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
+        place = trees.job_range(walk, job)
+        scale = pointer(trees.load_per_segment(walk, AT.scale, place[0], place[1], like), like)
+        zero_point = pointer(trees.load_per_segment(walk, AT.zero_point, place[0], place[1], like), like)
         if walk[0][4]:
             _side_by_side(estimate, walk, place, scale, zero_point, sums, learns_zero, limits, accumulate)
         else:
@@ -212,12 +194,9 @@ def _in_range(first, last, walk, sums, learns_zero, limits, accumulate):
 
 
 _BACKWARD: dict[SteKind, Any] = {
-    SteKind.IDENTITY: _identity,
-    SteKind.CLIPPED_IDENTITY: _clipped_identity,
-    SteKind.TANH: _tanh,
-    SteKind.HARD_TANH: _hard_tanh,
-    SteKind.IN_RANGE: _in_range,
-}
+    SteKind.IDENTITY: _identity, SteKind.CLIPPED_IDENTITY: _clipped_identity, SteKind.TANH: _tanh,
+    SteKind.HARD_TANH: _hard_tanh, SteKind.IN_RANGE: _in_range,
+}  # fmt: skip
 
 
 @cache
@@ -246,45 +225,25 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         self.compile()
         entry, limits = _BACKWARD[desc.ste], compute_scalars(compute, *desc.code_range)
         learns_zero = desc.zero_point_dtype is not None
-        tensors, shared = (
-            (args.dx, args.dy, args.x),
-            (args.dscale, args.dzero_point, args.scale, args.zero_point),
-        )
-        found = segments_in_order(desc.view, tensors, shared)
+        shared = (args.dscale, args.dzero_point, args.scale, args.zero_point)
+        found = segments_in_order(desc.view, (args.dx, args.dy, args.x), shared)
 
-        def launch(
-            stream: Stream,
-            workspace: Workspace,
-            args: FakeQuantizeLearnedBackwardArgs,
-            addresses: Sequence[int],
-        ) -> None:
+        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             scale, zero_point = shared_tensors(args, compute)
             dzero_point = args.dscale if args.dzero_point is None else args.dzero_point
             operands = Operands(
-                dx=args.dx,
-                dy=args.dy,
-                x=args.x,
-                dscale=args.dscale,
-                dzero_point=dzero_point,
-                scale=scale,
+                dx=args.dx, dy=args.dy, x=args.x, dscale=args.dscale, dzero_point=dzero_point, scale=scale,
                 zero_point=zero_point,
-            )
+            )  # fmt: skip
             kinds = [kind(operand.dtype, compute.torch) for operand in operands[:-1]]
 
             def first_level(first: int, last: int, walk: Any, sums: tuple[int, ...]) -> None:
                 entry(first, last, walk, (sums[0], sums[-1]), learns_zero, limits, args.accumulate)
 
             trees.launch(
-                first_level,
-                found,
-                operands,
-                [*kinds, zero_point_kind(zero_point.dtype)],
-                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,),
-                self.sums,
-                compute,
-                workspace,
-                factor=desc.grad_factor,
-                accumulate=args.accumulate,
-            )
+                first_level, found, operands, [*kinds, zero_point_kind(zero_point.dtype)],
+                (AT.dscale, AT.dzero_point) if learns_zero else (AT.dscale,), self.sums, compute, workspace,
+                factor=desc.grad_factor, accumulate=args.accumulate,
+            )  # fmt: skip
 
         return launch

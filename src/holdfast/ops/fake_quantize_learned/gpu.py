@@ -33,16 +33,16 @@ from holdfast.ops.fake_quantize_learned.plan import (
     FakeQuantizeLearnedBackwardArgs,
     FakeQuantizeLearnedBackwardDescriptor,
 )
-from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
     STAGES,
+    TUNING,
     add_further_levels,
     filled_rows,
+    first_level,
     from_double_bits,
     further_levels,
-    index_type,
     max_sums,
     splits_of,
     store_sums,
@@ -155,7 +155,8 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
     def __init__(self, desc: FakeQuantizeLearnedBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.trees = 1 if desc.zero_point_dtype is None else 2
-        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.tuning = TUNING.on(device)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize, self.tuning)
         self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, self.trees)
         self.set_workspace(layout)
 
@@ -174,57 +175,29 @@ class FakeQuantizeLearnedBackward(AffineKernel[FakeQuantizeLearnedBackwardDescri
         desc, compute, z = self.desc, self.desc.real.compute, args.zero_point
         tensors, shared = (args.dx, args.dy, args.x), (args.dscale, args.dzero_point, args.scale, z)
         found = segments_in_order(desc.view, tensors, shared)
-        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits, self.tuning)
         further = further_levels(found.length, tile.splits)
         sums: Sequence[StepOperand] = self.sums[0] if further else ("dscale", "dzero_point")
         zero_value = 0 if isinstance(z, torch.Tensor) else clamp_zero_point(z)
-        dx_over, dy_over, x_over, dscale_over, dzero_over, scale_over, zero_over = found.over.strides
-        dx_within, dy_within, x_within = found.within.strides
+        over, within = found.over.strides, found.within.strides
+        names = ("dx", "dy", "x", "dscale", "dzero", "scale", "zero")
+        strides = {f"{name}_over": own for name, own in zip(names, over, strict=True)}
+        strides |= {f"{name}_within": own for name, own in zip(names, within, strict=False)}
         steps = Steps(self.device, args)
         steps.add(
-            fake_quantize_learned_backward,
-            tile.programs,
-            dx="dx",
-            dscale=sums[0],
-            dzero_point=sums[-1],
-            dy="dy",
-            x="x",
-            scale="scale",
-            zero_point="zero_point",
-            scale_bits=scale_bits(args.scale),
-            zero_value=zero_value,
-            **code_limits(desc.code_range),
+            fake_quantize_learned_backward, tile.programs,
+            first_level(found, tile), code_limits(desc.code_range), strides,
+            dscale=sums[0], dzero_point=sums[-1],
+            scale_bits=scale_bits(args.scale), zero_value=zero_value,
             factor_bits=double_bits(desc.grad_factor),
-            segments=found.count,
-            blocks=blocks_of(found.length),
-            tiles=tile.tiles,
-            extent=(found.length,),
-            over=found.over.sizes,
-            within=found.within.sizes,
-            dx_over=dx_over,
-            dy_over=dy_over,
-            x_over=x_over,
-            dscale_over=dscale_over,
-            dzero_over=dzero_over,
-            scale_over=scale_over,
-            zero_over=zero_over,
-            dx_within=dx_within,
-            dy_within=dy_within,
-            x_within=x_within,
-            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32,
-            STE=desc.ste.value,
+            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32, STE=desc.ste.value,
             SCALE_ON_HOST=not isinstance(args.scale, torch.Tensor),
             ZERO="tensor" if isinstance(z, torch.Tensor) else "host" if zero_value else "none",
-            LEARNS_ZERO=self.trees > 1,
-            ACCUMULATE=args.accumulate,
-            FINAL=not further,
-            SAME_STRIDES=dx_over == dy_over == x_over and dx_within == dy_within == x_within,
-            **tile.constants,
-            INDEX=index_type(found),
-            num_warps=tile.warps,
-        )
+            LEARNS_ZERO=self.trees > 1, ACCUMULATE=args.accumulate, FINAL=not further,
+            SAME_STRIDES=len(set(over[:3])) == len(set(within)) == 1, num_warps=tile.warps,
+        )  # fmt: skip
         add_further_levels(
             steps, found, further, self.sums, ("dscale", "dzero_point")[: self.trees],
-            (dscale_over, dzero_over), factor=desc.grad_factor, accumulate=args.accumulate,
+            over[3:5], self.tuning, factor=desc.grad_factor, accumulate=args.accumulate,
         )  # fmt: skip
         return steps.launch

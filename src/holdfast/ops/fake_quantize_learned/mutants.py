@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from holdfast.core.mutant import Mutant, Run, described, instead_of, replaced
+from holdfast.core.mutant import Mutant, Run, described, instead_of
 from holdfast.core.plan import AnyPlan, Args
 from holdfast.numerics.reference import Array, bounds, rounded_quotient
 from holdfast.ops.affine.mutants import axis_swapped, neighbours_scale
@@ -18,19 +17,22 @@ from holdfast.ops.fake_quantize_learned.reference import scale_terms
 _B = ("fake_quantize_learned backward",)
 
 
-def _terms(of: Callable[..., Array], *, of_nan: bool = False) -> Callable[..., Array]:
+def _terms(of: Callable[..., Any], *, of_nan: bool = False) -> Callable[..., Array]:
     """Terms by ``of``(dy, t, r, scale, lo, hi). Where t is NaN the term is 0, unless ``of_nan``."""
 
     def terms(
         dy: Array, x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any
     ) -> Array:
         _, lo, hi = bounds(zero_point, q_min, q_max, compute)
-        with np.errstate(all="ignore"):
-            t = x / s
-            added = of(dy, t, rounded_quotient(x, s), s, lo, hi)
-            return np.where(np.isnan(t) & (not of_nan), dy.dtype.type(0), added).astype(dy.dtype)
+        t = x / s
+        added = of(dy, t, rounded_quotient(x, s), s, lo, hi)
+        return np.asarray(np.where(np.isnan(t) & (not of_nan), 0, added), dy.dtype)
 
     return terms
+
+
+def _right(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
+    return dy * np.where(r < lo, lo, np.where(r > hi, hi, r - t))
 
 
 def _saturated_forgotten(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
@@ -41,10 +43,9 @@ def _in_range_forgotten(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: 
     return np.where(r < lo, dy * lo, np.where(r > hi, dy * hi, 0))
 
 
-def _not_rounded(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
+def _not_rounded(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Any:
     """Omit the rounding error r - t: dy times the clamped code."""
-    code: Array = np.clip(r, lo, hi)
-    return dy * code
+    return dy * np.clip(r, lo, hi)
 
 
 def _bounds_saturated(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
@@ -57,10 +58,6 @@ def _masked_by_value(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Arr
     return dy * np.where(t < lo, lo, np.where(t > hi, hi, r - t))
 
 
-def _right(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
-    return dy * np.where(r < lo, lo, np.where(r > hi, hi, r - t))
-
-
 def _everywhere(dy: Array, t: Array, r: Array, s: Array, lo: Array, hi: Array) -> Array:
     return -(dy * s)
 
@@ -71,39 +68,33 @@ def _outside(value: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
 def in_one_go(terms: Array) -> Array:
     """Sum in NumPy's order."""
-    with np.errstate(all="ignore"):
-        total: Array = np.sum(terms, axis=-1, dtype=terms.dtype)
-        return total
+    return np.asarray(np.sum(terms, axis=-1, dtype=terms.dtype))
 
 
 def one_by_one(terms: Array) -> Array:
     """Sum in the order of a sequential loop."""
-    with np.errstate(all="ignore"):
-        total = np.zeros(terms.shape[:-1], terms.dtype)
-        for index in range(terms.shape[-1]):
-            total = total + terms[..., index]
-        return total
+    total = np.zeros(terms.shape[:-1], terms.dtype)
+    for index in range(terms.shape[-1]):
+        total = total + terms[..., index]
+    return total
 
 
 def in_wider_type(terms: Array) -> Array:
     """Sum in extended precision."""
-    with np.errstate(all="ignore"):
-        total: Array = np.sum(terms.astype(np.longdouble), axis=-1)
-        return total.astype(terms.dtype)
+    return np.asarray(np.sum(terms.astype(np.longdouble), axis=-1), terms.dtype)
 
 
 def _factor_on_terms(plan: AnyPlan, desc: Any, run: Run, args: Args) -> None:
     """Multiply each term by the factor, instead of the sum."""
 
     def terms(*given: Any) -> Array:
-        with np.errstate(all="ignore"):
-            found = scale_terms(*given)
-            scaled: Array = found * found.dtype.type(desc.grad_factor)
-            return scaled
+        found = scale_terms(*given)
+        return np.asarray(found * found.dtype.type(desc.grad_factor))
 
-    module = importlib.import_module(plan.implementations("reference")[0].module)
-    with replaced(module, "scale_terms", terms):
+    def without_factor(args: Args) -> None:
         described(grad_factor=1.0)(plan, desc, run, args)
+
+    instead_of("scale_terms", terms)(plan, desc, without_factor, args)
 
 
 MUTANTS = (

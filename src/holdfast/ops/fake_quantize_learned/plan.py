@@ -27,10 +27,8 @@ from holdfast.core.plan import Args
 from holdfast.core.segments import segment_length
 from holdfast.ops.affine.plan import Scale, ZeroPoint
 from holdfast.ops.fake_quantize.plan import (
-    FakeCodesDescriptor,
+    EstimatedDescriptor,
     FakeCodesPlan,
-    SteKind,
-    estimator,
     estimator_ulp,
     refused_learning,
 )
@@ -38,7 +36,7 @@ from holdfast.ops.tree_sum.blocks import rounding_errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
+class FakeQuantizeLearnedBackwardDescriptor(EstimatedDescriptor):
     """The gradients with respect to x, by the estimator ``ste``, to the scale and to a learned zero point.
 
     ``scale_dtype`` is the dtype of the scale and its gradient. ``zero_point_dtype`` is the dtype of the zero
@@ -46,14 +44,9 @@ class FakeQuantizeLearnedBackwardDescriptor(FakeCodesDescriptor):
     gradients.
     """
 
-    ste: SteKind = SteKind.IN_RANGE
     scale_dtype: torch.dtype = torch.float32
     zero_point_dtype: torch.dtype | None = None
     grad_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "ste", estimator(self.ste))
 
     @property
     def empty(self) -> bool:

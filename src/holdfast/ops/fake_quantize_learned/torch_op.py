@@ -18,8 +18,8 @@ from holdfast.core.errors import Unsupported
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import granularity_named
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import Workspace
-from holdfast.core.torch_op import by_sample, current_stream, define, register_vmap, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
 from holdfast.ops.affine.torch_op import SHARED_SCHEMA, refuse_second_derivative
 from holdfast.ops.fake_quantize.plan import SteKind, refused_learning
 from holdfast.ops.fake_quantize.torch_op import backward, lsq_factor, range_of_codes
@@ -80,8 +80,7 @@ def _backward(
         dscale=dscale,
         dzero_point=dzero_point if needs_dzero else None,
     )
-    plan.run(current_stream(x.device), Workspace.allocate(plan.workspace_size(), x.device), args)
-    return dx, dscale, dzero_point
+    return Work(plan, args, (dx, dscale, dzero_point))
 
 
 def _backward_fake(dy, x, scale, scale_value, zero_point, zero_value, granularity, *rest):
@@ -101,12 +100,14 @@ _call = define(
 
 def _save_fake_quantize(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     x, scale, scale_value, zero_point, zero_value, *rest = inputs
-    ctx.learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[3]
-    codes = rest[1] and format_of(parse_dtype(rest[1]), "dtype")
-    if ctx.learned and codes and codes.is_float:
-        raise Unsupported(refused_learning(codes))
+    needed = ctx.needs_input_grad
+    learned = ctx.learned = needed[1] or needed[3]
+    if learned and rest[1]:
+        codes = format_of(parse_dtype(rest[1]), "dtype")
+        if codes.is_float:
+            raise Unsupported(refused_learning(codes))
     ctx.values = scale_value, zero_value, rest
-    if ctx.learned or rest[-2] != SteKind.IDENTITY:
+    if learned or rest[-2] != SteKind.IDENTITY:
         ctx.save_for_backward(x, scale, zero_point)
 
 

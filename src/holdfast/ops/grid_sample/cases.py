@@ -7,7 +7,7 @@ with the other dtypes are ``common``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
@@ -21,7 +21,7 @@ import torch
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import dtype_name, float_dtype
 from holdfast.core.plan import Plan
-from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
+from holdfast.core.values import BITS, of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -89,7 +89,8 @@ GRIDS = ("smooth", "random", "not finite", "far", "on centres and borders", "on 
 def problems() -> list[Problem]:
     kinds = list(_every_kind())
     common = [problem for problem in kinds if problem.common]
-    return [*(problem for problem in kinds if not problem.common), *_sizes(), *_layouts(), *common]
+    rest = (*_sizes(), *_layouts(), *_gradients())
+    return [*(problem for problem in kinds if not problem.common), *rest, *common]
 
 
 def _every_kind() -> Iterator[Problem]:
@@ -117,14 +118,22 @@ def _sizes() -> Iterator[Problem]:
     yield Problem("one row of pixels, bicubic", (2, 1, 13), (5, 7), Mode.BICUBIC, Padding.REFLECTION, True)
     yield Problem("64 channels", (64, 13, 11), (9, 17), grid="smooth", dtype=torch.bfloat16)
     yield Problem("257 channels", (257, 5, 7), (4, 6), batch=1)
-    yield Problem("1025 channels of three dimensions", (1025, 2, 3, 3), (2, 2, 3), batch=1, of_sums=True)
+    yield Problem("1025 channels of three dimensions", (1025, 2, 3, 3), (2, 2, 3), batch=1, of_sums=True,
+                  needs=(False, True))  # fmt: skip
     crowd = Problem(
         "1100 samples on one pixel", (2, 6, 5), (25, 44), grid="on one pixel", batch=1, of_sums=True
     )
     yield crowd
     yield replace(crowd, name="1100 samples on one pixel, nearest", mode=Mode.NEAREST)
     yield Problem("images as large as several tiles", (3, 67, 71), (65, 130), grid="smooth")
+    yield Problem("17 channels, several runs of samples", (17, 12, 13), (25, 29), grid="smooth", batch=1)
     yield Problem("scattered samples", (6, 40, 37), (24, 35))
+    small = Problem("many small images", (1, 5, 7), (2, 2), batch=64, of_sums=True)
+    yield small
+    yield replace(
+        small, name="small images, several bands", image=(3, 11, 13), size=(5, 4), batch=5, grid="not finite",
+        values="special", dtype=torch.bfloat16, grid_dtype=torch.float32, accumulate=True,
+    )  # fmt: skip
     yield Problem("no channels", (0, 3, 4), (5, 2))
     yield Problem("no samples", (3, 4, 5), (0, 7))
     yield Problem("no images", (3, 4, 5), (6, 7), batch=0)
@@ -173,6 +182,31 @@ def _layouts() -> Iterator[Problem]:
         mode=Mode.NEAREST,
         layouts=("unaligned", "unaligned"),
         accumulate=True,
+    )
+
+
+def _gradients() -> Iterator[Problem]:
+    """Gradients that show the unit of the integer sums, and terms that are not finite."""
+    plain = Problem("", (5, 9, 11), (7, 8), of_sums=True, needs=(True, False))
+    for dtype in (torch.float32, torch.float64):
+        name = dtype_name(dtype)
+        own = replace(plain, dtype=dtype)
+        yield replace(own, name=f"gradients of a wide range, {name}", values="wide")
+        yield replace(own, name=f"gradients of every exponent, {name}", values="exponents")
+        yield replace(own, name=f"planes of different magnitudes, {name}", values="planes")
+        yield replace(own, name=f"subnormal gradients, {name}", values="subnormal")
+        yield replace(own, name=f"infinite gradients, {name}", values="infinities", grid="identity")
+    yield replace(plain, name="gradients of zero", values="zeros")
+    infinite = replace(plain, values="infinities")
+    yield replace(infinite, name="infinite gradients on one pixel", grid="on one pixel", accumulate=True)
+    yield replace(infinite, name="infinite gradients, bicubic", mode=Mode.BICUBIC, padding=Padding.REFLECTION)
+    yield replace(
+        infinite, name="infinite gradients, centres", image=(5, 8, 16), grid="on centres and borders"
+    )
+    yield replace(infinite, name="infinite gradients, bfloat16", dtype=torch.bfloat16, mode=Mode.NEAREST)
+    yield replace(infinite, name="infinite gradients, 16 channels", image=(16, 9, 11))
+    yield replace(
+        plain, name="planes of different magnitudes, 16 channels", image=(16, 9, 11), values="planes"
     )
 
 
@@ -243,7 +277,49 @@ def _values(problem: Problem, name: str, shape: tuple[int, ...]) -> torch.Tensor
         values = of_every_exponent(f"{name}/{problem.name}", size, record)
     elif problem.values == "any bits":
         values = of_any_bits(f"{name}/{problem.name}", size, record)
+    elif name == "dout" and problem.values in GRADIENTS:
+        values = GRADIENTS[problem.values](problem, shape)
     return values.reshape(shape)
+
+
+def _wide(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:
+    """Numbers from 2**-20 to 2**20."""
+    precision = float_dtype(problem.dtype, "dtype").precision
+    return rounded(spread(f"wide/{problem.name}", prod(shape), precision, -20, 20), problem.dtype)
+
+
+def _planes(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:
+    """``_wide``, divided by 2**40 from one plane to the next."""
+    steps = torch.arange(shape[0] * shape[1]).reshape(*shape[:2], *[1] * (len(shape) - 2)) % 3
+    factors = torch.ldexp(torch.ones(steps.shape, dtype=problem.dtype), -40 * steps)
+    return _wide(problem, shape).reshape(shape) * factors
+
+
+def _subnormal(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:
+    """Subnormal numbers of either sign, and zeros."""
+    record = float_dtype(problem.dtype, "dtype")
+    fraction_and_sign = 2 ** (record.precision - 1) - 1 - 2 ** (record.bits - 1)
+    bits = torch.from_numpy(random_bits(f"subnormal/{problem.name}", prod(shape)).astype(np.int64))
+    return bits.to(BITS[record.bits]).bitwise_and(fraction_and_sign).view(problem.dtype)
+
+
+def _infinities(problem: Problem, shape: tuple[int, ...]) -> torch.Tensor:
+    """``_wide``, where the planes of an image have one inf, -inf, NaN, both infinities, or neither."""
+    values = _wide(problem, shape).reshape(*shape[:2], -1)
+    middle = values.shape[2] // 2
+    for channel, found in enumerate(([np.inf], [-np.inf], [np.nan], [np.inf, -np.inf])):
+        values[:, channel, middle : middle + len(found)] = torch.tensor(found, dtype=problem.dtype)
+    return values
+
+
+#: Gradients of a kind, of a shape.
+GRADIENTS: dict[str, Callable[[Problem, tuple[int, ...]], torch.Tensor]] = {
+    "wide": _wide,
+    "planes": _planes,
+    "subnormal": _subnormal,
+    "infinities": _infinities,
+    "zeros": lambda problem, shape: torch.zeros(shape, dtype=problem.dtype),
+}
 
 
 def _uniform(label: str, count: int, least: float, most: float) -> Array:

@@ -1,8 +1,12 @@
 """grid_sample on the CPU.
 
-A task is a part of one image: a range of its channels and, for dgrid, of its samples. It first computes the
-pixel and the weight of every corner of every sample, in arrays indexed [corner, sample]. Then it processes
-bundles of channels (``cpu_channel_vectors``) in loops that only multiply and add.
+Samples are processed in runs. The places and weights of a run (``cpu_places``) are computed once, then
+used for every channel: to load values from the image, or to add terms to the integer sums of dinput. If there
+are many float32 channels, ``LANES`` of them are processed at once (``cpu_lanes``).
+
+dinput is computed in units: several channels of one image, each with a buffer of sums. A thread computes
+whole units. If there are too few, a unit is split: each thread sums a part of the samples, and the sums of
+all threads are added.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -20,39 +24,41 @@ from holdfast.backends.threads import parallel, threads_for
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.core.workspace_layout import WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.numerics.cpu_walk import RUN, number, size_of, store_span, table_of
-from holdfast.ops.grid_sample.cpu_channel_vectors import (
-    add_weighted_rows,
-    clear_row,
-    copy_row,
-    load_bundle,
-    set_weighted_rows,
-    store_bundle,
-)
+from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
+from holdfast.numerics.cpu import ITEM_SIZE, kind
+from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span, table_of
+from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
-    BLOCK,
     MODES,
     PADDINGS,
-    ROW,
     ROW_BYTES,
-    find_taps,
-    pixel_of,
-    product_of,
-    scale_row,
+    find_gradients,
+    store_gradients,
 )
-from holdfast.ops.grid_sample.cpu_gradient_sums import (
-    CHUNK,
-    add_levels,
-    add_products,
-    clear,
-    count_terms,
-    list_crowds,
-    scatter_rows,
-    sum_crowds,
+from holdfast.ops.grid_sample.cpu_integer_sums import (
+    add_marked_sums,
+    add_sums,
+    add_terms,
+    clear_infinite,
+    clear_sums,
+    convert_sums,
+    find_shift,
+    mark_infinite,
+    replace_marked,
+    scale,
 )
+from holdfast.ops.grid_sample.cpu_lanes import (
+    LANES,
+    REALS,
+    SUMS,
+    add_terms_in_lanes,
+    add_weighted_in_lanes,
+    convert_lanes,
+    lanes_to_rows,
+    rows_to_lanes,
+)
+from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
 from holdfast.ops.grid_sample.plan import (
     MARGIN,
     TAPS,
@@ -66,222 +72,276 @@ from holdfast.ops.grid_sample.plan import (
 )
 from holdfast.ops.segment_sum.indexed import loops
 
+Table = np.ndarray[Any, Any]
+
 _NEAREST = MODES[Mode.NEAREST]
-#: Scratch rows: those of three axes, and three for ``_store_dgrid``.
-_ROWS = 3 * AXIS_ROWS + 3
-#: Possible numbers of channels of a bundle.
-LANES = (1, 4)
+#: Steps of ``_differentiate``.
+_WHOLE, _PART, _TOTAL = 0, 1, 2
 
 D = TypeVar("D", bound=SampleDescriptor)
 
 
 @jit
-def _locate(grid, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, raw, like):
-    """Compute the pixel and the weight of every corner and sample, indexed [corner, sample]."""
-    axes, taps = form[0], form[1]
-    corners = taps * taps * (taps if axes == 3 else 1)
-    for begin in range(0, samples, BLOCK):
-        count = min(BLOCK, samples - begin)
-        find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like)
-        for corner in range(corners):
-            at = corner * samples + begin
-            pixel_of(rows_at, corner, axes, taps, sizes[0], sizes[1], count, pixel_at + at * 4)
-            product_of(rows_at, corner, axes, taps, -1, count, weight_at + at * size_of(like), like)
-
-
-@jit
 def _first_channel(operand, n, channel):
-    """Address of the first pixel of a channel of image ``n``."""
-    address, kind, image_step, channel_step = operand
+    """Address of the first element of a channel of image ``n``."""
+    address, kind, image_step, channel_step, _ = operand
     return address + (n * image_step + channel * channel_step) * (kind & ITEM_SIZE)
 
 
 @jit
-def _load(operand, table, n, channel, width, count, rows_at, scratch, like, lanes):
-    """Load a bundle of ``width`` channels of image ``n``."""
-    address = _first_channel(operand, n, channel)
-    load_bundle(address, operand[1], operand[3], table, width, count, rows_at, scratch, like, lanes)
+def _grid_of(grid, n):
+    """The grid of image ``n``, for ``find_taps``."""
+    return _first_channel(grid, n, 0), grid[1], grid[4], grid[3]
 
 
 @jit
-def _store(rows_at, operand, table, n, channel, width, count, accumulate, scratch, like, lanes):
-    address = _first_channel(operand, n, channel)
-    kind, step = operand[1], operand[3]
-    store_bundle(rows_at, address, kind, step, table, width, count, accumulate, scratch, like, lanes)
+def part_of(count, part, parts):
+    """Range of a part of ``count`` elements."""
+    return count * part // parts, count * (part + 1) // parts
 
 
 @jit
-def _four_sources(addresses_at, index, samples, first, rows, row):
-    """Addresses of the pixels of four corners of a sample, from corner ``first``."""
-    pixel = pointer(addresses_at, np.int32)
-    at = first * samples + index
-    return (
-        rows + np.int64(pixel[at]) * row,
-        rows + np.int64(pixel[at + samples]) * row,
-        rows + np.int64(pixel[at + 2 * samples]) * row,
-        rows + np.int64(pixel[at + 3 * samples]) * row,
-    )
-
-
-@jit
-def _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, lanes):
-    """Sum the corners of every sample, four at a time. Pixel -1, before the first, holds zeros."""
+def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at, scratch, like, columns):
+    """Forward of ``LANES`` channels of an image from ``channel``."""
     outlined()
-    row, weight = len(lanes) * size_of(like), pointer(weight_at, like)
-    for first in range(0, corners, 4):
-        at = first * samples
-        for i in range(samples):
-            sources = _four_sources(pixel_at, i, samples, first, image_at, row)
-            weights = (
-                weight[at + i],
-                weight[at + samples + i],
-                weight[at + 2 * samples + i],
-                weight[at + 3 * samples + i],
-            )
-            if first == 0:
-                set_weighted_rows(out_at + i * row, sources, weights, lanes)
-            else:
-                add_weighted_rows(out_at + i * row, sources, weights, lanes)
-
-
-@jit
-def _pick_rows(image_at, pixel_at, samples, out_at, like, lanes):
-    """Copy the pixel of each sample, for mode nearest."""
-    outlined()
-    row, pixel = len(lanes) * size_of(like), pointer(pixel_at, np.int32)
-    for i in range(samples):
-        copy_row(out_at + i * row, image_at + np.int64(pixel[i]) * row, like, lanes)
+    _, pixels, samples, corners = extent
+    offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
+    for begin in range(0, pixels, RUN):
+        count = min(RUN, pixels - begin)
+        for c in range(LANES):
+            source, target = _first_channel(image, n, channel + c), row_at + c * RUN * 4
+            load_span(source, image[1], image[4], begin, begin + count, raw, target, like)
+        rows_to_lanes(row_at, count, copy_at + begin * REALS)
+    for begin in range(0, samples, RUN):
+        count, tables = min(RUN, samples - begin), (offsets_at, weights_at)
+        locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+        for corner in range(0, corners, len(columns)):
+            offsets = offsets_at + corner // len(columns) * RUN * 8
+            weights = weights_at + corner * RUN * size_of(like)
+            add_weighted_in_lanes(copy_at, weights, offsets, count, corner == 0, values_at, like, columns)
+        lanes_to_rows(values_at, count, row_at)
+        for c in range(LANES):
+            source, target = row_at + c * RUN * 4, _first_channel(out, n, channel + c)
+            store_span(source, target, out[1], out[4], begin, begin + count, False, raw, old, like)
 
 
 @kernel
-def _sample(first, last, parts, extent, form, sizes, numbers, grid, image, out, tables, scratch, like, lanes):
-    """Forward of the tasks ``first`` to ``last``; each image has ``parts`` tasks.
+def _sample(
+    first, last, parts, lanes, extent, problem, grid, image, steps, own_steps, out, scratch, like, columns
+):
+    """Forward of the tasks ``first`` to ``last``.
 
-    ``extent`` is (channels, pixels, samples, corners). ``form``, ``sizes`` and ``numbers`` are as in
-    ``find_taps``. ``grid`` is (address, kind, image stride, axis stride); ``image`` and ``out`` are (address,
-    kind, image stride, channel stride). ``tables`` hold their loops over samples or pixels.
+    An image has ``parts`` tasks, each with a part of its samples, or if ``lanes``, with ``LANES`` channels.
+
+    ``extent`` is (channels, pixels, samples, corners). ``problem`` is (form, sizes, numbers) as in
+    ``find_taps``. An operand is (address, kind, image stride, stride of the channels or of the grid's axes,
+    table of the loops over samples or pixels). ``steps`` are the strides of the image in ``find_offsets``,
+    ``own_steps`` those of a contiguous copy.
     """
-    channels, pixels, samples, corners = extent
-    grid_table, image_table, out_table = tables
-    pixel_at, weight_at, rows_at, lines_at, image_at, out_at = scratch
-    located, row = -1, len(lanes) * size_of(like)
+    channels, _, samples, corners = extent
+    offsets_at, weights_at, rows_at, raw, old, values_at, row_at, copy_at = scratch
     for task in range(first, last):
-        n, part = task // parts, task % parts
-        begin, end = part_of(channels, part, parts, len(lanes))
-        if begin < end and n != located:
-            source = (_first_channel(grid, n, 0), grid[1], grid_table, grid[3])
-            _locate(source, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, lines_at, like)
-            located = n
-        for channel in range(begin, end, len(lanes)):
-            width = min(len(lanes), end - channel)
-            _load(image, image_table, n, channel, width, pixels, image_at, lines_at, like, lanes)
-            clear_row(image_at - row, like, lanes)
-            if form[2] == _NEAREST:
-                _pick_rows(image_at, pixel_at, samples, out_at, like, lanes)
-            else:
-                _sample_rows(image_at, pixel_at, weight_at, corners, samples, out_at, like, lanes)
-            _store(out_at, out, out_table, n, channel, width, samples, False, lines_at, like, lanes)
+        n = task // parts
+        if lanes:
+            _sample_lanes(
+                n, task % parts * LANES, extent, problem, grid, image, own_steps, out, copy_at, scratch[:7],
+                like, columns,
+            )  # fmt: skip
+            continue
+        from_sample, to_sample = part_of(samples, task % parts, parts)
+        for begin in range(from_sample, to_sample, RUN):
+            count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
+            locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+            for channel in range(channels):
+                source, target = _first_channel(image, n, channel), _first_channel(out, n, channel)
+                for corner in range(0, corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    weights = weights_at + corner * RUN * size_of(like)
+                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                    if problem[0][2] == _NEAREST:
+                        pick(values_at, weights, count, row_at, like)
+                    else:
+                        add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
+                end = begin + count
+                store_span(row_at, target, out[1], out[4], begin, end, False, raw, old, like)
 
 
 @jit
-def part_of(count, part, parts, whole):
-    """Range of a part of ``count`` elements, with bounds that are multiples of ``whole``."""
-    layout = (count + whole - 1) // whole
-    return min(layout * part // parts * whole, count), min(layout * (part + 1) // parts * whole, count)
+def _steps_of_sums(width, pixels, like):
+    """Bytes from a channel to the next in the sums of a unit, and from a pixel to the next."""
+    words = size_of(like) // 4
+    return (8, SUMS) if width == LANES and words == 1 else (pixels * words * 8, words * 8)
+
+
+@jit
+def _sum_terms(
+    n, channel, width, begin, end, extent, problem, grid, image, steps, dout, dgrid, joint, bits, levels,
+    accumulate, shifts_at, sums_at, totals_at, scratch, like, columns,
+):  # fmt: skip
+    """Integer sums of ``width`` channels from ``channel``, over samples ``begin`` to ``end``.
+
+    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. Returns whether all
+    values of dout are finite.
+    """
+    outlined()
+    _, pixels, samples, corners = extent
+    offsets_at, weights_at, rows_at, raw, _, terms_at, row_at = scratch
+    shifts, all_finite, words = pointer(shifts_at, np.int64), True, size_of(like) // 4
+    for c in range(width):
+        source = _first_channel(dout, n, channel + c)
+        shifts[c], finite = find_shift(source, dout[1], dout[4], samples, bits, row_at, raw, like)
+        all_finite = all_finite and finite
+    step, pixel = _steps_of_sums(width, pixels, like)
+    together = pixel == SUMS
+    clear_sums(sums_at, width * pixels * words)
+    for marking in range(1 if all_finite else 2):
+        for first in range(begin, end, RUN):
+            count, tables = min(RUN, end - first), (offsets_at, weights_at)
+            locate(_grid_of(grid, n), problem, steps, first, count, tables, rows_at, raw, like, columns)
+            if joint and marking == 0:
+                _store_dgrid(
+                    n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
+                    scratch, like, columns,
+                )  # fmt: skip
+            for c in range(width):
+                source, sums = _first_channel(dout, n, channel + c), sums_at + c * step
+                row = row_at + c * RUN * size_of(like) if together else row_at
+                load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
+                if marking == 0:
+                    if not all_finite:
+                        clear_infinite(row, count, like)
+                    scale(row, count, shifts[c], like)
+                for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    weights = weights_at + corner * RUN * size_of(like)
+                    if marking == 0:
+                        add_terms(row, weights, offsets, count, bits, terms_at, sums, like, columns)
+                    else:
+                        mark_infinite(row, weights, offsets, count, sums, pixel, like, columns)
+            if together and marking == 0:
+                rows_to_lanes(row_at, count, terms_at)
+            for corner in range(0, corners if together and marking == 0 else 0, len(columns)):
+                offsets = offsets_at + corner // len(columns) * RUN * 8
+                weights = weights_at + corner * RUN * size_of(like)
+                add_terms_in_lanes(terms_at, weights, offsets, count, sums_at, like, columns)
+    return all_finite
+
+
+@jit
+def _store_sums(
+    n, channel, width, begin, end, pixels, bits, shifts_at, all_finite, sums_at, dinput, accumulate, scratch,
+    like,
+):  # fmt: skip
+    """Store pixels ``begin`` to ``end`` of the channels of a unit."""
+    outlined()
+    _, _, _, raw, old, values_at, row_at = scratch
+    shifts, (step, pixel) = pointer(shifts_at, np.int64), _steps_of_sums(width, pixels, like)
+    for at in range(begin, end, RUN):
+        count = min(RUN, end - at)
+        if pixel == SUMS:
+            convert_lanes(sums_at + at * pixel, count, values_at)
+            lanes_to_rows(values_at, count, row_at)
+        for c in range(width):
+            sums, target = sums_at + c * step + at * pixel, _first_channel(dinput, n, channel + c)
+            row = row_at + c * RUN * size_of(like) if pixel == SUMS else row_at
+            if pixel != SUMS:
+                convert_sums(sums, count, bits, row, like)
+            scale(row, count, -shifts[c], like)
+            if not all_finite:
+                replace_marked(sums, pixel, count, row, like)
+            store_span(row, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
 
 
 @jit
 def _store_dgrid(
-    dgrid, table, source, form, sizes, numbers, begin, end, samples, pixel_at, sums_at, accumulate, rows_at,
-    lines_at, like,
+    n, begin, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at, scratch, like,
+    columns,
 ):  # fmt: skip
-    """dgrid of samples ``begin`` to ``end``, from the sums over channels of their corners."""
+    """dgrid of ``count`` samples from ``begin`` of an image. They are located."""
     outlined()
-    axes, taps = form[0], form[1]
-    corners = taps * taps * (taps if axes == 3 else 1)
-    address, kind, step = dgrid
-    slope_at = rows_at + 3 * AXIS_ROWS * ROW
-    change_at, old = slope_at + ROW, slope_at + 2 * ROW
-    slope, change = pointer(slope_at, like), pointer(change_at, like)
-    for at in range(begin, end, BLOCK):
-        count = min(BLOCK, end - at)
-        find_taps(source, form, sizes, numbers, at, count, rows_at, lines_at, like)
-        for a in range(axes):
-            clear(change_at, count, like)
-            if form[2] != _NEAREST:
-                for corner in range(corners):
-                    product_of(rows_at, corner, axes, taps, a, count, slope_at, like)
-                    pixel = pointer(pixel_at + (corner * samples + at) * 4, np.int32)
-                    sums = pointer(sums_at + ((at - begin) * corners + corner) * size_of(like), like)
-                    for i in range(count):
-                        more = change[i] + slope[i] * sums[i * corners]
-                        change[i] = more if pixel[i] != -1 else change[i]
-            scale = pointer(scale_row(rows_at, a), like)
-            for i in range(count):
-                change[i] = change[i] * scale[i] if scale[i] != zero(like) else zero(like)
-            target = address + a * step * (kind & ITEM_SIZE)
-            store_span(change_at, target, kind, table, at, at + count, accumulate, lines_at, old, like)
+    channels, _, _, corners = extent
+    offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
+    level_size = corners * RUN * size_of(like)
+    if problem[0][2] != _NEAREST:
+        clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
+        for channel in range(channels):
+            gradient, source = _first_channel(dout, n, channel), _first_channel(image, n, channel)
+            load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row_at, like)
+            for corner in range(0, corners, len(columns)):
+                offsets = offsets_at + corner // len(columns) * RUN * 8
+                sums = totals_at + corner * RUN * size_of(like)
+                gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                add_products(row_at, values_at, count, channel % CHUNK == 0, sums, like, columns)
+            add_levels(totals_at, corners * RUN, levels, channel + 1, channels, like)
+    find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
+    store_gradients(rows_at, _grid_of(dgrid, n), problem[0][0], begin, count, accumulate, raw, old, like)
+
+
+@jit
+def _add_threads(begin, end, width, pixels, others, sums_at, finite, like):
+    """Add the sums of the other threads to those of the first, for pixels ``begin`` to ``end``."""
+    words, (step, pixel) = size_of(like) // 4, _steps_of_sums(width, pixels, like)
+    for other in range(1, others[0]):
+        for c in range(1 if pixel == SUMS else width):
+            target = sums_at + c * step + begin * pixel
+            source, count = target + other * others[1], (end - begin) * pixel // 8
+            if finite:
+                add_sums(target, source, count)
+            else:
+                add_marked_sums(target, source, count, words)
 
 
 @kernel
 def _differentiate(
-    first, last, parts, needs, extent, form, sizes, numbers, grid, image, dout, dinput, dgrid, tables, levels,
-    accumulate, scratch, like, lanes,
+    step, first, last, units, parts, group, extent, problem, grid, image, steps, own_steps, dout, dinput,
+    dgrid, joint, bits, levels, accumulate, others, scratch, like, columns,
 ):  # fmt: skip
-    """Backward of the tasks ``first`` to ``last``; each image has ``parts`` tasks.
+    """One step of the backward. ``group`` is the number of channels of a unit, except the last of an image.
 
-    A task computes dinput of a part of the channels, and dgrid of a part of the samples. ``needs`` is
-    (dinput is needed, dgrid is needed). The operands are as in ``_sample``.
+    WHOLE: tasks ``first`` to ``last``. The first ``units`` tasks are units of dinput. The others are dgrid of
+    a part of the samples of an image, which has ``parts``.
+    PART: the sums of unit ``units`` over samples ``first`` to ``last``.
+    TOTAL: pixels ``first`` to ``last`` of unit ``units``, from the sums of all threads. ``others`` is (number
+    of threads, bytes between their sums).
+
+    The operands are as in ``_sample``. ``own_steps`` are the strides of a buffer of sums.
     """
-    channels, pixels, samples, corners = extent
-    grid_table, image_table, dout_table, dinput_table, dgrid_table = tables
-    (
-        pixel_at, weight_at, rows_at, lines_at, dout_at, image_at, dinput_at, terms_at, crowds_at, counts_at,
-        sums_at,
-    ) = scratch  # fmt: skip
-    located, crowded = -1, 0
-    for task in range(first, last):
-        n, part = task // parts, task % parts
-        source = (_first_channel(grid, n, 0), grid[1], grid_table, grid[3])
-        if n != located:
-            _locate(source, form, sizes, numbers, samples, pixel_at, weight_at, rows_at, lines_at, like)
-            located, crowded = n, 0
-            if needs[0] and count_terms(pixel_at, corners * samples, counts_at, pixels) > CHUNK:
-                crowded = list_crowds(pixel_at, corners * samples, counts_at, pixels, terms_at, crowds_at)
-        begin, end = part_of(channels, part, parts, len(lanes))
-        from_sample, to_sample = part_of(samples, part, parts, 1)
-        count = to_sample - from_sample
-        sums = needs[1] and form[2] != _NEAREST
-        for level in range(levels if sums else 0):
-            clear(sums_at + level * count * corners * size_of(like), count * corners, like)
-        for channel in range(0, channels, len(lanes)):
-            width, own = min(len(lanes), channels - channel), needs[0] and channel >= begin and channel < end
-            if own or sums:
-                _load(dout, dout_table, n, channel, width, samples, dout_at, lines_at, like, lanes)
-            if own:
-                scatter_rows(dout_at, pixel_at, weight_at, corners, samples, dinput_at, pixels, like, lanes)
-                if crowded > 0:
-                    sum_crowds(
-                        crowded, terms_at, crowds_at, dout_at, weight_at, samples, dinput_at, rows_at, like,
-                        lanes,
-                    )  # fmt: skip
-                _store(
-                    dinput_at, dinput, dinput_table, n, channel, width, pixels, accumulate, lines_at, like,
-                    lanes,
+    channels, pixels, samples, _ = extent
+    groups = (channels + group - 1) // group
+    sums_at, shifts_at, totals_at = scratch[7:]
+    shifts = pointer(shifts_at, np.int64)
+    for task in range(first, last if step == _WHOLE else first + 1):
+        if step == _WHOLE and task >= units:
+            n, part = (task - units) // parts, (task - units) % parts
+            begin, end = part_of(samples, part, parts)
+            for at in range(begin, end, RUN):
+                count = min(RUN, end - at)
+                locate(
+                    _grid_of(grid, n), problem, steps, at, count, scratch[:2], scratch[2], scratch[3], like,
+                    columns,
                 )  # fmt: skip
-            if sums:
-                _load(image, image_table, n, channel, width, pixels, image_at, lines_at, like, lanes)
-                add_products(
-                    dout_at, image_at, pixel_at, corners, samples, from_sample, count, channel % CHUNK == 0,
-                    sums_at, like, lanes,
+                _store_dgrid(
+                    n, at, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
+                    scratch[:7], like, columns,
                 )  # fmt: skip
-                add_levels(sums_at, count * corners, levels, channel + width, channels, like)
-        if needs[1]:
-            total_at = sums_at + (levels - 1) * count * corners * size_of(like)
-            target = (_first_channel(dgrid, n, 0), dgrid[1], dgrid[3])
-            _store_dgrid(
-                target, dgrid_table, source, form, sizes, numbers, from_sample, to_sample, samples, pixel_at,
-                total_at, accumulate, rows_at, lines_at, like,
+            continue
+        unit = task if step == _WHOLE else units
+        n, channel = unit // groups, unit % groups * group
+        width = min(group, channels - channel)
+        if step != _TOTAL:
+            begin, end = (0, samples) if step == _WHOLE else (first, last)
+            finite = _sum_terms(
+                n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
+                bits, levels, accumulate, shifts_at, sums_at, totals_at, scratch[:7], like, columns,
+            )  # fmt: skip
+            shifts[group] = finite
+        begin, end = (0, pixels) if step == _WHOLE else (first, last)
+        if step == _TOTAL:
+            _add_threads(begin, end, width, pixels, others, sums_at, shifts[group] == 1, like)
+        if step != _PART:
+            _store_sums(
+                n, channel, width, begin, end, pixels, bits, shifts_at, shifts[group] == 1, sums_at, dinput,
+                accumulate, scratch[:7], like,
             )  # fmt: skip
 
 
@@ -323,27 +383,41 @@ class _Problem(NamedTuple):
         )
 
 
-def _table(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
+def _table(sizes: Sequence[int], strides: Sequence[int]) -> Table:
     """The loops over the pixels or samples of one channel, in row-major order."""
     space = loops(sizes, strides)
     return table_of(space.sizes, space.strides[0])
 
 
-def _operand(tensor: torch.Tensor | None, axis: int, compute: Float) -> tuple[int, int, int, int]:
-    """(address, kind, image stride, stride of ``axis``) of a tensor."""
+def _steps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, bool]:
+    """The strides along x, y and z, and whether all offsets are int32."""
+    span = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    x, y, z = (*reversed(strides), 0)[:3]
+    return x, y, z, span < 2**31
+
+
+def _own_steps(desc: SampleDescriptor) -> tuple[int, int, int, bool]:
+    """``_steps`` of a contiguous channel."""
+    return _steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
+
+
+def _operand(
+    tensor: torch.Tensor | None, axis: int, compute: Float, table: Table
+) -> tuple[int, int, int, int, Table]:
+    """(address, kind, image stride, stride of ``axis``, table) of a tensor."""
     if tensor is None:
-        return 0, compute.bits // 8, 0, 0
-    return tensor.data_ptr(), kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(axis)
+        return 0, compute.bits // 8, 0, 0, table
+    code = kind(tensor.dtype, compute.torch)
+    return tensor.data_ptr(), code, tensor.stride(0), tensor.stride(axis), table
 
 
 _NO_TABLE = table_of((1,), (1,))
+_NO_STEPS = (1, 1, 1, True)
 
 
 class _SampleKernel(SampleKernel[D]):
     """A kernel whose tasks run on several threads, each with its own scratch in the workspace."""
 
-    #: Maximum bytes of bundles per thread, which limits the channels of a bundle.
-    bundle_bytes = 2**26
     #: Maximum number of threads.
     most_threads = 2**16
 
@@ -351,85 +425,94 @@ class _SampleKernel(SampleKernel[D]):
         super().__init__(desc, device)
         self.problem = _Problem.of(desc)
         self.work = desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
-        threads = min(threads_for(self.work), self.most_threads)
-        self.parts = _parts(desc.batch, threads)
-        self.tasks = desc.batch * self.parts
-        self.slots = max(min(threads, self.tasks), 1)
-        self.lanes = (0,) * self._lanes(threads)
+        self.slots = max(min(threads_for(self.work), self.most_threads, self.most_slots()), 1)
+        self.parts = _parts(desc.batch, self.slots)
         self.layout = WorkspaceLayout()
-        self.take_regions()
+        self.regions = self.take_regions()
         self.slot_bytes = self.layout.size
         self.layout.take_again(self.slots - 1)
         self.set_workspace(self.layout)
 
-    def rows_of_bundles(self) -> tuple[int, ...]:
-        """Number of rows of each bundle."""
-        raise NotImplementedError
+    def most_slots(self) -> int:
+        """Maximum number of threads such that the workspace is not too large."""
+        return 2**16
 
-    def _lanes(self, threads: int) -> int:
-        """Maximum channels of a bundle such that every thread has a bundle, and the bundles fit in memory."""
-        desc, row = self.desc, sum(self.rows_of_bundles()) * self.desc.compute.bits // 8
-        fitting = [
-            lanes
-            for lanes in LANES
-            if desc.batch * (desc.channels // lanes) >= threads and lanes * row <= self.bundle_bytes
-        ]
-        return max(fitting, default=1)
-
-    def take_regions(self) -> None:
-        """Allocate the scratch of one thread."""
-        compute, entries = self.desc.compute.torch, self.desc.samples * self.desc.corners
-        lines = (len(self.lanes) + 2) * RUN
-        self.located = [
-            self.layout.take(entries, torch.int32),
-            self.layout.take(entries, compute),
-            self.layout.take_rows(_ROWS, ROW_BYTES),
-            self.layout.take(lines, compute),
-        ]
-        # Each has one more row, before the first.
-        self.bundles = [
-            self.layout.take((rows + 1) * len(self.lanes) if rows else 0, compute)
-            for rows in self.rows_of_bundles()
+    def take_regions(self) -> list[Region]:
+        """Allocate the scratch of one thread: tables of a run, axis rows, and runs."""
+        desc, take, compute = self.desc, self.layout.take, self.desc.compute.torch
+        entries = desc.corners * RUN
+        return [
+            take(entries, torch.int64),
+            take(entries, compute),
+            self.layout.take_rows(3 * AXIS_ROWS, ROW_BYTES),
+            *(take(count, compute) for count in (2 * RUN, RUN)),
+            take(4 * RUN, torch.int64),
+            take(LANES * RUN, compute),
         ]
 
-    def scratch(self, base: int) -> tuple[int, ...]:
-        """Addresses of the regions, and of the first row of each bundle."""
-        row = len(self.lanes) * self.desc.compute.bits // 8
-        located = (base + region.offset for region in self.located)
-        return (*located, *(base + region.offset + row for region in self.bundles))
+    def scratch(self, base: int, slot: int) -> tuple[int, ...]:
+        """Addresses of the regions of a slot."""
+        return tuple(base + slot * self.slot_bytes + region.offset for region in self.regions)
 
-    def run_tasks(self, work: Callable[[int, int, int], None], workspace: Workspace) -> None:
-        """Call ``work`` with ranges of tasks and the address of a thread's scratch, in parallel."""
-        base = first_address(workspace)
+    def run_tasks(self, work: Callable[[int, int, int], None], tasks: int) -> None:
+        """Call ``work`` with ranges of tasks and a slot that no other thread uses, in parallel."""
+        free = list(range(self.slots))
 
         def part(first: int, last: int) -> None:
-            begin, end = (self.tasks * slot // self.slots for slot in (first, last))
-            work(begin, end, base + first * self.slot_bytes)
+            slot = free.pop()
+            work(first, last, slot)
+            free.append(slot)
 
-        parallel(part, self.slots, self.work)
+        if self.slots == 1:
+            work(0, tasks, 0)
+        else:
+            parallel(part, tasks, self.work)
+
+    def columns(self, image: torch.Tensor | None) -> tuple[int, ...]:
+        """Columns of a place: two where the linear taps along x are side by side in memory."""
+        paired = self.desc.mode == Mode.BILINEAR and self.desc.image_size[-1] > 1
+        return (0, 0) if paired and (image is None or image.stride(-1) == 1) else (0,)
 
 
-def _parts(images: int, threads: int) -> int:
-    """Number of parts of an image such that the tasks balance over the threads."""
-    parts = 1
-    while images * parts < 4 * threads and images * parts % threads:
-        parts += 1
-    return parts
+def _parts(images: int, slots: int) -> int:
+    """Number of parts of an image such that the tasks balance over the slots."""
+    return -(-8 * slots // max(images, 1)) if slots > 1 else 1
 
 
 class GridSample(_SampleKernel[GridSampleDescriptor]):
     """``_sample``."""
 
-    def rows_of_bundles(self) -> tuple[int, ...]:
-        return self.desc.pixels, self.desc.samples
+    #: Whether several channels may be sampled at once, from a copy of the image.
+    lanes_allowed = True
+
+    def copies(self) -> bool:
+        """Whether a copy of the image in lanes pays off: enough samples, and tasks for all threads."""
+        desc = self.desc
+        groups, rest = divmod(desc.channels, LANES)
+        units, copied = desc.batch * groups, self.slots * desc.pixels * REALS
+        output = desc.batch * desc.channels * desc.samples * desc.input_dtype.itemsize
+        balanced = units % self.slots == 0 or units >= 4 * self.slots
+        suits = desc.compute.bits == 32 and desc.mode != Mode.NEAREST and rest == 0 and balanced
+        return self.lanes_allowed and suits and 2 * desc.samples >= desc.pixels and copied <= output
+
+    def take_regions(self) -> list[Region]:
+        regions = super().take_regions()
+        self.lanes = self.copies()
+        if self.lanes:
+            self.parts = self.desc.channels // LANES
+        # ``rows_to_lanes`` writes whole squares.
+        copied = (self.desc.pixels + LANES) * LANES * self.lanes
+        return [*regions, self.layout.take(copied, self.desc.compute.torch)]
 
     def compile(self) -> None:
-        _compile(self.desc.compute, self.lanes)
+        _compile(self.desc.compute, self.columns(None))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, compute = self.desc, self.desc.compute
-        self.compile()
-        like = number(compute)
+        columns = self.columns(None if self.lanes else args.input)
+        _compile(compute, columns)
+        like, steps = number(compute), _steps(desc.image_size, args.input.stride()[2:])
+        own_steps = _own_steps(desc)
         tables = (
             _table(desc.output_size, args.grid.stride()[1:-1]),
             _table(desc.image_size, args.input.stride()[2:]),
@@ -439,19 +522,18 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         def launch(
             stream: Stream, workspace: Workspace, args: GridSampleArgs, addresses: Sequence[int]
         ) -> None:
-            operands = (
-                _operand(args.grid, -1, compute),
-                _operand(args.input, 1, compute),
-                _operand(args.out, 1, compute),
-            )
+            base = first_address(workspace)
+            grid = _operand(args.grid, -1, compute, tables[0])
+            image = _operand(args.input, 1, compute, tables[1])
+            out = _operand(args.out, 1, compute, tables[2])
 
-            def work(first: int, last: int, base: int) -> None:
+            def work(first: int, last: int, slot: int) -> None:
                 _sample(
-                    first, last, self.parts, *self.problem, *operands, tables, self.scratch(base), like,
-                    self.lanes,
+                    first, last, self.parts, self.lanes, self.problem.extent, self.problem[1:], grid, image,
+                    steps, own_steps, out, self.scratch(base, slot), like, columns,
                 )  # fmt: skip
 
-            self.run_tasks(work, workspace)
+            self.run_tasks(work, desc.batch * self.parts)
 
         return launch
 
@@ -459,100 +541,149 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
 class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
     """``_differentiate``."""
 
-    def rows_of_bundles(self) -> tuple[int, ...]:
-        desc = self.desc
-        return desc.samples, desc.pixels * desc.needs_dgrid, desc.pixels * desc.needs_dinput
+    #: Maximum number of channels of a unit.
+    most_channels = LANES
 
-    def take_regions(self) -> None:
-        super().take_regions()
+    @property
+    def sums_bytes(self) -> int:
+        """Bytes of the sums of one channel, or 0 if they are not needed."""
+        desc = self.desc
+        return (desc.pixels + 1) * 2 * (desc.compute.bits // 8) * desc.needs_dinput
+
+    @property
+    def output_bytes(self) -> int:
+        desc = self.desc
+        dinput = desc.batch * desc.channels * desc.pixels * desc.needs_dinput * desc.input_dtype.itemsize
+        return dinput + desc.batch * desc.samples * desc.axes * desc.needs_dgrid * desc.grid_dtype.itemsize
+
+    def most_slots(self) -> int:
+        """The sums of all threads have at most half more bytes than the outputs."""
+        return 3 * self.output_bytes // (2 * self.sums_bytes) if self.desc.needs_dinput else 2**16
+
+    def channels_of_unit(self) -> int:
+        """Maximum number of channels such that all threads are busy, and the sums are not too large."""
+        desc = self.desc
+        for group in range(min(self.most_channels, desc.channels), 1, -1):
+            units, fits = desc.batch * -(-desc.channels // group), self.slots * group * self.sums_bytes
+            even = desc.channels % group == 0 and units % self.slots == 0
+            if fits <= self.output_bytes and (even or units >= 4 * self.slots):
+                return group
+        return 1
+
+    def take_regions(self) -> list[Region]:
+        regions = super().take_regions()
         desc, take = self.desc, self.layout.take
-        listed = desc.samples * desc.corners if desc.needs_dinput else 0
-        self.terms, self.crowds = (take(count, torch.int32) for count in (listed, 3 * (listed // CHUNK + 1)))
-        self.counts = take(desc.pixels + 1 if desc.needs_dinput else 0, torch.int32)
+        self.group = self.channels_of_unit()
+        self.units = desc.batch * -(-desc.channels // self.group) * desc.needs_dinput
+        self.split = self.units % self.slots if self.units < 4 * self.slots else 0
         self.levels = 1
         while CHUNK**self.levels < desc.channels:
             self.levels += 1
-        summed = self.levels * desc.corners * -(-desc.samples // self.parts)
+        totals = self.levels * desc.corners * RUN
         needed = desc.needs_dgrid and desc.mode != Mode.NEAREST
-        self.sums = take(summed if needed else 0, desc.compute.torch)
-
-    def scratch(self, base: int) -> tuple[int, ...]:
-        terms, crowds, sums = (base + region.offset for region in (self.terms, self.crowds, self.sums))
-        # Terms outside the image are counted at pixel -1.
-        return (*super().scratch(base), terms, crowds, base + self.counts.offset + 4, sums)
+        return [
+            *regions,
+            take(self.group * self.sums_bytes // 8, torch.int64),
+            take(self.group + 1, torch.int64),
+            take(totals if needed else 0, desc.compute.torch),
+        ]
 
     def compile(self) -> None:
-        _compile_backward(self.desc.compute, self.lanes)
+        _compile_backward(self.desc.compute, self.columns(None))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
         desc, compute = self.desc, self.desc.compute
-        self.compile()
-        like = number(compute)
+        columns = self.columns(args.input)
+        _compile_backward(compute, columns)
+        like, accumulate = number(compute), args.accumulate
+        own_steps = _own_steps(desc)
+        steps = own_steps if args.input is None else _steps(desc.image_size, args.input.stride()[2:])
         tables = (
             _table(desc.output_size, args.grid.stride()[1:-1]),
-            _NO_TABLE if args.input is None else _table(desc.image_size, args.input.stride()[2:]),
             _table(desc.output_size, args.dout.stride()[2:]),
             _NO_TABLE if args.dinput is None else _table(desc.image_size, args.dinput.stride()[2:]),
             _NO_TABLE if args.dgrid is None else _table(desc.output_size, args.dgrid.stride()[1:-1]),
         )
-        accumulate, needs = args.accumulate, (desc.needs_dinput, desc.needs_dgrid)
+        whole = self.units - self.split
+        # If a unit has all channels, it computes both gradients with the same tables.
+        joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels and steps == own_steps
+        tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
+        others = self.slots, self.slot_bytes
 
         def launch(
             stream: Stream, workspace: Workspace, args: GridSampleBackwardArgs, addresses: Sequence[int]
         ) -> None:
-            operands = (
-                _operand(args.grid, -1, compute),
-                _operand(args.input, 1, compute),
-                _operand(args.dout, 1, compute),
-                _operand(args.dinput, 1, compute),
-                _operand(args.dgrid, -1, compute),
-            )
+            base = first_address(workspace)
+            grid = _operand(args.grid, -1, compute, tables[0])
+            image = _operand(args.input, 1, compute, _NO_TABLE)
+            dout = _operand(args.dout, 1, compute, tables[1])
+            dinput = _operand(args.dinput, 1, compute, tables[2])
+            dgrid = _operand(args.dgrid, -1, compute, tables[3])
 
-            def work(first: int, last: int, base: int) -> None:
+            def run(step: int, first: int, last: int, unit: int, slot: int) -> None:
                 _differentiate(
-                    first, last, self.parts, needs, *self.problem, *operands, tables, self.levels, accumulate,
-                    self.scratch(base), like, self.lanes,
+                    step, first, last, unit, self.parts, self.group, self.problem.extent, self.problem[1:],
+                    grid, image, steps, own_steps, dout, dinput, dgrid, joint, desc.fraction_bits,
+                    self.levels, accumulate, others, self.scratch(base, slot), like, columns,
                 )  # fmt: skip
 
-            self.run_tasks(work, workspace)
+            self.run_tasks(lambda first, last, slot: run(_WHOLE, first, last, whole, slot), tasks)
+            for unit in range(whole, self.units):
+                self.run_split(run, unit, base)
 
         return launch
 
+    def run_split(self, run: Callable[..., None], unit: int, base: int) -> None:
+        """Run a unit on all threads: first the sums of a part of the samples each, then their total."""
+
+        def part(first: int, last: int) -> None:
+            for slot in range(first, last):
+                begin, end = (self.desc.samples * k // self.slots for k in (slot, slot + 1))
+                run(_PART, begin, end, unit, slot)
+
+        def total(first: int, last: int) -> None:
+            begin, end = (self.desc.pixels * k // self.slots for k in (first, last))
+            run(_TOTAL, begin, end, unit, 0)
+
+        parallel(part, self.slots, self.work)
+        parallel(total, self.slots, self.work)
+
 
 class LeanGridSample(GridSample):
-    """``GridSample`` on one thread, one channel at a time."""
+    """``GridSample`` on one thread."""
 
-    bundle_bytes = 0
+    lanes_allowed = False
     most_threads = 1
 
 
 class LeanGridSampleBackward(GridSampleBackward):
-    """``GridSampleBackward`` on one thread, one channel at a time."""
+    """``GridSampleBackward`` on one thread with one channel at a time."""
 
-    bundle_bytes = 0
     most_threads = 1
+    most_channels = 1
 
 
-def _empty(compute: Float) -> tuple[Any, ...]:
+def _empty(compute: Float) -> _Problem:
     """A problem without samples, for compiling kernels."""
     desc = GridSampleDescriptor(
         shape=(0, 0, 1, 1), output_size=(0, 0), input_dtype=compute.torch, grid_dtype=compute.torch
     )
-    return tuple(_Problem.of(desc))
+    return _Problem.of(desc)
 
 
 @cache
-def _compile(compute: Float, lanes: tuple[int, ...]) -> None:
-    operands = (_operand(None, 0, compute),) * 3
+def _compile(compute: Float, columns: tuple[int, ...]) -> None:
+    problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
     compile_kernel(
-        _sample, 0, 0, 1, *_empty(compute), *operands, (_NO_TABLE,) * 3, (0,) * 6, number(compute), lanes
-    )
+        _sample, 0, 0, 1, False, problem.extent, problem[1:], operand, operand, _NO_STEPS, _NO_STEPS, operand,
+        (0,) * 8, number(compute), columns,
+    )  # fmt: skip
 
 
 @cache
-def _compile_backward(compute: Float, lanes: tuple[int, ...]) -> None:
-    operands = (_operand(None, 0, compute),) * 5
+def _compile_backward(compute: Float, columns: tuple[int, ...]) -> None:
+    problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
     compile_kernel(
-        _differentiate, 0, 0, 1, (False, False), *_empty(compute), *operands, (_NO_TABLE,) * 5, 1, False,
-        (0,) * 11, number(compute), lanes,
+        _differentiate, _WHOLE, 0, 0, 0, 1, 1, problem.extent, problem[1:], operand, operand, _NO_STEPS,
+        _NO_STEPS, operand, operand, operand, False, 0, 1, False, (1, 0), (0,) * 10, number(compute), columns,
     )  # fmt: skip

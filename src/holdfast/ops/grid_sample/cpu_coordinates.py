@@ -1,8 +1,14 @@
 """Coordinates and taps of samples on the CPU: a block of samples at a time, axis by axis.
 
 Each axis has scratch rows with one element per sample: the coordinate, its scale (the derivative by the grid
-coordinate), and for each tap the pixel, the weight and the slope. Every loop runs over samples and
-vectorises.
+coordinate), and for each tap the index, the weight and the slope. A tap outside the image has an arbitrary
+index inside it, and its weight and slope are NaN. So is the weight of a corner with such a tap. Every loop
+runs over samples and vectorises.
+
+A place is a position in the image with all corners that are read from it together. With one column, each
+corner has its own place. With two, a place is two pixels side by side: the two linear taps along x. At the
+left and right border, where one of the taps is outside, the place is moved into the image, and the weights of
+its columns follow.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-incomplete-defs
 
@@ -14,7 +20,7 @@ from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
 from holdfast.backends.on_demand import Real
 from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
-from holdfast.numerics.cpu_walk import RUN, load_span
+from holdfast.numerics.cpu_walk import RUN, load_span, size_of, store_span
 from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 
 #: Samples of a block, bytes of a scratch row, and the distance between rows.
@@ -27,8 +33,9 @@ PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
 _NEAREST, _BILINEAR, _BICUBIC = MODES.values()
 _ZEROS, _BORDER, _REFLECTION = PADDINGS.values()
 
-# Rows of an axis: the coordinate, its scale, and the pixel, weight and slope of each of four taps.
-_X, _SCALE, INDEX, WEIGHT, SLOPE = 0, 1, 2, 6, 10
+# Rows of an axis: the coordinate, its scale, and the weight, slope and pixel of each of four taps. Loops over
+# many rows use one pointer: LLVM does not vectorise a loop with many pointers that might overlap.
+_X, _SCALE, WEIGHT, SLOPE, INDEX = 0, 1, 2, 6, 10
 AXIS_ROWS = 14
 
 # Exact in float32; the other operand determines the compute type.
@@ -50,16 +57,51 @@ def floor(typingctx, value):
 
 
 @jit
-def _coordinates(g_at, rows, count, aligned, numbers, like):
+def row_size(like):
+    """Elements from one scratch row to the next."""
+    return ROW // size_of(like)
+
+
+@jit
+def interleaved(grid, axes, like):
+    """Whether a grid is contiguous and of the compute type."""
+    _, kind, table, step = grid
+    return kind == size_of(like) and table.shape[1] == 1 and table[1, 0] == axes and step == 1
+
+
+@jit
+def _load_grid(grid, axes, begin, count, rows_at, raw, like):
+    """Load grid coordinates to the rows of the coordinates."""
+    address, kind, table, step = grid
+    if interleaved(grid, axes, like):
+        source, rows = pointer(address + begin * axes * kind, like), pointer(rows_at, like)
+        axis = AXIS_ROWS * row_size(like)
+        if axes == 2:
+            for i in range(count):
+                rows[i], rows[axis + i] = source[2 * i], source[2 * i + 1]
+        else:
+            for i in range(count):
+                x, y, z = source[3 * i], source[3 * i + 1], source[3 * i + 2]
+                rows[i], rows[axis + i], rows[2 * axis + i] = x, y, z
+        return
+    for a in range(axes):
+        target = rows_at + a * AXIS_ROWS * ROW
+        load_span(
+            address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, target, like
+        )
+
+
+@jit
+def _coordinates(rows, count, aligned, numbers, like):
     """Convert grid coordinates to pixels."""
-    g, x = pointer(g_at, like), pointer(rows + _X * ROW, like)
+    x = pointer(rows + _X * ROW, like)
     size, last = numbers[0], numbers[1]
     if aligned:
         for i in range(count):
-            x[i] = ((g[i] + _ONE) * _HALF) * last
+            x[i] = ((x[i] + _ONE) * _HALF) * last
     else:
         for i in range(count):
-            x[i] = ((g[i] + _ONE) * size - _ONE) * _HALF
+            x[i] = ((x[i] + _ONE) * size - _ONE) * _HALF
 
 
 @jit
@@ -156,22 +198,27 @@ def _far_slope(u):
 
 
 @jit
-def _pixels_of(rows, taps, count, size, padding, aligned, like):
-    """Compute the pixel of each tap from the unpadded pixel of the first; -1 is outside the image."""
-    if padding != _ZEROS and taps == 4:
-        _padded_pixels(rows, count, size, padding, aligned)
-        return
+def _mark_taps(rows, taps, count, size, like):
+    """Set the index of each tap from the index of the first, and mark taps outside the image."""
     first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
+    outside = zero(like) / zero(like)
     for tap in range(taps - 1, -1, -1):
         index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
+        weight, slope = (
+            pointer(rows + (WEIGHT + tap) * ROW, like),
+            pointer(rows + (SLOPE + tap) * ROW, like),
+        )
         for i in range(count):
             here = np.int32(first[i] + offset)
-            index[i] = here if here >= 0 and here < end else np.int32(-1)
+            inside = here >= 0 and here < end
+            index[i] = here if inside else np.int32(0)
+            weight[i] = weight[i] if inside else outside
+            slope[i] = slope[i] if inside else outside
 
 
 @on_demand
-def _padded_pixels(rows, count, size, padding, aligned):
-    """``_pixels_of`` for the four taps of bicubic, which are padded separately."""
+def _pad_taps(rows, count, size, padding, aligned):
+    """Set the indices of the four taps of bicubic, which are padded separately."""
     first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
     period = max(2 * (size - 1) if aligned else 2 * size, 1)
     turn = period if aligned else period - 1
@@ -187,18 +234,40 @@ def _padded_pixels(rows, count, size, padding, aligned):
 
 
 @jit
-def _bilinear_weights(rows, count, like):
-    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
-    w0, w1 = pointer(rows + WEIGHT * ROW, like), pointer(rows + (WEIGHT + 1) * ROW, like)
-    s0, s1 = pointer(rows + SLOPE * ROW, like), pointer(rows + (SLOPE + 1) * ROW, like)
+def _linear_taps(rows_at, count, size, like):
+    """The two taps of bilinear, each marked if it is outside the image."""
+    row, step = row_size(like), row_size(np.int32(0))
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    end, outside, one = np.int32(size), zero(like) / zero(like), _ONE + zero(like)
     for i in range(count):
-        first = floor(x[i])
-        t = x[i] - first
-        index[i] = np.int32(first)
-        w0[i] = _ONE - t
-        w1[i] = t
-        s0[i] = -(_ONE + zero(like))
-        s1[i] = _ONE + zero(like)
+        first = floor(rows[i])
+        here, t = np.int32(first), rows[i] - first
+        after = np.int32(here + 1)
+        left, right = here >= 0 and here < end, after >= 0 and after < end
+        index[i] = here if left else np.int32(0)
+        index[step + i] = after if right else np.int32(0)
+        rows[WEIGHT * row + i] = one - t if left else outside
+        rows[(WEIGHT + 1) * row + i] = t if right else outside
+        rows[SLOPE * row + i] = -one if left else outside
+        rows[(SLOPE + 1) * row + i] = one if right else outside
+
+
+@jit
+def _linear_columns(rows_at, count, size, like):
+    """``_linear_taps`` for two columns: the taps are those of the columns, in the order of memory."""
+    row = row_size(like)
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    last, outside, one = np.int32(size - 2), zero(like) / zero(like), _ONE + zero(like)
+    for i in range(count):
+        first = floor(rows[i])
+        here, t = np.int32(first), rows[i] - first
+        place = min(max(here, np.int32(0)), last)
+        moved, rest = np.int32(here - place), one - t
+        index[i] = place
+        rows[WEIGHT * row + i] = rest if moved == 0 else t if moved == -1 else outside
+        rows[(WEIGHT + 1) * row + i] = t if moved == 0 else rest if moved == 1 else outside
+        rows[SLOPE * row + i] = -one if moved == 0 else one if moved == -1 else outside
+        rows[(SLOPE + 1) * row + i] = one if moved == 0 else -one if moved == 1 else outside
 
 
 @on_demand
@@ -229,32 +298,19 @@ def _bicubic_weights(rows, count, like):
 
 
 @jit
-def _weights(rows, mode, count, like):
-    """Compute the unpadded pixel of the first tap, and the weight and slope of every tap."""
-    if mode == _BILINEAR:
-        _bilinear_weights(rows, count, like)
-    elif mode == _NEAREST:
-        _nearest_weights(rows, count, like)
-    else:
-        _bicubic_weights(rows, count, like)
-
-
-@jit
-def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
+def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns):
     """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
 
     ``grid`` is (address, kind, table of the loops over samples, axis stride). ``form`` is (axes, taps, mode,
     padding, align_corners). ``sizes`` are the pixels along x, y and z; ``numbers`` are ``_axis_numbers`` of
-    each axis.
+    each axis. ``columns`` is a tuple whose length is the number of columns of a place.
     """
     outlined()
-    address, kind, table, step = grid
     axes, taps, mode, padding, aligned = form
+    _load_grid(grid, axes, begin, count, rows_at, raw, like)
     for a in range(axes):
         rows, own = rows_at + a * AXIS_ROWS * ROW, numbers[a]
-        g_at = rows + WEIGHT * ROW
-        load_span(address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, g_at, like)
-        _coordinates(g_at, rows, count, aligned, own, like)
+        _coordinates(rows, count, aligned, own, like)
         if padding == _ZEROS:
             _limit_zeros(rows, count, own, like)
         elif mode == _BICUBIC:
@@ -266,8 +322,20 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like):
             if padding == _REFLECTION:
                 _reflected(rows, count, own[3], own[4], own[5], like)
             _clipped(rows, count, padding == _BORDER, own[1], own[3], like)
-        _weights(rows, mode, count, like)
-        _pixels_of(rows, taps, count, sizes[a], padding, aligned, like)
+        if mode == _BILINEAR:
+            if len(columns) == 2 and a == 0:
+                _linear_columns(rows, count, sizes[a], like)
+            else:
+                _linear_taps(rows, count, sizes[a], like)
+        else:
+            if mode == _NEAREST:
+                _nearest_weights(rows, count, like)
+            else:
+                _bicubic_weights(rows, count, like)
+            if mode == _BICUBIC and padding != _ZEROS:
+                _pad_taps(rows, count, sizes[a], padding, aligned)
+            else:
+                _mark_taps(rows, taps, count, sizes[a], like)
 
 
 @jit
@@ -277,41 +345,185 @@ def taps_of_corner(corner, axes, taps):
     return x, rest % taps, rest // taps if axes == 3 else 0
 
 
-@on_demand
-def product_of(rows_at, corner, axes, taps, slope_of, count, target, like):
-    """Product of a corner's weights, x times y times z, with the slope for axis ``slope_of``, -1 for none."""
-    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
-    for a in range(axes):
-        row = (SLOPE if a == slope_of else WEIGHT) + chosen[a]
-        own = pointer(rows_at + (a * AXIS_ROWS + row) * ROW, like)
-        if a == 0:
-            for i in range(count):
-                result[i] = own[i]
-        else:
-            for i in range(count):
-                result[i] = result[i] * own[i]
-
-
-@on_demand
-def pixel_of(rows_at, corner, axes, taps, width, height, count, target):
-    """Pixel of a corner as an index into the flattened image; -1 if any of its taps is outside."""
-    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int32)
-    width, height = np.int32(width), np.int32(height)
-    x = pointer(rows_at + (INDEX + chosen[0]) * ROW, np.int32)
-    y = pointer(rows_at + (AXIS_ROWS + INDEX + chosen[1]) * ROW, np.int32)
-    if axes == 2:
-        for i in range(count):
-            inside = (x[i] | y[i]) >= 0
-            result[i] = np.int32(np.int32(y[i] * width) + x[i]) if inside else np.int32(-1)
-    else:
-        z = pointer(rows_at + (2 * AXIS_ROWS + INDEX + chosen[2]) * ROW, np.int32)
-        for i in range(count):
-            inside = (x[i] | y[i] | z[i]) >= 0
-            row = np.int32(np.int32(z[i] * height) + y[i])
-            result[i] = np.int32(np.int32(row * width) + x[i]) if inside else np.int32(-1)
+@jit
+def row_of(rows_at, axis, row):
+    """Address of a row of an axis."""
+    return rows_at + (axis * AXIS_ROWS + row) * ROW
 
 
 @jit
-def scale_row(rows_at, axis):
-    """Address of the scales of an axis."""
-    return rows_at + (axis * AXIS_ROWS + _SCALE) * ROW
+def find_weights(rows_at, corner, axes, taps, count, target, like):
+    """Weights of a corner: the product of its taps' weights, x times y times z."""
+    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, like)
+    x = pointer(row_of(rows_at, 0, WEIGHT + chosen[0]), like)
+    y = pointer(row_of(rows_at, 1, WEIGHT + chosen[1]), like)
+    if axes == 2:
+        for i in range(count):
+            result[i] = x[i] * y[i]
+    else:
+        z = pointer(row_of(rows_at, 2, WEIGHT + chosen[2]), like)
+        for i in range(count):
+            result[i] = (x[i] * y[i]) * z[i]
+
+
+@jit
+def find_pair_weights(rows_at, axes, count, target, like):
+    """``find_weights`` of all corners of bilinear. The results are ``RUN`` elements apart."""
+    row, axis = row_size(like), AXIS_ROWS * row_size(like)
+    rows, result = pointer(rows_at + WEIGHT * ROW, like), pointer(target, like)
+    if axes == 2:
+        for i in range(count):
+            left, right, upper, lower = rows[i], rows[row + i], rows[axis + i], rows[axis + row + i]
+            result[i], result[RUN + i] = left * upper, right * upper
+            result[2 * RUN + i], result[3 * RUN + i] = left * lower, right * lower
+    else:
+        for i in range(count):
+            left, right, upper, lower = rows[i], rows[row + i], rows[axis + i], rows[axis + row + i]
+            front, back = rows[2 * axis + i], rows[2 * axis + row + i]
+            nw, ne, sw, se = left * upper, right * upper, left * lower, right * lower
+            result[i], result[RUN + i] = nw * front, ne * front
+            result[2 * RUN + i], result[3 * RUN + i] = sw * front, se * front
+            result[4 * RUN + i], result[5 * RUN + i] = nw * back, ne * back
+            result[6 * RUN + i], result[7 * RUN + i] = sw * back, se * back
+
+
+@jit
+def find_pair_offsets(rows_at, axes, steps, count, target):
+    """``find_offsets`` of all places of bilinear with two columns, in 32 bits."""
+    row = ROW // 4
+    axis, result = AXIS_ROWS * row, pointer(target, np.int64)
+    index = pointer(rows_at + INDEX * ROW, np.int32)
+    sx, sy, sz = np.int32(steps[0]), np.int32(steps[1]), np.int32(steps[2])
+    if axes == 2:
+        for i in range(count):
+            x, upper, lower = np.int32(index[i] * sx), index[axis + i], index[axis + row + i]
+            result[i] = np.int32(x + np.int32(upper * sy))
+            result[RUN + i] = np.int32(x + np.int32(lower * sy))
+    else:
+        for i in range(count):
+            x, front, back = np.int32(index[i] * sx), index[2 * axis + i], index[2 * axis + row + i]
+            upper, lower = np.int32(index[axis + i] * sy), np.int32(index[axis + row + i] * sy)
+            front, back = np.int32(x + np.int32(front * sz)), np.int32(x + np.int32(back * sz))
+            result[i], result[RUN + i] = np.int32(front + upper), np.int32(front + lower)
+            result[2 * RUN + i], result[3 * RUN + i] = np.int32(back + upper), np.int32(back + lower)
+
+
+@jit
+def add_slopes(rows_at, corner, axes, taps, slope_of, count, sums_at, target, like):
+    """Add slope times sum of a corner, for axis ``slope_of``, where the corner is in the image."""
+    chosen, sums, result = taps_of_corner(corner, axes, taps), pointer(sums_at, like), pointer(target, like)
+    x = pointer(row_of(rows_at, 0, (SLOPE if slope_of == 0 else WEIGHT) + chosen[0]), like)
+    y = pointer(row_of(rows_at, 1, (SLOPE if slope_of == 1 else WEIGHT) + chosen[1]), like)
+    if axes == 2:
+        for i in range(count):
+            slope = x[i] * y[i]
+            more = result[i] + slope * sums[i]
+            result[i] = more if slope == slope else result[i]
+    else:
+        z = pointer(row_of(rows_at, 2, (SLOPE if slope_of == 2 else WEIGHT) + chosen[2]), like)
+        for i in range(count):
+            slope = (x[i] * y[i]) * z[i]
+            more = result[i] + slope * sums[i]
+            result[i] = more if slope == slope else result[i]
+
+
+@jit
+def _linear_slopes_2(rows_at, count, sums_at, like):
+    row, axis = row_size(like), AXIS_ROWS * row_size(like)
+    rows, sums = pointer(rows_at, like), pointer(sums_at, like)
+    for i in range(count):
+        along_x = along_y = zero(like)
+        for corner in range(4):
+            x, y = (corner & 1) * row + i, axis + (corner >> 1) * row + i
+            slope_x = rows[SLOPE * row + x] * rows[WEIGHT * row + y]
+            slope_y = rows[WEIGHT * row + x] * rows[SLOPE * row + y]
+            total, inside = sums[corner * RUN + i], slope_x == slope_x
+            along_x = along_x + slope_x * total if inside else along_x
+            along_y = along_y + slope_y * total if inside else along_y
+        rows[i], rows[axis + i] = along_x, along_y
+
+
+@jit
+def _linear_slopes_3(rows_at, count, sums_at, like):
+    row, axis = row_size(like), AXIS_ROWS * row_size(like)
+    rows, sums = pointer(rows_at, like), pointer(sums_at, like)
+    for i in range(count):
+        along_x = along_y = along_z = zero(like)
+        for corner in range(8):
+            x, y, z = (corner & 1) * row, axis + (corner >> 1 & 1) * row, 2 * axis + (corner >> 2) * row
+            weight_x, slope_x = rows[WEIGHT * row + x + i], rows[SLOPE * row + x + i]
+            weight_y, slope_y = rows[WEIGHT * row + y + i], rows[SLOPE * row + y + i]
+            weight_z, slope_z = rows[WEIGHT * row + z + i], rows[SLOPE * row + z + i]
+            total, first = sums[corner * RUN + i], (slope_x * weight_y) * weight_z
+            inside = first == first
+            along_x = along_x + first * total if inside else along_x
+            along_y = along_y + ((weight_x * slope_y) * weight_z) * total if inside else along_y
+            along_z = along_z + ((weight_x * weight_y) * slope_z) * total if inside else along_z
+        rows[i], rows[axis + i], rows[2 * axis + i] = along_x, along_y, along_z
+
+
+@jit
+def find_gradients(rows_at, form, count, sums_at, like):
+    """Replace the coordinates by the gradients of the grid, from sums indexed [corner, sample]."""
+    axes, taps, mode = form[:3]
+    if mode == _BILINEAR and axes == 2:
+        _linear_slopes_2(rows_at, count, sums_at, like)
+    elif mode == _BILINEAR:
+        _linear_slopes_3(rows_at, count, sums_at, like)
+    else:
+        for a in range(axes):
+            result = pointer(row_of(rows_at, a, _X), like)
+            for i in range(count):
+                result[i] = zero(like)
+            for corner in range(taps * taps if mode == _BICUBIC else 0):
+                sums = sums_at + corner * RUN * size_of(like)
+                add_slopes(rows_at, corner, axes, taps, a, count, sums, row_of(rows_at, a, _X), like)
+    for a in range(axes):
+        rows, scale = pointer(row_of(rows_at, a, _X), like), _SCALE * row_size(like)
+        for i in range(count):
+            rows[i] = rows[i] * rows[scale + i] if rows[scale + i] != zero(like) else zero(like)
+
+
+@jit
+def store_gradients(rows_at, dgrid, axes, begin, count, accumulate, raw, old, like):
+    """Store ``find_gradients`` of samples from ``begin``. ``dgrid`` is as ``grid`` in ``find_taps``."""
+    address, kind, table, step = dgrid
+    if interleaved(dgrid, axes, like) and not accumulate:
+        target, rows = pointer(address + begin * axes * kind, like), pointer(rows_at, like)
+        axis = AXIS_ROWS * row_size(like)
+        if axes == 2:
+            for i in range(count):
+                target[2 * i], target[2 * i + 1] = rows[i], rows[axis + i]
+        else:
+            for i in range(count):
+                x, y, z = rows[i], rows[axis + i], rows[2 * axis + i]
+                target[3 * i], target[3 * i + 1], target[3 * i + 2] = x, y, z
+        return
+    for a in range(axes):
+        to = address + a * step * (kind & ITEM_SIZE)
+        store_span(row_of(rows_at, a, _X), to, kind, table, begin, begin + count, accumulate, raw, old, like)
+
+
+@jit
+def find_offsets(rows_at, corner, axes, taps, steps, count, target):
+    """Offsets of the place that starts with ``corner``. ``steps`` are the strides along x, y and z.
+
+    They are computed in 32 bits if they fit, which is faster.
+    """
+    chosen, result = taps_of_corner(corner, axes, taps), pointer(target, np.int64)
+    x = pointer(row_of(rows_at, 0, INDEX + chosen[0]), np.int32)
+    y = pointer(row_of(rows_at, 1, INDEX + chosen[1]), np.int32)
+    z = pointer(row_of(rows_at, axes - 1, INDEX + chosen[2]), np.int32)
+    along_x, along_y, along_z, narrow = steps
+    if not narrow:
+        for i in range(count):
+            result[i] = x[i] * along_x + y[i] * along_y + (z[i] * along_z if axes == 3 else 0)
+        return
+    sx, sy, sz = np.int32(along_x), np.int32(along_y), np.int32(along_z)
+    if axes == 2:
+        for i in range(count):
+            result[i] = np.int32(np.int32(x[i] * sx) + np.int32(y[i] * sy))
+    else:
+        for i in range(count):
+            row = np.int32(np.int32(y[i] * sy) + np.int32(z[i] * sz))
+            result[i] = np.int32(np.int32(x[i] * sx) + row)

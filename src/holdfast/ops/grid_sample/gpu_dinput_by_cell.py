@@ -1,15 +1,13 @@
-"""dinput of 2-D bilinear samples, in Triton: samples are sorted by cell.
+"""dinput of bilinear samples, in Triton: a pixel sums the samples of the cells around it.
 
-A cell is the square between four pixels, or fewer at the edge of the image. All samples of a cell have the
-same pixel as their corner nw, and likewise for the other three corners. So the terms of a pixel are the
-samples of the four cells around it, one cell after another. One sample is sorted for four terms.
+``gpu_cells`` lists the samples of each cell. The sums are exact sums of integers, in arbitrary order.
 
-With few channels, the terms are read from dout. With more, dout is first copied with channels last and
-samples in the order of the cells.
+``sum_planes`` reads dout plane by plane, one thread per pixel; neighbouring pixels must have neighbouring
+samples. ``sum_rows`` reads rows of channels: of the copy of dout in the order of the cells, or of dout itself
+if its channels are last. Both are launched, and the one that does not suit the grid returns at once.
 
-A pixel of up to 32 terms is summed by one program. A pixel with more terms is a crowd: each of its chunks of
-32 gets a slot. An atomic counter assigns the slots, and their order does not affect the sums. The slots are
-reduced as those of long segments are (``reduce_chunks``).
+A pixel with many terms is a crowd. It is divided into segments. ``sum_segments`` sums each of them by one
+program; several segments of a crowd are added with integer atomics, and the last one stores the result.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -24,445 +22,790 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.gpu_tiles import row_offsets
-from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
-from holdfast.ops.grid_sample.gpu_channels_last import add_copy, store_fractions
-from holdfast.ops.grid_sample.gpu_coordinates import (
-    grid_strides_of,
-    locate,
-    offset_of,
-    sampling_constants,
-    sizes_of,
-    strides_of,
-    unravel,
+from holdfast.ops.grid_sample.gpu_cells import LONG, SEGMENTS, Cells, cells_of, place_offset
+from holdfast.ops.grid_sample.gpu_coordinates import offset_of, strides_of
+from holdfast.ops.grid_sample.gpu_integer_sums import (
+    BIAS,
+    converted,
+    finite_or_zero,
+    plane_shift,
+    scaled,
+    special_bits,
 )
-from holdfast.ops.grid_sample.gpu_locality import count_scattered
-from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
-from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu import reduce_chunks
-from holdfast.ops.segment_sum.gpu_counting_sort import CALLER, CountingSort, count_row
-from holdfast.ops.segment_sum.indexed import loops
+from holdfast.ops.grid_sample.gpu_locality import is_scattered
+from holdfast.ops.grid_sample.plan import (
+    LIMIT,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    Mode,
+)
 
-CHUNK = tl.constexpr(indexed.CHUNK)
-#: Position in the sort's ``tallies`` that counts the assigned slots.
-SLOTS = tl.constexpr(CALLER.value)
-#: Minimum number of channels for which dout is copied.
-MANY_CHANNELS = 5
-#: Registers of ``sum_pixels`` by item size; without a limit the compiler uses more, for ``list_crowds``.
-SUM_REGISTERS = {2: 80, 4: 64}
-
-
-@dataclass(frozen=True)
-class Sums:
-    """A tile of ``sum_pixels``: its pixels, its width in pixels, warps, and terms loaded together."""
-
-    pixels: int
-    wide: int
-    warps: int
-    unroll: int
+#: Bits of the float 2**0, doubled: the sum of the bits of 2**shift and of 2**-shift.
+TWO_ONES = tl.constexpr(2 * 127 << 23)
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Tuning of ``CellSums``."""
 
-    #: Samples per program of ``locate_cells``, one per thread, and warps.
-    tile: int
-    warps: int
-    #: Threads per pixel with many channels.
-    lanes: int
-    #: Tiles for many channels and for few; with few, a warp runs until the longest of its pixels is done.
-    many: Sums
-    few: Sums
-    #: Maximum programs of ``sum_chunks``.
-    crowd_programs: int
+    #: Pixels of a tile of ``sum_planes``, its width in pixels, warps, and channels of a program.
+    plane_pixels: int
+    plane_wide: int
+    plane_warps: int
+    plane_channels: int
+    #: Pixels of a tile of ``sum_rows``, its width, warps, threads per pixel, and terms loaded together.
+    row_pixels: int
+    row_wide: int
+    row_warps: int
+    row_lanes: int
+    row_unroll: int
+    #: Maximum number of terms of a pixel that is not a crowd, and of a segment of a crowd.
+    crowd: int
+    segment: int
+    #: Terms and channels of a tile of ``sum_segments``, its warps, and its maximum number of programs.
+    segment_terms: int
+    segment_channels: int
+    segment_warps: int
+    segment_programs: int
+    #: Maximum registers of ``sum_planes`` in 2-D and 3-D, and of ``sum_rows``. With a limit the compiler puts
+    #: loads together, with the same limit chosen by itself it does not.
+    plane_registers: int | None = 88
+    volume_registers: int | None = 96
+    row_registers: int | None = 128
+    #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
+    row_blocks: int = 4
+    #: Minimum number of channels for a copy of dout, and minimum number of elements of dout.
+    copied_channels: int = 5
+    least_elements: int = 2**20
 
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, lanes=4, many=Sums(pixels=32, wide=16, warps=4, unroll=2),
-        few=Sums(pixels=32, wide=16, warps=1, unroll=2), crowd_programs=1056,
+        plane_pixels=128, plane_wide=32, plane_warps=4, plane_channels=32,
+        row_pixels=32, row_wide=16, row_warps=4, row_lanes=4, row_unroll=2,
+        crowd=64, segment=2048, segment_terms=64, segment_channels=16, segment_warps=4, segment_programs=1056,
     ),
     interpreter=Tuning(
-        tile=16384, warps=4, lanes=16, many=Sums(pixels=4096, wide=64, warps=4, unroll=1),
-        few=Sums(pixels=4096, wide=64, warps=4, unroll=1), crowd_programs=4,
+        plane_pixels=4096, plane_wide=32, plane_warps=4, plane_channels=64,
+        row_pixels=4096, row_wide=32, row_warps=4, row_lanes=4, row_unroll=1,
+        crowd=14, segment=32, segment_terms=32, segment_channels=16, segment_warps=4, segment_programs=4,
+        least_elements=1,
     ),
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["count", "samples", "cells", "rows"])
-def locate_cells(
-    keys, counts, arrivals, tallies, fractions, grid,
-    count, samples, cells, rows, sizes, out_sizes, grid_strides, grid_step,
-    COUNT: tl.constexpr, WITH_SKIPPED: tl.constexpr, FRACTIONS: tl.constexpr, CHECK_LOCALITY: tl.constexpr,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Store the cell of each sample; ``rows`` if all its corners are outside the image.
+@triton.jit
+def lists_of(starts, counts, cell, exists, row):
+    """The lists of four cells around pixels; ``cell`` is the one whose first corner is the pixel.
 
-    COUNT: count the samples of each cell. FRACTIONS: store the fractions, in the order of the samples.
-    CHECK_LOCALITY: count the scattered groups.
+    Returns the number of terms; the numbers of the first terms of the second to fourth list; and for each
+    list the difference between the position of a sample and the number of its term.
+    """
+    first_1 = tl.load(counts + cell, mask=exists, other=0)
+    first_2 = first_1 + tl.load(counts + cell - 1, mask=exists, other=0)
+    first_3 = first_2 + tl.load(counts + cell - row, mask=exists, other=0)
+    amount = first_3 + tl.load(counts + cell - row - 1, mask=exists, other=0)
+    base_0 = tl.load(starts + cell, mask=exists, other=0)
+    base_1 = tl.load(starts + cell - 1, mask=exists, other=0) - first_1
+    base_2 = tl.load(starts + cell - row, mask=exists, other=0) - first_2
+    base_3 = tl.load(starts + cell - row - 1, mask=exists, other=0) - first_3
+    return amount, first_1, first_2, first_3, base_0, base_1, base_2, base_3
+
+
+@triton.jit
+def lists_around(starts, counts, n, x, y, exists, cells, sizes, AXES: tl.constexpr):
+    """The number of terms of pixels, and ``lists_of`` the cells around them: in 3-D after and before them."""
+    row = sizes[0] + 1
+    if AXES == 3:
+        z = y // sizes[1]
+        layer = (sizes[1] + 1) * row
+        cell = n * cells + (z + 1) * layer + (y - z * sizes[1] + 1) * row + x + 1
+        after = lists_of(starts, counts, cell, exists, row)
+        before = lists_of(starts, counts, cell - layer, exists, row)
+        return after[0] + before[0], after, before
+    else:
+        after = lists_of(starts, counts, n * cells + (y + 1) * row + x + 1, exists, row)
+        return after[0], after, after
+
+
+@triton.jit
+def find_term(lists, term):
+    """The position of a term, and whether the pixel is the east or south corner of its sample."""
+    south = term >= lists[2]
+    north_base = tl.where(term >= lists[1], lists[5], lists[4])
+    south_base = tl.where(term >= lists[3], lists[7], lists[6])
+    east = tl.where(south, (term >= lists[3]).to(tl.int32), (term >= lists[1]).to(tl.int32)) > 0
+    return term + tl.where(south, south_base, north_base), east, south
+
+
+@triton.jit
+def load_term(fractions, around, term, here, AXES: tl.constexpr):
+    """The position and the weight of a term of each pixel; the weight is 0 where it does not exist."""
+    after = around[1]
+    if AXES == 3:
+        before = around[2]
+        position, east, south = find_term(after, term)
+        position_b, east_b, south_b = find_term(before, term - after[0])
+        back = term >= after[0]
+        position = tl.where(back, position_b, position)
+        east = (back & east_b) | ((back == 0) & east)
+        south = (back & south_b) | ((back == 0) & south)
+    else:
+        position, east, south = find_term(after, term)
+    at = fractions + position.to(tl.int64) * AXES
+    tx = tl.load(at, mask=here, other=0.0)
+    ty = tl.load(at + 1, mask=here, other=0.0)
+    weight = tl.where(east, tx, 1.0 - tx) * tl.where(south, ty, 1.0 - ty)
+    if AXES == 3:
+        tz = tl.load(at + 2, mask=here, other=0.0)
+        weight = weight * tl.where(back, tz, 1.0 - tz)
+    return position, tl.where(here, weight, 0.0)
+
+
+@triton.jit
+def load_placed_term(
+    fractions, places, around, term, here, first_place, out_sizes, strides,
+    AXES: tl.constexpr, FLAT: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """The offset in a plane of dout, and the weight, of a term of each pixel.
+
+    A term that does not exist has the offset of an existing sample, so that loads need no mask.
+    """
+    position, weight = load_term(fractions, around, term, here, AXES)
+    sample = tl.load(places + position, mask=here, other=first_place) - first_place
+    return place_offset(sample, out_sizes, strides, AXES, FLAT).to(OFFSET), weight
+
+
+@triton.jit
+def load_two(
+    source, amount, FIRST: tl.constexpr, out_sizes, strides,
+    AXES: tl.constexpr, FLAT: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """``load_placed_term`` of FIRST and FIRST + 1. ``source``: fractions, places, lists, first place."""
+    fractions, places, around, first_place = source
+    at_0, weight_0 = load_placed_term(
+        fractions, places, around, FIRST, amount > FIRST, first_place, out_sizes, strides, AXES, FLAT, OFFSET
+    )
+    at_1, weight_1 = load_placed_term(
+        fractions, places, around, FIRST + 1, amount > FIRST + 1, first_place, out_sizes, strides,
+        AXES, FLAT, OFFSET,
+    )  # fmt: skip
+    return at_0, weight_0, at_1, weight_1
+
+
+@triton.jit
+def pixels_of_tile(tile, width, stacked, PIXELS: tl.constexpr, WIDE: tl.constexpr):
+    """x and y of the pixels of a tile of width WIDE, or 0 for consecutive pixels, and whether they exist.
+
+    The layers of a volume are stacked along y.
+    """
+    lane = tl.arange(0, PIXELS)
+    if WIDE == 0:
+        y = (tile * PIXELS + lane) // width
+        x = tile * PIXELS + lane - y * width
+    else:
+        across = tl.cdiv(width, WIDE)
+        x = tile % across * WIDE + lane % WIDE
+        y = tile // across * (PIXELS // WIDE) + lane // WIDE
+    return x, y, (x < width) & (y < stacked)
+
+
+@triton.jit
+def pixel_offset(n, x, y, sizes, strides, AXES: tl.constexpr):
+    """Offset of pixels in dinput."""
+    if AXES == 3:
+        z = y // sizes[1]
+        return offset_of(n, x, y - z * sizes[1], z, strides)
+    else:
+        return offset_of(n, x, y, tl.zeros_like(y), strides)
+
+
+@triton.jit
+def store_pixels(at, value, mask, ACCUMULATE: tl.constexpr):
+    """Store pixels, or add to them if ACCUMULATE."""
+    if ACCUMULATE:
+        value = widen(tl.load(at, mask=mask, other=0.0), value.dtype) + value
+    tl.store(at, narrow(value, at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def step_of(stride):
+    """A stride as 64 bits."""
+    return tl.full([], 1, tl.int64) * stride
+
+
+@triton.jit
+def list_crowds(
+    tallies, owners, parts, holders, sums, arrived, pixel, amount, channels, tiles,
+    CROWD: tl.constexpr, SEGMENT: tl.constexpr,
+):  # fmt: skip
+    """List the segments of crowds: pixel, number of the segment, and holder of the sum (-1: one segment).
+
+    Start the sums of holders at the bias, and their counters of arrived segments at 0.
+    """
+    wanted = tl.where(amount > CROWD, (amount + SEGMENT - 1) // SEGMENT, 0)
+    slot = tl.atomic_add(tallies + SEGMENTS, tl.sum(wanted, 0), sem="relaxed")
+    slot += tl.cumsum(wanted, 0) - wanted
+    is_long = (wanted > 1).to(tl.int32)
+    holder = tl.atomic_add(tallies + LONG, tl.sum(is_long, 0), sem="relaxed")
+    holder += tl.cumsum(is_long, 0) - is_long
+    for part in range(0, tl.max(wanted, 0)):
+        tl.store(owners + slot + part, pixel, mask=wanted > part)
+        tl.store(parts + slot + part, part + tl.zeros_like(slot), mask=wanted > part)
+        tl.store(holders + slot + part, tl.where(is_long > 0, holder, -1), mask=wanted > part)
+    if tl.max(is_long, 0) > 0:
+        start = tl.full(holder.shape, BIAS, tl.int64)
+        for channel in range(0, channels):
+            tl.store(sums + holder.to(tl.int64) * channels + channel, start, mask=is_long > 0)
+        for tile in range(0, tiles):
+            tl.store(arrived + holder * tiles + tile, tl.zeros_like(holder), mask=is_long > 0)
+
+
+@triton.jit
+def careful_sum(
+    base, largest, fractions, places, around, amount, most, first_place, row_step, fraction_bits,
+    out_sizes, strides, AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """The sums of a plane at ``base`` with any numbers: its scale, and numbers that are not finite."""
+    shift = plane_shift(tl.load(largest), fraction_bits, tl.float32)
+    total, odd = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.float32)
+    for term in range(0, most):
+        here = amount > term
+        at, weight = load_source(
+            fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
+            AXES, PLACED, FLAT,
+        )  # fmt: skip
+        d = widen(tl.load(base + at, mask=here, other=0.0), tl.float32)
+        finite = finite_or_zero(d)
+        total += (weight * scaled(finite, shift, tl.float32)).to(tl.int64)
+        odd += tl.where(finite == d, 0.0, weight * d)
+    value = scaled(total.to(tl.float32), -shift, tl.float32)
+    return tl.where(odd == 0.0, value, odd)
+
+
+@triton.jit
+def load_source(
+    fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
+    AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """The offset of a term from the base of dout, PLACED, or of the rows in the order of the cells."""
+    if PLACED:
+        return load_placed_term(
+            fractions, places, around, term, here, first_place, out_sizes, strides,
+            AXES, FLAT, tl.int64,
+        )  # fmt: skip
+    else:
+        position, weight = load_term(fractions, around, term, here, AXES)
+        return position.to(tl.int64) * row_step, weight
+
+
+@triton.jit
+def load_at(base, at):
+    """Load from a plane of dout."""
+    return widen(tl.load(base + at), tl.float32)
+
+
+@triton.jit
+def word(d, weight, scale):
+    """The integer of a term."""
+    return (weight * (d * scale)).to(tl.int64)
+
+
+@triton.jit
+def add_two(q0, q1, q2, q3, bases, scales, at_0, weight_0, at_1, weight_1, TOGETHER: tl.constexpr):
+    """Add two terms in up to four channels. All loads come first, so that they are in flight together."""
+    a0, b0 = load_at(bases[0], at_0), load_at(bases[0], at_1)
+    a1, b1, a2, b2, a3, b3 = a0, b0, a0, b0, a0, b0
+    if TOGETHER > 1:
+        a1, b1 = load_at(bases[1], at_0), load_at(bases[1], at_1)
+    if TOGETHER > 2:
+        a2, b2 = load_at(bases[2], at_0), load_at(bases[2], at_1)
+    if TOGETHER > 3:
+        a3, b3 = load_at(bases[3], at_0), load_at(bases[3], at_1)
+    q0 += word(a0, weight_0, scales[0]) + word(b0, weight_1, scales[0])
+    if TOGETHER > 1:
+        q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])
+    if TOGETHER > 2:
+        q2 += word(a2, weight_0, scales[2]) + word(b2, weight_1, scales[2])
+    if TOGETHER > 3:
+        q3 += word(a3, weight_0, scales[3]) + word(b3, weight_1, scales[3])
+    return q0, q1, q2, q3
+
+
+@triton.jit
+def inverse_power(scale):
+    """1 / scale for a power of two."""
+    bits = scale.to(tl.int32, bitcast=True)
+    return (tl.full(bits.shape, TWO_ONES, tl.int32) - bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_four(
+    target, totals, scales, mine, first, channels, step, ACCUMULATE: tl.constexpr, FULL: tl.constexpr,
+    TOGETHER: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """Convert and store up to four channels from ``first``."""
+    for k in tl.static_range(TOGETHER):
+        mask = mine
+        if not FULL:
+            mask = mine & (tl.full([PIXELS], first + k, tl.int32) < channels)
+        value = totals[k].to(tl.float32) * inverse_power(scales[k])
+        store_pixels(target + (first + k) * step_of(step), value, mask, ACCUMULATE)
+
+
+@triton.jit(
+    do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
+)
+def sum_planes(
+    dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
+    counts,
+    count, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, fraction_bits, sizes,
+    out_sizes, dout_strides, dinput_strides, dout_step, dinput_step,
+    LOCALITY: tl.constexpr, CROWDS: tl.constexpr, CROWD: tl.constexpr, SEGMENT: tl.constexpr,
+    AXES: tl.constexpr, FLAT: tl.constexpr, FULL: tl.constexpr, TOGETHER: tl.constexpr,
+    OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr,
+    SHARE: tl.constexpr,
+):  # fmt: skip
+    """Sum a tile of pixels in SHARE channels, TOGETHER at a time (up to four), one thread per pixel.
+
+    The offsets and weights of the first terms are kept in registers. FULL: channels are a multiple of
+    TOGETHER.
     """
     follow()
-    number = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = number < count
-    n = number // samples
-    x, y, z = unravel(number - n * samples, out_sizes, AXES)
-    first, t, _scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
-    )  # fmt: skip
-    column, row = first[0] + 1, first[1] + 1
-    there = (column >= 0) & (column <= sizes[0]) & (row >= 0) & (row <= sizes[1]) & inside
-    cell = tl.where(there, n * cells + row * (sizes[0] + 1) + column, rows)
-    tl.store(keys + number, cell, mask=inside)
-    if COUNT:
-        count_row(counts, arrivals, tallies, number, cell, inside, rows, WITH_SKIPPED)
-    if FRACTIONS:
-        store_fractions(fractions, number, t, inside)
-    if CHECK_LOCALITY:
-        count_scattered(tallies, first, TILE)
+    if LOCALITY and is_scattered(tallies, count):
+        return
+    program = tl.program_id(0)
+    tile, share, n = program % tiles, program // tiles % shares, program // tiles // shares
+    x, y, exists = pixels_of_tile(tile, sizes[0], stacked, PIXELS, WIDE)
+    around = lists_around(starts, counts, n, x, y, exists, cells, sizes, AXES)
+    amount = around[0]
+    if CROWDS and (share == 0) & (tl.max(amount, 0) > CROWD):
+        list_crowds(
+            tallies, owners, parts, holders, sums, arrived, n * pixels + y * sizes[0] + x, amount, channels,
+            crowd_tiles, CROWD, SEGMENT,
+        )  # fmt: skip
+    mine = exists & (amount <= CROWD)
+    amount = tl.where(mine, amount, 0)
+    most = tl.max(amount, 0)
+    first_place = n * samples
+    source = fractions, places, around, first_place
+    at_0, w_0, at_1, w_1 = load_two(source, amount, 0, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    at_2, w_2, at_3, w_3 = load_two(source, amount, 2, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    at_4, w_4, at_5, w_5, at_6, w_6, at_7, w_7 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
+    at_8, w_8, at_9, w_9, at_10, w_10, at_11, w_11 = at_0, w_0, at_0, w_0, at_0, w_0, at_0, w_0
+    if most > 4:
+        at_4, w_4, at_5, w_5 = load_two(source, amount, 4, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    if most > 6:
+        at_6, w_6, at_7, w_7 = load_two(source, amount, 6, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    if most > 8:
+        at_8, w_8, at_9, w_9 = load_two(source, amount, 8, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    if most > 10:
+        at_10, w_10, at_11, w_11 = load_two(source, amount, 10, out_sizes, dout_strides, AXES, FLAT, OFFSET)
+    plane = dout + n.to(tl.int64) * dout_strides[0]
+    target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
+    own, step = n * channels, step_of(dout_step)
+    for c in range(share * SHARE, tl.minimum(share * SHARE + SHARE, channels), TOGETHER):
+        c1, c2, c3 = c + 1, c + 2, c + 3
+        if not FULL or TOGETHER < 4:
+            last = channels - 1
+            c1, c2, c3 = tl.minimum(c1, last), tl.minimum(c2, last), tl.minimum(c3, last)
+        scale_0, scale_1 = tl.load(scales + own + c), tl.load(scales + own + c1)
+        scale_2, scale_3 = tl.load(scales + own + c2), tl.load(scales + own + c3)
+        base_0, base_1, base_2, base_3 = (
+            plane + c * step,
+            plane + c1 * step,
+            plane + c2 * step,
+            plane + c3 * step,
+        )
+        if tl.minimum(tl.minimum(scale_0, scale_1), tl.minimum(scale_2, scale_3)) > 0.0:
+            bases, factors = (base_0, base_1, base_2, base_3), (scale_0, scale_1, scale_2, scale_3)
+            q0 = tl.zeros([PIXELS], tl.int64)
+            q1, q2, q3 = q0, q0, q0
+            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_0, w_0, at_1, w_1, TOGETHER)
+            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_2, w_2, at_3, w_3, TOGETHER)
+            if most > 4:
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_4, w_4, at_5, w_5, TOGETHER)
+            if most > 6:
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_6, w_6, at_7, w_7, TOGETHER)
+            if most > 8:
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_8, w_8, at_9, w_9, TOGETHER)
+            if most > 10:
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_10, w_10, at_11, w_11, TOGETHER)
+            for term in range(12, most):
+                at, weight = load_placed_term(
+                    fractions, places, around, term, amount > term, first_place, out_sizes, dout_strides,
+                    AXES, FLAT, OFFSET,
+                )  # fmt: skip
+                q0 += word(load_at(base_0, at), weight, scale_0)
+                if TOGETHER > 1:
+                    q1 += word(load_at(base_1, at), weight, scale_1)
+                if TOGETHER > 2:
+                    q2 += word(load_at(base_2, at), weight, scale_2)
+                if TOGETHER > 3:
+                    q3 += word(load_at(base_3, at), weight, scale_3)
+            store_four(
+                target, (q0, q1, q2, q3), factors, mine, c, channels, dinput_step, ACCUMULATE, FULL, TOGETHER,
+                PIXELS,
+            )  # fmt: skip
+        else:
+            for channel in range(c, tl.minimum(c + TOGETHER, channels)):
+                value = careful_sum(
+                    plane + channel * step, largest + own + channel, fractions, places, around, amount, most,
+                    first_place, 0, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, PIXELS,
+                )  # fmt: skip
+                store_pixels(target + channel * step_of(dinput_step), value, mine, ACCUMULATE)
 
 
 @triton.jit
-def terms_around(starts, pixel, exists, pixels, cells, width):
-    """The terms of each pixel: first those with the pixel as corner nw, then as ne, sw and se.
-
-    Returns the number of terms; for each corner the difference between the sorted position of a sample and
-    the number of its term; and the numbers of the first terms of ne, sw and se.
-    """
-    n, place = pixel // pixels, pixel % pixels
-    above = starts + n * cells + place // width * (width + 1) + place % width
-    below = above + (width + 1)
-    a0 = tl.load(above, mask=exists, other=0)
-    a1 = tl.load(above + 1, mask=exists, other=0)
-    a2 = tl.load(above + 2, mask=exists, other=0)
-    b0 = tl.load(below, mask=exists, other=0)
-    b1 = tl.load(below + 1, mask=exists, other=0)
-    b2 = tl.load(below + 2, mask=exists, other=0)
-    ne = b2 - b1
-    sw = b2 - b0
-    se = sw + (a2 - a1)
-    return se + (a1 - a0), b1, b0 - ne, a1 - sw, a0 - se, ne, sw, se
-
-
-@triton.jit
-def load_block(
-    dout, at, here, first, channels, step, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
-):
-    """Load one block of channels of dout; 0 for missing samples and channels."""
+def load_block(rows, at, here, first, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
+    """Load one block of channels of rows; 0 for missing terms and channels."""
     channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    at = dout + at[:, None] + channel.to(tl.int64) * step
-    return widen(tl.load(at, mask=here[:, None] & (channel < channels), other=0.0), COMPUTE)
+    value = tl.load(rows + at[:, None] + channel, mask=here[:, None] & (channel < channels), other=0.0)
+    return widen(value, tl.float32)
 
 
 @triton.jit
-def add_terms(
-    dout, fractions, places, around, begin, size, first, channels, sizes, strides,
-    BY_PLACE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
+def load_scales(scales, first, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr):
+    """The scales of one block of channels; 1 for missing channels."""
+    channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    return tl.load(scales + channel, mask=channel < channels, other=1.0)
+
+
+@triton.jit
+def store_block(
+    target, total, scale, mine, first, channels, step, ACCUMULATE: tl.constexpr, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of ``size`` terms from ``begin``, added one after another, in BLOCKS blocks of channels.
-
-    dout (with these sizes and strides) and the fractions are in sorted order, or BY_PLACE in the order of the
-    samples.
-    """
-    nw_base, ne_base, sw_base, se_base = around[1], around[2], around[3], around[4]
-    ne, sw, se = around[5], around[6], around[7]
-    step = strides[len(sizes) - 1]
-    zeros = tl.zeros([PIXELS, CHANNELS], COMPUTE)
-    sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
-    for at in range(0, tl.max(size, 0), UNROLL):
-        for u in tl.static_range(UNROLL):
-            here = at + u < size
-            term = begin + (at + u)
-            above = tl.where(term < se, sw_base, se_base)
-            number = term + tl.where(term < sw, tl.where(term < ne, nw_base, ne_base), above)
-            if BY_PLACE:
-                number = tl.load(places + number, mask=here, other=0).to(tl.int32)
-            east = ((term >= ne) & (term < sw)) | (term >= se)
-            tx = tl.load(fractions + 2 * number.to(tl.int64), mask=here, other=0.0)
-            ty = tl.load(fractions + 2 * number.to(tl.int64) + 1, mask=here, other=0.0)
-            weight = tl.where(east, tx, 1.0 - tx) * tl.where(term >= sw, ty, 1.0 - ty)
-            weight = tl.where(here, weight, 0.0)[:, None]
-            row = row_offsets(number, sizes, strides)
-            sum_0 += weight * load_block(dout, row, here, first, channels, step, 0, CHANNELS, COMPUTE)
-            if BLOCKS > 1:
-                sum_1 += weight * load_block(dout, row, here, first, channels, step, 1, CHANNELS, COMPUTE)
-            if BLOCKS > 2:
-                sum_2 += weight * load_block(dout, row, here, first, channels, step, 2, CHANNELS, COMPUTE)
-                sum_3 += weight * load_block(dout, row, here, first, channels, step, 3, CHANNELS, COMPUTE)
-    return sum_0, sum_1, sum_2, sum_3
+    """Convert and store one block of channels."""
+    channel = first + BLOCK * CHANNELS + tl.arange(0, CHANNELS)[None, :]
+    value = total.to(tl.float32) * inverse_power(scale)
+    mask = mine[:, None] & (channel < channels)
+    store_pixels(target[:, None] + channel.to(tl.int64) * step, value, mask, ACCUMULATE)
 
 
-@triton.jit
-def store_pixels(
-    dinput, pixel, wanted, sums, first, channels, pixels, sizes, strides, step,
-    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Store the ``wanted`` pixels, or add to them if ACCUMULATE."""
-    x, y, z = unravel(pixel % pixels, sizes, 2)
-    at = dinput + offset_of(pixel // pixels, x, y, z, strides)[:, None]
-    for b in tl.static_range(BLOCKS):
-        channel = (first + b * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-        mask = wanted[:, None] & (channel < channels)
-        total = sums[b]
-        if ACCUMULATE:
-            total = widen(tl.load(at + channel.to(tl.int64) * step, mask=mask, other=0.0), COMPUTE) + total
-        tl.store(at + channel.to(tl.int64) * step, narrow(total, dinput.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def pixels_of_tile(number, width, across, images_rows, PIXELS: tl.constexpr, WIDE: tl.constexpr):
-    """Pixels of a tile of width WIDE, and whether they exist. The images are stacked along y."""
-    lane = tl.arange(0, PIXELS)
-    x = number % across * WIDE + lane % WIDE
-    y = number // across * (PIXELS // WIDE) + lane // WIDE
-    return y * width + x, (x < width) & (y < images_rows)
-
-
-@triton.jit
-def list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, tiles):
-    """Assign a slot to every chunk of every crowd; store its pixel and chunk number.
-
-    Zero the arrival counters of the slot, one for each of the ``tiles`` of channels.
-    """
-    wanted = tl.where(amount > CHUNK, (amount + CHUNK - 1) // CHUNK, 0)
-    first = tl.atomic_add(tallies + SLOTS, tl.sum(wanted, 0), sem="relaxed")
-    first += tl.cumsum(wanted, 0) - wanted
-    for begin in range(0, tl.max(wanted, 0), 8):
-        chunk = begin + tl.arange(0, 8)[None, :]
-        slot = first[:, None] + chunk
-        mask = chunk < wanted[:, None]
-        tl.store(owners + slot, pixel[:, None] + tl.zeros_like(slot), mask=mask)
-        tl.store(chunks + slot, chunk + tl.zeros_like(slot), mask=mask)
-        for tile in range(tiles):
-            tl.store(arrivals + tile * slots + slot, tl.zeros_like(slot), mask=mask)
-
-
-@triton.jit(do_not_specialize=["pixels", "cells", "tiles", "across", "stacked", "slots", "crowd_tiles"])
-def sum_pixels(
-    dinput, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
-    pixels, cells, tiles, across, stacked, slots, crowd_tiles, channels, sizes, dout_sizes, dout_strides,
-    dinput_strides, dinput_step,
-    BY_PLACE: tl.constexpr, CROWDS: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr, PIXELS: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
+@triton.jit(
+    do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
+)
+def sum_rows(
+    dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
+    counts,
+    count, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, row_step, fraction_bits,
+    sizes, out_sizes, dout_strides, dinput_strides, dinput_step,
+    LOCALITY: tl.constexpr, PLACED: tl.constexpr, CROWDS: tl.constexpr, CROWD: tl.constexpr,
+    SEGMENT: tl.constexpr, AXES: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    PIXELS: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of pixels in BLOCKS * CHANNELS channels. CROWDS: assign slots to crowds."""
+    """Sum a tile of pixels in BLOCKS * CHANNELS channels.
+
+    ``dout`` has contiguous channels. PLACED: its samples are in their own order, otherwise in that of the
+    cells, ``row_step`` elements apart.
+    """
     follow()
-    first = tl.program_id(0) % tiles * (BLOCKS * CHANNELS)
-    pixel, exists = pixels_of_tile(tl.program_id(0) // tiles, sizes[0], across, stacked, PIXELS, WIDE)
-    around = terms_around(starts, pixel, exists, pixels, cells, sizes[0])
+    if LOCALITY and is_scattered(tallies, count) == 0:
+        return
+    program = tl.program_id(0)
+    tile, share, n = program // shares % tiles, program % shares, program // tiles // shares
+    first = share * (BLOCKS * CHANNELS)
+    x, y, exists = pixels_of_tile(tile, sizes[0], stacked, PIXELS, WIDE)
+    around = lists_around(starts, counts, n, x, y, exists, cells, sizes, AXES)
     amount = around[0]
-    mine = exists & (amount <= CHUNK)
-    sums = add_terms(
-        dout, fractions, places, around, tl.zeros_like(amount), tl.where(mine, amount, 0), first, channels,
-        dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, BLOCKS, UNROLL,
-    )  # fmt: skip
-    store_pixels(
-        dinput, pixel, mine, sums, first, channels, pixels, sizes, dinput_strides, dinput_step,
-        ACCUMULATE, COMPUTE, CHANNELS, BLOCKS,
-    )  # fmt: skip
-    if CROWDS and (first == 0) & (tl.max(amount, 0) > CHUNK):
-        list_crowds(tallies, owners, chunks, arrivals, pixel, amount, slots, crowd_tiles)
+    if CROWDS and (share == 0) & (tl.max(amount, 0) > CROWD):
+        list_crowds(
+            tallies, owners, parts, holders, sums, arrived, n * pixels + y * sizes[0] + x, amount, channels,
+            crowd_tiles, CROWD, SEGMENT,
+        )  # fmt: skip
+    mine = exists & (amount <= CROWD)
+    amount = tl.where(mine, amount, 0)
+    most = tl.max(amount, 0)
+    first_place = n * samples
+    base = dout
+    if PLACED:
+        base += n.to(tl.int64) * dout_strides[0]
+    target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
+    own = n * channels
+    scale_0 = load_scales(scales + own, first, channels, 0, CHANNELS)
+    scale_1, scale_2, scale_3 = scale_0, scale_0, scale_0
+    if BLOCKS > 1:
+        scale_1 = load_scales(scales + own, first, channels, 1, CHANNELS)
+    if BLOCKS > 2:
+        scale_2 = load_scales(scales + own, first, channels, 2, CHANNELS)
+        scale_3 = load_scales(scales + own, first, channels, 3, CHANNELS)
+    least = tl.minimum(tl.minimum(scale_0, scale_1), tl.minimum(scale_2, scale_3))
+    if tl.min(tl.min(least, 1), 0) > 0.0:
+        zeros = tl.zeros([PIXELS, CHANNELS], tl.int64)
+        sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
+        for begin in range(0, most, UNROLL):
+            for u in tl.static_range(UNROLL):
+                here = amount > begin + u
+                at, weight = load_source(
+                    fractions, places, around, begin + u, here, first_place, row_step, out_sizes,
+                    dout_strides, AXES, PLACED, FLAT,
+                )  # fmt: skip
+                weight = weight[:, None]
+                d = load_block(base, at, here, first, channels, 0, CHANNELS)
+                sum_0 += (weight * (d * scale_0)).to(tl.int64)
+                if BLOCKS > 1:
+                    d = load_block(base, at, here, first, channels, 1, CHANNELS)
+                    sum_1 += (weight * (d * scale_1)).to(tl.int64)
+                if BLOCKS > 2:
+                    d = load_block(base, at, here, first, channels, 2, CHANNELS)
+                    sum_2 += (weight * (d * scale_2)).to(tl.int64)
+                    d = load_block(base, at, here, first, channels, 3, CHANNELS)
+                    sum_3 += (weight * (d * scale_3)).to(tl.int64)
+        store_block(target, sum_0, scale_0, mine, first, channels, dinput_step, ACCUMULATE, 0, CHANNELS)
+        if BLOCKS > 1:
+            store_block(target, sum_1, scale_1, mine, first, channels, dinput_step, ACCUMULATE, 1, CHANNELS)
+        if BLOCKS > 2:
+            store_block(target, sum_2, scale_2, mine, first, channels, dinput_step, ACCUMULATE, 2, CHANNELS)
+            store_block(target, sum_3, scale_3, mine, first, channels, dinput_step, ACCUMULATE, 3, CHANNELS)
+    else:
+        for channel in range(first, tl.minimum(first + BLOCKS * CHANNELS, channels)):
+            value = careful_sum(
+                base + channel, largest + own + channel, fractions, places, around, amount, most,
+                first_place, row_step, fraction_bits, out_sizes, dout_strides, AXES, PLACED, FLAT,
+                PIXELS,
+            )  # fmt: skip
+            store_pixels(target + channel * step_of(dinput_step), value, mine, ACCUMULATE)
 
 
 @triton.jit
-def load_slots(owners, chunks, slot, taken, starts, pixels, cells, width):
-    """Whether slots are assigned, their pixels and chunk numbers, and ``terms_around`` of the pixels."""
-    exists = slot < taken
-    pixel = tl.load(owners + slot, mask=exists, other=0)
-    chunk = tl.load(chunks + slot, mask=exists, other=0)
-    return exists, pixel, chunk, terms_around(starts, pixel, exists, pixels, cells, width)
-
-
-@triton.jit(do_not_specialize=["pixels", "cells", "slots", "tiles", "programs"])
-def sum_chunks(
-    dinput, partials, tallies, owners, chunks, arrivals, dout, fractions, places, starts,
-    pixels, cells, slots, tiles, programs, channels, sizes, dout_sizes, dout_strides,
-    dinput_sizes, dinput_strides,
-    BY_PLACE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr, UNROLL: tl.constexpr,
+def sum_segment(
+    dout, largest, fractions, places, around, begin, end, first_place, first, channels, row_step, step,
+    fraction_bits, out_sizes, strides,
+    AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr, TERMS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the chunks of crowds, PIXELS slots and CHANNELS channels at a time, and reduce them."""
+    """The accumulators of the terms from ``begin`` to ``end`` of a pixel, in CHANNELS channels."""
+    channel = first + tl.arange(0, CHANNELS)[None, :]
+    field = tl.load(largest + channel, mask=channel < channels, other=0)
+    shift = plane_shift(field, fraction_bits, tl.float32)
+    total, odd = tl.zeros([TERMS, CHANNELS], tl.int64), tl.zeros([TERMS, CHANNELS], tl.float32)
+    for start in range(begin, end, TERMS):
+        term = start + tl.arange(0, TERMS)
+        here = term < end
+        at, weight = load_source(
+            fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
+            AXES, PLACED, FLAT,
+        )  # fmt: skip
+        source = dout + at[:, None] + channel.to(tl.int64) * step
+        d = widen(tl.load(source, mask=here[:, None] & (channel < channels), other=0.0), tl.float32)
+        finite = finite_or_zero(d)
+        total += (weight[:, None] * scaled(finite, shift, tl.float32)).to(tl.int64)
+        odd += tl.where(finite == d, 0.0, weight[:, None] * d)
+    odd = tl.sum(odd, 0)
+    return tl.sum(total, 0), tl.where(odd == 0.0, 0, special_bits(odd))
+
+
+@triton.jit(do_not_specialize=["count", "samples", "cells", "pixels", "crowd_tiles", "programs"])
+def sum_segments(
+    dinput, tallies, owners, parts, holders, sums, arrived, dout, rows, largest, places, fractions, starts,
+    counts,
+    count, samples, cells, pixels, crowd_tiles, programs, channels, fraction_bits,
+    sizes, out_sizes, dout_strides, dinput_strides, dout_step, dinput_step,
+    LOCALITY: tl.constexpr, AXES: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    SEGMENT: tl.constexpr, TERMS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Sum the segments of crowds, one by one, in CHANNELS channels; add and store them."""
     follow()
-    taken = tl.load(tallies + SLOTS)
-    for task in range(tl.program_id(0), tl.cdiv(taken, PIXELS) * tiles, programs):
-        tile = task % tiles
-        slot = task // tiles * PIXELS + tl.arange(0, PIXELS)
-        exists, pixel, chunk, around = load_slots(
-            owners, chunks, slot, taken, starts, pixels, cells, sizes[0]
-        )
-        size = tl.where(exists, tl.minimum(around[0] - chunk * CHUNK, CHUNK), 0)
-        sums = add_terms(
-            dout, fractions, places, around, chunk * CHUNK, size, tile * CHANNELS, channels,
-            dout_sizes, dout_strides, BY_PLACE, COMPUTE, PIXELS, CHANNELS, 1, UNROLL,
-        )  # fmt: skip
-        channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :].to(tl.int64)
-        reduce_chunks(
-            dinput, partials, arrivals, arrivals + tile * slots, pixel, slot - chunk, around[0], chunk,
-            exists, sums[0], tl.zeros([PIXELS], tl.int32), channel, channel < channels,
-            0, channels, dinput_sizes, dinput_strides,
-            ACCUMULATE, False, COMPUTE, PIXELS, CHANNELS, UNROLL,
-        )  # fmt: skip
+    tasks = tl.load(tallies + SEGMENTS) * crowd_tiles
+    for task in range(tl.program_id(0), tasks, programs):
+        slot, tile = task // crowd_tiles, task % crowd_tiles
+        owner = tl.load(owners + slot)
+        part = tl.load(parts + slot)
+        holder = tl.load(holders + slot)
+        n = owner // pixels
+        y = (owner - n * pixels) // sizes[0]
+        x = owner - n * pixels - y * sizes[0] + tl.zeros([1], tl.int32)
+        y = y + tl.zeros([1], tl.int32)
+        around = lists_around(starts, counts, n, x, y, x >= 0, cells, sizes, AXES)
+        begin, amount = part * SEGMENT, tl.max(around[0], 0)
+        end = tl.minimum(begin + SEGMENT, amount)
+        first = tile * CHANNELS
+        own = largest + n * channels
+        if LOCALITY and is_scattered(tallies, count):
+            total, marks = sum_segment(
+                rows, own, fractions, places, around, begin, end, n * samples, first, channels, channels, 1,
+                fraction_bits, out_sizes, dout_strides, AXES, False, FLAT, TERMS, CHANNELS,
+            )  # fmt: skip
+        else:
+            image = dout + n.to(tl.int64) * dout_strides[0]
+            total, marks = sum_segment(
+                image, own, fractions, places, around, begin, end, n * samples, first, channels, channels,
+                dout_step, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, TERMS, CHANNELS,
+            )  # fmt: skip
+        channel = first + tl.arange(0, CHANNELS)
+        mask = channel < channels
+        last = holder < 0
+        if holder >= 0:
+            held = sums + holder.to(tl.int64) * channels + channel
+            tl.atomic_add(held, total, mask=mask, sem="relaxed")
+            tl.atomic_or(held, marks, mask=mask & (marks != 0), sem="relaxed")
+            tl.debug_barrier()
+            before = tl.atomic_add(arrived + holder * crowd_tiles + tile, 1, sem="acq_rel")
+            last = before == (amount - 1) // SEGMENT
+            total = tl.load(held, mask=mask, other=BIAS, cache_modifier=".cg")
+        else:
+            total = (total + BIAS) | marks
+        if last:
+            shift = plane_shift(tl.load(own + channel, mask=mask, other=0), fraction_bits, tl.float32)
+            value = converted(total, total, shift, fraction_bits, tl.float32)
+            at = pixel_offset(n, x, y, sizes, dinput_strides, AXES)
+            store_pixels(dinput + at + channel.to(tl.int64) * dinput_step, value, mask, ACCUMULATE)
+
+
+def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
+    """Whether dinput is summed by cell: bilinear, in float32, and large enough."""
+    tuning = TUNING.on(device)
+    return (
+        desc.needs_dinput
+        and desc.mode == Mode.BILINEAR
+        and desc.compute.bits == 32
+        and desc.channels > 0
+        and max(cells_of(desc), desc.samples * desc.corners) <= LIMIT
+        and desc.batch * desc.channels * desc.samples >= tuning.least_elements
+    )
 
 
 class CellSums:
-    """Workspace regions and launches that compute dinput of ``images`` images by cell.
+    """Workspace regions and launches that compute dinput by cell, for ``budget`` bytes of workspace.
 
-    ``rows`` is the copy of dout; empty with few channels.
+    ``images`` images are processed at a time. dout is copied only if it fits.
     """
 
     def __init__(
-        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, images: int
+        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
     ) -> None:
-        self.desc, self.device, self.images, self.tuning = desc, device, images, TUNING.on(device)
-        height, width = desc.image_size
-        self.count, self.cells = images * desc.samples, (height + 1) * (width + 1)
-        self.copies = desc.channels >= MANY_CHANNELS
-        self.keys = layout.take(self.count, torch.int32)
-        self.order = CountingSort(layout, device, self.count, images * self.cells, whole=self.copies)
-        self.fractions = layout.take(2 * self.count, desc.compute.torch)
-        self.rows = layout.take(self.count * desc.channels if self.copies else 0, desc.input_dtype)
-        # A crowd of n > 32 terms has less than n / 32 + 1 chunks, so at most n / 16.
-        crowded = desc.samples > CHUNK.value
-        self.slots = self.count * desc.corners // (CHUNK.value // 2) if crowded else 0
-        self.owners, self.chunks = (layout.take(self.slots, torch.int32) for _ in range(2))
-        self.partials = layout.take(self.slots * desc.channels, desc.compute.torch)
-        # ``lanes`` threads share a copied row of channels, each with up to 16 bytes.
-        most = self.tuning.lanes * 16 // desc.input_dtype.itemsize
-        share = min(triton.next_power_of_2(max(desc.channels, 1)), most)
-        self.share = share if self.copies else 1
-        self.tiles = -(-desc.channels // self.share)
-        self.arrivals = layout.take(self.slots * self.tiles, torch.int32)
+        self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
+        tuning = self.tuning
+        most = max(min(desc.batch, LIMIT // max(cells_of(desc), desc.samples * desc.corners)), 1)
+        # With few channels, a copy is not worth its memory.
+        self.images, self.copies = most, desc.channels >= tuning.copied_channels
+        size = self._size(1, self.copies)
+        if self.copies and size > budget:
+            self.copies, size = False, self._size(1, False)
+        groups = -(-desc.batch // max(min(most, budget // size), 1))
+        self.images = -(-desc.batch // groups)
+        self.fits = self._size(self.images, self.copies) <= budget
+        self._take(layout, self.images, self.copies)
 
-    def depends_on_locality(self, args: GridSampleBackwardArgs) -> bool:
-        """Whether the locality of the grid decides the order in which dgrid is computed."""
-        return self.copies and args.dgrid is not None and args.dout.stride(1) != 1
+    def _size(self, images: int, copies: bool) -> int:
+        layout = WorkspaceLayout()
+        self._take(layout, images, copies)
+        return layout.size
 
-    def add_cells(self, steps: Steps, args: GridSampleBackwardArgs, grid: StepOperand) -> None:
-        """Add the launches that find the cells of the samples."""
-        desc, count, order = self.desc, self.count, self.order
-        counts = not order.sorts
-        order.add_clear(steps)
-        if count:
-            steps.add(
-                locate_cells,
-                -(-count // self.tuning.tile),
-                keys=self.keys,
-                counts=order.starts,
-                arrivals=order.arrivals if counts else self.keys,
-                tallies=order.tallies,
-                fractions=self.fractions,
-                grid=grid,
-                count=count,
-                samples=desc.samples,
-                cells=self.cells,
-                rows=order.rows,
-                sizes=sizes_of(desc.image_size),
-                out_sizes=sizes_of(desc.output_size),
-                grid_strides=grid_strides_of(args.grid),
-                grid_step=args.grid.stride(-1),
-                COUNT=counts,
-                WITH_SKIPPED=order.whole,
-                FRACTIONS=not self.copies,
-                CHECK_LOCALITY=self.depends_on_locality(args),
-                **sampling_constants(desc),
-                TILE=self.tuning.tile,
-                num_warps=self.tuning.warps,
-            )
+    def _take(self, layout: WorkspaceLayout, images: int, copies: bool) -> None:
+        """Take the regions for ``images`` images."""
+        desc, tuning = self.desc, self.tuning
+        self.listed = Cells(layout, self.device, desc, images, copies)
+        terms = images * desc.samples * desc.corners
+        crowded = desc.samples > tuning.crowd
+        # A crowd has more terms than ``crowd``, and a crowd of several segments has more than ``segment``.
+        slots = terms // min(tuning.crowd + 1, tuning.segment // 2) if crowded else 0
+        held = terms // (tuning.segment + 1)
+        self.crowd_tiles = -(-desc.channels // tuning.segment_channels)
+        self.owners, self.parts, self.holders = (layout.take(slots, torch.int32) for _ in range(3))
+        self.sums = layout.take(held * desc.channels, torch.int64)
+        self.arrived = layout.take(held * self.crowd_tiles, torch.int32)
 
-    def add_steps(
-        self,
-        steps: Steps,
-        args: GridSampleBackwardArgs,
-        dinput: StepOperand,
-        dout: StepOperand,
-        grid: StepOperand,
-    ) -> None:
-        """Add the launches that sort the samples by cell and sum them."""
-        desc, count, order = self.desc, self.count, self.order
-        order.add_steps(steps, self.keys, Space((count,), ((1,),)), counted=not order.sorts)
-        if count and self.copies:
-            ranked = self.fractions, order.ranks, grid
-            add_copy(steps, self.device, desc, args, self.images, self.rows, dout, ranked)
-        if desc.channels:
-            self.add_sums(steps, args, dinput, dout)
-
-    def add_sums(
-        self, steps: Steps, args: GridSampleBackwardArgs, dinput: StepOperand, dout: StepOperand
-    ) -> None:
-        """Add the launches of ``sum_pixels`` and ``sum_chunks``."""
-        desc, order, channels = self.desc, self.order, self.desc.channels
-        sizes, tile = sizes_of(desc.image_size), self.tuning.many if self.copies else self.tuning.few
+    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs, first: int) -> Cells:
+        """Add the launches for the images from ``first``; return the lists of their samples."""
+        desc, tuning = self.desc, self.tuning
         assert args.dinput is not None
-        if self.copies:
-            dout = self.rows
-            dout_sizes: tuple[int, ...] = (self.count, channels)
-            dout_strides: tuple[int, ...] = (channels, 1)
-            blocks = min(triton.next_power_of_2(self.tiles), 4)
-        else:
-            walk = loops((self.images, *desc.output_size), args.dout.stride()[:1] + args.dout.stride()[2:])
-            dout_sizes, dout_strides = (*walk.sizes, channels), (*walk.strides[0], args.dout.stride(1))
-            blocks = triton.next_power_of_2(channels)
-        tiles = -(-channels // (self.share * blocks))
-        across, stacked = -(-sizes[0] // tile.wide), self.images * sizes[1]
-        common: dict[str, Any] = {
-            "dinput": dinput,
-            "tallies": order.tallies,
-            "owners": self.owners,
-            "chunks": self.chunks,
-            "arrivals": self.arrivals,
-            "dout": dout,
-            "fractions": self.fractions,
-            "places": order.places,
-            "starts": order.starts,
+        images = min(self.images, desc.batch - first)
+        listed = self.listed.of_images(images)
+        listed.add_steps(steps, args, first)
+        dinput, stacked = args.dinput, desc.pixels // desc.image_size[-1]
+        locality = listed.depends_on_locality(args)
+        common: dict[str, Any] = listed.parameters(args, first) | {
+            "dinput": Part("dinput", first, images),
             "pixels": desc.pixels,
-            "cells": self.cells,
-            "slots": self.slots,
-            "channels": channels,
-            "sizes": sizes,
-            "dout_sizes": dout_sizes,
-            "dout_strides": dout_strides,
-            "BY_PLACE": not self.copies,
+            "stacked": stacked,
+            "crowd_tiles": self.crowd_tiles,
+            "dinput_strides": strides_of(dinput),
+            "dinput_step": dinput.stride(1),
+            "CROWDS": self.owners.count > 0,
+            "CROWD": tuning.crowd,
+            "SEGMENT": tuning.segment,
             "ACCUMULATE": args.accumulate,
-            "COMPUTE": sampling_constants(desc)["COMPUTE"],
-            "PIXELS": tile.pixels,
-            "CHANNELS": self.share,
-            "UNROLL": tile.unroll,
-            "num_warps": tile.warps,
         }
-        steps.add(
-            sum_pixels,
-            across * -(-stacked // (tile.pixels // tile.wide)) * tiles,
-            **common,
-            tiles=tiles,
-            across=across,
-            stacked=stacked,
-            crowd_tiles=self.tiles,
-            dinput_strides=strides_of(args.dinput),
-            dinput_step=args.dinput.stride(1),
-            CROWDS=self.slots > 0,
-            WIDE=tile.wide,
-            BLOCKS=blocks,
-            registers=SUM_REGISTERS.get(desc.input_dtype.itemsize) if self.copies else None,
-        )
-        if not self.slots:
-            return
-        programs = min(-(-self.slots // tile.pixels) * self.tiles, self.tuning.crowd_programs)
-        out = loops((self.images, *desc.image_size), args.dinput.stride()[:1] + args.dinput.stride()[2:])
-        steps.add(
-            sum_chunks,
-            programs,
-            **common,
-            partials=self.partials,
-            tiles=self.tiles,
-            programs=programs,
-            dinput_sizes=(*out.sizes, channels),
-            dinput_strides=(*out.strides[0], args.dinput.stride(1)),
-        )
+        crowds = {name: getattr(self, name) for name in ("owners", "parts", "holders", "sums", "arrived")}
+        width = desc.image_size[-1]
+        placed = args.dout.stride(1) == 1
+        if not placed:
+            wide = min(tuning.plane_wide, tuning.plane_pixels) if width >= tuning.plane_wide else 0
+            tiles, shares = (
+                tiles_of(width, stacked, tuning.plane_pixels, wide),
+                -(-desc.channels // tuning.plane_channels),
+            )
+            span = sum(
+                (size - 1) * step for size, step in zip(desc.output_size, args.dout.stride()[2:], strict=True)
+            )
+            steps.add(
+                sum_planes,
+                images * tiles * shares,
+                common,
+                crowds,
+                listed,
+                tiles=tiles,
+                shares=shares,
+                FULL=desc.channels % min(desc.channels, 4) == 0,
+                TOGETHER=min(desc.channels, 4),
+                OFFSET=tl.int32 if span < 2**31 else tl.int64,
+                PIXELS=tuning.plane_pixels,
+                WIDE=wide,
+                SHARE=tuning.plane_channels,
+                num_warps=tuning.plane_warps,
+                registers=tuning.volume_registers if desc.axes == 3 else tuning.plane_registers,
+            )
+        if placed or locality:
+            wide = tuning.row_wide if width >= tuning.row_wide else 0
+            # ``row_lanes`` threads share a row of channels, each with up to 16 bytes.
+            together = tuning.row_lanes * 16 // desc.input_dtype.itemsize
+            together = min(triton.next_power_of_2(desc.channels), together)
+            blocks = min(triton.next_power_of_2(-(-desc.channels // together)), tuning.row_blocks)
+            tiles = tiles_of(width, stacked, tuning.row_pixels, wide)
+            shares = -(-desc.channels // (together * blocks))
+            steps.add(
+                sum_rows,
+                images * tiles * shares,
+                common if placed else common | {"dout": listed.rows},
+                crowds,
+                listed,
+                tiles=tiles,
+                shares=shares,
+                row_step=desc.channels,
+                PLACED=placed,
+                PIXELS=tuning.row_pixels,
+                WIDE=wide,
+                CHANNELS=together,
+                BLOCKS=blocks,
+                UNROLL=tuning.row_unroll,
+                num_warps=tuning.row_warps,
+                registers=tuning.row_registers,
+            )
+        if self.owners.count:
+            programs = min(self.owners.count * self.crowd_tiles, tuning.segment_programs)
+            steps.add(
+                sum_segments,
+                programs,
+                common,
+                crowds,
+                listed,
+                programs=programs,
+                TERMS=tuning.segment_terms,
+                CHANNELS=tuning.segment_channels,
+                num_warps=tuning.segment_warps,
+            )
+        return listed
+
+
+def tiles_of(width: int, stacked: int, pixels: int, wide: int) -> int:
+    """Number of tiles of an image: ``wide`` pixels wide, or of consecutive pixels if ``wide`` is 0."""
+    if wide:
+        return -(-width // wide) * -(-stacked // (pixels // wide))
+    return -(-width * stacked // pixels)

@@ -15,7 +15,7 @@ from holdfast.numerics.reference import Array
 from holdfast.ops.grid_sample import reference
 from holdfast.ops.grid_sample.plan import Padding, SampleDescriptor
 from holdfast.ops.grid_sample.reference import Axis, Corner
-from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
+from holdfast.ops.segment_sum.reference import ordered_sum
 
 _F, _B = ("grid_sample forward",), ("grid_sample backward",)
 _ANY = _F + _B
@@ -91,18 +91,28 @@ def _beside_is_read(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
     return out
 
 
-def _samples_first(dout: Array, grid: Array, desc: SampleDescriptor) -> Array:
-    """Terms ordered by sample, then corner."""
-    dinput = np.zeros((desc.batch, desc.channels, desc.pixels), dout.dtype)
-    every = list(_corners(reference.axes_of(grid, desc), desc))
-    with np.errstate(all="ignore"):
-        for n in range(desc.batch):
-            destinations = np.stack([corner.pixel[n] for corner in every], axis=1).reshape(-1)
-            terms = np.stack([corner.weight[n, :, None] * dout[n].T for corner in every], axis=1)
-            terms = terms.reshape(-1, desc.channels)
-            for pixel, places in sources_of(destinations, desc.pixels).items():
-                dinput[n, :, pixel] = ordered_sum(terms[places])
-    return dinput
+def _rounded_words(terms: Array, fraction_bits: int) -> list[Array]:
+    """Terms rounded to nearest instead of truncated."""
+    return _whole_words(np.rint(terms), fraction_bits)
+
+
+def _unit_of_image(dout: Array, fraction_bits: int) -> Array:
+    """One unit for all channels of an image."""
+    images = dout.reshape(len(dout), 1, -1)
+    return np.broadcast_to(_plane_shift(images, fraction_bits), (*dout.shape[:2], 1))
+
+
+def _unit_of_all_values(dout: Array, fraction_bits: int) -> Array:
+    """A plane with an infinite value has the unit of the largest finite number."""
+    largest = np.finfo(dout.dtype).max
+    return _plane_shift(np.where(np.isfinite(dout), dout, largest), fraction_bits)
+
+
+def _one_bit_fewer(dout: Array, fraction_bits: int) -> Array:
+    return _plane_shift(dout, fraction_bits - 1)
+
+
+_whole_words, _plane_shift = reference.whole_words, reference.plane_shift
 
 
 def _one_by_one(terms: Array) -> Array:
@@ -142,7 +152,10 @@ MUTANTS = (
     Mutant("multiplied by 0 beside the image", instead_of("grid_sample", _beside_is_read), _F),
     Mutant("a sample lost at the edge of a tile", _sample_lost, _B),
     Mutant("gradient beyond the border", instead_of("clipped", _not_clipped), _B),
-    Mutant("samples before corners", instead_of("gradient_of_input", _samples_first), _B),
+    Mutant("terms rounded", instead_of("whole_words", _rounded_words), _B),
+    Mutant("a unit for each image", instead_of("plane_shift", _unit_of_image), _B),
+    Mutant("a unit from infinite values", instead_of("plane_shift", _unit_of_all_values), _B),
+    Mutant("a unit of one bit fewer", instead_of("plane_shift", _one_bit_fewer), _B),
     Mutant("sums without chunks", instead_of("ordered_sum", _one_by_one), _B),
     Mutant("sums from the last", instead_of("ordered_sum", _last_added_first), _B),
     Mutant("scale of the other alignment", instead_of("pixels_per_unit", _wrong_scale), _B),

@@ -20,7 +20,7 @@ from holdfast.core.descriptor import Descriptor, Expected, whole_numbers
 from holdfast.core.dtypes import Float, dtype_name, float_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.plan import Args, DescribedKernel, Plan
-from holdfast.ops.segment_sum.indexed import ordered_additions, summing_ulp
+from holdfast.ops.segment_sum.indexed import ordered_additions
 
 #: Maximum size of an axis of the image: its pixel indices are exact in float32.
 LONGEST_AXIS = 2**24
@@ -30,6 +30,9 @@ MARGIN = 4
 LIMIT = 2**31 - 1
 #: Maximum number of channels: sums over them have at most four levels.
 MOST_CHANNELS = 2**20
+#: Integer sums of dinput have magnitudes below this power of two. The next bit holds a bias, so that sums are
+#: positive, and the two bits above mark terms that are inf and -inf.
+SUM_BITS = 61
 
 
 class Mode(StrEnum):
@@ -106,6 +109,20 @@ class SampleDescriptor(Descriptor):
     def corners(self) -> int:
         """Number of pixels that a sample interpolates."""
         return math.prod((TAPS[self.mode],) * self.axes)
+
+    @property
+    def most_terms(self) -> int:
+        """Maximum number of terms of a pixel in dinput.
+
+        Several corners of a sample hit one pixel only if cubic taps are clipped or reflected.
+        """
+        folded = self.mode == Mode.BICUBIC and self.padding_mode != Padding.ZEROS
+        return self.samples * (self.corners if folded else 1)
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits of a term of dinput: its magnitude is below ``2**fraction_bits`` units, or barely above."""
+        return SUM_BITS - 1 - self.most_terms.bit_length()
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -263,6 +280,9 @@ class SamplePlan(Plan[D, A]):
     magnitudes: of the pixels of a sample (out); of dout over all samples that use a pixel (dinput); of dout
     times pixel over the pixels of a sample and all channels, times the derivative of the coordinate by the
     grid (dgrid).
+
+    Terms of dinput are integer multiples of a unit, which is ``per_term`` of the largest finite magnitude of
+    dout in the plane (one image, one channel). Each term adds an error of at most that much.
     """
 
     def mode(self) -> str:
@@ -338,19 +358,23 @@ class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSample
         lean("gpu", "LeanGridSampleBackward"),
     )
 
+    numerics_version = 2
+
     def ulp(self) -> dict[str, float]:
         desc = self.descriptor
+        # Besides the weight: the product with dout, and the conversion of the sum; of two words in float64.
+        rounded = weight_error(desc) + (desc.mode != Mode.NEAREST) + (3 if desc.compute.bits == 64 else 1)
+        dinput = error_in_ulp(rounded, desc.compute, desc.real)
         if desc.mode == Mode.NEAREST:
-            return {"dinput": summing_ulp(desc.real, desc.samples), "dgrid": 0.0}
-        # Several corners of a sample hit one pixel only if cubic taps are clipped or reflected.
-        folded = desc.mode == Mode.BICUBIC and desc.padding_mode != Padding.ZEROS
-        terms = desc.samples * (desc.corners if folded else 1)
+            return {"dinput": dinput, "dgrid": 0.0}
         # Besides the slope: the product of dout and the pixel, the sum over channels, the product with the
         # slope, the sum over corners, and the product with the scale.
         steps = desc.corners + 2 + ordered_additions(desc.channels)
         largest = CUBIC_SLOPE if desc.mode == Mode.BICUBIC else 1.0
         rounded = slope_error(desc) + largest * steps
-        return {
-            "dinput": summing_ulp(desc.real, terms, more=weight_error(desc) + 1),
-            "dgrid": error_in_ulp(rounded, desc.compute, float_dtype(desc.grid_dtype, "grid_dtype")),
-        }
+        grid = float_dtype(desc.grid_dtype, "grid_dtype")
+        return {"dinput": dinput, "dgrid": error_in_ulp(rounded, desc.compute, grid)}
+
+    def per_term(self) -> dict[str, float]:
+        words = 2 if self.descriptor.compute.bits == 64 else 1
+        return {"dinput": 2.0 ** (1 - words * self.descriptor.fraction_bits)}

@@ -5,11 +5,16 @@ interpolates, each with a weight. A corner is one tap of every axis; its weight 
 weights, x times y times z. Corners are numbered with x fastest: nw, ne, sw, se.
 
     out[n, c, sample]    = sum over corners: weight * pixel
-    dinput[n, c, pixel]  = ordered sum over corners, then samples: weight * dout
+    dinput[n, c, pixel]  = sum over corners and samples: weight * dout, in integers
     dgrid[n, sample, x]  = scale * sum over corners: slope * (ordered sum over channels: dout * pixel)
 
 The sums over corners start from +0.0 and go from the first corner to the last. A corner outside the image is
 omitted from every sum, not multiplied by 0. A corner inside is added whatever its weight.
+
+The sums of dinput are exact sums of integers, so their order is arbitrary. Each plane of dout, one image and
+one channel, is scaled by a power of two such that no sum can overflow (``plane_shift``). Each product of a
+weight and a scaled dout is truncated to an integer. The sum is converted once and scaled back. A pixel with a
+term that is not finite is what an IEEE sum would be: NaN, inf or -inf.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from holdfast.ops.grid_sample.plan import (
     SampleDescriptor,
     SampleKernel,
 )
-from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
+from holdfast.ops.segment_sum.reference import ordered_sum
 
 
 def pixel_coordinate(g: Array, size: int, align_corners: bool) -> Array:
@@ -253,17 +258,72 @@ def grid_sample(image: Array, grid: Array, desc: SampleDescriptor) -> Array:
     return out
 
 
+def plane_shift(dout: Array, fraction_bits: int) -> Array:
+    """The exponent of the power of two that scales each plane of ``dout``, of shape (N, C, samples).
+
+    The largest finite magnitude of a plane is scaled to less than ``2**fraction_bits``. A plane of zeros and
+    subnormal numbers is scaled as one of the smallest normal number.
+    """
+    magnitude = np.where(np.isfinite(dout), np.abs(dout), dout.dtype.type(0)).max(axis=2, initial=0)
+    smallest = np.finfo(dout.dtype).smallest_normal
+    _, exponent = np.frexp(np.maximum(magnitude, smallest))
+    shift: Array = fraction_bits - exponent
+    return shift[:, :, None]
+
+
+def scaled(x: Array, shift: Array) -> Array:
+    """``x`` times ``2**shift``, in two multiplications by representable factors."""
+    half = shift // 2
+    one = x.dtype.type(1)
+    product: Array = (x * np.ldexp(one, half)) * np.ldexp(one, shift - half)
+    return product
+
+
+def whole_words(terms: Array, fraction_bits: int) -> list[Array]:
+    """Each finite term as integers: truncated, and for float64 also its fraction, truncated."""
+    words = [terms.astype(np.int64)]
+    if terms.dtype == np.float64:
+        rest = terms - words[0].astype(np.float64)
+        words.append(np.ldexp(rest, fraction_bits).astype(np.int64))
+    return words
+
+
+def from_words(words: list[Array], like: Array, fraction_bits: int) -> Array:
+    """The sums of words as floats."""
+    value = words[0].astype(like.dtype)
+    if len(words) > 1:
+        value = value + np.ldexp(words[1].astype(like.dtype), -fraction_bits)
+    return value
+
+
 def gradient_of_input(dout: Array, grid: Array, desc: SampleDescriptor) -> Array:
     """dinput, of shape (N, C, pixels)."""
+    bits = desc.fraction_bits
     dinput = np.zeros((desc.batch, desc.channels, desc.pixels), dout.dtype)
     every = list(corners(axes_of(grid, desc), desc))
     with np.errstate(all="ignore"):
+        shift = plane_shift(dout, bits)
+        change = scaled(dout, shift)
         for n in range(desc.batch):
-            destinations = np.concatenate([corner.pixel[n] for corner in every])
-            terms = np.concatenate([corner.weight[n, :, None] * dout[n].T for corner in every])
-            for pixel, places in sources_of(destinations, desc.pixels).items():
-                dinput[n, :, pixel] = ordered_sum(terms[places])
-    return dinput
+            pixels = np.concatenate([corner.pixel[n] for corner in every])
+            terms = np.concatenate([corner.weight[n] * change[n] for corner in every], axis=1)
+            inside = pixels >= 0
+            dinput[n] = sum_pixels(pixels[inside], terms[:, inside], desc.pixels, bits)
+        return scaled(dinput, -shift)
+
+
+def sum_pixels(pixels: Array, terms: Array, count: int, fraction_bits: int) -> Array:
+    """Integer sums of ``terms``, of shape (C, terms), by pixel; of shape (C, ``count``)."""
+    finite = np.isfinite(terms)
+    sums: list[Array] = []
+    for word in whole_words(np.where(finite, terms, terms.dtype.type(0)), fraction_bits):
+        total = np.zeros((count, len(terms)), np.int64)
+        np.add.at(total, pixels, word.T)
+        sums.append(total.T)
+    made = from_words(sums, terms, fraction_bits)
+    special = np.zeros((count, len(terms)), terms.dtype)
+    np.add.at(special, pixels, np.where(finite, terms.dtype.type(0), terms).T)
+    return np.where(special.T == 0, made, special.T)
 
 
 def gradient_of_grid(dout: Array, image: Array, grid: Array, desc: SampleDescriptor) -> Array:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +13,8 @@ from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE, Workspace
-from holdfast.core.torch_op import current_stream, define, register_vmap, select_plan
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import define, register_vmap, select_plan
 from holdfast.ops.grid_sample.composed import composed_grid_sample
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -52,20 +51,6 @@ def _backward_plan(
     )  # fmt: skip
 
 
-_cached = threading.local()
-#: CPU workspaces of up to this many bytes are cached per thread, since fresh memory costs page faults.
-_CACHED_BYTES = 2**26
-
-
-def _workspace(plan, device):
-    size = plan.workspace_size()
-    if device.type != "cpu" or size > _CACHED_BYTES:
-        return Workspace.allocate(size, device)
-    if getattr(_cached, "workspace", NO_WORKSPACE).size < size:
-        _cached.workspace = Workspace.allocate(size, device)
-    return _cached.workspace if size else NO_WORKSPACE
-
-
 def _in_channels_last(image: torch.Tensor) -> bool:
     """Whether the image has channels last; False if it is also contiguous."""
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
@@ -95,8 +80,7 @@ def _grid_sample(image, grid, mode, padding_mode, align_corners):
     )
     out = on_huge_pages(_output(image, grid))
     args = GridSampleArgs(input=image, grid=grid, out=out)
-    plan.run(current_stream(image.device), _workspace(plan, image.device), args)
-    return out
+    return Work(plan, args, out)
 
 
 def _grid_sample_fake(image, grid, mode, padding_mode, align_corners):
@@ -127,8 +111,7 @@ def _grid_sample_backward(
         dinput=on_huge_pages(dinput) if needs_dinput else None,
         dgrid=on_huge_pages(dgrid) if needs_dgrid else None,
     )
-    plan.run(current_stream(dout.device), _workspace(plan, dout.device), args)
-    return dinput, dgrid
+    return Work(plan, args, (dinput, dgrid))
 
 
 def _grid_sample_backward_fake(dout, image, grid, input_size, channels_last, *rest):

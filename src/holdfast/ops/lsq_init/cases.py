@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output
 from holdfast.core.dtypes import dtype_name
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import Problem, real_values
 from holdfast.ops.fake_quantize.cases import image, odd, plain
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
@@ -19,14 +18,16 @@ from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 _F16, _BF16, _F64 = torch.float16, torch.bfloat16, torch.float64
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """All cases of ``plan``."""
-    return [case(problem) for problem in _problems()]
+def cases(plan: AnyPlan) -> list[Case]:
+    return [case(plan, problem) for problem in _problems()]
 
 
-def case(problem: Problem) -> Case:
-    """The case of ``problem``."""
-    return Case(problem.name, _descriptor(problem), partial(_args, problem))
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    desc = LsqInitDescriptor(
+        shape=problem.shape, input_dtype=problem.real, granularity=problem.granularity,
+        q_max=problem.code_range[1],
+    )  # fmt: skip
+    return Case(problem.name, desc, partial(_args, desc, problem))
 
 
 def _sized(granularity: Granularity, shape: tuple[int, ...], real: torch.dtype = torch.float32) -> Problem:
@@ -60,18 +61,9 @@ def _problems() -> Iterator[Problem]:
     yield odd(PerToken, "no tokens")
 
 
-def _descriptor(problem: Problem) -> LsqInitDescriptor:
-    return LsqInitDescriptor(
-        shape=problem.shape,
-        input_dtype=problem.real,
-        granularity=problem.granularity,
-        q_max=problem.code_range[1],
-    )
-
-
-def _args(problem: Problem) -> LsqInitArgs:
+def _args(desc: LsqInitDescriptor, problem: Problem) -> LsqInitArgs:
     of_input, of_output = problem.layouts
-    shape, dtype = _descriptor(problem).expected("scale")
+    shape, dtype = desc.expected("scale")
     x = real_values(problem, f"x/{problem.name}")
     if x.numel() > 24:
         x.view(-1)[:24] = 0.0  # a short group is all zeros

@@ -20,18 +20,6 @@ from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
 from holdfast.ops.tree_sum import cpu as trees
 from holdfast.ops.tree_sum.blocks import LANES
-from holdfast.ops.tree_sum.cpu import (
-    add_lane,
-    job_range,
-    lane_count,
-    load,
-    load_row,
-    new_lane,
-    scratch_run,
-    store_block_sums,
-    store_lane_sums,
-    zeroed,
-)
 
 
 class Operands(NamedTuple):
@@ -50,16 +38,16 @@ def _one_by_one(walk, place, sums, like):
     """A job of contiguous segments, one after another."""
     outlined()
     segment, taken, begin, count = place
-    width = lane_count(count)
-    lanes = zeroed(scratch_run(walk, 0), width * taken, like)
-    x = pointer(load(walk, AT.x, segment, taken, begin, count, like), like)
+    width = trees.lane_count(count)
+    lanes = trees.zeroed(trees.scratch_run(walk, 0), width * taken, like)
+    x = pointer(trees.load(walk, AT.x, segment, taken, begin, count, like), like)
     for k in range(taken):
         for row in range(0, count, LANES):
             here = k * count + row
             prefetch(x, here)
             for i in range(min(LANES, count - row)):
                 lanes[k * width + i] += abs(x[here + i])
-    store_block_sums(walk, 0, width, segment, taken, begin, sums, like)
+    trees.store_block_sums(walk, 0, width, segment, taken, begin, sums, like)
 
 
 @jit
@@ -68,22 +56,22 @@ def _side_by_side(walk, place, sums, like):
     outlined()
     segment, taken, begin, count = place
     for lane in range(min(count, LANES)):
-        lanes = new_lane(walk, 0, taken, like)
+        lanes = trees.new_lane(walk, 0, taken, like)
         for i in range(begin + lane, begin + count, LANES):
-            x = pointer(load_row(walk, AT.x, segment, taken, i, like), like)
+            x = pointer(trees.load_row(walk, AT.x, segment, taken, i, like), like)
             for c in range(taken):
                 lanes[c] += abs(x[c])
-        add_lane(walk, 0, lane, taken, like)
-    store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
+        trees.add_lane(walk, 0, lane, taken, like)
+    trees.store_lane_sums(walk, 0, min(count, LANES), segment, taken, begin, sums, like)
 
 
 @kernel
 def _magnitudes(first, last, walk, sums, like):
     for job in range(first, last):
         if walk[0][4]:
-            _side_by_side(walk, job_range(walk, job), sums, like)
+            _side_by_side(walk, trees.job_range(walk, job), sums, like)
         else:
-            _one_by_one(walk, job_range(walk, job), sums, like)
+            _one_by_one(walk, trees.job_range(walk, job), sums, like)
 
 
 @cache
@@ -115,16 +103,9 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
         def launch(stream: Stream, workspace: Workspace, args: LsqInitArgs, addresses: Sequence[int]) -> None:
             trees.launch(
-                first_level,
-                found,
-                Operands(x=args.x, scale=args.scale),
-                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)],
-                (AT.scale,),
-                self.sums,
-                compute,
-                workspace,
-                factor=desc.factor,
-                floor=desc.floor,
-            )
+                first_level, found, Operands(x=args.x, scale=args.scale),
+                [kind(operand.dtype, compute.torch) for operand in (args.x, args.scale)], (AT.scale,),
+                self.sums, compute, workspace, factor=desc.factor, floor=desc.floor,
+            )  # fmt: skip
 
         return launch

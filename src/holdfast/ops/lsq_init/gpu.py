@@ -16,14 +16,14 @@ from holdfast.numerics.gpu import widen
 from holdfast.ops.affine.gpu import compile_contiguous
 from holdfast.ops.affine.plan import AffineKernel
 from holdfast.ops.lsq_init.plan import LsqInitArgs, LsqInitDescriptor
-from holdfast.ops.tree_sum.blocks import blocks_of
 from holdfast.ops.tree_sum.gpu import (
     BLOCK,
     LANES,
+    TUNING,
     add_further_levels,
     filled_rows,
+    first_level,
     further_levels,
-    index_type,
     max_sums,
     splits_of,
     store_sums,
@@ -65,7 +65,8 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
 
     def __init__(self, desc: LsqInitDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize)
+        self.tuning = TUNING.on(device)
+        self.splits = splits_of(desc.view, desc.shape, desc.input_dtype.itemsize, self.tuning)
         self.sums, layout = max_sums(desc.view, self.splits, desc.real.compute, 1)
         self.set_workspace(layout)
 
@@ -75,34 +76,19 @@ class LsqInit(AffineKernel[LsqInitDescriptor]):
     def prepare(self, args: LsqInitArgs) -> Launch[LsqInitArgs]:
         desc, compute = self.desc, self.desc.real.compute
         found = segments_in_order(desc.view, (args.x,), (args.scale,))
-        tile = tile_of(found, desc.input_dtype.itemsize, self.splits)
+        tile = tile_of(found, desc.input_dtype.itemsize, self.splits, self.tuning)
         further = further_levels(found.length, tile.splits)
         over, within = found.over, found.within
         steps = Steps(self.device, args)
         steps.add(
-            sum_of_magnitudes,
-            tile.programs,
+            sum_of_magnitudes, tile.programs, first_level(found, tile),
             scale=self.sums[0][0] if further else "scale",
-            x="x",
-            factor_bits=double_bits(desc.factor),
-            floor_bits=double_bits(desc.floor),
-            segments=found.count,
-            blocks=blocks_of(found.length),
-            tiles=tile.tiles,
-            extent=(found.length,),
-            over=over.sizes,
-            within=within.sizes,
-            x_over=over.strides[0],
-            scale_over=over.strides[1],
-            x_within=within.strides[0],
-            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32,
-            FINAL=not further,
-            **tile.constants,
-            INDEX=index_type(found),
-            num_warps=tile.warps,
-        )
+            factor_bits=double_bits(desc.factor), floor_bits=double_bits(desc.floor),
+            x_over=over.strides[0], scale_over=over.strides[1], x_within=within.strides[0],
+            COMPUTE=tl.float64 if compute.bits == 64 else tl.float32, FINAL=not further, num_warps=tile.warps,
+        )  # fmt: skip
         add_further_levels(
-            steps, found, further, self.sums, ("scale",), over.strides[1:],
+            steps, found, further, self.sums, ("scale",), over.strides[1:], self.tuning,
             factor=desc.factor, floor=desc.floor,
         )  # fmt: skip
         return steps.launch

@@ -12,14 +12,13 @@ from holdfast.core.checks import require_tensor
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import ONE_SCALE, Granularity, granularity_named, validate_granularity
+from holdfast.core.repeated import Work
 from holdfast.core.torch_op import (
     by_sample,
-    current_stream,
     define,
     named_dtype,
     register_vmap,
     select_plan,
-    workspace_of,
 )
 from holdfast.ops.affine.torch_op import code_range
 from holdfast.ops.choose_scale.torch_op import empty_scale
@@ -44,8 +43,7 @@ def _plan(shape, input_dtype, device, granularity, dtype, q_min, q_max):
 def _lsq_init(x, granularity, dtype, q_min, q_max):
     plan = _plan(x.shape, x.dtype, x.device, granularity, dtype, q_min, q_max)
     scale = empty_scale(x, granularity)
-    plan.run(current_stream(x.device), workspace_of(plan, x), LsqInitArgs(x=x, scale=scale))
-    return scale
+    return Work(plan, LsqInitArgs(x=x, scale=scale), scale)
 
 
 def _lsq_init_fake(x, granularity, *codes):
@@ -53,11 +51,9 @@ def _lsq_init_fake(x, granularity, *codes):
 
 
 _call = define(
-    "lsq_init",
-    "(Tensor x, str granularity, str? dtype, int? q_min, int? q_max) -> Tensor",
-    _lsq_init,
+    "lsq_init", "(Tensor x, str granularity, str? dtype, int? q_min, int? q_max) -> Tensor", _lsq_init,
     _lsq_init_fake,
-)
+)  # fmt: skip
 register_constant("lsq_init")
 register_vmap("lsq_init", by_sample(_call))
 

@@ -9,37 +9,14 @@ from typing import Any
 import torch
 
 from holdfast.core.benchmark import Call, Case, Tensors
-from holdfast.core.stream import Stream
-from holdfast.ops.affine.benchmark import (
-    INT4,
-    CodesCase,
-    ScaledProblem,
-    broadcastable,
-    cpu_rows,
-    fake_quantizer,
-    full_rows,
-    grouped,
-    pack,
-    quantizer,
-    torch_zero_point,
-)
+from holdfast.ops.affine import benchmark as affine
 from holdfast.ops.quantize.torch_op import quantize
 
 OPS = ("quantize", "quantize backward")
 
 
 @dataclass(frozen=True)
-class QuantizeCase(CodesCase):
-    """A benchmark row of quantize or of its gradient."""
-
-    def problem(self, elements: int, stream: Stream, backend: str | None = None) -> QuantizeProblem:
-        return QuantizeProblem(self, self.plan(elements, stream, backend), stream)
-
-
-@dataclass(frozen=True)
-class QuantizeProblem(ScaledProblem):
-    """A case at one size on one device."""
-
+class QuantizeProblem(affine.ScaledProblem):
     case: QuantizeCase
 
     def function(self, tensors: Tensors) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -55,21 +32,19 @@ class QuantizeProblem(ScaledProblem):
         case, desc = self.case, self.plan.descriptor
         granularity, shape, code = desc.granularity, desc.shape, case.code
         least, most = code.code_range
-        zero_point = tensors["zero_point"]
-        scale = broadcastable(tensors["scale"], granularity, len(shape))
-        zero = None if zero_point is None else broadcastable(zero_point, granularity, len(shape))
+        scale, zero = self.broadcast_scales(tensors)
 
         def forward(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None) -> torch.Tensor:
-            r = torch.round(grouped(x, granularity).float() / s)
+            r = torch.round(affine.grouped(x, granularity).float() / s)
             q = torch.clamp(r if z is None else r + z, least, most).to(code.storage).view(shape)
-            return pack(q, code) if desc.per_byte > 1 else q
+            return affine.pack(q, code) if desc.per_byte > 1 else q
 
         def backward(
             dy: torch.Tensor, x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None
         ) -> torch.Tensor:
-            r = torch.round(grouped(x, granularity).float() / s)
+            r = torch.round(affine.grouped(x, granularity).float() / s)
             r = r if z is None else r + z
-            dx = grouped(dy, granularity).float() / s
+            dx = affine.grouped(dy, granularity).float() / s
             return torch.where((r >= least) & (r <= most), dx, 0.0).to(case.real).view(shape)
 
         if case.backward:
@@ -78,28 +53,35 @@ class QuantizeProblem(ScaledProblem):
 
     def torch_op(self, tensors: Tensors) -> Call:
         """torch.quantize_per_tensor or _per_channel; for the backward, the gradient of fake_quantize."""
-        zero = torch_zero_point(self.case, tensors)
+        zero = affine.torch_zero_point(self.case, tensors)
         if not self.case.backward:
-            return quantizer(self.case, tensors["x"], tensors)
+            return affine.quantizer(self.case, tensors["x"], tensors)
         x = tensors["x"].detach().requires_grad_()
-        y = fake_quantizer(self.case.granularity, x, tensors["scale"], zero)()
+        y = affine.fake_quantizer(self.case.granularity, x, tensors["scale"], zero)()
         return lambda: torch.autograd.grad(y, x, tensors["dy"], retain_graph=True)
 
 
+@dataclass(frozen=True)
+class QuantizeCase(affine.CodesCase):
+    """A benchmark row of quantize or of its gradient."""
+
+    problem_type = QuantizeProblem
+
+
 def full_cases() -> list[QuantizeCase]:
-    return [row for op in OPS for row in full_rows(QuantizeCase, op)]
+    return [row for op in OPS for row in affine.full_rows(QuantizeCase, op)]
 
 
 def cpu_cases() -> list[QuantizeCase]:
     function = QuantizeCase("quantize", "per tensor", torch.float32, torch.int8, function=True)
-    return [*(row for op in OPS for row in cpu_rows(QuantizeCase, op)), function]
+    return [*(row for op in OPS for row in affine.cpu_rows(QuantizeCase, op)), function]
 
 
 def quick_cases() -> list[QuantizeCase]:
     return [
         QuantizeCase("quantize", "per tensor", torch.float32, torch.int8),
         QuantizeCase("quantize", "per channel, axis 0", torch.float32, torch.int8),
-        QuantizeCase("quantize", "per group of 32", torch.bfloat16, INT4, packed=True),
+        QuantizeCase("quantize", "per group of 32", torch.bfloat16, affine.INT4, packed=True),
         QuantizeCase("quantize backward", "per tensor", torch.float32, torch.int8),
     ]
 

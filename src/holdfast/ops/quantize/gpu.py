@@ -44,12 +44,7 @@ from holdfast.ops.affine.gpu import (
     load_zero_point,
     same_strides_by_column,
 )
-from holdfast.ops.quantize.plan import (
-    QuantizeArgs,
-    QuantizeBackwardArgs,
-    QuantizeBackwardDescriptor,
-    QuantizeDescriptor,
-)
+from holdfast.ops.quantize import plan as plans
 
 #: Pipeline stages of a program's loop over tiles.
 STAGES = tl.constexpr(3)
@@ -223,34 +218,26 @@ def quantize_backward(
     tl.store(out, narrow(gradient, dx.dtype.element_ty), mask=inside)
 
 
-class Quantize(TiledKernel[QuantizeDescriptor]):
-    """``quantize`` as a kernel."""
+class Quantize(TiledKernel[plans.QuantizeDescriptor]):
+    kernel, args, packed = quantize, plans.QuantizeArgs, 0
 
-    kernel, args, packed = quantize, QuantizeArgs, 0
-
-    def parameters(self, args: QuantizeArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.QuantizeArgs, space: Space) -> dict[str, Any]:
         per_byte = self.desc.per_byte
         return {
             **code_limits(self.desc.code_range),
             "tile": self.tuning.tile // 2 if per_byte == 1 else self.tuning.tile,
-            "EXPONENT": self.desc.codes.exponent_bits,
-            "MANTISSA": self.desc.codes.mantissa_bits,
-            "NAN": self.desc.codes.nan or 0,
-            "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
-        }
+            "EXPONENT": self.desc.codes.exponent_bits, "MANTISSA": self.desc.codes.mantissa_bits,
+            "NAN": self.desc.codes.nan or 0, "RAGGED": per_byte > 1 and self.desc.shape[-1] % per_byte > 0,
+        }  # fmt: skip
 
-    def add_step(self, steps: Steps, args: QuantizeArgs, layout: Layout, per_byte: int) -> None:
+    def add_step(self, steps: Steps, args: plans.QuantizeArgs, layout: Layout, per_byte: int) -> None:
         if not self._in_pairs(args.x, layout.space):
             super().add_step(steps, args, layout, per_byte)
             return
         add_tiles(
-            steps,
-            quantize_pairs,
-            replace(layout, space=in_pairs(layout.space)),
-            per_column=2,
-            scaled_tile=self.tuning.tile // 2,
-            **code_limits(self.desc.code_range),
-        )
+            steps, quantize_pairs, replace(layout, space=in_pairs(layout.space)), per_column=2,
+            scaled_tile=self.tuning.tile // 2, **code_limits(self.desc.code_range),
+        )  # fmt: skip
 
     def _in_pairs(self, x: torch.Tensor, space: Space) -> bool:
         """Whether ``quantize_pairs`` can be used: pairs of ``x`` are aligned words, each for one byte."""
@@ -265,17 +252,12 @@ class Quantize(TiledKernel[QuantizeDescriptor]):
         )
 
 
-class QuantizeBackward(TiledKernel[QuantizeBackwardDescriptor]):
-    """``quantize_backward`` as a kernel."""
+class QuantizeBackward(TiledKernel[plans.QuantizeBackwardDescriptor]):
+    kernel, args, tensors = quantize_backward, plans.QuantizeBackwardArgs, 3
 
-    kernel, args, tensors = quantize_backward, QuantizeBackwardArgs, 3
-
-    def parameters(self, args: QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
+    def parameters(self, args: plans.QuantizeBackwardArgs, space: Space) -> dict[str, Any]:
         return {
-            **code_limits(self.desc.code_range),
-            "tile": self.tuning.tile // 2,
-            "EXPONENT": self.desc.codes.exponent_bits,
-            "MANTISSA": self.desc.codes.mantissa_bits,
-            "ACCUMULATE": args.accumulate,
-            "SAME_STRIDES": same_strides_by_column(space, self.tensors),
-        }
+            **code_limits(self.desc.code_range), "tile": self.tuning.tile // 2,
+            "EXPONENT": self.desc.codes.exponent_bits, "MANTISSA": self.desc.codes.mantissa_bits,
+            "ACCUMULATE": args.accumulate, "SAME_STRIDES": same_strides_by_column(space, self.tensors),
+        }  # fmt: skip

@@ -17,18 +17,15 @@ from holdfast.numerics.reference import Array, bounds, encode, nearest, rounded_
 def reciprocal_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
     """Multiply by 1 / scale instead of dividing."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
-    with np.errstate(all="ignore"):
-        r = np.rint(x * (x.dtype.type(1) / s))
+    r = np.rint(x * (x.dtype.type(1) / s))
     return np.clip(np.where(np.isnan(r), 0, r), lo, hi).astype(np.int64) + z
 
 
 def zero_point_first(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
     """Add the zero point before rounding. An odd zero point then changes the result of ties."""
     z, _, _ = bounds(zero_point, q_min, q_max, compute)
-    with np.errstate(all="ignore"):
-        r = np.rint(x / s + z.astype(x.dtype))
-        r = np.where(np.isnan(r), z, r)
-    return np.clip(r, q_min, q_max).astype(np.int64)
+    r = np.rint(x / s + z.astype(x.dtype))
+    return np.clip(np.where(np.isnan(r), z, r), q_min, q_max).astype(np.int64)
 
 
 def exclusive_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
@@ -41,9 +38,8 @@ def exclusive_codes(x: Array, s: Array, zero_point: Array, q_min: int, q_max: in
 def ties_away(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any) -> Array:
     """Round ties away from zero."""
     z, lo, hi = bounds(zero_point, q_min, q_max, compute)
-    with np.errstate(all="ignore"):
-        t = x / s
-        r = np.where(np.abs(t - np.trunc(t)) == 0.5, np.trunc(t) + np.copysign(1, t), np.rint(t))
+    t = x / s
+    r = np.where(np.abs(t - np.trunc(t)) == 0.5, np.trunc(t) + np.copysign(1, t), np.rint(t))
     return np.clip(np.where(np.isnan(r), 0, r), lo, hi).astype(np.int64) + z
 
 
@@ -53,41 +49,34 @@ def _nan_to_least(x: Array, s: Array, zero_point: Array, q_min: int, q_max: int,
     return np.clip(np.where(np.isnan(r), lo, r), lo, hi).astype(np.int64) + z
 
 
-def _gradient(mask: Callable[..., Array], value: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+def _gradient(
+    kept: Callable[..., Any], value: Callable[[Array, Array], Array] = lambda dy, s: dy / s
+) -> Callable[..., Array]:
+    """The gradient ``value`` where ``kept(x / s, z, lo, hi)``, else 0."""
+
     def backward(
         dy: Array, x: Array, s: Array, zero_point: Array, q_min: int, q_max: int, compute: Any
     ) -> Array:
         z, lo, hi = bounds(zero_point, q_min, q_max, compute)
-        with np.errstate(all="ignore"):
-            kept = mask(x, s, z.astype(x.dtype), lo, hi)
-            return np.where(kept, value(dy, s), dy.dtype.type(0))
+        return np.where(kept(x / s, z.astype(x.dtype), lo, hi), value(dy, s), dy.dtype.type(0))
 
     return backward
 
 
-def _divided(dy: Array, s: Array) -> Array:
-    return dy / s
+def _in_range(t: Array, z: Array, lo: Array, hi: Array) -> Any:
+    return (lo <= np.rint(t)) & (np.rint(t) <= hi)
 
 
-def _in_range(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
-    r = np.rint(x / s)
-    return (lo <= r) & (r <= hi)
+def _inside(t: Array, z: Array, lo: Array, hi: Array) -> Any:
+    return (lo < np.rint(t)) & (np.rint(t) < hi)
 
 
-def _inside(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
-    r = np.rint(x / s)
-    return (lo < r) & (r < hi)
+def _in_range_zero_point_first(t: Array, z: Array, lo: Array, hi: Array) -> Any:
+    return (lo + z <= np.rint(t + z)) & (np.rint(t + z) <= hi + z)
 
 
-def _in_range_zero_point_first(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
-    r = np.rint(x / s + z)
-    return (lo + z <= r) & (r <= hi + z)
-
-
-def _not_outside(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
-    r = np.rint(x / s)
-    found: Array = np.logical_not((r < lo) | (r > hi))
-    return found
+def _not_outside(t: Array, z: Array, lo: Array, hi: Array) -> Any:
+    return ~((np.rint(t) < lo) | (np.rint(t) > hi))
 
 
 # Mutants of float formats: functions that replace the rounding of a quotient.
@@ -95,12 +84,7 @@ def _not_outside(x: Array, s: Array, z: Array, lo: Array, hi: Array) -> Array:
 
 def _rounded(round_to: Callable[[Array, Format], Array]) -> Callable[..., Array]:
     """``quantize_to_float`` with another rounding, then saturated."""
-
-    def codes_of(x: Array, s: Array, codes: Format) -> Array:
-        with np.errstate(all="ignore"):
-            return encode(np.clip(round_to(x / s, codes), *codes.code_range), codes)
-
-    return codes_of
+    return lambda x, s, codes: encode(np.clip(round_to(x / s, codes), *codes.code_range), codes)
 
 
 def _float_ties_away(t: Array, codes: Format) -> Array:
@@ -124,8 +108,7 @@ def _overflowing(t: Array, codes: Format) -> Array:
 
 
 def _float_reciprocal(x: Array, s: Array, codes: Format) -> Array:
-    with np.errstate(all="ignore"):
-        return encode(np.clip(nearest(x * (x.dtype.type(1) / s), codes), *codes.code_range), codes)
+    return encode(np.clip(nearest(x * (x.dtype.type(1) / s), codes), *codes.code_range), codes)
 
 
 #: Replacements of ``quantize_to_float``, by mutant name.
@@ -143,20 +126,27 @@ FLOAT_MISTAKES: dict[str, Callable[..., Array]] = {
 
 def not_rounded(x: Array, s: Array, codes: Format) -> Array:
     """Return the quotient without rounding it."""
-    with np.errstate(all="ignore"):
-        return np.asarray(x / s)
+    return np.asarray(x / s)
 
 
 def _one_step_further(x: Array, s: Array, codes: Format) -> Array:
-    with np.errstate(all="ignore"):
-        r = nearest(x / s, codes)
-        return np.asarray(np.nextafter(r, np.copysign(np.inf, r)))
+    r = nearest(x / s, codes)
+    return np.asarray(np.nextafter(r, np.copysign(np.inf, r)))
 
 
 #: Replacements of ``rounded_to_float`` in a gradient, by mutant name.
 FLOAT_RANGE_MISTAKES: dict[str, Callable[..., Array]] = {
     "float: range before rounding": not_rounded,
     "float: exclusive bound": _one_step_further,
+}
+
+#: Replacements of ``quantize_backward``, by mutant name.
+_GRADIENTS = {
+    "no 1/scale": _gradient(_in_range, lambda dy, s: dy + 0 * s),
+    "exclusive bound": _gradient(_inside),
+    "zero point added before rounding": _gradient(_in_range_zero_point_first),
+    "reciprocal instead of division": _gradient(_in_range, lambda dy, s: dy * (dy.dtype.type(1) / s)),
+    "NaN in range": _gradient(_not_outside),
 }
 
 _Q, _QB = "quantize forward", "quantize backward"
@@ -167,21 +157,7 @@ MUTANTS = (
     Mutant("exclusive bound", instead_of("quantize", exclusive_codes), (_Q,)),
     Mutant("ties away from zero", instead_of("quantize", ties_away), (_Q,)),
     Mutant("NaN to the least code", instead_of("quantize", _nan_to_least), (_Q,)),
-    Mutant(
-        "no 1/scale", instead_of("quantize_backward", _gradient(_in_range, lambda dy, s: dy + 0 * s)), (_QB,)
-    ),
-    Mutant("exclusive bound", instead_of("quantize_backward", _gradient(_inside, _divided)), (_QB,)),
-    Mutant(
-        "zero point added before rounding",
-        instead_of("quantize_backward", _gradient(_in_range_zero_point_first, _divided)),
-        (_QB,),
-    ),
-    Mutant(
-        "reciprocal instead of division",
-        instead_of("quantize_backward", _gradient(_in_range, lambda dy, s: dy * (dy.dtype.type(1) / s))),
-        (_QB,),
-    ),
-    Mutant("NaN in range", instead_of("quantize_backward", _gradient(_not_outside, _divided)), (_QB,)),
+    *(Mutant(name, instead_of("quantize_backward", of), (_QB,)) for name, of in _GRADIENTS.items()),
     *(Mutant(name, instead_of("quantize_to_float", of), (_Q,)) for name, of in FLOAT_MISTAKES.items()),
     *(Mutant(name, instead_of("rounded_to_float", of), (_QB,)) for name, of in FLOAT_RANGE_MISTAKES.items()),
 )

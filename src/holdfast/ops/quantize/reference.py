@@ -6,31 +6,16 @@ import numpy as np
 
 from holdfast.core.dtypes import Float
 from holdfast.core.formats import Format
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import (
-    Array,
-    accumulated,
-    bounds,
-    encode,
-    nearest,
-    rounded_quotient,
-    store,
-    widen,
-)
-from holdfast.ops.affine.plan import AffineKernel
-from holdfast.ops.affine.reference import pack, scale_array, zero_point_array
-from holdfast.ops.quantize.plan import (
-    QuantizeArgs,
-    QuantizeBackwardArgs,
-    QuantizeBackwardDescriptor,
-    QuantizeDescriptor,
-)
+from holdfast.numerics import reference as numerics
+from holdfast.numerics.reference import Array
+from holdfast.ops.affine.reference import pack, scale_and_zero_point
+from holdfast.ops.quantize import plan as plans
 
 
 def quantize(x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float) -> Array:
     """The codes of ``x``. Infinities saturate; the code of NaN is that of 0.0."""
-    z, lo, hi = bounds(zero_point, q_min, q_max, compute)
-    r = rounded_quotient(x, scale)
+    z, lo, hi = numerics.bounds(zero_point, q_min, q_max, compute)
+    r = numerics.rounded_quotient(x, scale)
     r = np.where(np.isnan(r), 0, r)
     return np.clip(r, lo, hi).astype(np.int64) + z
 
@@ -39,8 +24,8 @@ def quantize_backward(
     dy: Array, x: Array, scale: Array, zero_point: Array, q_min: int, q_max: int, compute: Float
 ) -> Array:
     """The straight-through gradient: dy / scale where the code was in range, 0 elsewhere and at NaN."""
-    _, lo, hi = bounds(zero_point, q_min, q_max, compute)
-    r = rounded_quotient(x, scale)
+    _, lo, hi = numerics.bounds(zero_point, q_min, q_max, compute)
+    r = numerics.rounded_quotient(x, scale)
     with np.errstate(all="ignore"):
         return np.where((lo <= r) & (r <= hi), dy / scale, dy.dtype.type(0))
 
@@ -48,12 +33,12 @@ def quantize_backward(
 def rounded_to_float(x: Array, scale: Array, codes: Format) -> Array:
     """x / scale rounded to the mantissa of a float format, not yet saturated to its range."""
     with np.errstate(all="ignore"):
-        return nearest(x / scale, codes)
+        return numerics.nearest(x / scale, codes)
 
 
 def quantize_to_float(x: Array, scale: Array, codes: Format) -> Array:
     """The codes of ``x`` in a float format. Infinities saturate; NaN stays NaN; a zero keeps its sign."""
-    return encode(np.clip(rounded_to_float(x, scale, codes), *codes.code_range), codes)
+    return numerics.encode(np.clip(rounded_to_float(x, scale, codes), *codes.code_range), codes)
 
 
 def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format) -> Array:
@@ -63,41 +48,25 @@ def quantize_to_float_backward(dy: Array, x: Array, scale: Array, codes: Format)
         return np.where(kept, dy / scale, dy.dtype.type(0))
 
 
-class Quantize(AffineKernel[QuantizeDescriptor]):
-    """``quantize`` as a kernel."""
-
-    def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
+class Quantize(numerics.ReferenceKernel[plans.QuantizeDescriptor]):
+    def run(self, args: plans.QuantizeArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: QuantizeArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            x = widen(args.x, compute)
-            if desc.codes.is_float:
-                codes = quantize_to_float(x, scale, desc.codes)
-            else:
-                codes = quantize(x, scale, zero_point, *desc.code_range, compute)
-            if desc.per_byte > 1:
-                codes = pack(codes, desc.codes.bits)
-            store(args.q, codes)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        x = numerics.widen(args.x, compute)
+        if desc.codes.is_float:
+            codes = quantize_to_float(x, scale, desc.codes)
+        else:
+            codes = quantize(x, scale, zero_point, *desc.code_range, compute)
+        numerics.store(args.q, pack(codes, desc.codes.bits) if desc.per_byte > 1 else codes)
 
 
-class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
-    """``quantize_backward`` as a kernel."""
-
-    def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
+class QuantizeBackward(numerics.ReferenceKernel[plans.QuantizeBackwardDescriptor]):
+    def run(self, args: plans.QuantizeBackwardArgs) -> None:
         desc, compute = self.desc, self.desc.real.compute
-
-        def launch(stream: object, workspace: object, args: QuantizeBackwardArgs, addresses: object) -> None:
-            scale = scale_array(args.scale, desc.granularity, desc.shape, compute)
-            zero_point = zero_point_array(args.zero_point, desc.granularity, desc.shape)
-            dy, x = widen(args.dy, compute), widen(args.x, compute)
-            if desc.codes.is_float:
-                dx = quantize_to_float_backward(dy, x, scale, desc.codes)
-            else:
-                dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
-            store(args.dx, accumulated(args.dx, dx, compute) if args.accumulate else dx)
-
-        return launch
+        scale, zero_point = scale_and_zero_point(args, desc)
+        dy, x = numerics.widen(args.dy, compute), numerics.widen(args.x, compute)
+        if desc.codes.is_float:
+            dx = quantize_to_float_backward(dy, x, scale, desc.codes)
+        else:
+            dx = quantize_backward(dy, x, scale, zero_point, *desc.code_range, compute)
+        numerics.store_gradient(args.dx, dx, args.accumulate, compute)

@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
 import torch
 
-from holdfast.core.case import poisoned_output
 from holdfast.core.dtypes import dtype_name
-from holdfast.core.formats import FLOAT_FORMATS, INT4, Format, format_of
-from holdfast.core.sweep import (
-    CHUNK,
-    PAIRS,
-    Float32Sweep,
-    Sweep,
-    every_16_bit,
-    gradients_16_bit,
-    scales,
-    zero_points,
-)
+from holdfast.core.formats import FLOAT_FORMATS, INT4, format_of
+from holdfast.core.sweep import PAIRS, Float32Sweep, Sweep, sweep_16_bit
 from holdfast.ops.affine.cases import STORED, stored_name
-from holdfast.ops.quantize.plan import (
-    QuantizeArgs,
-    QuantizeBackwardArgs,
-    QuantizePerChannelBackwardDescriptor,
-    QuantizePerChannelBackwardPlan,
-    QuantizePerChannelDescriptor,
-    QuantizePerChannelPlan,
-    QuantizePerTensorBackwardDescriptor,
-    QuantizePerTensorBackwardPlan,
-    QuantizePerTensorDescriptor,
-    QuantizePerTensorPlan,
-)
+from holdfast.ops.quantize import plan as plans
 
 #: (scale, zero point) of the float32 sweeps. Each takes seconds.
 FLOAT32_PAIRS = (PAIRS[0], PAIRS[1], PAIRS[3], (7e-39, -77))
@@ -53,101 +32,34 @@ def sweeps() -> Iterator[Sweep]:
 
 
 def _quantize(real: torch.dtype, codes: torch.dtype, packed: bool, symmetric: bool = False) -> Sweep:
-    shape = (len(PAIRS), 2**16)
-    desc = QuantizePerChannelDescriptor(
-        shape=shape, axis=0, input_dtype=real, output_dtype=codes, packed=packed
+    desc = plans.QuantizePerChannelDescriptor(
+        shape=(len(PAIRS), 2**16), axis=0, input_dtype=real, output_dtype=codes, packed=packed
     )
-
-    def make() -> QuantizeArgs:
-        return QuantizeArgs(
-            x=every_16_bit(real),
-            scale=scales(),
-            zero_point=None if symmetric else zero_points(),
-            q=poisoned_output(desc.code_shape, desc.code_storage),
-        )
-
     name = f"every {dtype_name(real)} to {stored_name(codes, packed)}" + ", symmetric" * symmetric
-    return Sweep(QuantizePerChannelPlan, name, shape[0] * shape[1], desc, make)
+    return sweep_16_bit(plans.QuantizePerChannelPlan, name, desc, zero_point=not symmetric)
 
 
 def _quantize_backward(real: torch.dtype, codes: torch.dtype) -> Sweep:
-    """Every 16-bit number twice: as x, with dy around 1, and as dy, with x in range."""
-    shape = (2, len(PAIRS), 2**16)
-    desc = QuantizePerChannelBackwardDescriptor(shape=shape, axis=1, input_dtype=real, output_dtype=codes)
-
-    def make() -> QuantizeBackwardArgs:
-        every = every_16_bit(real)
-        in_range = torch.zeros((), dtype=real).expand(every.shape)
-        return QuantizeBackwardArgs(
-            x=torch.stack([every, in_range]),
-            dy=torch.stack([gradients_16_bit(real), every]),
-            scale=scales(),
-            zero_point=zero_points() if format_of(codes, "codes").zero_point else None,
-            dx=poisoned_output(shape, real),
-        )
-
+    shape, zero_point = (2, len(PAIRS), 2**16), format_of(codes, "codes").zero_point
+    desc = plans.QuantizePerChannelBackwardDescriptor(
+        shape=shape, axis=1, input_dtype=real, output_dtype=codes
+    )
     name = f"every {dtype_name(real)} through {dtype_name(codes)}"
-    values = shape[0] * shape[1] * shape[2]
-    return Sweep(QuantizePerChannelBackwardPlan, name, values, desc, make)
+    return sweep_16_bit(plans.QuantizePerChannelBackwardPlan, name, desc, zero_point=zero_point)
 
 
-def _codes(
-    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, q: torch.Tensor
-) -> QuantizeArgs:
-    return QuantizeArgs(x=x, scale=scale, zero_point=zero_point, q=q)
+def _float32() -> Iterator[Float32Sweep]:
+    forward, backward = plans.QuantizePerTensorPlan, plans.QuantizePerTensorBackwardPlan
+    packed: dict[str, Any] = {"output_dtype": INT4.torch, "packed": True}
+    for scale, zero_point in FLOAT32_PAIRS:
+        pair = f"scale {scale!r}, zero point {zero_point}"
+        yield Float32Sweep(forward, pair, {}, scale, zero_point)
+        yield Float32Sweep(backward, pair, {}, scale, zero_point)
+        yield Float32Sweep(forward, f"scale {scale!r}, packed", packed, scale)
+    for codes in FLOAT_FORMATS.values():
+        for scale in (1.0, 0.1):
+            name, fields = f"scale {scale!r}, {codes.name}", {"output_dtype": codes.torch}
+            yield from (Float32Sweep(plan, name, fields, scale) for plan in (forward, backward))
 
 
-def _gradient(
-    scale: float, zero_point: int | None, x: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor
-) -> QuantizeBackwardArgs:
-    return QuantizeBackwardArgs(dy=dy, x=x, scale=scale, zero_point=zero_point, dx=dx)
-
-
-def _trials(scale: float, zero_point: int) -> Iterator[Float32Sweep]:
-    pair = f"scale {scale!r}, zero point {zero_point}"
-    yield Float32Sweep(
-        QuantizePerTensorPlan,
-        pair,
-        QuantizePerTensorDescriptor(shape=(CHUNK,)),
-        partial(_codes, scale, zero_point),
-        torch.int8,
-    )
-    yield Float32Sweep(
-        QuantizePerTensorBackwardPlan,
-        pair,
-        QuantizePerTensorBackwardDescriptor(shape=(CHUNK,)),
-        partial(_gradient, scale, zero_point),
-        torch.float32,
-    )
-    yield Float32Sweep(
-        QuantizePerTensorPlan,
-        f"scale {scale!r}, packed",
-        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=INT4.torch, packed=True),
-        partial(_codes, scale, None),
-        torch.uint8,
-        CHUNK // 2,
-    )
-
-
-def _float_trials(scale: float, codes: Format) -> Iterator[Float32Sweep]:
-    name = f"scale {scale!r}, {codes.name}"
-    yield Float32Sweep(
-        QuantizePerTensorPlan,
-        name,
-        QuantizePerTensorDescriptor(shape=(CHUNK,), output_dtype=codes.torch),
-        partial(_codes, scale, None),
-        codes.storage,
-    )
-    yield Float32Sweep(
-        QuantizePerTensorBackwardPlan,
-        name,
-        QuantizePerTensorBackwardDescriptor(shape=(CHUNK,), output_dtype=codes.torch),
-        partial(_gradient, scale, None),
-        torch.float32,
-    )
-
-
-FLOAT32 = (
-    *(trial for pair in FLOAT32_PAIRS for trial in _trials(*pair)),
-    *(trial for codes in FLOAT_FORMATS.values() for s in (1.0, 0.1) for trial in _float_trials(s, codes)),
-)
+FLOAT32 = tuple(_float32())

@@ -15,8 +15,8 @@ from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import format_of
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.core.huge_pages import on_huge_pages
-from holdfast.core.stream import NO_WORKSPACE
-from holdfast.core.torch_op import by_sample, current_stream, define, named_dtype, register_vmap
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import by_sample, define, named_dtype, register_vmap
 from holdfast.ops.affine.batched import batched
 from holdfast.ops.affine.torch_op import (
     SHARED_SCHEMA,
@@ -63,8 +63,7 @@ def _quantize(x, scale, scale_value, zero_point, zero_value, granularity, dtype,
         zero_point=zero_value if zero_point is None else zero_point,
         q=q,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
-    return q
+    return Work(plan, args, q)
 
 
 def _quantize_fake(
@@ -83,8 +82,7 @@ def _quantize_backward(dy, x, scale, scale_value, zero_point, zero_value, granul
         zero_point=zero_value if zero_point is None else zero_point,
         dx=dx,
     )
-    plan.run(current_stream(x.device), NO_WORKSPACE, args)
-    return dx
+    return Work(plan, args, dx)
 
 
 def _quantize_backward_fake(dy, x, *rest):
@@ -92,20 +90,16 @@ def _quantize_backward_fake(dy, x, *rest):
 
 
 _to_integers = define(
-    "quantize",
-    f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor",
-    _quantize,
+    "quantize", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}, bool packed) -> Tensor", _quantize,
     _quantize_fake,
-)
+)  # fmt: skip
 _to_floats = define(
     "quantize_to_float", f"(Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor", _quantize, _quantize_fake
 )
 _gradient = define(
-    "quantize_backward",
-    f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
-    _quantize_backward,
-    _quantize_backward_fake,
-)
+    "quantize_backward", f"(Tensor dy, Tensor x, {SHARED_SCHEMA}, {_RANGE_SCHEMA}) -> Tensor",
+    _quantize_backward, _quantize_backward_fake,
+)  # fmt: skip
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

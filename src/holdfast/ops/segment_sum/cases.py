@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
 
 from holdfast.core.case import Case, laid_out, poisoned_output, random_bits
 from holdfast.core.dtypes import FLOATS, float_dtype
-from holdfast.core.plan import Plan
+from holdfast.core.plan import AnyPlan
 from holdfast.core.values import of_any_bits, of_every_exponent, rounded, special_values, spread
 from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
@@ -67,10 +66,6 @@ def row_values(label: str, shape: Sequence[int], dtype: torch.dtype, values: str
     return made.reshape(tuple(shape))
 
 
-def lengths_shape() -> tuple[int]:
-    return (sum(LENGTHS),)
-
-
 @dataclass(frozen=True)
 class Problem:
     """Parameters of a case. ``layouts`` are of the terms, the destinations and the output."""
@@ -88,7 +83,6 @@ class Problem:
 
 
 _BFLOAT16, _FLOAT64 = FLOATS["bfloat16"].torch, FLOATS["float64"].torch
-_LONG = lengths_shape()
 
 PROBLEMS = (
     Problem("uniform", (5, 41), 23, 64),
@@ -96,7 +90,7 @@ PROBLEMS = (
     Problem("float16", (700,), 11, 17, "zipf", torch.float16),
     Problem("bfloat16", (700,), 11, 17, "zipf", _BFLOAT16, torch.int32),
     Problem("float64", (700,), 11, 17, "zipf", _FLOAT64),
-    Problem("neighbouring long segments", _LONG, len(LENGTHS), 9, "lengths"),
+    Problem("neighbouring long segments", (sum(LENGTHS),), len(LENGTHS), 9, "lengths"),
     Problem("all equal", (1100,), 7, 5, "equal"),
     Problem("all equal in bfloat16", (4096,), 3, 3, "equal", _BFLOAT16),
     Problem("31 terms", (31,), 1, 3, "equal"),
@@ -134,35 +128,27 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-def cases(plan: type[Plan[Any, Any]]) -> list[Case]:
-    """Every case of ``plan``."""
-    return [case(problem) for problem in PROBLEMS]
+def cases(plan: AnyPlan) -> list[Case]:
+    return [case(plan, problem) for problem in PROBLEMS]
 
 
-def case(problem: Problem) -> Case:
-    """The case for ``problem``."""
-    descriptor = SegmentSumDescriptor(
-        shape=problem.shape,
-        segments=problem.segments,
-        width=problem.width,
-        dtype=problem.dtype,
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    desc = SegmentSumDescriptor(
+        shape=problem.shape, segments=problem.segments, width=problem.width, dtype=problem.dtype,
         index_dtype=problem.index_dtype,
-    )
-    return Case(problem.name, descriptor, partial(_args, descriptor, problem))
+    )  # fmt: skip
+    return Case(problem.name, desc, partial(_args, desc, problem))
 
 
-def _args(descriptor: SegmentSumDescriptor, problem: Problem) -> SegmentSumArgs:
+def _args(desc: SegmentSumDescriptor, problem: Problem) -> SegmentSumArgs:
     of_terms, of_destinations, of_output = problem.layouts
-    out = poisoned_output((problem.segments, problem.width), problem.dtype, of_output)
+    shape, rows = problem.shape, problem.segments
+    out = poisoned_output((rows, problem.width), problem.dtype, of_output)
     if problem.accumulate:
         out.copy_(row_values(f"out/{problem.name}", out.shape, problem.dtype, problem.values))
-    terms = row_values(problem.name, (*problem.shape, problem.width), problem.dtype, problem.values)
-    destinations = index_values(
-        problem.indices, problem.name, problem.shape, problem.segments, problem.index_dtype
-    )
+    terms = row_values(problem.name, (*shape, problem.width), problem.dtype, problem.values)
+    destinations = index_values(problem.indices, problem.name, shape, rows, problem.index_dtype)
     return SegmentSumArgs(
-        terms=laid_out(terms, of_terms),
-        destinations=laid_out(destinations, of_destinations),
-        out=out,
+        terms=laid_out(terms, of_terms), destinations=laid_out(destinations, of_destinations), out=out,
         accumulate=problem.accumulate,
-    )
+    )  # fmt: skip

@@ -1,6 +1,6 @@
 """The ordered sum, in Triton: without float atomics and without waiting, for any distribution of the terms.
 
-First the terms are sorted by row (``MergeSort`` or ``CountingSort``): the terms of a row are ``starts[row]``
+First the terms are sorted by row (``MergeSort``): the terms of a row are ``starts[row]``
 to ``starts[row + 1]`` in sorted order. A place is a position in that order. A row of up to 32 terms is summed
 by one program, which is assigned the row or, if there are more rows than terms, the row's first place. In the
 latter case rows without terms are filled with zeros separately. The last rows may be filled while the terms
@@ -37,7 +37,6 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_counting_sort import CountingSort, longest
 from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
@@ -323,6 +322,16 @@ def fill_rows(
     tl.store(at, tl.zeros([ROWS, COLUMNS], out.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def longest(maxima, blocks):
+    """Maximum number of places of a row; 2**31 - 1 if it is unknown, with ``blocks == 0``."""
+    most = tl.zeros([1024], tl.int32)
+    for begin in range(0, blocks, 1024):
+        number = begin + tl.arange(0, 1024)
+        most = tl.maximum(most, tl.load(maxima + number, mask=number < blocks, other=0).to(tl.int32))
+    return tl.where(blocks > 0, tl.max(most, 0), 2**31 - 1)
+
+
 @triton.jit(
     do_not_specialize=[
         "rows", "count", "length", "windows", "slot_blocks",
@@ -387,7 +396,7 @@ def sum_segments(
 
 
 class Bounds(NamedTuple):
-    """Bounds of the places of each row: STARTS or SPANS with the operand ``at``, or EVEN with ``length``.
+    """Bounds of the places of each row: STARTS or SPANS in ``bounds``, or EVEN with ``length``.
 
     ``keys`` are the rows of all places (``key_step`` 32) or of the first place of each window (``key_step``
     1). The maximum of the ``blocks`` elements of ``maxima`` is the maximum number of places of a row; it is
@@ -395,7 +404,7 @@ class Bounds(NamedTuple):
     """
 
     kind: Any
-    at: StepOperand = None
+    bounds: StepOperand = None
     length: int = 0
     keys: StepOperand = None
     key_step: int = 1
@@ -403,26 +412,21 @@ class Bounds(NamedTuple):
     blocks: int = 0
 
     @classmethod
-    def of(cls, order: MergeSort | CountingSort) -> Bounds:
+    def of(cls, order: MergeSort) -> Bounds:
         """Bounds of sorted places."""
-        if isinstance(order, MergeSort):
-            return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
-        return cls(
-            STARTS, order.starts, keys=order.keys, key_step=order.key_step,
-            maxima=order.maxima, blocks=order.blocks,
-        )  # fmt: skip
+        return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
 
 
 class Target(NamedTuple):
     """Output operand, with the sizes and strides of the loops over its rows, columns last."""
 
-    at: StepOperand
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    out: StepOperand
+    out_sizes: tuple[int, ...]
+    out_strides: tuple[int, ...]
 
     @classmethod
-    def matrix(cls, at: StepOperand, out: torch.Tensor) -> Target:
-        return cls(at, tuple(out.shape), tuple(out.stride()))
+    def matrix(cls, name: str, out: torch.Tensor) -> Target:
+        return cls(name, tuple(out.shape), tuple(out.stride()))
 
 
 class Terms(NamedTuple):
@@ -458,7 +462,7 @@ class SegmentSumSteps:
         self,
         layout: WorkspaceLayout,
         device: torch.device,
-        terms: int,
+        count: int,
         rows: int,
         columns: int,
         dtype: torch.dtype,
@@ -466,15 +470,15 @@ class SegmentSumSteps:
         by_count: bool,
         short: int = CHUNK.value,
     ) -> None:
-        self.terms, self.rows, self.columns, self.short, self.by_count = terms, rows, columns, short, by_count
+        self.count, self.rows, self.columns, self.short, self.by_count = count, rows, columns, short, by_count
         self.itemsize = dtype.itemsize
-        self.sparse = rows > terms
+        self.sparse = rows > count
         self.compute = torch.float64 if dtype == torch.float64 else torch.float32
         self.tuning = tuning = TUNING.on(device)
         half = self.sparse or columns * dtype.itemsize <= tuning.narrow_bytes
         self.tile = tuning.tile_of(columns, dtype.itemsize, tuning.tile_bytes // (2 if half else 1))
         self.tiles = -(-columns // self.tile[1])
-        self.windows = -(-terms // CHUNK.value) if longest > short else 0
+        self.windows = -(-count // CHUNK.value) if longest > short else 0
         slots = 2 * self.windows
         self.partials = layout.take(slots * columns, self.compute)
         self.counts = layout.take(slots * self.tiles if by_count else 0, torch.int32)
@@ -508,7 +512,7 @@ class SegmentSumSteps:
         slot_blocks = -(-2 * self.windows // rows)
         long_programs = min(slot_blocks, tuning.long_programs) if bounds.blocks else slot_blocks
         sparse = self.sparse and bounds.kind is SPANS
-        owned = 0 if only_long else -(-(self.terms if sparse else self.rows) // rows)
+        owned = 0 if only_long else -(-(self.count if sparse else self.rows) // rows)
         parts = tuning.parts if sparse and owned * self.tiles >= tuning.parted else 1
         short_programs = -(-owned // parts)
         fill_rows = 1
@@ -516,46 +520,16 @@ class SegmentSumSteps:
             fill_rows = min(max(tuning.fill_bytes // (columns * self.itemsize), 1), tuning.most_rows)
         fill_programs = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
         steps.add(
-            sum_segments,
-            (long_programs + short_programs + fill_programs) * self.tiles,
-            out=out.at,
-            **terms._asdict(),
-            keys=bounds.keys,
-            bounds=bounds.at,
-            maxima=bounds.maxima,
-            partials=self.partials,
-            counts=self.counts,
-            arrivals=self.arrivals,
-            rows=self.rows,
-            count=self.terms,
-            length=bounds.length,
-            windows=self.windows,
-            slot_blocks=slot_blocks,
-            long_programs=long_programs,
-            short_programs=short_programs,
+            sum_segments, (long_programs + short_programs + fill_programs) * self.tiles,
+            self, out, terms, bounds, walk,
+            slot_blocks=slot_blocks, long_programs=long_programs, short_programs=short_programs,
             fill_programs=fill_programs,
-            blocks=bounds.blocks,
-            columns=self.columns,
-            tiles=self.tiles,
-            out_sizes=out.sizes,
-            out_strides=out.strides,
-            **walk._asdict(),
-            TERM=term,
-            BOUNDS=bounds.kind,
-            KEY_STEP=bounds.key_step,
-            SHORT=self.short,
-            SPARSE=sparse,
-            ACCUMULATE=accumulate,
-            EVERY_ROW=every_row,
-            BY_COUNT=self.by_count,
+            TERM=term, BOUNDS=bounds.kind, KEY_STEP=bounds.key_step, SHORT=self.short, SPARSE=sparse,
+            ACCUMULATE=accumulate, EVERY_ROW=every_row, BY_COUNT=self.by_count,
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
-            ROWS=rows,
-            COLUMNS=columns,
-            PARTS=parts,
-            FILL_ROWS=fill_rows,
-            UNROLL=tuning.unroll,
+            ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
             num_warps=tuning.warps,
-        )
+        )  # fmt: skip
 
 
 def add_clear(steps: Steps, counts: Region, lanes: int) -> None:

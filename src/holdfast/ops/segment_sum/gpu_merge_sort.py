@@ -13,6 +13,7 @@ Sorting is bound by latency, so the same launches also zero memory that later ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
-from holdfast.backends.tuning import Tuned
+from holdfast.backends.tuning import Tuned, constants_of
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
@@ -221,14 +222,6 @@ def find_spans(
         store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "step"])
-def find_starts(starts, keys, count, rows, step, TILE: tl.constexpr):
-    """Store where each row begins in the sorted keys; the last entry is the end of the last row."""
-    follow()
-    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    tl.store(starts + row, lower_bound(keys, row, count, step), mask=row <= rows)
-
-
 def power_below(count: int) -> int:
     """Largest power of two up to ``count``; 0 for 0."""
     return 1 << (count.bit_length() - 1) if count > 0 else 0
@@ -319,75 +312,41 @@ class MergeSort:
         """
         count, tuning, zero_tile = self.count, self.tuning, self.tuning.zero_tile
         fill = fill or ZeroFill(self.keys, 0, 0, 1)
-        index_parameters: dict[str, Any] = {
+        loaded = {
             "indices": indices,
-            "count": count,
-            "rows": self.rows,
             "padding": padding,
             "sizes": (*walk.sizes, 1),
             "strides": (*walk.strides[0], 0),
         }
         if self.merges:
-            fill = self._add_merges(steps, index_parameters, fill)
+            fill = self._add_merges(steps, loaded, fill)
         else:
             programs = -(-count // tuning.lanes)
             steps.add(
-                load_rows_and_zero,
-                programs + -(-self.spans.count // zero_tile),
-                keys=self.words[0],
-                spans=self.spans,
-                **index_parameters,
-                programs=programs,
-                span_count=self.spans.count,
-                TILE=tuning.lanes,
-                ZERO_TILE=zero_tile,
-                num_warps=tuning.warps,
-            )
+                load_rows_and_zero, programs + -(-self.spans.count // zero_tile), self, loaded,
+                keys=self.words[0], programs=programs, span_count=self.spans.count,
+                TILE=tuning.lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
+            )  # fmt: skip
             steps.call(sort, self.words[0], self.keys, self.places)
         if count:
             programs = -(-max(count, counters.count) // tuning.span_lanes)
             steps.add(
-                find_spans,
-                programs + -(-fill.elements // zero_tile),
-                spans=self.spans,
-                counters=counters,
-                keys=self.keys,
-                **fill.parameters,
-                count=count,
-                rows=self.rows,
-                counter_count=counters.count,
-                programs=programs,
-                TILE=tuning.span_lanes,
-                ZERO_TILE=zero_tile,
-                num_warps=tuning.warps,
-            )
+                find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters,
+                counters=counters, counter_count=counters.count, programs=programs,
+                TILE=tuning.span_lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
+            )  # fmt: skip
 
-    def _add_merges(self, steps: Steps, index_parameters: dict[str, Any], fill: ZeroFill) -> ZeroFill:
+    def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill) -> ZeroFill:
         """Add the launches that sort blocks and merge them. Returns the memory still to be zeroed."""
         count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
         programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
         now, fill = fill.split(tuning.pass_bytes)
         steps.add(
-            sort_blocks,
-            programs + span_programs + -(-now.elements // zero_tile),
-            words=(*self.words, self.keys)[0],
-            keys=self.keys,
-            places=self.places,
-            spans=self.spans,
-            **now.parameters,
-            **index_parameters,
-            shift=self.shift,
-            programs=programs,
-            span_programs=span_programs,
-            span_count=self.spans.count,
-            WORD=self.word,
-            BLOCK=tuning.block,
-            TILE=tuning.tile,
-            SIDE=tuning.side,
-            LAST=not ways,
-            ZERO_TILE=zero_tile,
-            num_warps=tuning.warps,
-        )
+            sort_blocks, programs + span_programs + -(-now.elements // zero_tile),
+            self, now.parameters, loaded, constants_of(tuning),
+            words=(*self.words, self.keys)[0], programs=programs, span_programs=span_programs,
+            span_count=self.spans.count, WORD=self.word, LAST=not ways, num_warps=tuning.warps,
+        )  # fmt: skip
         run = tuning.block
         for number, way in enumerate(ways):
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
@@ -395,22 +354,9 @@ class MergeSort:
             programs = -(-count // tile)
             now, fill = fill.split(tuning.pass_bytes)
             steps.add(
-                merge_runs,
-                programs + -(-now.elements // zero_tile),
-                merged=target,
-                keys=self.keys,
-                places=self.places,
-                words=source,
-                **now.parameters,
-                count=count,
-                run=run,
-                shift=self.shift,
-                programs=programs,
-                TILE=tile,
-                WAYS=way,
-                LAST=number == len(ways) - 1,
-                ZERO_TILE=zero_tile,
-                num_warps=tuning.warps,
-            )
+                merge_runs, programs + -(-now.elements // zero_tile), self, now.parameters,
+                merged=target, words=source, run=run, programs=programs, TILE=tile, WAYS=way,
+                LAST=number == len(ways) - 1, ZERO_TILE=zero_tile, num_warps=tuning.warps,
+            )  # fmt: skip
             run *= way
         return fill

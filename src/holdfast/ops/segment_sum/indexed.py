@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.contract import error_in_ulp
 from holdfast.core.declaration import Output, arguments
-from holdfast.core.descriptor import Descriptor
+from holdfast.core.descriptor import Descriptor, Expected
 from holdfast.core.device_errors import reported
 from holdfast.core.dtypes import Float
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
@@ -81,6 +81,22 @@ class IndexedDescriptor(Descriptor):
                 f"shape {self.shape} has {self.count} indices; at most {LIMIT - 1} are accepted. "
                 "Split them into several calls."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDescriptor(IndexedDescriptor):
+    """Indices into a table of shape (num_embeddings, embedding_dim)."""
+
+    num_embeddings: int
+    embedding_dim: int
+
+    sizes = ("num_embeddings", "embedding_dim")
+
+    def expected(self, name: str) -> Expected | None:
+        if name == "indices":
+            return self.shape, self.index_dtype
+        rows = (self.num_embeddings,) if name in ("weight", "dweight") else self.shape
+        return (*rows, self.embedding_dim), self.dtype
 
 
 def validate_padding(padding_idx: int | None, rows: int) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from holdfast.core.dtypes import Float
 from holdfast.core.mutant import Mutant, instead_of
-from holdfast.numerics.reference import Array, accumulated, narrow_bfloat16, store
+from holdfast.numerics.reference import Array, narrow_bfloat16, store_gradient
 from holdfast.ops.segment_sum.indexed import CHUNK
 from holdfast.ops.segment_sum.reference import ordered_sum, sources_of
 
@@ -19,19 +19,17 @@ _SUMS = ("segment_sum forward", "embedding backward")
 
 def in_one_go(terms: Array) -> Array:
     """One sequential sum without chunks."""
-    with np.errstate(all="ignore"):
-        total = np.zeros(terms.shape[1:], terms.dtype)
-        for term in terms:
-            total = total + term
-        return total
+    total = np.zeros(terms.shape[1:], terms.dtype)
+    for term in terms:
+        total = total + term
+    return total
 
 
 def _chunks_of_half(terms: Array) -> Array:
-    with np.errstate(all="ignore"):
-        while len(terms) > 1:
-            begins = range(0, len(terms), CHUNK // 2)
-            terms = np.stack([in_one_go(terms[begin : begin + CHUNK // 2]) for begin in begins])
-        return in_one_go(terms)
+    while len(terms) > 1:
+        begins = range(0, len(terms), CHUNK // 2)
+        terms = np.stack([in_one_go(terms[begin : begin + CHUNK // 2]) for begin in begins])
+    return in_one_go(terms)
 
 
 def backwards(terms: Array) -> Array:
@@ -44,12 +42,11 @@ def _from_the_first(terms: Array) -> Array:
 
 
 def _in_bfloat16(terms: Array) -> Array:
-    with np.errstate(all="ignore"):
-        total = np.zeros(terms.shape[1:], np.float32)
-        for term in terms:
-            bits = narrow_bfloat16((total + term).astype(np.float32)).astype(np.uint32)
-            total = (bits << np.uint32(16)).view(np.float32)
-        return total.astype(terms.dtype)
+    total = np.zeros(terms.shape[1:], np.float32)
+    for term in terms:
+        bits = narrow_bfloat16((total + term).astype(np.float32)).astype(np.uint32)
+        total = (bits << np.uint32(16)).view(np.float32)
+    return total.astype(terms.dtype)
 
 
 # Which terms are added, and to what.
@@ -63,16 +60,14 @@ def a_lost_duplicate(destinations: Array, segments: int) -> dict[int, Array]:
 
 def _from_the_end(destinations: Array, segments: int) -> dict[int, Array]:
     """A negative index that counts from the end, as in Python."""
-    wrapped = np.where(
-        (destinations < 0) & (destinations >= -segments), destinations + segments, destinations
-    )
-    return sources_of(wrapped, segments)
+    negative = (destinations < 0) & (destinations >= -segments)
+    return sources_of(np.where(negative, destinations + segments, destinations), segments)
 
 
 def _never_zeroed(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, compute: Float) -> None:
     """Rows without terms keep their old values."""
     for row, total in sums.items():
-        store(out[row], accumulated(out[row], total, compute) if accumulate else total)
+        store_gradient(out[row], total, accumulate, compute)
 
 
 MUTANTS = (

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 
 from holdfast.core.dtypes import Float
-from holdfast.core.plan import Launch
-from holdfast.numerics.reference import Array, accumulated, store, widen
-from holdfast.ops.segment_sum.indexed import CHUNK, BadIndex, IndexedKernel
+from holdfast.numerics.reference import Array, ReferenceKernel, store_gradient, widen
+from holdfast.ops.segment_sum.indexed import CHUNK, BadIndex
 from holdfast.ops.segment_sum.plan import SegmentSumArgs, SegmentSumDescriptor
 
 
@@ -51,19 +50,15 @@ def store_rows(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, comp
     if not accumulate:
         out.zero_()
     for row, total in sums.items():
-        store(out[row], accumulated(out[row], total, compute) if accumulate else total)
+        store_gradient(out[row], total, accumulate, compute)
 
 
-class SegmentSum(IndexedKernel[SegmentSumDescriptor]):
+class SegmentSum(ReferenceKernel[SegmentSumDescriptor]):
     """``ordered_sum`` of each segment."""
 
-    def prepare(self, args: SegmentSumArgs) -> Launch[SegmentSumArgs]:
+    def run(self, args: SegmentSumArgs) -> None:
         desc = self.desc
-
-        def launch(stream: object, workspace: object, args: SegmentSumArgs, addresses: object) -> None:
-            terms = widen(args.terms, desc.compute).reshape(desc.count, desc.width)
-            sources = sources_of(args.destinations.numpy().reshape(-1), desc.segments)
-            sums = {row: ordered_sum(terms[places]) for row, places in sources.items()}
-            store_rows(args.out, sums, args.accumulate, desc.compute)
-
-        return launch
+        terms = widen(args.terms, desc.compute).reshape(desc.count, desc.width)
+        sources = sources_of(args.destinations.numpy().reshape(-1), desc.segments)
+        sums = {row: ordered_sum(terms[places]) for row, places in sources.items()}
+        store_rows(args.out, sums, args.accumulate, desc.compute)

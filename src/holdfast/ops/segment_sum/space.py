@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 
-from holdfast.core.case import Case
-from holdfast.core.draw import Draw
+from holdfast.core.draw import Draw, Results
 from holdfast.core.dtypes import FLOATS
-from holdfast.core.plan import Plan
-from holdfast.ops.segment_sum import cases
+from holdfast.core.plan import AnyPlan
 from holdfast.ops.segment_sum.cases import Problem
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
 
@@ -29,15 +27,12 @@ def draw_table(draw: Draw, shape: tuple[int, ...]) -> dict[str, Any]:
     columns = draw.size(max(draw.budget // max(torch.Size(shape).numel(), 1), 1))
     rows = draw.size(max(draw.budget // max(columns, 1), 1))
     return {
-        "rows": rows,
-        "columns": columns,
-        "dtype": draw.kind(_REALS),
-        "index_dtype": draw.kind(INDEX_DTYPES),
+        "rows": rows, "columns": columns, "dtype": draw.kind(_REALS), "index_dtype": draw.kind(INDEX_DTYPES),
         "values": draw.one_of(_VALUES, [5, 1, 1, 2, 1]),
-    }
+    }  # fmt: skip
 
 
-def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
+def draw(plan: AnyPlan, draw: Draw) -> Problem:
     shape = draw.shape()
     fields = draw_table(draw, shape)
     rows, columns = fields.pop("rows"), fields.pop("columns")
@@ -45,11 +40,5 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     return Problem(draw.label, shape, rows, columns, spread, accumulate=draw.chance(4), **fields)
 
 
-def case(plan: type[Plan[Any, Any]], problem: Problem) -> Case:
-    return cases.case(problem)
-
-
-def public(
-    plan: type[Plan[Any, Any]], problem: Problem, desc: Any, args: Any
-) -> dict[str, torch.Tensor] | None:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     return None  # public only through embedding and embedding_bag

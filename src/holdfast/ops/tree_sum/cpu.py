@@ -314,10 +314,8 @@ def store(walk, operand, first, segments, begin, count, run, accumulate, like):
     if run == place:
         return
     if accumulate:
-        fresh, old = (
-            pointer(run, like),
-            pointer(load(walk, operand, first, segments, begin, count, like), like),
-        )
+        fresh = pointer(run, like)
+        old = pointer(load(walk, operand, first, segments, begin, count, like), like)
         for i in range(segments * count):
             fresh[i] = old[i] + fresh[i]
     raw = place if place != 0 else scratch + 2 * operand * RUN
@@ -376,10 +374,8 @@ def store_row(walk, operand, first, segments, element, run, accumulate, like):
     if run == place:
         return
     if accumulate:
-        fresh, old = (
-            pointer(run, like),
-            pointer(load_row(walk, operand, first, segments, element, like), like),
-        )
+        fresh = pointer(run, like)
+        old = pointer(load_row(walk, operand, first, segments, element, like), like)
         for c in range(segments):
             fresh[c] = old[c] + fresh[c]
     if kind == kind & ITEM_SIZE:

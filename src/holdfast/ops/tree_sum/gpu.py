@@ -20,6 +20,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import double_bits, loop_offsets
 from holdfast.backends.steps import StepOperand, Steps
+from holdfast.backends.tuning import Tuned, constants_of, warps_for
 from holdfast.core.dtypes import Float
 from holdfast.core.granularity import ScaleView
 from holdfast.core.segments import Segments, segment_length, segments_in_order
@@ -31,16 +32,26 @@ from holdfast.ops.tree_sum.blocks import blocks_of
 LANES = tl.constexpr(block_sizes.LANES)
 BLOCK = tl.constexpr(block_sizes.BLOCK)
 
-#: Elements of a tile, its bytes if blocks have a single row, and the maximum number of warps.
-TILE = 1024
-SINGLE_TILE_BYTES = 2048
-WARPS = 4
 #: Pipeline stages of the loop over rows.
 STAGES = tl.constexpr(4)
-#: Contiguous bytes that a tile reads where segments are side by side.
-COLUMN_BYTES = 256
-#: Sums per tile of a further level.
-SUMS = 1024
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of the tree sum."""
+
+    #: Elements of a tile, and its bytes if blocks have a single row.
+    tile: int = 1024
+    single_tile_bytes: int = 2048
+    #: Contiguous bytes that a tile reads where segments are side by side.
+    column_bytes: int = 256
+    #: Sums per tile of a further level.
+    sums: int = 1024
+    #: Maximum number of warps of a program.
+    warps: int = 4
+
+
+TUNING = Tuned(gpu=Tuning())
 
 
 @triton.jit
@@ -151,36 +162,30 @@ class Tile:
     rows: int
     tiles: int
     programs: int
+    warps: int
     even: bool
 
-    @property
-    def warps(self) -> int:
-        return _warps(self.segments * self.blocks * self.width)
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The kernel's constexpr parameters."""
-        return {
-            "EVEN": self.even,
-            "SPLITS": self.splits,
-            "SEGMENTS": self.segments,
-            "BLOCKS": self.blocks,
-            "WIDTH": self.width,
-            "ROWS": self.rows,
-        }
+def first_level(segments: Segments, tile: Tile) -> dict[str, Any]:
+    """The parameters of a first-level kernel that follow from its segments and its tile."""
+    return constants_of(tile) | {
+        "segments": segments.count, "blocks": blocks_of(segments.length), "tiles": tile.tiles,
+        "extent": (segments.length,), "over": segments.over.sizes, "within": segments.within.sizes,
+        "INDEX": index_type(segments),
+    }  # fmt: skip
 
 
-def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:
+def tile_of(segments: Segments, itemsize: int, splits: int, tuning: Tuning) -> Tile:
     """The tile for ``segments`` of elements of ``itemsize`` bytes, in at most ``splits`` splits.
 
     Rows are segments or blocks, whichever leaves fewer empty. Where segments are side by side in memory, a
-    tile covers COLUMN_BYTES of them, and as many lanes as fit.
+    tile covers ``column_bytes`` of them, and as many lanes as fit.
     """
     count, length = segments.count, segments.length
     blocks, lanes, rows = _block(length)
-    elements = SINGLE_TILE_BYTES // itemsize if rows == 1 else TILE
+    elements = tuning.single_tile_bytes // itemsize if rows == 1 else tuning.tile
     if segments.over.strides[0][-1] == 1 and segments.within.strides[0][-1] != 1:
-        columns = min(triton.next_power_of_2(segments.over.sizes[-1]), COLUMN_BYTES // itemsize)
+        columns = min(triton.next_power_of_2(segments.over.sizes[-1]), tuning.column_bytes // itemsize)
         width = max(min(lanes, elements // columns), lanes // splits)
         by_segment, by_block = min(columns, elements // width), 1
     else:
@@ -193,13 +198,16 @@ def tile_of(segments: Segments, itemsize: int, splits: int) -> Tile:
     tiles = -(-blocks // by_block) if by_block > 1 else -(-count // by_segment)
     programs = tiles * (lanes // width) * (count if by_block > 1 else blocks)
     even = count % by_segment == 0 and length == blocks * rows * lanes and blocks % by_block == 0
-    return Tile(by_segment, by_block, lanes // width, width, rows, tiles, programs, even)
+    warps = warps_for(by_segment * by_block * width, tuning.warps)
+    return Tile(by_segment, by_block, lanes // width, width, rows, tiles, programs, warps, even)
 
 
-def splits_of(view: ScaleView, shape: tuple[int, ...], itemsize: int) -> int:
+def splits_of(view: ScaleView, shape: tuple[int, ...], itemsize: int, tuning: Tuning) -> int:
     """Maximum number of splits: the number for contiguous tensors. A single row of lanes is not split."""
     found = segments_in_order(view, (torch.empty(shape, device="meta"),), ())
-    return 1 if found.length <= block_sizes.LANES else tile_of(found, itemsize, block_sizes.LANES).splits
+    if found.length <= block_sizes.LANES:
+        return 1
+    return tile_of(found, itemsize, block_sizes.LANES, tuning).splits
 
 
 def _block(length: int) -> tuple[int, int, int]:
@@ -211,10 +219,6 @@ def _block(length: int) -> tuple[int, int, int]:
 def _filled(count: int, size: int) -> float:
     """Average number of used rows per tile, if ``count`` rows are cut into tiles of ``size``."""
     return count / -(-count // size) if count else 0.0
-
-
-def _warps(elements: int) -> int:
-    return max(1, min(WARPS, elements // 256))
 
 
 def index_type(segments: Segments) -> tl.dtype:
@@ -259,6 +263,7 @@ def add_further_levels(
     sums: Sequence[Sequence[Region]],
     outputs: Sequence[str],
     strides: Sequence[tuple[int, ...]],
+    tuning: Tuning,
     *,
     factor: float,
     floor: float | None = None,
@@ -272,33 +277,16 @@ def add_further_levels(
     for k, (left, splits) in enumerate(further):
         final = k == len(further) - 1
         blocks, lanes, rows = _block(left)
-        taken = max(1, min(SUMS // (lanes * splits), triton.next_power_of_2(segments.count)))
+        taken = max(1, min(tuning.sums // (lanes * splits), triton.next_power_of_2(segments.count)))
         tiles = -(-segments.count // taken)
         to: Sequence[StepOperand] = outputs if final else sums[k + 1]
         steps.add(
-            add_sums,
-            tiles * blocks,
-            first_out=to[0],
-            second_out=to[-1],
-            first=sums[k][0],
-            second=sums[k][-1],
-            factor_bits=double_bits(factor),
-            floor_bits=double_bits(floor or 0.0),
-            segments=segments.count,
-            blocks=blocks,
-            length=left,
-            tiles=tiles,
-            over=segments.over.sizes,
-            first_over=strides[0],
-            second_over=strides[-1],
-            TWO=len(outputs) > 1,
-            FINAL=final,
-            ACCUMULATE=accumulate,
-            FLOOR=floor is not None,
-            SPLITS=splits,
-            SEGMENTS=taken,
-            WIDTH=lanes,
-            ROWS=rows,
-            INDEX=index_type(segments),
-            num_warps=_warps(taken * lanes * splits),
-        )
+            add_sums, tiles * blocks,
+            first_out=to[0], second_out=to[-1], first=sums[k][0], second=sums[k][-1],
+            factor_bits=double_bits(factor), floor_bits=double_bits(floor or 0.0),
+            segments=segments.count, blocks=blocks, length=left, tiles=tiles, over=segments.over.sizes,
+            first_over=strides[0], second_over=strides[-1],
+            TWO=len(outputs) > 1, FINAL=final, ACCUMULATE=accumulate, FLOOR=floor is not None,
+            SPLITS=splits, SEGMENTS=taken, WIDTH=lanes, ROWS=rows, INDEX=index_type(segments),
+            num_warps=warps_for(taken * lanes * splits, tuning.warps),
+        )  # fmt: skip

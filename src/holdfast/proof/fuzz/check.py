@@ -19,7 +19,7 @@ from holdfast.backends.scratch import guarded
 from holdfast.core.bits import canonical, mismatch
 from holdfast.core.contract import PlanPreference
 from holdfast.core.device_errors import check_errors
-from holdfast.core.draw import Space, space_of
+from holdfast.core.draw import Space, case_of, space_of
 from holdfast.core.errors import HoldfastError, Unsupported
 from holdfast.core.plan import AnyPlan, Args, Plan
 from holdfast.core.stream import NO_WORKSPACE, Stream, Workspace
@@ -97,7 +97,7 @@ def check_problem(
 
 def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> None:
     space = space_of(plan)
-    desc: Any = space.case(plan, drawn.problem).descriptor
+    desc: Any = case_of(plan, drawn.problem).descriptor
     if type(desc).from_json(desc.to_json()) != desc:
         raise Differs("descriptor", "it does not come back from its JSON form")
     reference = _selected(plan, desc, "reference", "cpu")

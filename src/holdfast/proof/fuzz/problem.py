@@ -16,7 +16,7 @@ import torch
 
 from holdfast.core.case import laid_out, operands_of
 from holdfast.core.descriptor import encoded
-from holdfast.core.draw import Draw, space_of
+from holdfast.core.draw import Draw, case_of, space_of
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import HoldfastError, InvalidArgs, InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
@@ -49,13 +49,10 @@ class Drawn:
     def to_json(self) -> str:
         pairs = [(f.name, getattr(self.other, f.name)) for f in fields(self.other)]
         found: dict[str, Any] = {
-            "problem": _changed(self.problem),
-            "layouts": self.layouts,
+            "problem": _changed(self.problem), "layouts": self.layouts,
             "other": {n: encoded(v) for n, v in pairs if v != getattr(self.problem, n)},
-            "other_layouts": self.other_layouts,
-            "limit": self.limit,
-            "broken": self.broken,
-        }
+            "other_layouts": self.other_layouts, "limit": self.limit, "broken": self.broken,
+        }  # fmt: skip
         return json.dumps({name: value for name, value in found.items() if value not in ({}, None)})
 
     @classmethod
@@ -74,8 +71,7 @@ class Drawn:
 
     def args(self, plan: AnyPlan) -> tuple[Args, Args]:
         """The args of ``problem`` and of ``other``, each operand in its layout."""
-        space = space_of(plan)
-        first, second = (space.case(plan, problem).make() for problem in (self.problem, self.other))
+        first, second = (case_of(plan, problem).make() for problem in (self.problem, self.other))
         return _laid_out(first, self.layouts), _laid_out(second, self.other_layouts)
 
 
@@ -106,7 +102,7 @@ def draw_problem(plan: AnyPlan, theme: str, number: int, budget: int) -> Drawn:
         draw = Draw(kinds, number + again * THEME, budget)
         problem = space.draw(plan, draw)
         try:
-            space.case(plan, problem).descriptor.validate()
+            case_of(plan, problem).descriptor.validate()
         except InvalidDescriptor:
             continue
         second = space.draw(plan, Draw(kinds, -1 - number - again * THEME, budget))

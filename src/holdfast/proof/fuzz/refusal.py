@@ -17,12 +17,12 @@ from holdfast.proof.conformance import copy_args, first_mismatch
 def refused_everywhere(plans: Sequence[Plan[Any, Any]], args: Args, number: int) -> str:
     """Check that ``plans``, all on the CPU, refuse mistake ``number``. Returns what is wrong, or ''."""
     names = [name for name, value in operands_of(args).items() if isinstance(value, torch.Tensor)]
-    name, mistake = names[number % len(names)], MISTAKES[number // len(names) % len(MISTAKES)]
-    broken = mistake(getattr(args, name))
+    name, mistake = names[number % len(names)], list(MISTAKES)[number // len(names) % len(MISTAKES)]
+    broken = MISTAKES[mistake](getattr(args, name))
     if broken is None:
         return ""
     sentences = {made.backend: _sentence(made, args, name, broken) for made in plans}
-    what = f"{name} {mistake.__name__.strip('_').replace('_', ' ')}"
+    what = f"{name} {mistake}"
     for backend, (sentence, written) in sentences.items():
         if not sentence:
             return f"{what}: {backend} did not refuse it"
@@ -47,22 +47,6 @@ def _sentence(made: Plan[Any, Any], args: Args, name: str, broken: Any) -> tuple
     return sentence, first_mismatch(args, given, skip=(name,))
 
 
-def _of_another_dtype(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex64)
-
-
-def _with_one_more_axis(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.unsqueeze(0).expand(2, *tensor.shape)
-
-
-def _as_a_list(tensor: torch.Tensor) -> Any:
-    return ["a", "list"]
-
-
-def _on_no_device(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("meta")
-
-
 def _sparse(tensor: torch.Tensor) -> torch.Tensor | None:
     real = tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1  # torch has no sparse codes
     return tensor.to_sparse() if tensor.dim() and real else None
@@ -74,12 +58,12 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     return freed if tensor.numel() else None
 
 
-#: Functions that return an invalid version of a tensor, or None if it would be valid.
-MISTAKES: tuple[Callable[[torch.Tensor], Any], ...] = (
-    _of_another_dtype,
-    _with_one_more_axis,
-    _as_a_list,
-    _on_no_device,
-    _sparse,
-    _without_memory,
-)
+#: Functions that return an invalid version of a tensor, or None if it would be valid, by what they change.
+MISTAKES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "of another dtype": lambda tensor: tensor.to(torch.complex64),
+    "with one more axis": lambda tensor: tensor.unsqueeze(0).expand(2, *tensor.shape),
+    "as a list": lambda tensor: ["a", "list"],
+    "on no device": lambda tensor: tensor.to("meta"),
+    "sparse": _sparse,
+    "without memory": _without_memory,
+}

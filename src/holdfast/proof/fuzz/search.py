@@ -51,17 +51,13 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "passed": self.passed,
-            "numerics_version": NUMERICS_VERSION,
+            "passed": self.passed, "numerics_version": NUMERICS_VERSION,
             "machine": asdict(Machine.here(holdfast=__version__)),
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "seed": self.seed,
-            "seconds": round(self.seconds, 1),
-            "interpreted": self.interpreted,
-            "problems": self.count,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "seed": self.seed,
+            "seconds": round(self.seconds, 1), "interpreted": self.interpreted, "problems": self.count,
             "by_plan": dict(sorted(self.problems.items())),
             "differences": [f"{finding}. Repeat it: {finding.command}" for finding in self.findings],
-        }
+        }  # fmt: skip
 
 
 def fuzz_plan(name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False) -> list[Finding]:

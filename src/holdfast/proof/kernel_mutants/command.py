@@ -49,12 +49,9 @@ def mutants(
     show(done, seconds, console)
     if json_file is not None:
         found = {
-            "passed": passed,
-            "numerics_version": NUMERICS_VERSION,
-            "torch": torch.__version__,
-            "seconds": seconds,
-            "trials": [asdict(trial) for trial in done],
-        }
+            "passed": passed, "numerics_version": NUMERICS_VERSION, "torch": torch.__version__,
+            "seconds": seconds, "trials": [asdict(trial) for trial in done],
+        }  # fmt: skip
         write_json(json_file, found)
     if not passed:
         raise typer.Exit(1)

@@ -1,0 +1,152 @@
+"""Numba: rows that are segments, for kernels that compute scales and use them in one pass over memory."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import jit, pointer
+from holdfast.core.dtypes import Float
+from holdfast.core.plan import Args, Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import Space, contiguous_strides
+from holdfast.numerics.cpu import FLOAT32, zero
+from holdfast.ops.affine import cpu as affine
+from holdfast.ops.affine.cpu import TILE
+from holdfast.ops.affine.plan import AffineKernel, affine_space
+from holdfast.ops.choose_scale.cpu import (
+    AFFINE,
+    SYMMETRIC,
+    Observer,
+    fold,
+    kernel_constants,
+    range_of,
+    scale_of_range,
+    zero_bits,
+    zero_point_of_range,
+)
+from holdfast.ops.choose_scale.plan import ChooseScaleArgs, FromDataDescriptor
+
+
+@jit
+def row_scale(x, columns, row, results, mask, lowest, highest, floor):
+    """Compute and store the scale and the zero point of a row that is a segment. ``x`` is its address.
+
+    ``results`` is the addresses of the scales and the zero points, SYMMETRIC or AFFINE, and the bytes of the
+    compute type.
+    """
+    scales, zero_points, result, _ = results
+    both = result == AFFINE or lowest != -highest
+    above, below = fold(x, 1, columns, mask, both, zero_bits(mask), zero_bits(mask))
+    low, high = range_of(above, below, FLOAT32)
+    s = scale_of_range(low, high, lowest, highest, floor, result == SYMMETRIC)
+    z = zero(s)
+    pointer(scales, s)[row] = s
+    if result == AFFINE:
+        z = zero_point_of_range(low, s, lowest, highest)
+        pointer(zero_points, np.int32)[row] = np.int32(z)
+    return s, z
+
+
+def rows_are_segments(desc: FromDataDescriptor, space: Space) -> bool:
+    """Whether each row is a segment that fits in a tile, and the scales are in the order of the rows."""
+    rows = space.sizes[:-1]
+    adjacent = all(strides[-1] <= 1 for strides in space.strides[:2]) or space.rows == 1
+    in_order = (*contiguous_strides(rows), 0)
+    return (
+        adjacent
+        and 0 < space.columns <= TILE
+        and space.rows == desc.view.scale_count
+        and all(not any(strides) or strides == in_order for strides in space.strides[2:])
+        and (space.rows == 1 or space.strides[2] == in_order)
+    )
+
+
+D = TypeVar("D", bound=FromDataDescriptor)
+
+
+class RowKernel(AffineKernel[D]):
+    """Scales and results in one pass if every row is a segment, else choose_scale and the kernel ``second``.
+
+    ``output`` names the output. ``second_args`` are the args of ``second``: output, x, scale, zero point.
+    """
+
+    output: str
+    second: Any
+    second_args: type[Args]
+    streamed = False
+
+    def __init__(self, desc: D, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.result = SYMMETRIC if desc.symmetric else AFFINE
+        self.ends = desc.ends(*desc.code_range)
+        self.observer = Observer(desc, self.result, self.ends)
+        self.set_workspace(self.observer.layout)
+
+    @property
+    def entry(self) -> Any:
+        """The kernel over rows, or None if there is none for these codes."""
+        raise NotImplementedError
+
+    def compile(self) -> None:
+        if self.entry is not None:
+            _compile(self.entry, self.desc.real.compute)
+
+    def prepare(self, args: Any) -> Launch[Any]:
+        desc, compute, written = self.desc, self.desc.real.compute, getattr(args, self.output)
+        packed = 0 if desc.per_byte > 1 else None
+        space = affine_space(desc, (written, args.x), (args.scale, args.zero_point), packed=packed)
+        if self.entry is None or not rows_are_segments(desc, space):
+            return self._in_two_passes(args)
+        self.compile()
+        entry, item, result = self.entry, compute.bits // 8, self.result
+        bounds, rule = affine.compute_scalars(compute, *desc.code_range), kernel_constants(item, *self.ends)
+        of_tensors = Space(space.sizes, space.strides[:2])
+
+        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+            affine.launch(
+                entry,
+                (getattr(args, self.output), args.x),
+                *bounds,
+                (addresses[1], addresses[2], result, item),
+                *rule,
+                space=of_tensors,
+                inputs=1,
+                compute=compute,
+                packed=0,
+                per_byte=desc.per_byte,
+                streamed=self.streamed,
+            )
+
+        return launch
+
+    def _in_two_passes(self, args: Any) -> Launch[Any]:
+        choose = self.observer.prepare(args.scale, args.zero_point, args.x)
+        second = None
+        if prod(self.desc.shape):
+            second = self.second(self.desc, self.device).prepare(self._second_args(args))
+
+        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+            out, scale, zero_point, x = addresses
+            chosen = ChooseScaleArgs(x=args.x, scale=args.scale, zero_point=args.zero_point)
+            choose(stream, workspace, chosen, (scale, zero_point, x))
+            if second is not None:
+                second(stream, workspace, self._second_args(args), (out, x, scale, zero_point))
+
+        return launch
+
+    def _second_args(self, args: Any) -> Any:
+        operands = {name: getattr(args, name) for name in (self.output, "x", "scale", "zero_point")}
+        return self.second_args(**operands)
+
+
+@cache
+def _compile(entry: Any, compute: Float) -> None:
+    item = compute.bits // 8
+    affine.compile_for(entry, compute, (0, 0, SYMMETRIC, item), *kernel_constants(item, -1, 1))

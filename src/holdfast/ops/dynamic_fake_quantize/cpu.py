@@ -1,0 +1,128 @@
+"""dynamic_fake_quantize in Numba.
+
+If every row is a segment, one kernel computes the scale and the result of each row and reads it from memory
+once. Other layouts take two passes: the kernels of choose_scale and of fake_quantize. The backward is that of
+fake_quantize. If the scale covers the data, it need not read x.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.extending import overload
+
+from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
+from holdfast.numerics.cpu import zero
+from holdfast.ops.affine.cpu import finish, flush, load, store, streamed_item, window
+from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_scale
+from holdfast.ops.dynamic_fake_quantize.plan import (
+    DynamicFakeQuantizeBackwardDescriptor,
+    DynamicFakeQuantizeDescriptor,
+)
+from holdfast.ops.fake_quantize.cpu import ROUNDINGS, FakeQuantize, FakeQuantizeBackward
+from holdfast.ops.fake_quantize.plan import FakeQuantizeArgs
+
+
+def _row_tiles(kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
+    """Scales and results of rows for codes of ``kind``, a literal, over the tiles first to last."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(_row_tiles, prefer_literal=True)
+def _implement_row_tiles(
+    kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
+):
+    rounded = ROUNDINGS[kind.literal_value]
+
+    def over_tiles(kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
+        item, streams = results[3], streamed_item(walk) > 0
+        for tile in range(first, last):
+            count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
+            row, _, rows, columns = window(walk[0], tile)
+            x, y = pointer(runs[1], q_min), pointer(walk[2] if streams else runs[0], q_min)
+            for r in range(rows):
+                begin = r * columns
+                at = runs[1] + begin * item
+                s, z = row_scale(at, columns, row + r, results, mask, lowest, highest, floor)
+                for i in range(begin, begin + columns):
+                    y[i] = rounded(x[i], s, z, q_min, q_max)
+            flush(walk, runs, (runs[1] + count * item,), 0, count)
+            store(walk, tile, q_min)
+        finish(walk)
+
+    return over_tiles
+
+
+@kernel
+def _dynamic_fake_quantize(first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
+    _row_tiles(
+        "integer", first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
+    )  # fmt: skip
+
+
+@kernel
+def _dynamic_fake_quantize_e4m3fn(
+    first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
+):
+    _row_tiles(
+        "float8_e4m3fn", first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
+    )
+
+
+@jit
+def covered(dy, x, s):
+    """dy where the scale is finite, or the scale is infinite and x is finite."""
+    infinite = np.float32(np.inf)
+    return dy if (abs(s) < infinite) | ((s == s) & (abs(x) < infinite)) else zero(dy)
+
+
+@kernel
+def _covered_backward(first, last, walk, shared, q_min, q_max, accumulate):
+    """dx = dy where the scale is finite. Only if a scale of a tile is not finite, the tile reads x."""
+    item = streamed_item(walk)
+    for tile in range(first, last):
+        count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
+        dy, x, scale = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
+        infinite_scales = 0
+        for i in range(1 if shared else count):
+            infinite_scales += 0 if abs(scale[i]) < np.float32(np.inf) else 1
+        for begin in range(0, count, BLOCK):
+            end = min(begin + BLOCK, count)
+            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+            if item == 0:
+                prefetch(dy, begin)
+            if infinite_scales > 0:
+                for i in range(begin, end):
+                    passed = covered(dy[i], x[i], scale[0 if shared else i])
+                    dx[i] = dx[i] + passed if accumulate else passed
+            elif accumulate:
+                for i in range(begin, end):
+                    dx[i] += dy[i]
+            else:
+                for i in range(begin, end):
+                    dx[i] = dy[i]
+            flush(walk, runs, (runs[1],), begin, end)
+        store(walk, tile, q_min)
+    finish(walk)
+
+
+class DynamicFakeQuantize(RowKernel[DynamicFakeQuantizeDescriptor]):
+    """``_dynamic_fake_quantize``, or the kernels of choose_scale and fake_quantize in sequence."""
+
+    output, second, second_args, streamed = "y", FakeQuantize, FakeQuantizeArgs, True
+
+    @property
+    def entry(self) -> Any:
+        return _dynamic_fake_quantize_e4m3fn if self.desc.codes.is_float else _dynamic_fake_quantize
+
+
+class DynamicFakeQuantizeBackward(FakeQuantizeBackward):
+    """``_covered_backward``, or the kernel of fake_quantize's backward."""
+
+    desc: DynamicFakeQuantizeBackwardDescriptor
+
+    @property
+    def entry(self) -> Any:
+        return _covered_backward if self.desc.covers_data else super().entry

@@ -1,0 +1,442 @@
+"""dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
+
+Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
+the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for
+a few images at a time, or for one band of pixels of an image.
+"""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import follow
+from holdfast.backends.steps import Part, Steps
+from holdfast.backends.tuning import Tuned
+from holdfast.core.workspace_layout import WorkspaceLayout
+from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.grid_sample.gpu_coordinates import (
+    NEAREST,
+    corner_pixel,
+    corner_slope,
+    corner_weight,
+    grid_strides_of,
+    locate,
+    offset_of,
+    offset_type,
+    sampling_constants,
+    sizes_of,
+    strides_of,
+    unravel,
+)
+from holdfast.ops.grid_sample.gpu_integer_sums import (
+    BIAS,
+    converted,
+    exponent_field,
+    finite_or_zero,
+    fraction_word,
+    plane_shift,
+    scaled,
+    special_bits,
+)
+from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor
+from holdfast.ops.segment_sum import indexed
+
+CHUNK, BLOCK = tl.constexpr(indexed.CHUNK), tl.constexpr(indexed.CHUNK**2)
+#: Maximum number of bands of an image, and of parts of a plane.
+MOST_BANDS, MOST_PARTS = 64, 1024
+#: A part's word is its largest finite exponent field, plus this if it has a number that is not finite.
+SPECIAL = tl.constexpr(2**16)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of ``SampleSums``."""
+
+    #: Samples per program of ``add_samples``, one per thread, and warps.
+    tile: int
+    warps: int
+    #: Elements of a plane that a program of ``prepare`` processes, elements loaded together, and pixels per
+    #: program of ``convert``.
+    prepared: int
+    vector: int
+    converted: int
+
+
+TUNING = Tuned(
+    gpu=Tuning(tile=256, warps=8, prepared=8192, vector=2048, converted=2048),
+    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384),
+)
+
+
+@triton.jit(do_not_specialize=["parts", "span"])
+def prepare(
+    sums, words, dout, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
+    AXES: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
+    follow()
+    plane = tl.program_id(0) // parts
+    part = tl.program_id(0) - plane * parts
+    n, channel = plane // channels, plane % channels
+    base = dout + channel.to(tl.int64) * dout_step
+    share = tl.cdiv(samples, parts)
+    most, not_finite = tl.zeros([VECTOR], tl.int32), tl.zeros([VECTOR], tl.int32)
+    end = tl.minimum(part * share + share, samples)
+    FIELD: tl.constexpr = 2047 if COMPUTE == tl.float64 else 255
+    for begin in range(part * share, end, VECTOR):
+        sample = begin + tl.arange(0, VECTOR)
+        x, y, z = unravel(sample, out_sizes, AXES)
+        at = base + offset_of(n, x, y, z, dout_strides)
+        field = exponent_field(widen(tl.load(at, mask=sample < end, other=0.0), COMPUTE))
+        most = tl.maximum(most, tl.where(field < FIELD, field, 0))
+        not_finite = tl.maximum(not_finite, (field == FIELD).to(tl.int32))
+    tl.store(words + tl.program_id(0), tl.max(most, 0) + tl.max(not_finite, 0) * SPECIAL)
+    cleared = tl.cdiv(span * WORDS, parts)
+    last = tl.minimum(part * cleared + cleared, span * WORDS)
+    target = sums + plane.to(tl.int64) * (span * WORDS)
+    for begin in range(part * cleared, last, VECTOR):
+        number = begin + tl.arange(0, VECTOR)
+        tl.store(target + number, tl.full([VECTOR], BIAS, tl.int64), mask=number < last)
+
+
+@triton.jit
+def load_plane(words, plane, fraction_bits, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
+    """The shift of a plane, and whether it has numbers that are not finite."""
+    word = tl.load(words + plane * PARTS + tl.arange(0, PARTS))
+    special = word >= SPECIAL
+    field = tl.max(tl.where(special, word - SPECIAL, word), 0)
+    return plane_shift(field, fraction_bits, COMPUTE), tl.max(special.to(tl.int32), 0) > 0
+
+
+@triton.jit(do_not_specialize=["first_pixel", "conversions", "span", "fraction_bits"])
+def convert(
+    dinput, sums, words,
+    first_pixel, conversions, channels, pixels, span, fraction_bits, sizes, dinput_strides, dinput_step,
+    AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr,
+    PARTS: tl.constexpr, CONVERTED: tl.constexpr,
+):  # fmt: skip
+    """Store CONVERTED pixels of a plane."""
+    follow()
+    plane = tl.program_id(0) // conversions
+    shift, _special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+    number = (tl.program_id(0) - plane * conversions) * CONVERTED + tl.arange(0, CONVERTED)
+    inside = (number < span) & (first_pixel + number < pixels)
+    source = sums + plane.to(tl.int64) * (span * WORDS) + number
+    total = tl.load(source, mask=inside, other=BIAS)
+    fraction = total
+    if WORDS == 2:
+        fraction = tl.load(source + span, mask=inside, other=BIAS)
+    value = converted(total, fraction, shift, fraction_bits, COMPUTE)
+    n, channel = plane // channels, plane % channels
+    x, y, z = unravel(first_pixel + number, sizes, AXES)
+    at = dinput + channel.to(tl.int64) * dinput_step + offset_of(n, x, y, z, dinput_strides)
+    if ACCUMULATE:
+        value = widen(tl.load(at, mask=inside, other=0.0), COMPUTE) + value
+    tl.store(at, narrow(value, dinput.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_term(sums, pixel, mask, term, span, fraction_bits, WORDS: tl.constexpr):
+    """Add a term to the accumulator of ``pixel``."""
+    tl.atomic_add(sums + pixel, term.to(tl.int64), mask=mask, sem="relaxed")
+    if WORDS == 2:
+        tl.atomic_add(sums + span + pixel, fraction_word(term, fraction_bits), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def mark_specials(sums, pixels, masks, weights, d, COUNT: tl.constexpr):
+    """Mark the pixels of samples whose dout is not finite."""
+    for k in tl.static_range(COUNT):
+        marks = tl.where(finite_or_zero(d) == d, 0, special_bits(weights[k] * d))
+        tl.atomic_or(sums + pixels[k], marks, mask=masks[k] & (marks != 0), sem="relaxed")
+
+
+@triton.jit
+def add_slopes(
+    changes, totals, insides, t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr,
+    MODE: tl.constexpr,
+):  # fmt: skip
+    """Add slope times total of four corners to the derivatives along x, y and z."""
+    x, y, z = changes
+    for i in tl.static_range(4):
+        x = tl.where(insides[i], x + corner_slope(t, CORNER + i, 0, AXES, TAPS, MODE) * totals[i], x)
+        y = tl.where(insides[i], y + corner_slope(t, CORNER + i, 1, AXES, TAPS, MODE) * totals[i], y)
+        if AXES == 3:
+            z = tl.where(insides[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
+    return x, y, z
+
+
+@triton.jit
+def store_dgrid(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr):
+    value = tl.where(scale != 0, change * scale, 0.0)
+    if ACCUMULATE:
+        value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value
+    tl.store(dgrid + at, narrow(value, dgrid.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def pixel_offset(n, x, y, z, strides, OFFSET: tl.constexpr):
+    """Offset of a pixel in the image; outside, of a pixel inside, which is safe to load."""
+    return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides).to(OFFSET)
+
+
+@triton.jit
+def quad_of(
+    first, n, inside, first_pixel, span, sizes, image_strides,
+    CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
+    ALIGNED: tl.constexpr, BANDS: tl.constexpr, OFFSET: tl.constexpr,
+):  # fmt: skip
+    """Four corners from CORNER: pixels in the band, offsets in the image, masks of both."""
+    x0, y0, z0, in_0 = corner_pixel(first, CORNER, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x1, y1, z1, in_1 = corner_pixel(first, CORNER + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x2, y2, z2, in_2 = corner_pixel(first, CORNER + 2, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    x3, y3, z3, in_3 = corner_pixel(first, CORNER + 3, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
+    p0 = (z0 * sizes[1] + y0) * sizes[0] + x0 - first_pixel
+    p1 = (z1 * sizes[1] + y1) * sizes[0] + x1 - first_pixel
+    p2 = (z2 * sizes[1] + y2) * sizes[0] + x2 - first_pixel
+    p3 = (z3 * sizes[1] + y3) * sizes[0] + x3 - first_pixel
+    offsets = (
+        pixel_offset(n, x0, y0, z0, image_strides, OFFSET),
+        pixel_offset(n, x1, y1, z1, image_strides, OFFSET),
+        pixel_offset(n, x2, y2, z2, image_strides, OFFSET),
+        pixel_offset(n, x3, y3, z3, image_strides, OFFSET),
+    )
+    m0, m1, m2, m3 = in_0 & inside, in_1 & inside, in_2 & inside, in_3 & inside
+    if BANDS:
+        m0, m1 = m0 & (p0 >= 0) & (p0 < span), m1 & (p1 >= 0) & (p1 < span)
+        m2, m3 = m2 & (p2 >= 0) & (p2 < span), m3 & (p3 >= 0) & (p3 < span)
+    return (p0, p1, p2, p3), offsets, (m0, m1, m2, m3), (in_0, in_1, in_2, in_3)
+
+
+@triton.jit
+def quad_weights(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr):
+    """Weights of four corners from CORNER."""
+    return (
+        corner_weight(t, CORNER, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 1, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 2, AXES, TAPS, MODE),
+        corner_weight(t, CORNER + 3, AXES, TAPS, MODE),
+    )
+
+
+@triton.jit
+def add_products(s0, s1, s2, s3, d, image, channel, step, offsets, COMPUTE: tl.constexpr):
+    """Add dout times pixel of one channel to the sums of four corners."""
+    pixels = image + tl.full([1], channel, tl.int64) * step
+    s0 += d * widen(tl.load(pixels + offsets[0]), COMPUTE)
+    s1 += d * widen(tl.load(pixels + offsets[1]), COMPUTE)
+    s2 += d * widen(tl.load(pixels + offsets[2]), COMPUTE)
+    s3 += d * widen(tl.load(pixels + offsets[3]), COMPUTE)
+    return s0, s1, s2, s3
+
+
+@triton.jit
+def store_changes(
+    dgrid, at, changes, scale, inside, step,
+    AXES: tl.constexpr, MODE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Store the derivatives along all axes; zeros in mode nearest."""
+    if MODE == NEAREST:
+        scale = changes
+    store_dgrid(dgrid, at, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
+    store_dgrid(dgrid, at + step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
+    if AXES == 3:
+        store_dgrid(dgrid, at + 2 * step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
+
+
+@triton.jit
+def visit_channel(
+    sums, words, dout, image, channel, n, at, quad, inside, weights, s0, s1, s2, s3,
+    channels, span, fraction_bits, dout_step, image_step,
+    CORNERS: tl.constexpr, DINPUT: tl.constexpr, PRODUCTS: tl.constexpr, COMPUTE: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """One channel of four corners: add the terms of dinput, and the products for dgrid."""
+    pixels, offsets, masks, _there = quad
+    base = dout + tl.full([1], channel, tl.int64) * dout_step
+    d = widen(tl.load(base + at, mask=inside, other=0.0), COMPUTE)
+    if DINPUT:
+        plane = n * channels + channel
+        target = sums + plane.to(tl.int64) * (span * WORDS)
+        shift, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+        change = scaled(finite_or_zero(d), shift, COMPUTE)
+        COUNT: tl.constexpr = 1 if CORNERS == 1 else 4
+        for k in tl.static_range(COUNT):
+            add_term(target, pixels[k], masks[k], weights[k] * change, span, fraction_bits, WORDS)
+        if special:
+            mark_specials(target, pixels, masks, weights, d, COUNT)
+    if PRODUCTS:
+        s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, channel, image_step, offsets, COMPUTE)
+    return s0, s1, s2, s3
+
+
+@triton.jit(do_not_specialize=["first_pixel", "tiles", "span", "fraction_bits"])
+def add_samples(
+    dgrid, sums, words, dout, image, grid,
+    first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
+    image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr,
+    ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The terms of dinput and the dgrid of TILE samples, one per thread."""
+    follow()
+    n = tl.program_id(0) // tiles
+    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
+    inside = number < samples
+    # Past the end, the last sample is located, so that loads of pixels need no mask.
+    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
+    zeros = tl.zeros([TILE], COMPUTE)
+    first, t, scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    PRODUCTS: tl.constexpr = DGRID and MODE != NEAREST
+    changes = (zeros, zeros, zeros)
+    for corner in tl.static_range(0, CORNERS, 4):
+        quad = quad_of(
+            first, n, inside, first_pixel, span, sizes, image_strides,
+            corner, AXES, TAPS, MODE, PADDING, ALIGNED, BANDS, OFFSET,
+        )  # fmt: skip
+        weights = quad_weights(t, corner, AXES, TAPS, MODE)
+        whole_0, whole_1, whole_2, whole_3 = zeros, zeros, zeros, zeros
+        total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
+        block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
+        for chunk in range(0, channels, CHUNK):
+            sum_0, sum_1, sum_2, sum_3 = zeros, zeros, zeros, zeros
+            for channel in range(chunk, tl.minimum(chunk + CHUNK, channels)):
+                sum_0, sum_1, sum_2, sum_3 = visit_channel(
+                    sums, words, dout, image, channel, n, at, quad, inside, weights, sum_0, sum_1, sum_2,
+                    sum_3, channels, span, fraction_bits, dout_step, image_step,
+                    CORNERS, DINPUT, PRODUCTS, COMPUTE, WORDS, PARTS,
+                )  # fmt: skip
+            if PRODUCTS:
+                block_0, block_1 = block_0 + sum_0, block_1 + sum_1
+                block_2, block_3 = block_2 + sum_2, block_3 + sum_3
+                if MANY_CHANNELS and (chunk + CHUNK) % BLOCK == 0:
+                    total_0, total_1 = total_0 + block_0, total_1 + block_1
+                    total_2, total_3 = total_2 + block_2, total_3 + block_3
+                    block_0, block_1, block_2, block_3 = zeros, zeros, zeros, zeros
+                    if (chunk + CHUNK) % (BLOCK * CHUNK) == 0:
+                        whole_0, whole_1 = whole_0 + total_0, whole_1 + total_1
+                        whole_2, whole_3 = whole_2 + total_2, whole_3 + total_3
+                        total_0, total_1, total_2, total_3 = zeros, zeros, zeros, zeros
+        if PRODUCTS:
+            # A sum is never -0.0, so the +0.0 of an empty level changes no bit.
+            if MANY_CHANNELS:
+                block_0, block_1 = whole_0 + (total_0 + block_0), whole_1 + (total_1 + block_1)
+                block_2, block_3 = whole_2 + (total_2 + block_2), whole_3 + (total_3 + block_3)
+            changes = add_slopes(
+                changes, (block_0, block_1, block_2, block_3), quad[3], t, corner, AXES, TAPS, MODE
+            )
+    if DGRID:
+        target = offset_of(n, x, y, z, dgrid_strides)
+        store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
+
+
+def operands_of(
+    desc: GridSampleBackwardDescriptor, args: GridSampleBackwardArgs, first: int, images: int
+) -> dict[str, Any]:
+    """Parameters of the kernels that the args and the descriptor give, for ``images`` images from ``first``.
+
+    dout stands for operands that are None.
+    """
+    dout, grid = args.dout, args.grid
+    image, dinput = (dout if tensor is None else tensor for tensor in (args.input, args.dinput))
+    dgrid = grid if args.dgrid is None else args.dgrid
+    named = {
+        name: Part(operand if getattr(args, operand) is not None else "dout", first, images)
+        for name, operand in (
+            ("dinput", "dinput"), ("dgrid", "dgrid"), ("dout", "dout"), ("image", "input"), ("grid", "grid"),
+        )
+    }  # fmt: skip
+    wide = tl.int64 in (offset_type(dout), offset_type(image))
+    return named | {
+        "channels": desc.channels, "samples": desc.samples, "pixels": desc.pixels,
+        "fraction_bits": desc.fraction_bits,
+        "sizes": sizes_of(desc.image_size), "out_sizes": sizes_of(desc.output_size),
+        "dinput_strides": strides_of(dinput), "dgrid_strides": grid_strides_of(dgrid),
+        "dout_strides": strides_of(dout), "image_strides": strides_of(image),
+        "grid_strides": grid_strides_of(grid),
+        "dinput_step": dinput.stride(1), "dgrid_step": dgrid.stride(-1), "dout_step": dout.stride(1),
+        "image_step": image.stride(1), "grid_step": grid.stride(-1),
+        "OFFSET": tl.int64 if wide else tl.int32, "ACCUMULATE": args.accumulate,
+    }  # fmt: skip
+
+
+class SampleSums:
+    """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
+
+    ``dinput`` False: for dgrid alone.
+
+    Images are processed ``images`` at a time, or one at a time in ``bands`` bands of ``span`` pixels.
+    """
+
+    def __init__(
+        self,
+        layout: WorkspaceLayout,
+        device: torch.device,
+        desc: GridSampleBackwardDescriptor,
+        budget: int,
+        *,
+        dinput: bool = True,
+    ) -> None:
+        self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
+        self.needs_dinput = dinput and desc.needs_dinput
+        tuning = self.tuning
+        self.words = 2 if desc.compute.bits == 64 else 1
+        self.images, self.bands = desc.batch, 1
+        image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
+        if self.needs_dinput:
+            self.images = max(min(budget // image_bytes, desc.batch), 1)
+            if image_bytes > budget:
+                self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
+        self.span = -(-desc.pixels // self.bands)
+        parts = -(-max(desc.samples, self.span * self.words) // tuning.prepared)
+        self.parts = min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS)
+        planes = self.images * desc.channels if self.needs_dinput else 0
+        self.plane_words = layout.take(planes * self.parts, torch.int32)
+        self.sums = layout.take(planes * self.span * self.words, torch.int64)
+
+    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
+        """Add the launches."""
+        for first in range(0, self.desc.batch, self.images):
+            images = min(self.images, self.desc.batch - first)
+            for band in range(self.bands):
+                self.add_band(steps, args, first, images, band)
+
+    def add_band(
+        self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
+    ) -> None:
+        desc, tuning = self.desc, self.tuning
+        dinput = args.dinput if self.needs_dinput else None
+        dgrid = args.dgrid if band == 0 else None
+        planes = images * desc.channels
+
+        sources = operands_of(desc, args, first, images) | {
+            "sums": self.sums if planes and dinput is not None else "dout",
+            "words": self.plane_words if planes and dinput is not None else "dout",
+            "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
+            "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
+            "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
+            "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
+            **sampling_constants(desc),
+        }  # fmt: skip
+        if dinput is not None and planes:
+            steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
+        if desc.samples and (planes or dgrid is not None):
+            tiles = -(-desc.samples // tuning.tile)
+            steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
+        if dinput is not None and planes:
+            conversions = -(-self.span // tuning.converted)
+            steps.add(convert, planes * conversions, sources, conversions=conversions, num_warps=tuning.warps)

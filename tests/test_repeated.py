@@ -1,0 +1,385 @@
+"""A repeated call skips what its first call has settled. It must detect every change since then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.core import private, repeated
+from holdfast.ops.fake_quantize.plan import FakeQuantizeBackwardPlan
+from holdfast.ops.fake_quantize.torch_op import backward
+from public_calls import CALLS, flat
+
+SHAPE = (6, 4)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """One element per call that was not repeated."""
+    found, run = list[int](), repeated.Calls.run
+
+    def counted(*given: Any) -> Any:
+        found.append(1)
+        return run(*given)
+
+    monkeypatch.setattr(repeated.Calls, "run", counted)
+    yield found
+
+
+def values(seed: int = 0, **options: Any) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed), **options)
+
+
+def fresh(x: torch.Tensor, *given: Any, **options: Any) -> torch.Tensor:
+    """The result of a first call: its shape is another."""
+    return hf.fake_quantize(x.reshape(1, *x.shape), *given, **options).reshape(x.shape)
+
+
+#: Functions of plain torch operations, without a plan.
+COMPOSED = {"scale_of_range", "scale_of_range affine"}
+
+
+@pytest.mark.parametrize("name", sorted(CALLS.keys() - COMPOSED))
+def test_every_public_function_repeats_its_calls(name: str, runs: list[int]) -> None:
+    call = CALLS[name]
+    first = flat(call())
+    call()
+    runs.clear()
+    again = flat(call())
+    assert not runs
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one, other) and one.stride() == other.stride()
+        assert one.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, call in CALLS.items() if call.by))
+def test_every_gradient_is_repeated(name: str, runs: list[int]) -> None:
+    call = CALLS[name]
+    leaves = {argument: call.tensors[argument].detach().requires_grad_() for argument in call.by}
+
+    def gradients() -> list[torch.Tensor]:
+        out = flat(call(**leaves))[0]
+        found = torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out), allow_unused=True)
+        return [gradient for gradient in found if gradient is not None]
+
+    first = gradients()
+    gradients()
+    runs.clear()
+    for one, other in zip(first, gradients(), strict=True):
+        assert torch.equal(one, other)
+    assert not runs
+
+
+def test_recording_is_part_of_the_call(runs: list[int]) -> None:
+    """The same tensors are recorded in one call and not in the next."""
+    x, plain = values(requires_grad=True), values()
+    for turn in range(4):
+        if turn == 2:
+            runs.clear()
+        assert hf.fake_quantize(x, 0.25).requires_grad
+        with torch.no_grad():
+            assert not hf.fake_quantize(x, 0.25).requires_grad
+        with torch.inference_mode():
+            assert hf.fake_quantize(x, 0.25).is_inference()
+        assert not hf.fake_quantize(plain, 0.25).requires_grad
+        assert hf.fake_quantize(torch.nn.Parameter(plain), 0.25).requires_grad
+    assert not runs
+
+
+def test_each_argument_may_require_a_gradient_or_not(runs: list[int]) -> None:
+    x, scale, zero_point = values(), torch.tensor(0.25), torch.tensor(1.0)
+    for _ in range(3):
+        runs.clear()
+        for each in ((False, False, False), (True, False, False), (False, True, False), (True, False, True)):
+            given = [tensor.detach() for tensor in (x, scale, zero_point)]
+            for tensor, needed in zip(given, each, strict=True):
+                tensor.requires_grad_(needed)
+            out = hf.fake_quantize(*given, grad_factor=0.5)
+            assert out.requires_grad == any(each)
+            if any(each):
+                out.sum().backward()
+            assert tuple(tensor.grad is not None for tensor in given) == each
+    assert not runs
+
+
+def test_a_gradient_that_is_not_there_is_refused_after_right_calls() -> None:
+    x, scale = values(requires_grad=True), torch.tensor(0.5)
+    for _ in range(3):
+        hf.quantize(x, scale, dtype=torch.float32, q_min=-8, q_max=7)
+    for _ in range(3):
+        with pytest.raises(hf.InvalidArgs, match="scale requires a gradient"):
+            hf.quantize(x, scale.clone().requires_grad_(), dtype=torch.float32, q_min=-8, q_max=7)
+
+
+def test_hooks_see_repeated_calls() -> None:
+    x, seen = values(requires_grad=True), list[str]()
+    x.register_hook(lambda gradient: seen.append("gradient"))
+    for _ in range(4):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved: (seen.append("pack"), saved)[1], lambda saved: (seen.append("unpack"), saved)[1]
+        ):
+            out = hf.fake_quantize(x, 0.25)
+        out.register_hook(lambda gradient: seen.append("output"))
+        out.sum().backward()
+        assert seen == ["pack", "output", "unpack", "gradient"]
+
+
+class Named(torch.Tensor):
+    """A subclass whose functions are recorded."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(function)
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_a_subclass_keeps_its_functions() -> None:
+    x = values()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    for _ in range(3):
+        Named.seen.clear()
+        found = hf.fake_quantize(x.as_subclass(Named), 0.25)
+        assert type(found) is Named and torch.ops.holdfast.fake_quantize.default in Named.seen
+
+
+def test_modes_and_traces_record_repeated_calls() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(operator)
+            return operator(*args, **(kwargs or {}))
+
+    x, seen = values(), list[Any]()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    with Seen():
+        hf.fake_quantize(x, 0.25)
+    assert torch.ops.holdfast.fake_quantize.default in seen
+    traced = make_fx(lambda x: hf.fake_quantize(x, 0.25))(x)
+    assert torch.ops.holdfast.fake_quantize.default in {node.target for node in traced.graph.nodes}
+
+
+def test_the_state_of_torch_changes_no_result() -> None:
+    x = values(requires_grad=True)
+
+    def results() -> tuple[torch.Tensor, torch.Tensor]:
+        out = hf.fake_quantize(x, 0.25)
+        return out, torch.autograd.grad(out, x, torch.ones(SHAPE, dtype=torch.float32))[0]
+
+    for _ in range(3):
+        expected = results()
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = [results()]
+        torch.set_default_dtype(torch.float64)
+        torch.use_deterministic_algorithms(True)
+        try:
+            found.append(results())
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.use_deterministic_algorithms(False)
+        with torch.autograd.set_detect_anomaly(True, check_nan=True):
+            found.append(results())
+        for pair in found:
+            for one, other in zip(pair, expected, strict=True):
+                assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def test_one_tensor_in_two_places_is_not_two_tensors() -> None:
+    """A launch that was prepared with one tensor in two places must not serve two tensors."""
+    x, dy, indices = values(), values(1), torch.zeros(6, dtype=torch.int64)
+    rest = (None, 0.01, None, 0, "per_tensor", "int8", None, None, "in_range")
+    for _ in range(4):
+        backward(x, x, *rest)
+        hf.embedding_bag(indices, x, indices, mode="sum")
+    for _ in range(4):
+        assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
+        found = hf.embedding_bag(indices, x, torch.arange(6), mode="sum")
+        assert torch.equal(found, x[:1].expand(6, 4))
+    for _ in range(4):
+        assert torch.equal(backward(x, x, *rest), torch.where(x.abs() < 1.275, x, 0.0))
+
+
+def test_one_tensor_in_two_places_is_not_prepared() -> None:
+    x = values()
+    args = FakeQuantizeBackwardPlan.Args(dy=x, x=x, scale=0.01, zero_point=0, dx=torch.empty(SHAPE))
+    plan = FakeQuantizeBackwardPlan.select(
+        hf.Stream.current(), FakeQuantizeBackwardPlan.Descriptor(shape=SHAPE, dtype=torch.int8)
+    )
+    plan.run(hf.Stream.current(), None, args)
+    launch = plan.prepared(args)
+    assert launch is not None
+    assert repeated._written_out((x, x), repeated.Work(plan, args, args.dx), launch) is None
+    assert repeated._written_out((x,), repeated.Work(plan, args, args.dx), launch) is not None
+
+
+def test_views_of_one_memory_are_read_where_they_are() -> None:
+    base = torch.randn(100, generator=torch.Generator().manual_seed(2))
+    rest = (None, 0.01, None, 0, "per_tensor", "int8", None, None, "in_range")
+    for first, second in ((0, 0), (0, 24), (4, 8), (8, 4), (60, 12), (1, 4), (4, 1), (3, 2)) * 3:
+        dy, x = base[first : first + 24].view(SHAPE), base[second : second + 24].view(SHAPE)
+        assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
+
+
+def test_threads_have_their_own_results() -> None:
+    """Gradients of a table use a workspace, which each thread has for itself."""
+
+    def gradient(seed: int) -> bool:
+        generator = torch.Generator().manual_seed(seed)
+        indices = torch.randint(0, 50, (400,), generator=generator)
+        weight = torch.randn(50, 8, generator=generator).requires_grad_()
+        expected = torch.zeros(50, 8).index_add_(0, indices, torch.full((400, 8), float(seed)))
+        for _ in range(20):
+            out = hf.embedding(indices, weight)
+            (found,) = torch.autograd.grad(out, weight, torch.full_like(out, seed))
+            if not (torch.equal(out, weight[indices]) and torch.equal(found, expected)):
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(gradient, range(1, 9)))
+
+
+def test_a_change_of_the_tensor_is_honoured() -> None:
+    x = values()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    wide = torch.zeros(6, 9)
+    wide[:, 1:5] = x
+    misaligned = torch.zeros(25)[1:].view(SHAPE).copy_(x)
+    for other in (
+        -x,
+        x.double(),
+        x.half(),
+        x.t().contiguous().t(),
+        wide[:, 1:5],
+        misaligned,
+        x[:1].expand(6, 4),
+    ):
+        for _ in range(3):
+            found = hf.fake_quantize(other, 0.25)
+            assert found.dtype == other.dtype and torch.equal(found, fresh(other, 0.25))
+
+
+def test_a_change_of_a_value_is_honoured() -> None:
+    x = values() * 100
+    changes: list[dict[str, Any]] = [
+        {}, {"dtype": torch.int4}, {"q_min": -3, "q_max": 5}, {"zero_point": 7}, {"scale": 2.0},
+        {"zero_point": torch.tensor(3, dtype=torch.int32)}, {"scale": torch.tensor(0.5)},
+    ]  # fmt: skip
+    for _ in range(3):
+        for change in changes:
+            given: dict[str, Any] = {"scale": 1.0} | change
+            assert torch.equal(hf.fake_quantize(x, **given), fresh(x, **given))
+
+
+def test_a_wrong_value_is_refused_after_right_ones() -> None:
+    x = values()
+    for scale in (1.0, 1.0, 1.0):
+        hf.fake_quantize(x, scale, 1)
+    for scale in (-1.0, 0.0, math.nan, True):
+        for _ in range(3):
+            with pytest.raises(hf.HoldfastError):
+                hf.fake_quantize(x, scale, 1)
+    with pytest.raises(hf.HoldfastError):
+        hf.fake_quantize(x, 1.0, True)
+
+
+def test_a_factor_of_negative_zero_is_zero() -> None:
+    """0.0 and -0.0 are equal as keys of caches, so that they must have equal results."""
+    x, scale = values(), torch.tensor(0.25, requires_grad=True)
+    for factor in (0.0, 0.0, 0.0, -0.0, -0.0, 0.0):
+        (found,) = torch.autograd.grad(hf.fake_quantize(x, scale, grad_factor=factor).sum(), scale)
+        (straight,) = torch.autograd.grad(hf.fake_quantize(x, scale).sum(), scale)
+        assert torch.equal(torch.signbit(found), torch.signbit(straight * 0.0))
+    other = x.reshape(4, 6)
+    (found,) = torch.autograd.grad(hf.fake_quantize(other, scale, grad_factor=-0.0).sum(), scale)
+    assert torch.equal(torch.signbit(found), torch.signbit(straight * 0.0))
+
+
+def test_a_zero_is_no_key() -> None:
+    """0.0 and -0.0 are equal as keys, so calls with them are not repeated."""
+    calls = repeated.Calls(lambda x, value: repeated.Work(Nothing(), None, x))  # type: ignore[arg-type]
+    for _ in range(3):
+        for value in (0.0, -0.0):
+            calls.run("key", (), (torch.zeros(1), value), False)
+    assert calls.known == {"key": ()}
+
+
+class Nothing:
+    """A plan that computes nothing."""
+
+    device = torch.device("cpu")
+    kernel = type("Kernel", (), {"workspace_size": 0})
+
+    def run(self, *given: Any) -> None:
+        """Does nothing."""
+
+
+def test_freed_memory_is_refused() -> None:
+    x = values()
+    for _ in range(3):
+        hf.fake_quantize(x, 0.25)
+    x.untyped_storage().resize_(8)
+    with pytest.raises(hf.InvalidArgs, match="x needs 96 bytes"):
+        hf.fake_quantize(x, 0.25)
+
+
+def test_modes_see_repeated_calls() -> None:
+    x = values(requires_grad=True)
+    for _ in range(3):
+        expected = hf.fake_quantize(x, 0.25)
+    assert torch.equal(torch.vmap(lambda x: hf.fake_quantize(x, 0.25))(x), expected)
+    gradient = torch.func.grad(lambda x: hf.fake_quantize(x, 0.25).sum())(x)
+    assert torch.equal(gradient, torch.ones(SHAPE))
+    with torch.device("meta"):
+        assert torch.equal(hf.fake_quantize(x, 0.25), expected)
+    assert hf.fake_quantize(x.to("meta"), 0.25).is_meta
+    assert torch.equal(hf.fake_quantize(torch._neg_view(x), 0.25), -expected)
+
+
+def test_a_tensor_that_left_a_transform_is_unwrapped() -> None:
+    kept = list[torch.Tensor]()
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x.sum()
+
+    x = values(requires_grad=True)
+    for _ in range(3):
+        expected = hf.fake_quantize(x, 0.25)
+        torch.func.grad(loss)(x)
+        found = hf.fake_quantize(kept.pop(), 0.25)
+        assert torch.equal(found, expected)
+        (gradient,) = torch.autograd.grad(found.sum(), x)
+        assert torch.equal(gradient, torch.ones(SHAPE))
+
+
+def test_nothing_is_repeated_without_the_private_interface(
+    monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    monkeypatch.setattr(private, "guard_of", private.FALLBACKS["guard_of"])
+    x = values().reshape(3, 8)
+    found = [hf.fake_quantize(x, 0.25) for _ in range(4)]
+    assert len(runs) == 4
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_many_kinds_of_calls_are_bounded() -> None:
+    most = repeated.Calls._MOST_KEYS
+    calls = repeated.Calls(lambda: repeated.Work(Nothing(), None, torch.zeros(1)))  # type: ignore[arg-type]
+    for key in range(most + 10):
+        calls.run(key, (), (), False)
+    assert len(calls.known) <= most
