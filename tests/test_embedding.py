@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -347,3 +348,18 @@ def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: py
         args, wanted = run_reference(plan, case)
         found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is used again on Linux only")
+@pytest.mark.parametrize("columns", [64, 65])
+def test_rows_without_terms_of_a_large_gradient_are_cleared(columns: int) -> None:
+    """On the CPU they are cleared by non-temporal stores. The memory was used before."""
+    rows = 2**25 // (4 * columns) + 1000
+    indices = torch.tensor([5, 6, 7, rows // 2, rows // 2 + 900, rows - 2, 5])
+    weight = torch.zeros(rows, columns, requires_grad=True)
+    dout = torch.randn(len(indices), columns)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(hf.embedding(indices, weight), weight, dout)
+        assert torch.equal(gradient, torch.zeros(rows, columns).index_add_(0, indices, dout))
+        gradient.fill_(torch.nan)
+        del gradient

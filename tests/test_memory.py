@@ -1,15 +1,17 @@
-"""A run on the CPU allocates no memory."""
+"""A run on the CPU allocates no memory; large results use huge pages, again and again."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import holdfast as hf
-from holdfast.core import huge_pages, private
+from holdfast.core import huge_pages
 
 PROGRAM = """
 import pathlib, re, torch, holdfast as hf
@@ -53,29 +55,112 @@ def test_the_check_sees_an_allocation() -> None:
     assert growth("copy = x.clone()") > 4096
 
 
-def test_large_results_ask_for_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large pages are requested for the whole pages of a large result, and not for small results."""
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(private, "advise_large_pages", lambda *given: asked.append(given))
-    x = torch.ones(huge_pages.MIN_BYTES // 4)
-    for result, calls in (
-        (hf.fake_quantize(x, 0.1, dtype=torch.int8), 1),
-        (hf.fake_quantize(x[1:], 0.1, dtype=torch.int8), 0),
-    ):
-        assert len(asked) == calls
-        for first, size in asked:
-            end = result.data_ptr() + result.nbytes
-            assert first % 4096 == 0 and first + size == end and 0 <= first - result.data_ptr() < 4096
-        asked.clear()
-    monkeypatch.setattr(private, "advise_large_pages", private.FALLBACKS["advise_large_pages"])
-    assert torch.equal(
-        hf.fake_quantize(x, 0.1, dtype=torch.int8),
-        hf.fake_quantize(x[:1], 0.1, dtype=torch.int8).expand_as(x),
-    )
+LARGE = huge_pages.MIN_BYTES // 4
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no huge pages to ask for")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this call")
-def test_the_system_takes_the_question() -> None:
-    room = torch.empty(huge_pages.MIN_BYTES, dtype=torch.uint8)
-    first = -(-room.data_ptr() // 4096) * 4096
-    assert private.advise_large_pages(first, 4096) == 0
+def codes(count: int = LARGE) -> torch.Tensor:
+    """A result of 4 * ``count`` bytes."""
+    return hf.fake_quantize(torch.ones(count), 0.1, dtype=torch.int8)
+
+
+def flags_of(address: int) -> set[str]:
+    """The flags of the mapping that an address lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if found:
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+@pytest.fixture(autouse=True)
+def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_waiting", [])
+
+
+@on_linux
+def test_large_results_lie_on_huge_pages_of_their_own_process() -> None:
+    flags = flags_of(codes().data_ptr())
+    assert "hg" in flags and "sh" not in flags
+    assert "hg" not in flags_of(codes(LARGE - 1).data_ptr())
+
+
+@on_linux
+def test_memory_is_used_again_after_the_last_reference_is_gone() -> None:
+    first = codes()
+    address, view = first.data_ptr(), first.view(2, -1).numpy()
+    assert codes().data_ptr() != address
+    del first
+    assert codes().data_ptr() != address
+    expected = view.copy()
+    del view
+    again = [codes() for _ in range(4)]
+    assert address in {result.data_ptr() for result in again}
+    assert all((result.view(2, -1).numpy() == expected).all() for result in again)
+
+
+@on_linux
+def test_memory_that_was_moved_is_used_again() -> None:
+    first = codes()
+    address = first.data_ptr()
+    first.share_memory_()
+    assert codes().data_ptr() == address != first.data_ptr()
+    assert torch.equal(first, codes())
+
+
+@on_linux
+def test_blocks_have_the_size_that_is_needed() -> None:
+    address = codes(4 * LARGE).data_ptr()
+    assert codes(2 * LARGE).data_ptr() != address
+    assert codes(3 * LARGE).data_ptr() == address
+
+
+@on_linux
+def test_waiting_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "WAITING_BYTES", 3 * huge_pages.MIN_BYTES)
+    addresses = [result.data_ptr() for result in [codes() for _ in range(5)]]
+    assert len(huge_pages._waiting) == 3
+    assert [block.size for block in huge_pages._waiting] == [huge_pages.MIN_BYTES] * 3
+    kept = [codes().data_ptr() for _ in range(1)]
+    assert kept[0] in addresses
+    codes(4 * LARGE)
+    assert len(huge_pages._waiting) == 3
+
+
+@on_linux
+def test_results_are_like_those_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(8, 3, 256, 256).to(memory_format=torch.channels_last).requires_grad_()
+    results = [hf.fake_quantize(x, 0.1, dtype=torch.int8)]
+    monkeypatch.setattr(huge_pages, "_HUGE", None)
+    results.append(hf.fake_quantize(x, 0.1, dtype=torch.int8))
+    ours, theirs = results
+    assert "hg" in flags_of(ours.data_ptr()) - flags_of(theirs.data_ptr())
+    assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
+    assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+    assert not ours.detach()._is_view() or theirs.detach()._is_view()
+    (gradient,) = torch.autograd.grad(ours.sum(), x)
+    assert torch.equal(gradient, torch.autograd.grad(theirs.sum(), x)[0])
+
+
+@on_linux
+def test_without_memory_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(size: int) -> huge_pages.Block:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(huge_pages, "Block", fails)
+    assert "hg" not in flags_of(codes().data_ptr())
+
+
+@on_linux
+def test_old_waiting_blocks_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "UNMARKED_BYTES", 2 * huge_pages.MIN_BYTES)
+    results = [codes() for _ in range(4)]
+    while results:
+        results.pop()
+    assert sorted(block.marked for block in huge_pages._waiting) == [False, False, True, True]
+    again = [codes() for _ in range(4)]
+    assert not huge_pages._waiting and all(torch.equal(result, codes()) for result in again)
+    assert not any(block.marked for block in huge_pages._users)

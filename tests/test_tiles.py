@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.proof.conformance import cases_of, check, gpu_way, run_reference, select_on
+from holdfast.proof.conformance import Way, cases_of, check, gpu_way, run_reference, select_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -78,6 +78,21 @@ def test_tiles_are_counted_where_the_second_axis_is_too_short(
     with gpu.TUNING.replaced(grid_limit=1, programs=1, steps=2):
         assert check(plan, case, way, *run_reference(plan, case), select_on("gpu")) == []
     assert set(ways) == {"tiles"}
+
+
+@pytest.mark.parametrize("name", ["QuantizePerTensorPlan", "QuantizePerGroupPlan", "DequantizePerGroupPlan"])
+def test_codes_and_values_that_are_streamed_have_the_same_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU, large outputs use non-temporal stores; here all outputs do."""
+    from holdfast.ops.affine import cpu
+
+    monkeypatch.setattr(cpu, "_STREAM_MIN_BYTES", 1)
+    plan, found = hf.plans.all()[name], []
+    for case in cases_of(plan):
+        args, wanted = run_reference(plan, case)
+        found += check(plan, case, Way("cpu", times=1), args, wanted, select_on("cpu"))
+    assert found == []
 
 
 def test_programs_follow_the_memory() -> None:

@@ -92,6 +92,34 @@ def stack_slot(builder: Any, kind: Any) -> Any:
         return builder.alloca(kind)
 
 
+def _lanes_at(builder: Any, elements: Any, index: Any, lanes: int) -> tuple[Any, int]:
+    """A pointer to a vector of ``lanes`` elements that starts at ``elements[index]``, and its alignment."""
+    element = elements.type.pointee
+    vector = ir.VectorType(element, lanes).as_pointer()
+    size = {"float": 4, "double": 8}.get(str(element)) or element.width // 8
+    return builder.bitcast(builder.gep(elements, [index]), vector), size
+
+
+def load_lanes(builder: Any, elements: Any, index: Any, lanes: int) -> Any:
+    """Emit the load of ``lanes`` elements as a vector."""
+    place, align = _lanes_at(builder, elements, index, lanes)
+    return builder.load(place, align=align)
+
+
+def store_lanes(builder: Any, vector: Any, elements: Any, index: Any) -> None:
+    """Emit the store of a vector to elements of its type."""
+    place, align = _lanes_at(builder, elements, index, vector.type.count)
+    builder.store(vector, place, align=align)
+
+
+def splat(builder: Any, value: Any, lanes: int) -> Any:
+    """Emit a vector of ``lanes`` equal elements."""
+    vector, number = ir.VectorType(value.type, lanes), ir.IntType(32)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, number(0))
+    same = ir.Constant(ir.VectorType(number, lanes), [number(0)] * lanes)
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), same)
+
+
 @emit
 def pointer(typingctx, address, like):
     """An address as a pointer to elements of type ``like``, given as a type or a value of that type."""
@@ -117,6 +145,19 @@ def copy(typingctx, target, source, size):
 
 
 @emit
+def clear(typingctx, target, size):
+    """Set ``size`` bytes at an address to zero."""
+
+    def build(context, builder, signature, args):
+        to = builder.inttoptr(args[0], BYTES)
+        memset = builder.module.declare_intrinsic("llvm.memset", [BYTES, args[1].type])
+        builder.call(memset, [to, ir.IntType(8)(0), args[1], ir.IntType(1)(0)])  # not volatile
+        return context.get_dummy_value()
+
+    return types.none(target, size), build
+
+
+@emit
 def outlined(typingctx):
     """Prevent inlining of the function that calls this."""
 
@@ -127,14 +168,14 @@ def outlined(typingctx):
     return types.none(), build
 
 
-def prefetch_line(builder: Any, place: Any) -> None:
-    """Emit a prefetch of the cache line at a pointer. The address need not be valid."""
+def prefetch_line(builder: Any, place: Any, level: int = 1) -> None:
+    """Emit a prefetch of a cache line to the cache of ``level``. The address need not be valid."""
     byte, number = BYTES, ir.IntType(32)
     function = builder.module.declare_intrinsic(
         "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, number, number, number])
     )
     line = builder.bitcast(place, byte)
-    builder.call(function, [line, number(0), number(3), number(1)])  # read, keep in all levels, data
+    builder.call(function, [line, number(0), number(4 - level), number(1)])  # read, locality, data
 
 
 @emit
@@ -170,7 +211,33 @@ def prefetch_run(address, size):
         _prefetch_address(address + offset)
 
 
-_VECTOR = 32  # bytes
+#: Bytes of a vector that is streamed.
+VECTOR = 32
+
+
+@emit
+def _stream_zeros(typingctx, target):
+    """Set one vector at an aligned address to zero with a non-temporal store."""
+
+    def build(context, builder, signature, args):
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8)
+        to = builder.inttoptr(args[0], vector.as_pointer())
+        stored = builder.store(ir.Constant(vector, [0] * (VECTOR // 8)), to, align=VECTOR)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.none(target), build
+
+
+@jit
+def stream_zeros(target, size):
+    """Set ``size`` bytes to zero with non-temporal stores, as ``stream``."""
+    head = min((-target) & (VECTOR - 1), size)
+    rest = size - ((size - head) & (VECTOR - 1))
+    clear(target, head)
+    clear(target + rest, size - rest)
+    for i in range(head, rest, VECTOR):
+        _stream_zeros(target + i)
 
 
 @emit
@@ -178,13 +245,39 @@ def _stream_vector(typingctx, target, source):
     """Copy one vector to an aligned address with a non-temporal store, which bypasses the caches."""
 
     def build(context, builder, signature, args):
-        vector = ir.VectorType(ir.IntType(64), _VECTOR // 8).as_pointer()
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
         to, of = (builder.inttoptr(address, vector) for address in args)
-        stored = builder.store(builder.load(of, align=1), to, align=_VECTOR)
+        stored = builder.store(builder.load(of, align=1), to, align=VECTOR)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
 
     return types.none(target, source), build
+
+
+#: Vectors that ``stream_blocks`` copies together, and their bytes.
+_GROUP = 8
+STREAM_BLOCK = _GROUP * VECTOR
+
+
+@emit
+def stream_blocks(typingctx, target, source, count):
+    """``stream`` of ``count`` blocks of STREAM_BLOCK bytes to an address that is aligned to a vector."""
+
+    def build(context, builder, signature, args):
+        target, source, count = args
+        vector = ir.VectorType(ir.IntType(64), VECTOR // 8).as_pointer()
+        to, of = (builder.inttoptr(address, vector) for address in (target, source))
+        once = builder.module.add_metadata([ir.IntType(32)(1)])
+        with counted_loop(builder, count) as block:
+            first = builder.mul(block, count.type(_GROUP))
+            places = [builder.add(first, count.type(i)) for i in range(_GROUP)]
+            loaded = [builder.load(builder.gep(of, [place]), align=1) for place in places]
+            for place, value in zip(places, loaded, strict=True):
+                stored = builder.store(value, builder.gep(to, [place]), align=VECTOR)
+                stored.set_metadata("nontemporal", once)
+        return context.get_dummy_value()
+
+    return types.none(target, source, count), build
 
 
 @emit
@@ -201,8 +294,8 @@ def fence(typingctx):
 @jit
 def _copy_edges(target, source, size):
     """Copy the bytes before and after the aligned vectors of the target; return the range of the vectors."""
-    head = min((-target) & (_VECTOR - 1), size)
-    rest = size - ((size - head) & (_VECTOR - 1))
+    head = min((-target) & (VECTOR - 1), size)
+    rest = size - ((size - head) & (VECTOR - 1))
     if head > 0:
         copy(target, source, head)
     if rest < size:
@@ -217,7 +310,7 @@ def stream(target, source, size):
     A ``fence`` must follow before another thread reads the target.
     """
     first, last = _copy_edges(target, source, size)
-    for i in range(first, last, _VECTOR):
+    for i in range(first, last, VECTOR):
         _stream_vector(target + i, source + i)
 
 
@@ -229,7 +322,7 @@ def stream_and_prefetch(target, source, size, reads, ahead):
     reads and writes overlap.
     """
     first, last = _copy_edges(target, source, size)
-    for i in range(first, last, _VECTOR):
+    for i in range(first, last, VECTOR):
         for read in reads:
             _prefetch_address(read + ahead + i)
         _stream_vector(target + i, source + i)

@@ -9,8 +9,6 @@ through public interfaces with the same results, which is slower or supports few
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -323,17 +321,3 @@ def timeout_of(group: Any, device: torch.device) -> timedelta:
 
 
 FALLBACKS["timeout_of"] = lambda group, device: timedelta(minutes=10)
-
-
-def _probe_advise_large_pages() -> Any:
-    if sys.platform != "linux":
-        return None
-    madvise, large = ctypes.CDLL(None).madvise, 14
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return lambda address, size: madvise(address, size, large)
-
-
-@instead_of(_probe_advise_large_pages, FALLBACKS)
-def advise_large_pages(address: int, size: int) -> int:
-    """Request huge pages for a range of memory; 0 on success. Fallback: does nothing."""
-    return -1

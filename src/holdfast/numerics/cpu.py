@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import emit, jit, on_demand, pointer
+from holdfast.backends.cpu import emit, jit, load_lanes, on_demand, pointer, store_lanes
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.core.formats import E4M3FN, Format
 from holdfast.numerics.exponential import EXPONENTIALS
@@ -53,6 +54,15 @@ def rint(typingctx, value):
         return builder.call(builder.module.declare_intrinsic("llvm.rint", [args[0].type]), args)
 
     return value(value), build
+
+
+def rint_lanes(builder: Any, vector: Any) -> Any:
+    """Emit ``rint`` of a vector."""
+    kind = vector.type
+    name = f"llvm.rint.v{kind.count}{kind.element.intrinsic_name}"
+    known = builder.module.globals.get(name)
+    function = known or ir.Function(builder.module, ir.FunctionType(kind, [kind]), name)
+    return builder.call(function, [vector])
 
 
 @emit
@@ -194,6 +204,68 @@ def narrow_bfloat16(value):
     if np.uint32(bits & 0x7FFFFFFF) > np.uint32(0x7F800000):
         rounded = np.uint32((bits >> 16) | 0x0040)
     return np.uint16(rounded)
+
+
+def load_real_lanes(builder: Any, elements: Any, index: Any, lanes: int, element: Any) -> Any:
+    """Emit the load of a vector of the compute type ``element``. The elements may be bits of bfloat16."""
+    vector = load_lanes(builder, elements, index, lanes)
+    if elements.type.pointee == element:
+        return vector
+    words = builder.zext(vector, ir.VectorType(ir.IntType(32), lanes))
+    shifted = builder.shl(words, ir.Constant(words.type, [16] * lanes))
+    singles = builder.bitcast(shifted, ir.VectorType(ir.FloatType(), lanes))
+    return singles if element == ir.FloatType() else builder.fpext(singles, ir.VectorType(element, lanes))
+
+
+def store_real_lanes(builder: Any, values: Any, elements: Any, index: Any) -> None:
+    """Emit the store of a vector of float32 to elements of that type, or rounded to bfloat16 bits."""
+    if elements.type.pointee == values.type.element:
+        store_lanes(builder, values, elements, index)
+        return
+    lanes = values.type.count
+    words = ir.VectorType(ir.IntType(32), lanes)
+    if values.type.element != ir.FloatType():
+        values = builder.fptrunc(values, ir.VectorType(ir.FloatType(), lanes))
+
+    def all_of(number: int) -> Any:
+        return ir.Constant(words, [number] * lanes)
+
+    bits = builder.bitcast(values, words)
+    odd = builder.and_(builder.lshr(bits, all_of(16)), all_of(1))
+    rounded = builder.add(builder.add(bits, all_of(0x7FFF)), odd)
+    is_nan = builder.fcmp_unordered("uno", values, values)
+    wide = builder.select(is_nan, builder.or_(bits, all_of(0x00400000)), rounded)
+    halves = builder.bitcast(wide, ir.VectorType(ir.IntType(16), 2 * lanes))
+    high_halves = ir.Constant(words, list(range(1, 2 * lanes, 2)))  # in little-endian order
+    store_lanes(builder, builder.shuffle_vector(halves, halves, high_halves), elements, index)
+
+
+def real(elements, index):
+    """Element ``index``. If the elements are 16-bit integers, they are the bits of bfloat16."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(real)
+def _real(elements, index):
+    if elements.dtype == types.uint16:
+        return lambda elements, index: widen_bfloat16(elements[index])
+    return lambda elements, index: elements[index]
+
+
+def store_real(elements, index, value):
+    """Store ``value`` to element ``index``, rounded to bfloat16 if the elements are 16-bit integers."""
+    raise NotImplementedError("called from kernels only")
+
+
+@overload(store_real)
+def _store_real(elements, index, value):
+    def store(elements, index, value):
+        elements[index] = value
+
+    def store_rounded(elements, index, value):
+        elements[index] = narrow_bfloat16(to_odd_float32(value))
+
+    return store_rounded if elements.dtype == types.uint16 else store
 
 
 def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:

@@ -118,6 +118,20 @@ def shapes_of(granularity: type[Granularity]) -> _Shapes:
     return _SHAPES[granularity]
 
 
+#: Groups whose size is a multiple of 32, in more than one tile of the CPU.
+GROUPS_OF_32 = [
+    Problem("groups of 32", PerGroup(32), (9, 960)),
+    Problem("groups of 32, pairs", PerGroup(32), (9, 960), codes=INT4.torch, packed=True),
+    Problem(
+        "groups of 32, bfloat16 pairs", PerGroup(32), (3, 3, 960), real=torch.bfloat16, codes=UINT4.torch,
+        packed=True, values="special",
+    ),
+    Problem(
+        "groups of 96, bfloat16, strided scale", PerGroup(96), (31, 288), real=torch.bfloat16,
+        scale="strided", zero_point="strided",
+    ),
+]  # fmt: skip
+
 #: Fields of a problem with scales of every magnitude, and values of the same magnitudes.
 EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}
 _REALS = [record.torch for record in FLOATS.values()]

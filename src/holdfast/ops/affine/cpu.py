@@ -19,6 +19,8 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import (
     BLOCK,
+    STREAM_BLOCK,
+    VECTOR,
     compile_kernel,
     copy,
     fence,
@@ -27,7 +29,9 @@ from holdfast.backends.cpu import (
     outlined,
     pointer,
     prefetch,
+    stream,
     stream_and_prefetch,
+    stream_blocks,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
@@ -69,10 +73,20 @@ _LONG_ROW = 2048
 _IN_PLACE = 0  # contiguous
 _FIXED = 1  # the same elements for every tile
 _STRIDED = 2  # rows, or the elements of a row, are not contiguous
-_STREAMED = 3  # contiguous and of the compute type; written by stores that bypass the caches
+_STREAMED = 3  # contiguous output, written by stores that bypass the caches
+# Layouts of a scale or zero point with one element per row; its run has one element per row too.
+_BY_ROW = 4  # the elements are not contiguous
+_BY_ROW_IN_PLACE = 5  # contiguous
 
-#: Least bytes of a streamed output. A smaller one may stay in a cache for its next reader.
-_STREAM_MIN_BYTES = 2**25
+#: Least bytes of the output and the inputs for a streamed output. A smaller one may stay in a cache for its
+#: next reader.
+_STREAM_MIN_BYTES = 2**26
+
+#: Columns of a row that a kernel computes together if scales are by row.
+ROW_BLOCK = 32
+
+# Kinds of operands that a kernel converts itself: codes as signed bytes, and bfloat16.
+_RAW_BYTES, _RAW_BFLOAT16 = 0x01, 0x02
 
 #: Prefetch distance of a kernel that streams, in bytes.
 _PREFETCH_DISTANCE = 1024
@@ -80,19 +94,21 @@ _PREFETCH_DISTANCE = 1024
 #: First parameters of every kernel: first tile, last tile, ``walk``, ``shared``.
 _WALK_ARGUMENTS = 4
 
-# Columns of the table of a walk. _PACK_SHIFT is log2 of the codes per byte.
-_ADDRESS, _KIND, _LAYOUT, _PACK_SHIFT, _STRIDES = 0, 1, 2, 3, 4
+# Columns of the table of a walk. _PACK_SHIFT is log2 of the codes per byte, _SIGNED tells if they have signs.
+_ADDRESS, _KIND, _LAYOUT, _PACK_SHIFT, _SIGNED, _STRIDES = 0, 1, 2, 3, 4, 5
 
 
 class Tiling(NamedTuple):
     """The tiles of a space. ``shape`` is (rows, columns, rows of a tile, columns of a tile).
 
     ``table`` has a row for each operand. Its last row has the loop sizes in place of strides. ``shared``:
-    each tile has one scale and one zero point.
+    each tile has one scale and one zero point. ``by_row``: each row of a tile has one of each, and its
+    columns are a multiple of ``ROW_BLOCK``.
     """
 
     tiles: int
     shared: bool
+    by_row: bool
     shape: tuple[int, int, int, int]
     table: np.ndarray[Any, Any]
 
@@ -112,12 +128,18 @@ def _tiling(space: Space, inputs: int) -> Tiling:
     table[:-1, _STRIDES:] = space.strides
     table[-1, _STRIDES:] = space.sizes
     shared = all(s[-1] == 0 and (tile_rows == 1 or not any(s)) for s in space.strides[1 + inputs :])
-    return Tiling(-(-rows // tile_rows) * parts, shared, (rows, columns, tile_rows, tile_columns), table)
+    in_blocks = by_row and parts == 1 and columns % ROW_BLOCK == 0 and not shared
+    shape = (rows, columns, tile_rows, tile_columns)
+    return Tiling(-(-rows // tile_rows) * parts, shared, in_blocks, shape, table)
+
+
+def _is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each loop continues where the next inner loop ends."""
+    return all(strides[d] == strides[d + 1] * sizes[d + 1] for d in range(len(sizes) - 1))
 
 
 def _layout(sizes: Sequence[int], strides: Sequence[int], parts: int, tile_rows: int) -> int:
-    dense = all(strides[d] == strides[d + 1] * sizes[d + 1] for d in range(len(sizes) - 1))
-    if strides[-1] == 1 and (tile_rows == 1 or (parts == 1 and dense)):
+    if strides[-1] == 1 and (tile_rows == 1 or (parts == 1 and _is_dense(sizes, strides))):
         return _IN_PLACE
     if not any(strides[:-1]) and (parts == 1 or strides[-1] == 0):
         return _FIXED
@@ -154,12 +176,15 @@ def launch(
     per_byte: int = 1,
     signed: bool = False,
     streamed: bool = False,
+    by_row: bool = False,
+    raw: Mapping[int, torch.dtype] | None = None,
 ) -> None:
     """Run ``entry`` over all tiles of ``operands``: the output, ``inputs`` inputs, the scale, the zero point.
 
     Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
-    large output is written by streaming stores; the kernel must then call ``streamed_item`` and ``flush``,
-    and must not read the output.
+    large output is written by streaming stores; the kernel must then call ``streamed_item``, ``flush`` and
+    ``finish``, and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel
+    converts operands of these numbers and dtypes itself if the scale is by tile or by row.
     """
     tiling = _tiling(space, inputs)
     table = tiling.table.copy()
@@ -169,10 +194,18 @@ def launch(
         table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
     if per_byte > 1:
         table[packed, _KIND] = INT8 if signed else UINT8
-        table[packed, _PACK_SHIFT] = per_byte >> 1
-
-    in_place = table[0, _LAYOUT] == _IN_PLACE and operands[0].dtype == compute.torch
-    if streamed and in_place and space.rows * space.columns * compute.bits // 8 >= _STREAM_MIN_BYTES:
+        table[packed, _PACK_SHIFT], table[packed, _SIGNED] = per_byte >> 1, signed
+    if by_row and tiling.by_row:
+        for operand in range(1 + inputs, len(operands)):
+            if table[operand, _LAYOUT] == _STRIDED:
+                strides = space.strides[operand][:-1]
+                dense = strides[-1] == 1 and _is_dense(space.sizes[:-1], strides)
+                table[operand, _LAYOUT] = _BY_ROW_IN_PLACE if dense else _BY_ROW
+    if tiling.shared or tiling.by_row:
+        for operand, dtype in (raw or {}).items():
+            if operands[operand].dtype == dtype:
+                table[operand, _KIND] = dtype.itemsize
+    if streamed and table[0, _LAYOUT] == _IN_PLACE and _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES:
         table[0, _LAYOUT] = _STREAMED
 
     scratch = _scratch_for(len(operands))
@@ -181,6 +214,10 @@ def launch(
         entry(first, last, (tiling.shape, table, scratch.of_thread()), tiling.shared, *scalars)
 
     parallel(run_tiles, tiling.tiles, space.rows * space.columns)
+
+
+def _bytes_of(operands: Sequence[torch.Tensor]) -> int:
+    return sum(operand.nbytes for operand in operands)
 
 
 @cache
@@ -300,15 +337,17 @@ def _load(walk, operand, row, column, rows, columns, like):
     kind, layout, pack_shift = table[operand, _KIND], table[operand, _LAYOUT], table[operand, _PACK_SHIFT]
     item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]
     count = rows * columns
-    if layout == _IN_PLACE:
+    in_place = layout == _IN_PLACE or layout == _BY_ROW_IN_PLACE
+    if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, operand, row, rows)
     memory = table[operand, _ADDRESS] + ((column * step * item) >> pack_shift)
     raw = scratch + 2 * operand * _RUN
     if pack_shift > 0:
         for r in range(rows):
-            unpack(memory + (offsets[r] >> pack_shift), pack_shift, kind == INT8, columns, raw + r * columns)
-    elif layout == _IN_PLACE or (count == 1 and operand > 0):  # a single element is contiguous
+            signed = table[operand, _SIGNED]
+            unpack(memory + (offsets[r] >> pack_shift), pack_shift, signed, columns, raw + r * columns)
+    elif in_place or (count == 1 and operand > 0):  # a single element is contiguous
         raw = memory + offsets[0] * item
     elif step == 0:
         _broadcast_rows(memory, item, offsets, rows, columns, raw)
@@ -367,19 +406,55 @@ def load(walk, tile, is_first, shared, inputs, accumulate, like):
             rows, columns = 1, 1
         elif layout == _FIXED:
             row, column, rows, columns = 0, 0, shape[2], shape[3]
+        elif layout >= _BY_ROW:
+            columns = 1
         runs[operand] = _load(walk, operand, row, column, rows, columns, like)
     return here[2] * here[3], runs
 
 
 @jit
 def streamed_item(walk):
-    """Bytes per element if the output is streamed, else 0.
+    """Bytes per element if the kernel streams its results, else 0.
 
-    If it is streamed, the kernel writes each block of results to the start of the scratch, ``walk[2]``, and
-    calls ``flush`` in place of ``prefetch``.
+    If it does, it writes each block of results to the start of the scratch, ``walk[2]``, and calls ``flush``
+    in place of ``prefetch``. Results that ``store`` converts or packs are streamed by ``store``.
+    """
+    kind, layout, pack_shift = walk[1][0, _KIND], walk[1][0, _LAYOUT], walk[1][0, _PACK_SHIFT]
+    return kind & ITEM_SIZE if layout == _STREAMED and _computed_as_stored(kind) and pack_shift == 0 else 0
+
+
+@jit
+def is_by_row(walk, inputs):
+    """Whether the scale or the zero point has one element per row in its run.
+
+    The other one has then at least as many elements. The columns are a multiple of ``ROW_BLOCK``.
     """
     table = walk[1]
-    return table[0, _KIND] & ITEM_SIZE if table[0, _LAYOUT] == _STREAMED else 0
+    return table[inputs + 1, _LAYOUT] >= _BY_ROW or table[inputs + 2, _LAYOUT] >= _BY_ROW
+
+
+@jit
+def row_columns(walk, inputs, count):
+    """Elements with the same scale: the columns of a row, or all elements of a tile."""
+    return walk[0][3] if is_by_row(walk, inputs) else count
+
+
+@jit
+def reads_bytes(walk):
+    """Whether run 1 has codes as signed bytes, not as numbers of the compute type."""
+    return walk[1][1, _KIND] == _RAW_BYTES
+
+
+@jit
+def reads_bfloat16(walk):
+    """Whether run 1 has bits of bfloat16, not numbers of the compute type."""
+    return walk[1][1, _KIND] == _RAW_BFLOAT16
+
+
+@jit
+def stores_bfloat16(walk):
+    """Whether the kernel writes bits of bfloat16."""
+    return walk[1][0, _KIND] == _RAW_BFLOAT16
 
 
 @jit
@@ -395,29 +470,51 @@ def flush(walk, runs, reads, begin, end):
 
 
 @jit
+def _stream_run(target, source, size):
+    outlined()
+    stream(target, source, size)
+
+
+@jit
+def flush_alone(walk, runs, begin, end):
+    """``flush`` without prefetches, for a kernel whose reads the hardware follows."""
+    item = streamed_item(walk)
+    if item > 0:
+        target, size = runs[0] + begin * item, (end - begin) * item
+        if target % VECTOR == 0 and size % STREAM_BLOCK == 0:
+            stream_blocks(target, walk[2], size // STREAM_BLOCK)
+        else:
+            _stream_run(target, walk[2], size)
+
+
+@jit
 def store(walk, tile, like):
     """Copy a tile's results from run 0 to the output, unless they are there already."""
     outlined()
     shape, table, scratch = walk
     kind, layout, pack_shift = table[0, _KIND], table[0, _LAYOUT], table[0, _PACK_SHIFT]
     item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
-    if _computed_as_stored(kind) and layout == _IN_PLACE and pack_shift == 0:
-        return
-    if layout == _STREAMED:
-        fence()
+    in_place, as_stored = layout == _IN_PLACE or layout == _STREAMED, _computed_as_stored(kind)
+    if in_place and as_stored and pack_shift == 0:
         return
     row, column, rows, columns = window(shape, tile)
     count = rows * columns
-    if layout == _IN_PLACE:
+    if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, np.int64(0), row, rows)
     memory = table[0, _ADDRESS] + ((column * step * item) >> pack_shift)
     raw = scratch
     if layout == _IN_PLACE and pack_shift == 0:
         raw = memory + offsets[0] * item
-    if not _computed_as_stored(kind):
+    if not as_stored:
         narrow(scratch + _RUN, count, kind, raw, like)
-    if pack_shift > 0:
+    if layout == _STREAMED:
+        if pack_shift > 0:
+            raw = scratch + _RUN
+            pack(scratch, pack_shift, count, raw)
+        size = (count * item + (1 << pack_shift) - 1) >> pack_shift
+        _stream_run(memory + ((offsets[0] * item) >> pack_shift), raw, size)
+    elif pack_shift > 0:
         for r in range(rows):
             pack(raw + r * columns, pack_shift, columns, memory + (offsets[r] >> pack_shift))
     elif layout != _IN_PLACE and step == 1:
@@ -425,6 +522,13 @@ def store(walk, tile, like):
             copy(memory + offsets[r] * item, raw + r * columns * item, columns * item)
     elif layout != _IN_PLACE:
         _copy_strided(memory, item, offsets, step, rows, columns, raw, False)
+
+
+@jit
+def finish(walk):
+    """Make streamed results visible to other threads, after the last tile."""
+    if walk[1][0, _LAYOUT] == _STREAMED:
+        fence()
 
 
 @jit
@@ -524,6 +628,7 @@ def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) ->
                             dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                     flush(walk, runs, (runs[1], runs[2]), begin, end)
                 store(walk, tile, q_min)
+            finish(walk)
 
         return over_tiles
 

@@ -7,13 +7,16 @@ from typing import Any
 
 from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan, Args
-from holdfast.ops.affine.cases import Problem, code_values, make_args, problems
+from holdfast.ops.affine.cases import GROUPS_OF_32, Problem, code_values, make_args, problems
+from holdfast.ops.dequantize.plan import DequantizePerGroupPlan
 from holdfast.ops.packing.torch_op import pack
 
 
 def cases(plan: AnyPlan) -> list[Case]:
     forward = plan.direction == "forward"
     found = problems(plan, reads_codes=forward)
+    if plan is DequantizePerGroupPlan:
+        found += GROUPS_OF_32
     return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
 
 

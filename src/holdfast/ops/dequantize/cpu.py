@@ -5,11 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.backends.cpu import kernel, pointer
+import numpy as np
+import torch
+from numba import types
+
+from holdfast.backends.cpu import BLOCK, counted_loop, emit, jit, kernel, load_lanes, outlined, pointer, splat
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.numerics.cpu import store_real, store_real_lanes
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import load, store
+from holdfast.ops.affine.cpu import (
+    ROW_BLOCK,
+    finish,
+    flush_alone,
+    load,
+    reads_bytes,
+    row_columns,
+    store,
+    stores_bfloat16,
+    streamed_item,
+)
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.dequantize.plan import (
     DequantizeArgs,
@@ -19,6 +34,49 @@ from holdfast.ops.dequantize.plan import (
 )
 
 
+@emit
+def _value_blocks(typingctx, codes, y, begin, end, s, z):
+    """Values ``begin`` to ``end`` of codes in bytes, in blocks of ``ROW_BLOCK``; ``y`` may be bfloat16."""
+
+    def build(context, builder, signature, args):
+        codes, y, begin, end, *scalars = args
+        s, z = (splat(builder, value, ROW_BLOCK) for value in scalars)
+        number = begin.type
+        with counted_loop(builder, builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))) as block:
+            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
+            codes_of_block = builder.sitofp(load_lanes(builder, codes, index, ROW_BLOCK), s.type)
+            store_real_lanes(builder, builder.fmul(builder.fsub(codes_of_block, z), s), y, index)
+        return context.get_dummy_value()
+
+    return types.none(codes, y, begin, end, s, z), build
+
+
+@jit
+def _dequantize_rows(walk, runs, like, stored, count):
+    """The values of a tile of codes in bytes, if the tile, or each of its rows, has one scale.
+
+    ``stored`` is a value of the type of the results: the compute type, or bits of bfloat16.
+    """
+    outlined()
+    codes, scale, zero_point = pointer(runs[1], np.int8), pointer(runs[2], like), pointer(runs[3], like)
+    item, columns = streamed_item(walk), row_columns(walk, 1, count)
+    row, row_end = 0, columns
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        y = pointer(walk[2] - begin * item if item > 0 else runs[0], stored)
+        whole = end - (end - begin) % ROW_BLOCK
+        part = begin
+        while part < whole:
+            if part == row_end:
+                row, row_end = row + 1, row_end + columns
+            stop = min(whole, row_end)
+            _value_blocks(codes, y, part, stop, scale[row], zero_point[row])
+            part = stop
+        for i in range(whole, end):
+            store_real(y, i, (np.int32(codes[i]) - zero_point[row]) * scale[row])
+        flush_alone(walk, runs, begin, end)
+
+
 @kernel
 def _dequantize(first, last, walk, shared, like):
     for tile in range(first, last):
@@ -26,13 +84,18 @@ def _dequantize(first, last, walk, shared, like):
         y, q = pointer(runs[0], like), pointer(runs[1], like)
         scale, zero_point = pointer(runs[2], like), pointer(runs[3], like)
         s, z = scale[0], zero_point[0]
-        if shared:
+        if stores_bfloat16(walk):
+            _dequantize_rows(walk, runs, like, np.uint16(0), count)
+        elif reads_bytes(walk):
+            _dequantize_rows(walk, runs, like, like, count)
+        elif shared:
             for i in range(count):
                 y[i] = (q[i] - z) * s
         else:
             for i in range(count):
                 y[i] = (q[i] - zero_point[i]) * scale[i]
         store(walk, tile, like)
+    finish(walk)
 
 
 @kernel
@@ -69,6 +132,8 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         packed = 1 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.y, args.q), (args.scale, args.zero_point), packed=packed)
         like = affine.compute_scalars(compute, 0)
+        in_bytes = desc.per_byte > 1 or args.q.dtype == torch.int8  # unsigned packed codes are less than 128
+        raw = {0: torch.bfloat16, 1: args.q.dtype} if in_bytes else {}
 
         def launch(
             stream: Stream, workspace: Workspace, args: DequantizeArgs, addresses: Sequence[int]
@@ -83,6 +148,9 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
                 packed=1,
                 per_byte=desc.per_byte,
                 signed=desc.codes.signed,
+                streamed=True,
+                by_row=in_bytes,
+                raw=raw,
             )
 
         return launch

@@ -15,7 +15,7 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
 from holdfast.numerics.cpu import zero
-from holdfast.ops.affine.cpu import flush, load, store, streamed_item, window
+from holdfast.ops.affine.cpu import finish, flush, load, store, streamed_item, window
 from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_scale
 from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeBackwardDescriptor,
@@ -50,6 +50,7 @@ def _implement_row_tiles(
                     y[i] = rounded(x[i], s, z, q_min, q_max)
             flush(walk, runs, (runs[1] + count * item,), 0, count)
             store(walk, tile, q_min)
+        finish(walk)
 
     return over_tiles
 
@@ -104,6 +105,7 @@ def _covered_backward(first, last, walk, shared, q_min, q_max, accumulate):
                     dx[i] = dy[i]
             flush(walk, runs, (runs[1],), begin, end)
         store(walk, tile, q_min)
+    finish(walk)
 
 
 class DynamicFakeQuantize(RowKernel[DynamicFakeQuantizeDescriptor]):

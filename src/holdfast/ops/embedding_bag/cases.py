@@ -135,6 +135,8 @@ _SHARED = (
     Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
     Problem("largest of long rows in float64", (5, 6), 10, 1500, "max", dtype=_F64),
+    Problem("many bags", (150, 2), 40, 260, "mean", padding=1),
+    Problem("weighted vectors of columns", (_ALL,), 40, 250, bags=LENGTHS, weighted=True),
 )  # fmt: skip
 
 _BACKWARD = (
@@ -157,7 +159,8 @@ _BACKWARD = (
 
 #: Shared problems whose backward is covered by others.
 _FORWARD_ALONE = (
-    "float64", "padding in a sum", "mean of bags of one size", "bags of nothing", "special values"
+    "float64", "padding in a sum", "mean of bags of one size", "bags of nothing", "special values",
+    "many bags", "weighted vectors of columns",
 )  # fmt: skip
 
 

@@ -24,6 +24,8 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
+from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
+from holdfast.ops.embedding_bag.cpu_sums import MOST_TERMS, begin_of, compile_sums, load_offset, sum_bags
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,
@@ -55,34 +57,30 @@ _RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
 _RUN = step_of(RUN_BYTES)
 _SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
 
-
-@jit
-def _load_offset(offsets, entry):
-    address, item, step, _ = offsets
-    if item == 4:
-        return np.int64(pointer(address, np.int32)[entry * step])
-    return pointer(address, np.int64)[entry * step]
+#: Offsets as an operand of kernels: (address, item size, stride, count).
+Offsets = tuple[int, int, int, int]
 
 
 @kernel
 def check_offsets(offsets, count):
     """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
+    address, item, step, given = offsets
+    if given > 0 and item == 8 and step == 1:  # this loop vectorises
+        contiguous = pointer(address, np.int64)
+        longest, least = count - contiguous[given - 1], np.int64(0)
+        for entry in range(1, given):
+            size = contiguous[entry] - contiguous[entry - 1]
+            longest, least = max(longest, size), min(least, size)
+        if least >= 0 and contiguous[0] == 0 and contiguous[given - 1] <= count:
+            return -1, longest
     before, longest = 0, 0
-    for entry in range(offsets[3]):
-        offset = _load_offset(offsets, entry)
+    for entry in range(given):
+        offset = load_offset(offsets, entry)
         if offset < before or offset > count or (entry == 0 and offset != 0):
             return entry, longest
         longest = max(longest, offset - before)
         before = offset
     return -1, max(longest, count - before)
-
-
-@jit
-def _begin_of(bag, offsets, length, count):
-    """Begin of a bag, which is the end of the bag before."""
-    if offsets[3] == 0:
-        return bag * length
-    return _load_offset(offsets, bag) if bag < offsets[3] else count
 
 
 @jit
@@ -131,14 +129,14 @@ def find_bags(
     all_valid = True
     for bag in range(first, last):
         begin, end = (
-            _begin_of(bag, offsets, length, indices[2]),
-            _begin_of(bag + 1, offsets, length, indices[2]),
+            begin_of(bag, offsets, length, indices[2]),
+            begin_of(bag + 1, offsets, length, indices[2]),
         )
         starts[bag] = begin
         counts[bag], valid = _find_rows(begin, end, bag, indices, table, rows, padding, kept_at, bags_at)
         all_valid &= valid
     if last == bags:
-        end = _begin_of(bags, offsets, length, indices[2])
+        end = begin_of(bags, offsets, length, indices[2])
         starts[bags] = end
         _, valid = _find_rows(end, indices[2], np.int64(-1), indices, table, rows, padding, kept_at, bags_at)
         all_valid &= valid
@@ -303,6 +301,13 @@ def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
 
 
+def element_of(desc: BagDescriptor) -> Any:
+    """A value of the type in which kernels read elements in place, bits for bfloat16; None if they cannot."""
+    if desc.dtype == desc.compute.torch:
+        return number(desc.compute)
+    return np.uint16(0) if desc.dtype == torch.bfloat16 else None
+
+
 class Found(NamedTuple):
     """Addresses of the results of ``find_bags``, and the length of the longest bag."""
 
@@ -311,6 +316,17 @@ class Found(NamedTuple):
     bags: int
     counts: int
     longest: int
+
+
+def checked_offsets(desc: BagDescriptor, offsets: torch.Tensor | None) -> tuple[Offsets, int]:
+    """Offsets as an operand of kernels, and the length of the longest bag. Raises if an offset is wrong."""
+    if offsets is None:
+        return (0, 8, 1, 0), desc.length
+    given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
+    wrong, longest = check_offsets(given, desc.count)
+    if wrong >= 0:
+        raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
+    return given, longest
 
 
 class Bags:
@@ -328,17 +344,12 @@ class Bags:
         first: int,
         indices: torch.Tensor,
         table: np.ndarray[Any, Any],
-        offsets: torch.Tensor | None,
+        offsets: Offsets,
+        longest: int,
         raises: bool,
     ) -> Found:
-        """Check offsets, and with ``raises`` indices; find the bags. ``first`` is the workspace's address."""
-        desc, longest = self.desc, self.desc.length
-        given = (0, 8, 1, 0)
-        if offsets is not None:
-            given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
-            wrong, longest = check_offsets(given, desc.count)
-            if wrong >= 0:
-                raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
+        """Find the bags; with ``raises``, check the indices. ``first`` is the workspace's address."""
+        desc = self.desc
         starts, kept, counts = (first + region.offset for region in (self.starts, self.kept, self.counts))
         bags = 0 if self.bags is None else first + self.bags.offset
         index_operand = (indices.data_ptr(), indices.element_size(), desc.count)
@@ -346,7 +357,7 @@ class Bags:
 
         def find(first: int, last: int) -> None:
             if not find_bags(
-                first, last, index_operand, table, given, desc.bags, desc.length, desc.rows, desc.padding,
+                first, last, index_operand, table, offsets, desc.bags, desc.length, desc.rows, desc.padding,
                 starts, kept, bags, counts,
             ):  # fmt: skip
                 invalid.append(first)
@@ -363,13 +374,15 @@ def _factor(
     """``factor`` of ``sum_segments``: the weights, contiguous in the compute type, or none."""
     if region is None or weights is None:
         return PLAIN, 0, 0
+    if weights.dtype == region.dtype and weights.is_contiguous():
+        return TIMES, weights.data_ptr(), 0
     wide = region.tensor(workspace)
     wide.view(shape).copy_(weights.detach())
     return TIMES, wide.data_ptr(), 0
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
-    """``find_bags``, then the sum or the maximum of each bag."""
+    """``sum_bags``; or ``find_bags``, then the sum or the maximum of each bag."""
 
     def __init__(self, desc: EmbeddingBagDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -377,10 +390,18 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.bags = Bags(layout, desc, by_index=False)
         self.weights = layout.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
         self.set_workspace(layout)
+        #: Values of the types that ``sum_bags`` works with; None if it does not serve this descriptor.
+        self.types: tuple[Any, ...] | None = None
+        like, stored = number(desc.compute), element_of(desc)
+        if desc.mode != "max" and stored is not None:
+            index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
+            self.types = (stored, index, like if desc.per_sample_weights else np.int8(0), like)
 
     def compile(self) -> None:
         _compile_finding()
-        if self.desc.mode == "max":
+        if self.types is not None:
+            compile_sums(self.types)
+        elif self.desc.mode == "max":
             _compile(max_bags, self.desc.compute)
         else:
             compile_for(self.desc.compute)
@@ -391,12 +412,23 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         walk = loops(desc.shape, args.indices.stride())
         table = table_of(walk.sizes, walk.strides[0])
         weight_table = table_of((desc.rows,), (args.weight.stride(0),))
+        contiguous = walk.strides[0] == (1,) or desc.count == 1
+        in_one_pass = (
+            self.types is not None and contiguous and args.weight.stride(1) == args.out.stride(1) == 1
+        )
 
         def launch(
             stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
         ) -> None:
             first = first_address(workspace)
-            found = self.bags.find(first, args.indices, table, args.offsets, desc.bad_index == "raise")
+            raises = desc.bad_index == "raise"
+            offsets, longest = checked_offsets(desc, args.offsets)
+            if in_one_pass and longest <= MOST_TERMS:
+                if raises:
+                    raise_outside(args.indices, table, desc.rows)
+                self.sum_in_one_pass(args, offsets, workspace)
+                return
+            found = self.bags.find(first, args.indices, table, offsets, longest, raises)
             weight, out = _rows(args.weight, compute), _rows(args.out, compute)
             if desc.mode == "max":
 
@@ -408,6 +440,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 parallel(part, desc.bags, desc.count * desc.columns)
             else:
+                compile_for(compute)
                 launch_sums(
                     args.out,
                     Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
@@ -418,6 +451,22 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 )
 
         return launch
+
+    def sum_in_one_pass(self, args: EmbeddingBagArgs, offsets: Offsets, workspace: Workspace) -> None:
+        """Run ``sum_bags``."""
+        desc, out = self.desc, args.out
+        _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
+        table = (args.weight.data_ptr(), args.weight.stride(0), desc.rows, desc.padding)
+        indices = (args.indices.data_ptr(), desc.count)
+        output = (out.data_ptr(), out.stride(0) * out.element_size())
+
+        def part(first: int, last: int) -> None:
+            sum_bags(
+                first, last, table, desc.columns, indices, offsets, desc.length, weights, output,
+                int(desc.mode == "mean"), _SCRATCH.of_thread(), self.types,
+            )  # fmt: skip
+
+        parallel(part, desc.bags, desc.count * desc.columns)
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
@@ -436,6 +485,10 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             self.divided = layout.take(elements, wide) if desc.mode == "mean" else None
             self.chosen = layout.take(elements, torch.int32) if desc.mode == "max" else None
         self.set_workspace(layout)
+        #: A value of the type of the elements for ``dot_rows``; None if it does not serve the descriptor.
+        self.stored: Any = None
+        if desc.rows > 0 and desc.bags > 0 and desc.columns <= MOST_COLUMNS:
+            self.stored = element_of(desc)
 
     def compile(self) -> None:
         compute = self.desc.compute
@@ -446,7 +499,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             _compile(max_bags, compute)
         if self.divided is not None:
             _compile(divide_rows, compute)
-        if self.desc.dper_sample_weights:
+        if self.desc.dper_sample_weights and self.stored is not None:
+            compile_dots(self.stored, number(compute))
+        elif self.desc.dper_sample_weights:
             _compile(weight_gradients, compute)
 
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
@@ -459,7 +514,8 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             stream: Stream, workspace: Workspace, args: EmbeddingBagBackwardArgs, addresses: Sequence[int]
         ) -> None:
             first = first_address(workspace)
-            found = self.bags.find(first, args.indices, table, args.offsets, False)
+            offsets, longest = checked_offsets(desc, args.offsets)
+            found = self.bags.find(first, args.indices, table, offsets, longest, False)
             if desc.sums:
                 assert args.dweight is not None and self.starts is not None and self.places is not None
                 source, factor = self.terms(args, workspace, first, found)
@@ -516,6 +572,11 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc, compute = self.desc, self.desc.compute
         out = args.dper_sample_weights
         assert out is not None and args.weight is not None
+        in_place = args.weight.stride(1) == args.dout.stride(1) == 1 and out.is_contiguous()
+        if self.stored is not None and in_place and not args.accumulate:
+            self.dot_rows(args.weight, args.dout, out, found)
+            return
+        _compile(weight_gradients, compute)
         walk = loops(desc.shape, out.stride())
         table = table_of(walk.sizes, walk.strides[0])
         weight, dout = _rows(args.weight, compute), _rows(args.dout, compute)
@@ -525,6 +586,18 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             weight_gradients(
                 first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
                 _SCRATCH.of_thread(), number(compute),
+            )  # fmt: skip
+
+        parallel(part, desc.count, desc.count * desc.columns)
+
+    def dot_rows(self, weight: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, found: Found) -> None:
+        desc, item, like = self.desc, self.desc.dtype.itemsize, number(self.desc.compute)
+        table, rows = ((rows.data_ptr(), rows.stride(0) * item) for rows in (weight, dout))
+
+        def part(first: int, last: int) -> None:
+            dot_rows(
+                first, last, desc.count, found.kept, found.bags, table, rows, desc.columns, out.data_ptr(),
+                _SCRATCH.of_thread(), self.stored, like,
             )  # fmt: skip
 
         parallel(part, desc.count, desc.count * desc.columns)

@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("EmbeddingBagPlan",))
 _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
+_SUMS_CPU, _DOTS_CPU = "holdfast.ops.embedding_bag.cpu_sums", "holdfast.ops.embedding_bag.cpu_dots"
 
 # fmt: off
 MUTANTS = (
@@ -18,6 +19,24 @@ MUTANTS = (
     _forward("the last index of a bag dropped", _CPU,
         "for n in range(starts[bag], starts[bag + 1]):",
         "for n in range(starts[bag], starts[bag + 1] - 1):"),
+    _forward("only the first chunk of a bag", _SUMS_CPU,
+        "add_to(sums, [builder.load(slot) for slot in chunk_sums])",
+        "add_to(chunk_sums, [builder.load(slot) for slot in chunk_sums])", likely="bags of many sizes"),
+    _forward("padding counted in a mean", _SUMS_CPU,
+        "builder.sub(last, first), builder.load(skipped))",
+        "builder.sub(last, first), count(0))", likely="padding"),
+    _forward("the last columns at the place of others", _SUMS_CPU,
+        "column, rest = columns - _LANES, _LANES",
+        "rest = _LANES", likely="vectors of columns"),
+    _forward("the bags of the first batch again", _SUMS_CPU,
+        "begins[i] = begin_of(batch + i, offsets, length, count)",
+        "begins[i] = begin_of(i, offsets, length, count)", likely="many bags"),
+    _backward("the weight of a skipped index given a gradient", _DOTS_CPU,
+        "totals[n - begin] if counts else zero(like)",
+        "totals[n - begin]", likely="weighted in bfloat16"),
+    _backward("columns added in another order", _DOTS_CPU,
+        "in _transposed(builder, products(column, _LANES)):",
+        "in _transposed(builder, products(column, _LANES))[::-1]:", likely="weighted"),
     _backward("the last of equal maxima", _CPU, "or value > most or", "or value >= most or"),
     _backward("indices in no bag given to the last", _CPU,
         "_find_rows(end, indices[2], np.int64(-1), indices,",
@@ -25,9 +44,9 @@ MUTANTS = (
     _backward("a level carry and kept", _CPU,
         "            levels[level] = zero(like)\n            full",
         "            full", likely="D = 4096"),
-    _backward("the row stride of the table for that of dout", _CPU,
-        "np.int64(bags[n]) * dout_row * (dout_kind & ITEM_SIZE)",
-        "np.int64(bags[n]) * weight_row * (dout_kind & ITEM_SIZE)", likely="dout in another layout"),
+    _backward("the row stride of the table for that of dout", _DOTS_CPU,
+        "np.int64(max(bags[n], np.int32(0))) * dout[1]",
+        "np.int64(max(bags[n], np.int32(0))) * table[1]", likely="dout in another layout"),
     _backward("accumulate lost", _CPU,
         "total[0] = old[0] + total[0]",
         "total[0] = zero(like) + total[0]", likely="accumulate"),

@@ -20,6 +20,7 @@ from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slop
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     code_bounds,
+    finish,
     flush,
     in_range_bounds,
     load,
@@ -85,6 +86,7 @@ def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
                         y[i] = rounded(x[i], scale[i], zero_point[i], q_min, q_max)
                 flush(walk, runs, (runs[1],), begin, end)
             store(walk, tile, q_min)
+        finish(walk)
 
     return over_tiles
 
@@ -180,6 +182,7 @@ def _identity(first, last, walk, shared, q_min, q_max, accumulate):
                     dx[i] = dy[i]
             flush(walk, runs, (runs[1],), begin, end)
         store(walk, tile, q_min)
+    finish(walk)
 
 
 @kernel

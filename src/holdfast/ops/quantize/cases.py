@@ -10,8 +10,12 @@ from holdfast.core.case import Case
 from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerChannel
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.affine.cases import EVERY_SIZE, Problem, make_args, problems
-from holdfast.ops.quantize.plan import QuantizePerChannelBackwardPlan, QuantizePerChannelPlan
+from holdfast.ops.affine.cases import EVERY_SIZE, GROUPS_OF_32, Problem, make_args, problems
+from holdfast.ops.quantize.plan import (
+    QuantizePerChannelBackwardPlan,
+    QuantizePerChannelPlan,
+    QuantizePerGroupPlan,
+)
 
 #: For ``quantize_pairs``: the rows are three loops, two of them short.
 _PAIRS_IN_LOOPS = Problem(
@@ -42,6 +46,8 @@ def cases(plan: AnyPlan) -> list[Case]:
     found = problems(plan)
     if plan is QuantizePerChannelPlan:
         found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
+    elif plan is QuantizePerGroupPlan:
+        found += GROUPS_OF_32
     elif plan is QuantizePerChannelBackwardPlan:
         found += [*_SCALES_BY_COLUMN, _DY_APART, _WHOLE_TILE]
     return [case(plan, problem) for problem in found]

@@ -11,20 +11,41 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
 
-from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
+from holdfast.backends.cpu import (
+    BLOCK,
+    counted_loop,
+    emit,
+    jit,
+    kernel,
+    outlined,
+    pointer,
+    prefetch,
+    splat,
+    store_lanes,
+)
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.numerics.cpu import fits_e4m3fn, rint, zero
+from holdfast.numerics.cpu import fits_e4m3fn, load_real_lanes, real, rint, rint_lanes, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    ROW_BLOCK,
     code_bounds,
+    finish,
+    flush_alone,
     in_range_bounds,
+    is_by_row,
     load,
+    reads_bfloat16,
+    row_columns,
     store,
     stores_bytes,
     stores_floating_codes,
     straight_through_backward,
+    streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
@@ -71,6 +92,55 @@ ESTIMATORS = {
 _backward_tiles = straight_through_backward(ESTIMATORS)
 
 
+@emit
+def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
+    """Codes ``begin`` to ``end`` as bytes, in blocks of ``ROW_BLOCK``. ``x`` may hold bits of bfloat16."""
+
+    def build(context, builder, signature, args):
+        x, codes, begin, end, *scalars = args
+        s, z, q_min, q_max = (splat(builder, value, ROW_BLOCK) for value in scalars)
+        lo, hi = builder.fsub(q_min, z), builder.fsub(q_max, z)
+        number = begin.type
+        blocks = builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))
+        with counted_loop(builder, blocks) as block:
+            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
+            t = builder.fdiv(load_real_lanes(builder, x, index, ROW_BLOCK, s.type.element), s)
+            t = builder.select(builder.fcmp_ordered("ord", t, t), t, ir.Constant(t.type, [0.0] * ROW_BLOCK))
+            t = builder.select(builder.fcmp_ordered(">", t, lo), t, lo)
+            t = builder.select(builder.fcmp_ordered("<", t, hi), t, hi)
+            near = builder.fadd(rint_lanes(builder, t), z)
+            wide = builder.fptosi(near, ir.VectorType(ir.IntType(32), ROW_BLOCK))
+            store_lanes(builder, builder.trunc(wide, ir.VectorType(ir.IntType(8), ROW_BLOCK)), codes, index)
+        return context.get_dummy_value()
+
+    return types.none(x, codes, begin, end, s, z, q_min, q_max), build
+
+
+@jit
+def _quantize_rows(walk, runs, x, count, q_min, q_max):
+    """The codes of a tile as bytes, if the tile or each of its rows has one scale and one zero point."""
+    outlined()
+    scale, zero_point = pointer(runs[2], q_min), pointer(runs[3], q_min)
+    item, columns = streamed_item(walk), row_columns(walk, 1, count)
+    row, row_end = 0, columns
+    for begin in range(0, count, BLOCK):
+        end = min(begin + BLOCK, count)
+        if item == 0:
+            prefetch(x, begin)
+        codes = pointer(walk[2] - begin if item > 0 else runs[0], np.int8)
+        whole = end - (end - begin) % ROW_BLOCK
+        part = begin
+        while part < whole:
+            if part == row_end:
+                row, row_end = row + 1, row_end + columns
+            stop = min(whole, row_end)
+            _code_blocks(x, codes, part, stop, scale[row], zero_point[row], q_min, q_max)
+            part = stop
+        for i in range(whole, end):
+            codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))
+        flush_alone(walk, runs, begin, end)
+
+
 @kernel
 def _quantize(first, last, walk, shared, q_min, q_max):
     for tile in range(first, last):
@@ -78,30 +148,32 @@ def _quantize(first, last, walk, shared, q_min, q_max):
         q, codes, x = pointer(runs[0], q_min), pointer(runs[0], np.int8), pointer(runs[1], q_min)
         scale, zero_point = pointer(runs[2], q_min), pointer(runs[3], q_min)
         s, z = scale[0], zero_point[0]
-        for begin in range(0, count, BLOCK):
-            end = min(begin + BLOCK, count)
-            prefetch(x, begin)
-            if stores_bytes(walk):
-                if shared:
-                    for i in range(begin, end):
-                        codes[i] = np.int32(code(x[i], s, z, q_min, q_max))
-                else:
+        if reads_bfloat16(walk):
+            _quantize_rows(walk, runs, pointer(runs[1], np.uint16), count, q_min, q_max)
+        elif stores_bytes(walk) and (shared or is_by_row(walk, 1)):
+            _quantize_rows(walk, runs, x, count, q_min, q_max)
+        else:
+            for begin in range(0, count, BLOCK):
+                end = min(begin + BLOCK, count)
+                prefetch(x, begin)
+                if stores_bytes(walk):
                     for i in range(begin, end):
                         codes[i] = np.int32(code(x[i], scale[i], zero_point[i], q_min, q_max))
-            elif stores_floating_codes(walk):
-                if shared:
+                elif stores_floating_codes(walk):
+                    if shared:
+                        for i in range(begin, end):
+                            q[i] = x[i] / s
+                    else:
+                        for i in range(begin, end):
+                            q[i] = x[i] / scale[i]
+                elif shared:
                     for i in range(begin, end):
-                        q[i] = x[i] / s
+                        q[i] = code(x[i], s, z, q_min, q_max)
                 else:
                     for i in range(begin, end):
-                        q[i] = x[i] / scale[i]
-            elif shared:
-                for i in range(begin, end):
-                    q[i] = code(x[i], s, z, q_min, q_max)
-            else:
-                for i in range(begin, end):
-                    q[i] = code(x[i], scale[i], zero_point[i], q_min, q_max)
+                        q[i] = code(x[i], scale[i], zero_point[i], q_min, q_max)
         store(walk, tile, q_min)
+    finish(walk)
 
 
 @kernel
@@ -126,6 +198,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
         bounds = affine.compute_scalars(compute, *desc.code_range)
+        in_bytes = args.q.dtype in (torch.int8, torch.uint8)
 
         def launch(
             stream: Stream, workspace: Workspace, args: QuantizeArgs, addresses: Sequence[int]
@@ -139,6 +212,9 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
                 compute=compute,
                 packed=0,
                 per_byte=desc.per_byte,
+                streamed=in_bytes,
+                by_row=in_bytes,
+                raw={1: torch.bfloat16} if in_bytes else {},
             )
 
         return launch

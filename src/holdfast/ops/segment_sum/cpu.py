@@ -21,16 +21,22 @@ from numba import types
 
 from holdfast.backends.cpu import (
     LINE,
+    clear,
     compile_kernel,
     counted_loop,
     emit,
+    fence,
     jit,
     kernel,
+    load_lanes,
     on_demand,
     outlined,
     pointer,
     prefetch_line,
+    splat,
     stack_slot,
+    store_lanes,
+    stream_zeros,
 )
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
@@ -39,7 +45,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
@@ -62,6 +68,9 @@ _SCRATCH = Scratch("segment_sum", Runs(_LEVEL + LEVELS, RUN_BYTES))
 _LANES, _VECTORS = 8, 8
 #: Prefetch distance in terms.
 _AHEAD = 16
+#: Minimum bytes that are cleared by non-temporal stores, and minimum bytes of such an output. A smaller
+#: output may stay in a cache for its next reader.
+_STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
 
 # Factor of a term: none, a weight per place, or 1 for the columns that chose this place and 0 elsewhere.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
@@ -79,6 +88,12 @@ def load_index(address, item, number, table):
 @kernel
 def first_outside(address, item, table, count, rows):
     """Position of the first index out of range; -1 if there is none."""
+    if item == 8 and table.shape[1] == 1 and table[1, 0] == 1:  # this loop vectorises
+        contiguous, valid = pointer(address, np.int64), 0
+        for n in range(count):
+            valid += (contiguous[n] >= 0) & (contiguous[n] < rows)
+        if valid == count:
+            return -1
     for n in range(count):
         index = load_index(address, item, n, table)
         if index < 0 or index >= rows:
@@ -158,68 +173,89 @@ def _add(total, term, count, fresh, like):
             sums[i] += a[i]
 
 
-def _vector_add(vectors: int) -> Any:
+def _vector_add(vectors: int, lanes: int) -> Any:
     """Make an intrinsic that adds terms, one after another, to ``vectors`` vectors of a sum.
 
     The vectors stay in registers until all terms are added; a loop over columns inside a loop over terms
     would load and store the sum for each term. ``terms`` points to the addresses of the terms, ``later`` to
-    as many addresses to prefetch.
+    as many addresses to prefetch. If ``weights`` points to numbers, each term is multiplied by its weight.
+    ``stored`` is a value of the type of the terms' elements: the compute type, or bits of bfloat16.
     """
 
     @emit
-    def add(typingctx, total, terms, later, term_count, column, fresh):
+    def add(typingctx, total, terms, later, weights, term_count, column, fresh, stored):
         def build(context, builder, signature, args):
-            total, terms, later, term_count, column, fresh = args
-            vector = ir.VectorType(total.type.pointee, _LANES)
-            item = context.get_abi_sizeof(total.type.pointee)
-
-            def run(addresses, number):
-                address = builder.load(builder.gep(addresses, [number]))
-                return builder.inttoptr(address, total.type)
-
-            def places(run):
-                begin = builder.bitcast(builder.gep(run, [column]), vector.as_pointer())
-                return [builder.gep(begin, [ir.IntType(32)(number)]) for number in range(vectors)]
-
+            total, terms, later, weights, term_count, column, fresh, stored = args
+            begin, number, real = builder.gep(total, [column]), column.type, total.type.pointee
+            vector = ir.VectorType(real, lanes)
+            per_line = LINE // context.get_abi_sizeof(stored.type)
             sums = [stack_slot(builder, vector) for _ in range(vectors)]
+            starts = [number(i * lanes) for i in range(vectors)]
+
+            def run(addresses, index):
+                address = builder.load(builder.gep(addresses, [index]))
+                return builder.gep(builder.inttoptr(address, stored.type.as_pointer()), [column])
+
             for kept in sums:
-                builder.store(ir.Constant(vector, [0.0] * _LANES), kept)
+                builder.store(ir.Constant(vector, [0.0] * lanes), kept)
             with builder.if_then(builder.not_(fresh)):
-                for kept, place in zip(sums, places(total), strict=True):
-                    builder.store(builder.load(place, align=item), kept)
+                for kept, start in zip(sums, starts, strict=True):
+                    builder.store(load_lanes(builder, begin, start, lanes), kept)
             with counted_loop(builder, term_count) as index:
-                for place in places(run(later, index))[:: max(1, LINE // (_LANES * item))]:
-                    prefetch_line(builder, place)
-                for kept, place in zip(sums, places(run(terms, index)), strict=True):
-                    builder.store(builder.fadd(builder.load(kept), builder.load(place, align=item)), kept)
-            for kept, place in zip(sums, places(total), strict=True):
-                builder.store(builder.load(kept), place, align=item)
+                ahead = run(later, index)
+                for place in range(0, vectors * lanes, per_line):
+                    prefetch_line(builder, builder.gep(ahead, [number(place)]))
+                term = run(terms, index)
+                values = [load_real_lanes(builder, term, start, lanes, real) for start in starts]
+                if weights.type.pointee == real:
+                    weight = splat(builder, builder.load(builder.gep(weights, [index])), lanes)
+                    values = [builder.fmul(value, weight) for value in values]
+                for kept, value in zip(sums, values, strict=True):
+                    builder.store(builder.fadd(builder.load(kept), value), kept)
+            for kept, start in zip(sums, starts, strict=True):
+                store_lanes(builder, builder.load(kept), begin, start)
             return context.get_dummy_value()
 
-        return types.none(total, terms, later, term_count, column, fresh), build
+        return types.none(total, terms, later, weights, term_count, column, fresh, stored), build
 
     return add
 
 
-_add_to_vectors, _add_to_vector = _vector_add(_VECTORS), _vector_add(1)
+_add_to_vectors, _add_to_vector = _vector_add(_VECTORS, _LANES), _vector_add(1, _LANES)
+_add_to_column = _vector_add(1, 1)
+
+
+@jit
+def _add_all(total, terms, later, weights, term_count, count, fresh, stored, like):
+    sums, done, fresh = pointer(total, like), 0, fresh != 0
+    terms, later = pointer(terms, np.int64), pointer(later, np.int64)
+    while done + _VECTORS * _LANES <= count:
+        _add_to_vectors(sums, terms, later, weights, term_count, done, fresh, stored)
+        done += _VECTORS * _LANES
+    while done + _LANES <= count:
+        _add_to_vector(sums, terms, later, weights, term_count, done, fresh, stored)
+        done += _LANES
+    while done < count:
+        _add_to_column(sums, terms, later, weights, term_count, done, fresh, stored)
+        done += 1
 
 
 @on_demand
 def _add_terms(total, terms, later, term_count, count, fresh, like):
     """Add terms to a sum one after another; ``fresh``: the sum starts from +0."""
-    sums, done, fresh = pointer(total, like), 0, fresh != 0
-    terms, later = pointer(terms, np.int64), pointer(later, np.int64)
-    while done + _VECTORS * _LANES <= count:
-        _add_to_vectors(sums, terms, later, term_count, done, fresh)
-        done += _VECTORS * _LANES
-    while done + _LANES <= count:
-        _add_to_vector(sums, terms, later, term_count, done, fresh)
-        done += _LANES
-    for i in range(done, count):
-        value = zero(like) if fresh else sums[i]
-        for k in range(term_count):
-            value += pointer(terms[k], like)[i]
-        sums[i] = value
+    _add_all(total, terms, later, pointer(0, np.int8), term_count, count, fresh, like, like)
+
+
+@on_demand
+def _add_weighted(total, terms, later, weights, term_count, count, fresh, like):
+    """Add terms times their weights."""
+    _add_all(total, terms, later, pointer(weights, like), term_count, count, fresh, like, like)
+
+
+@on_demand
+def _add_bfloat16(total, terms, later, weights, term_count, count, fresh, like):
+    """Add terms of bfloat16 times their weights."""
+    _add_all(total, terms, later, pointer(weights, like), term_count, count, fresh, np.uint16(0), like)
 
 
 @on_demand
@@ -230,28 +266,42 @@ def _clear(total, count, like):
 
 
 @jit
-def _row_of(at, places_at, rows_at):
-    """Row of the source that holds the sorted term ``at``; -1 if the term is skipped."""
-    number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
-    return np.int64(pointer(rows_at, np.int32)[number]) if rows_at != 0 else number
+def _place_of(at, places_at):
+    """Place of the sorted term ``at``."""
+    return np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
 
 
 @jit
-def _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like):
-    """``_sum_chunk`` for contiguous terms of the compute type without a factor, which need no copy."""
+def _row_of(place, rows_at):
+    """Row of the source that holds the term of a place; -1 if the term is skipped."""
+    return np.int64(pointer(rows_at, np.int32)[place]) if rows_at != 0 else place
+
+
+@jit
+def _sum_rows(first, last, end, places_at, source, factor, column, count, total, scratch, like):
+    """``_sum_chunk`` for contiguous terms of the compute type or bfloat16, which need no copy."""
     outlined()
     terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
     later = pointer(scratch + _RAW * _RUN, np.int64)
-    address, item, _, table, rows_at = source
+    weights = pointer(scratch, like)
+    address, kind, _, table, rows_at = source
+    item = kind & ITEM_SIZE
     begin, row_size = address + column * item, table[1, 0] * item
     pending = 0
     for at in range(first, last):
-        ahead = _row_of(min(at + _AHEAD, end - 1), places_at, rows_at)
+        ahead = _row_of(_place_of(min(at + _AHEAD, end - 1), places_at), rows_at)
         later[at - first] = begin + ahead * row_size
-        row = _row_of(at, places_at, rows_at)
+        place = _place_of(at, places_at)
+        row = _row_of(place, rows_at)
         terms[pending] = begin + row * row_size
+        weights[pending] = pointer(factor[1], like)[place] if factor[0] == TIMES else np.float32(1)
         pending += row >= 0
-    _add_terms(total, terms, later, pending, count, True, like)
+    if kind != item:
+        _add_bfloat16(total, terms, later, weights, pending, count, True, like)
+    elif factor[0] == TIMES:
+        _add_weighted(total, terms, later, weights, pending, count, True, like)
+    else:
+        _add_terms(total, terms, later, pending, count, True, like)
 
 
 @jit
@@ -259,13 +309,14 @@ def _sum_chunk(first, last, end, places_at, source, factor, column, count, total
     """Sum the sorted terms ``first`` to ``last`` one after another; prefetch up to term ``end``."""
     outlined()
     _, kind, step, table, _ = source
-    if kind <= ITEM_SIZE and step == 1 and factor[0] == PLAIN and table.shape[1] == 1:
-        _sum_rows(first, last, end, places_at, source, column, count, total, scratch, like)
+    direct = kind <= ITEM_SIZE or kind == BFLOAT16
+    if direct and step == 1 and factor[0] != CHOSEN and table.shape[1] == 1:
+        _sum_rows(first, last, end, places_at, source, factor, column, count, total, scratch, like)
         return
     terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
     pending, fresh = np.int64(0), True
     for at in range(first, last):
-        number = np.int64(pointer(places_at, np.int32)[at]) if places_at != 0 else np.int64(at)
+        number = _place_of(at, places_at)
         run = _load_term(number, pending, source, factor, column, count, scratch, like)
         if run != 0:
             terms[pending] = run
@@ -318,6 +369,30 @@ def _row_at(share, starts, rows):
     return low
 
 
+@jit
+def _clear_rows(row, end, starts, output, column, count, rows, columns):
+    """Clear the rows without terms from ``row`` on. Returns the first row with terms, or ``end``.
+
+    +0 has no bits set in any dtype.
+    """
+    outlined()
+    out_at, out_kind, row_step, _ = output
+    item, first = out_kind & ITEM_SIZE, row
+    while row < end and starts[row + 1] == starts[row]:
+        row += 1
+    if row_step == columns and count == columns:
+        size = (row - first) * columns * item
+        target = out_at + first * columns * item
+        if size >= _STREAMED_ZEROS and rows * columns * item >= _STREAMED_OUTPUT:
+            stream_zeros(target, size)
+        else:
+            clear(target, size)
+    else:
+        for each in range(first, row):
+            clear(out_at + (each * row_step + column) * item, count * item)
+    return row
+
+
 @kernel
 def sum_segments(first, last, ordering, units, source, factor, output, accumulate, by_count, scratch, like):
     """Sum the rows of the units ``first`` to ``last``.
@@ -341,19 +416,23 @@ def sum_segments(first, last, ordering, units, source, factor, output, accumulat
         column = unit // per_part * part
         count = min(part, columns - column)
         share = unit % per_part
-        begin = end if unit > first and share > 0 else _row_at(work * share // per_part, starts, rows)
+        row = end if unit > first and share > 0 else _row_at(work * share // per_part, starts, rows)
         end = rows if share == per_part - 1 else _row_at(work * (share + 1) // per_part, starts, rows)
-        for row in range(begin, end):
+        while row < end:
             low, high = np.int64(starts[row]), np.int64(starts[row + 1])
-            if high - low < min_terms or high - low > max_terms:
+            if high == low and step == 1 and min_terms == 0:
+                row = _clear_rows(row, end, starts, output, column, count, rows, columns)
                 continue
             target = out_at + (row * row_step + column * step) * item
+            row += 1
+            if high - low < min_terms or high - low > max_terms:
+                continue
             total = target if in_place else scratch + _SUM * _RUN
             sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
             sums = pointer(total, like)
             terms = np.int32(high - low)
             if by_count > 1:
-                terms = pointer(by_count, np.int32)[row]
+                terms = pointer(by_count, np.int32)[row - 1]
             if by_count != 0 and terms > 0:
                 amount = terms + zero(like)
                 for i in range(count):
@@ -364,6 +443,7 @@ def sum_segments(first, last, ordering, units, source, factor, output, accumulat
                 for i in range(count):
                     sums[i] = old[i] + sums[i]
             store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
+    fence()
 
 
 class Ordering(NamedTuple):
