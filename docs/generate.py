@@ -23,8 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import model_results
 import torch
-from drawings import estimators, imports, speed, sums, svg
+from drawings import estimators, imports, model_steps, speed, sums, svg
 
 import holdfast as hf
 from holdfast.core import errors
@@ -242,16 +243,12 @@ def measured_table(rows: list[speed.Row]) -> str:
             speed.label(row),
             speed.dtypes(row),
             "x".join(map(str, row["shape"])),
-            _duration(row["seconds"]),
+            speed.duration(row["seconds"]),
             f"{100 * row['of_copy']:.0f} %",
             *("n/a" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
 
 
 def charts(page: str) -> str:
@@ -277,6 +274,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "said": error_sentences,
     "machines": machine_table,
     "measured": measured,
+    "models": model_results.section,
     "charts": charts,
 }
 
@@ -294,7 +292,7 @@ def regenerated(text: str) -> str:
 def drawn() -> dict[Path, str]:
     """Every generated file of docs/assets, and its content."""
     made = {"drawings.css": svg.stylesheet()}
-    for module in (estimators, imports, speed, sums):
+    for module in (estimators, imports, model_steps, speed, sums):
         made |= module.drawings()
     return {ASSETS / name: text for name, text in made.items()}
 

@@ -156,6 +156,59 @@ def test_tables_and_charts_can_be_made_of_old_and_new_runs() -> None:
     assert "hf.warp per token" in drawn and "a, torch 2, Triton 3, 2026-11-15" in drawn
 
 
+def _step(forward: float, backward: float, peak: int) -> dict[str, Any]:
+    times = {"forward": forward, "backward": backward, "host": forward}
+    return {**{part: {"median": time} for part, time in times.items()},
+            "memory": {"step": 9, "backward": peak, "gradients": 4}}  # fmt: skip
+
+
+def _model_report() -> dict[str, Any]:
+    raises, left_out = {"reason": "raises: no kernel"}, {"reason": "left out by --no-compile"}
+    slow = {"holdfast": _step(2e-6, 4e-3, 8), "eager": _step(3e-6, 1.2e-3, 4),
+            "deterministic": raises, "compiled": left_out}  # fmt: skip
+    fast = {"holdfast": _step(2e-6, 1e-3, 4), "eager": _step(2e-6, 8e-3, 4),
+            "deterministic": _step(4e-6, 9e-3, 4), "compiled": left_out}  # fmt: skip
+    return {"device": "a", "threads": None, "date": "2026-11-16",
+            "versions": {"torch": "2", "triton": "3", "holdfast": "1"},
+            "rows": [{"name": "slow", "steps": slow}, {"name": "fast", "steps": fast}]}  # fmt: skip
+
+
+def test_training_steps_of_models_in_a_table_and_a_chart() -> None:
+    report = _model_report()
+    made = script("model_results").table(report)
+    assert "| case | forward | backward | eager | deterministic | host | memory |" in made
+    assert "| slow | 2 µs | 4 ms | 1.50x / 0.30x | raises | 2 µs, 0.67x | 2.00 / 1.00 |" in made
+    assert "| fast | 2 µs | 1 ms | 1.00x / 8.00x | 2.00x / 9.00x | 2 µs, 1.00x | 1.00 / 1.00 |" in made
+    assert made.endswith("Not measured in this run: `compiled`.")
+    drawn = script("drawings.model_steps").chart(report)
+    for ratio, colour in (("0.30x", "hf-b"), ("8.00x", "hf-a")):
+        assert re.search(f'<text class="{colour}"[^>]*>{ratio}<', drawn)
+    assert drawn.count('class="hf-line-b"') == drawn.count('class="hf-line-a"') == 1
+    assert "a, torch 2, Triton 3, 2026-11-16" in drawn
+
+
+def test_the_stored_training_steps_name_machine_versions_date_and_missing_cases() -> None:
+    from holdfast.bench.models import model_cases
+
+    report = script("drawings.model_steps").stored("h200")
+    text = (DOCS / "results.md").read_text().split("## Training steps of real models")[1].split("\n## ")[0]
+    for fact in (report["device"], *(report["versions"][p] for p in ("torch", "triton", "holdfast"))):
+        assert fact in text
+    assert report["date"][:10] in text and "assets/models_h200.svg" in text
+    names = [row["name"] for row in report["rows"]]
+    assert {*names} <= {case.name for case in model_cases()}, "a stored row is of no case of today"
+    assert f"{len(names)} of the {len(model_cases())} cases" in text
+    assert all(f"| {name} |" in text for name in names)
+
+
+def test_no_section_about_models_without_a_stored_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    results = script("model_results")
+    monkeypatch.setattr(script("drawings.model_steps"), "STORED", tmp_path)
+    assert results.section() == "" and script("drawings.model_steps").drawings() == {}
+
+
 def test_the_chart_of_the_readme_names_machine_versions_date_and_sizes() -> None:
     drawn = (DOCS / "assets" / "speed.svg").read_text()
     report = script("drawings.speed").stored("h200")

@@ -81,6 +81,11 @@ def speedup(row: Row, peer: str) -> float | None:
     return ratio
 
 
+def duration(seconds: float) -> str:
+    """A time with three significant digits."""
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
 def kind(row: Row) -> str:
     """The op and its direction."""
     words = row["op"].split()
@@ -93,7 +98,7 @@ def overview(report: Report) -> str:
     rows = [row for row in report["rows"] if not row["function"]]
     kinds = list(dict.fromkeys(kind(row) for row in rows if speedup(row, TORCH)))
     left, right, top, step = 228.0, 740.0, 84.0, 30.0
-    across = _log_scale(left, right - 84, 0.5, 16)
+    across = log_scale(left, right - 84, 0.5, 16)
     bottom = top + step * len(kinds)
     parts = [
         svg.text(16, 26, f"Speed of holdfast against torch on one {report['device']}", size=16, bold=True),
@@ -102,7 +107,7 @@ def overview(report: Report) -> str:
         svg.ring(222, 46, "hf-line-b"),
         svg.text(232, 50, "against torch.compile of the plain formula"),
         svg.text(right - 8, top - 11, "median", anchor="end", colour="hf-muted", size=11),
-        *_axis(across, [t for t in _TICKS if t <= 16], top - 6, bottom - 8),
+        *axis(across, [t for t in _TICKS if t <= 16], top - 6, bottom - 8),
     ]
     for number, name in enumerate(kinds):
         y = top + step * number + 10
@@ -155,7 +160,7 @@ def chart(report: Report, rows: list[Row]) -> str:
     share = _linear_scale(left, left + wide, most)
     ratios = [r for row in rows for peer in (TORCH, COMPILED) if (r := speedup(row, peer))]
     high = next((t for t in _TICKS if t >= max(ratios, default=2)), _TICKS[-1])
-    across = _log_scale(left + wide + gap, left + 2 * wide + gap, 0.5, max(high, 2))
+    across = log_scale(left + wide + gap, left + 2 * wide + gap, 0.5, max(high, 2))
     parts = [
         svg.text(left, 22, "share of copy bandwidth", bold=True),
         svg.text(left + wide + gap, 22, "speed-up over torch", bold=True),
@@ -163,8 +168,8 @@ def chart(report: Report, rows: list[Row]) -> str:
         svg.text(26, 22, "speed-up over torch's own operator", size=11),
         svg.ring(16, 42, "hf-axis"),
         svg.text(26, 46, "speed-up over torch.compile", size=11),
-        *_axis(share, [t / 4 for t in range(0, int(most * 4) + 1)], top - 6, bottom, _percent, bold=1.0),
-        *_axis(across, [t for t in _TICKS if t <= max(high, 2)], top - 6, bottom, bold=1.0),
+        *axis(share, [t / 4 for t in range(0, int(most * 4) + 1)], top - 6, bottom, _percent, bold=1.0),
+        *axis(across, [t for t in _TICKS if t <= max(high, 2)], top - 6, bottom, bold=1.0),
     ]
     for number, pair in enumerate(pairs):
         x = left + 175 * number
@@ -203,7 +208,7 @@ def _times(value: float) -> str:
     return f"{value:g}x"
 
 
-def _axis(
+def axis(
     scale: Callable[[float], float],
     ticks: Iterable[float],
     top: float,
@@ -211,6 +216,7 @@ def _axis(
     shown: Callable[[float], str] = _times,
     bold: float = 1.0,
 ) -> list[str]:
+    """The lines of an axis, with their numbers above."""
     parts = []
     for tick in ticks:
         colour, width = ("hf-axis", 1.5) if tick == bold else ("hf-rule", 1)
@@ -219,7 +225,8 @@ def _axis(
     return parts
 
 
-def _log_scale(left: float, right: float, low: float, high: float) -> Callable[[float], float]:
+def log_scale(left: float, right: float, low: float, high: float) -> Callable[[float], float]:
+    """A scale of ratios. A value below ``low`` is drawn at ``low``."""
     span = math.log2(high / low)
     return lambda value: left + (right - left) * max(math.log2(value / low), 0) / span
 
