@@ -66,7 +66,7 @@ class ScaledDescriptor(Descriptor):
     @property
     def code_range(self) -> tuple[int, int]:
         """The least and the greatest code."""
-        raise NotImplementedError
+        return self.codes.code_range
 
     @property
     def per_byte(self) -> int:
