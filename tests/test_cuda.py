@@ -72,6 +72,7 @@ def test_repeated_calls_follow_the_current_stream_and_graph() -> None:
         side.synchronize()
         assert torch.equal(out, torch.full_like(out, value))
         assert torch.equal(gradient, torch.full_like(gradient, 64.0))
+    del out, gradient  # their graph holds a node of the other stream
     with torch.cuda.graph(graph):
         out, gradient = results()
     for value in (4.0, 5.0):

@@ -130,10 +130,12 @@ def _sizes() -> Iterator[Problem]:
     yield Problem("scattered samples", (6, 40, 37), (24, 35))
     small = Problem("many small images", (1, 5, 7), (2, 2), batch=64, of_sums=True)
     yield small
-    yield replace(
+    several = replace(
         small, name="small images, several bands", image=(3, 11, 13), size=(5, 4), batch=5, grid="not finite",
-        values="special", dtype=torch.bfloat16, grid_dtype=torch.float32, accumulate=True,
+        dtype=torch.bfloat16, grid_dtype=torch.float32, accumulate=True,
     )  # fmt: skip
+    yield several
+    yield replace(several, name="small images, special values", values="special", accumulate=False)
     yield Problem("no channels", (0, 3, 4), (5, 2))
     yield Problem("no samples", (3, 4, 5), (0, 7))
     yield Problem("no images", (3, 4, 5), (6, 7), batch=0)

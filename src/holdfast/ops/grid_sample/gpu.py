@@ -254,6 +254,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
         if self.sums is None and (desc.needs_dinput or few_channels):
             layout = WorkspaceLayout()
             self.sums = SampleSums(layout, device, desc, self.budget)
+        ways = {ImageSums: "dinput by image", CellSums: "dinput by cell", SampleSums: "dinput by sample"}
+        self.variant = ways[type(self.sums)] if self.sums and desc.needs_dinput else "dgrid by sample"
         self.set_workspace(layout)
 
     @property
