@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,11 @@ SHAPE = (6, 4)
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """One element per call that was not repeated."""
+    """One element per call that was not repeated. The calls of earlier tests are forgotten."""
     found, run = list[int](), repeated.Calls.run
+    for calls in gc.get_objects():
+        if isinstance(calls, repeated.Calls):
+            calls.known.clear()
 
     def counted(*given: Any) -> Any:
         found.append(1)
