@@ -72,13 +72,9 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
     row = ModelRow(case, case.at(SMALL).label)
     try:
         _measure_small(case.at(SMALL), row, device)
-    except Exception as error:
-        row.reasons[OURS] = _reason(error)
-        return row
-    free_memory(device)
-    try:
+        free_memory(device)
         steps = case.steps(device)
-    except Exception as error:
+    except Exception as error:  # any failure is said in its row, and the other rows are still measured
         row.reasons[OURS] = _reason(error)
         return row
     peers = _peers(case, steps, compiling)
@@ -89,7 +85,7 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
             if device.type == "cuda":
                 row.memory[name] = peak_memory(step)
             working[name] = step
-        except Exception as error:
+        except Exception as error:  # a peer may refuse or lack memory; the row says so
             row.reasons[name] = _reason(error)
             free_memory(device)
     if not compiling:
@@ -110,7 +106,7 @@ def _measure_small(small: ModelCase, row: ModelRow, device: torch.device) -> Non
     try:
         steps[EAGER].backward(steps[EAGER].forward())
         timed[EAGER] = steps[EAGER]
-    except Exception as error:
+    except Exception as error:  # torch may lack the case; the row says so
         row.reasons[EAGER] = _reason(error)
     row.host = host_times(timed, device)
 

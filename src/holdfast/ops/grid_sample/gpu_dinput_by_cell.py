@@ -316,23 +316,16 @@ def word(d, weight, scale):
 
 
 @triton.jit
-def add_two(q0, q1, q2, q3, bases, scales, at_0, weight_0, at_1, weight_1, TOGETHER: tl.constexpr):
-    """Add two terms in up to four channels. All loads come first, so that they are in flight together."""
+def add_two(q0, q1, q2, q3, bases, scales, at_0, weight_0, at_1, weight_1):
+    """Add two terms in four channels. All loads come first, so that they are in flight together."""
     a0, b0 = load_at(bases[0], at_0), load_at(bases[0], at_1)
-    a1, b1, a2, b2, a3, b3 = a0, b0, a0, b0, a0, b0
-    if TOGETHER > 1:
-        a1, b1 = load_at(bases[1], at_0), load_at(bases[1], at_1)
-    if TOGETHER > 2:
-        a2, b2 = load_at(bases[2], at_0), load_at(bases[2], at_1)
-    if TOGETHER > 3:
-        a3, b3 = load_at(bases[3], at_0), load_at(bases[3], at_1)
+    a1, b1 = load_at(bases[1], at_0), load_at(bases[1], at_1)
+    a2, b2 = load_at(bases[2], at_0), load_at(bases[2], at_1)
+    a3, b3 = load_at(bases[3], at_0), load_at(bases[3], at_1)
     q0 += word(a0, weight_0, scales[0]) + word(b0, weight_1, scales[0])
-    if TOGETHER > 1:
-        q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])
-    if TOGETHER > 2:
-        q2 += word(a2, weight_0, scales[2]) + word(b2, weight_1, scales[2])
-    if TOGETHER > 3:
-        q3 += word(a3, weight_0, scales[3]) + word(b3, weight_1, scales[3])
+    q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])
+    q2 += word(a2, weight_0, scales[2]) + word(b2, weight_1, scales[2])
+    q3 += word(a3, weight_0, scales[3]) + word(b3, weight_1, scales[3])
     return q0, q1, q2, q3
 
 
@@ -346,10 +339,10 @@ def inverse_power(scale):
 @triton.jit
 def store_four(
     target, totals, scales, mine, first, channels, step, ACCUMULATE: tl.constexpr, FULL: tl.constexpr,
-    TOGETHER: tl.constexpr, PIXELS: tl.constexpr,
+    PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """Convert and store up to four channels from ``first``."""
-    for k in tl.static_range(TOGETHER):
+    """Convert and store four channels from ``first``."""
+    for k in tl.static_range(4):
         mask = mine
         if not FULL:
             mask = mine & (tl.full([PIXELS], first + k, tl.int32) < channels)
@@ -366,14 +359,13 @@ def sum_planes(
     count, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, fraction_bits, sizes,
     out_sizes, dout_strides, dinput_strides, dout_step, dinput_step,
     LOCALITY: tl.constexpr, CROWDS: tl.constexpr, CROWD: tl.constexpr, SEGMENT: tl.constexpr,
-    AXES: tl.constexpr, FLAT: tl.constexpr, FULL: tl.constexpr, TOGETHER: tl.constexpr,
+    AXES: tl.constexpr, FLAT: tl.constexpr, FULL: tl.constexpr,
     OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr, WIDE: tl.constexpr,
     SHARE: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of pixels in SHARE channels, TOGETHER at a time (up to four), one thread per pixel.
+    """Sum a tile of pixels in SHARE channels, four at a time, one thread per pixel.
 
-    The offsets and weights of the first terms are kept in registers. FULL: channels are a multiple of
-    TOGETHER.
+    The offsets and weights of the first terms are kept in registers. FULL: channels are a multiple of 4.
     """
     follow()
     if LOCALITY and is_scattered(tallies, count):
@@ -408,9 +400,9 @@ def sum_planes(
     plane = dout + n.to(tl.int64) * dout_strides[0]
     target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
     own, step = n * channels, step_of(dout_step)
-    for c in range(share * SHARE, tl.minimum(share * SHARE + SHARE, channels), TOGETHER):
+    for c in range(share * SHARE, tl.minimum(share * SHARE + SHARE, channels), 4):
         c1, c2, c3 = c + 1, c + 2, c + 3
-        if not FULL or TOGETHER < 4:
+        if not FULL:
             last = channels - 1
             c1, c2, c3 = tl.minimum(c1, last), tl.minimum(c2, last), tl.minimum(c3, last)
         scale_0, scale_1 = tl.load(scales + own + c), tl.load(scales + own + c1)
@@ -425,34 +417,31 @@ def sum_planes(
             bases, factors = (base_0, base_1, base_2, base_3), (scale_0, scale_1, scale_2, scale_3)
             q0 = tl.zeros([PIXELS], tl.int64)
             q1, q2, q3 = q0, q0, q0
-            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_0, w_0, at_1, w_1, TOGETHER)
-            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_2, w_2, at_3, w_3, TOGETHER)
+            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_0, w_0, at_1, w_1)
+            q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_2, w_2, at_3, w_3)
             if most > 4:
-                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_4, w_4, at_5, w_5, TOGETHER)
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_4, w_4, at_5, w_5)
             if most > 6:
-                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_6, w_6, at_7, w_7, TOGETHER)
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_6, w_6, at_7, w_7)
             if most > 8:
-                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_8, w_8, at_9, w_9, TOGETHER)
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_8, w_8, at_9, w_9)
             if most > 10:
-                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_10, w_10, at_11, w_11, TOGETHER)
+                q0, q1, q2, q3 = add_two(q0, q1, q2, q3, bases, factors, at_10, w_10, at_11, w_11)
             for term in range(12, most):
                 at, weight = load_placed_term(
                     fractions, places, around, term, amount > term, first_place, out_sizes, dout_strides,
                     AXES, FLAT, OFFSET,
                 )  # fmt: skip
                 q0 += word(load_at(base_0, at), weight, scale_0)
-                if TOGETHER > 1:
-                    q1 += word(load_at(base_1, at), weight, scale_1)
-                if TOGETHER > 2:
-                    q2 += word(load_at(base_2, at), weight, scale_2)
-                if TOGETHER > 3:
-                    q3 += word(load_at(base_3, at), weight, scale_3)
+                q1 += word(load_at(base_1, at), weight, scale_1)
+                q2 += word(load_at(base_2, at), weight, scale_2)
+                q3 += word(load_at(base_3, at), weight, scale_3)
             store_four(
-                target, (q0, q1, q2, q3), factors, mine, c, channels, dinput_step, ACCUMULATE, FULL, TOGETHER,
+                target, (q0, q1, q2, q3), factors, mine, c, channels, dinput_step, ACCUMULATE, FULL,
                 PIXELS,
             )  # fmt: skip
         else:
-            for channel in range(c, tl.minimum(c + TOGETHER, channels)):
+            for channel in range(c, tl.minimum(c + 4, channels)):
                 value = careful_sum(
                     plane + channel * step, largest + own + channel, fractions, places, around, amount, most,
                     first_place, 0, fraction_bits, out_sizes, dout_strides, AXES, True, FLAT, PIXELS,
@@ -751,8 +740,7 @@ class CellSums:
                 listed,
                 tiles=tiles,
                 shares=shares,
-                FULL=desc.channels % min(desc.channels, 4) == 0,
-                TOGETHER=min(desc.channels, 4),
+                FULL=desc.channels % 4 == 0,
                 OFFSET=tl.int32 if span < 2**31 else tl.int64,
                 PIXELS=tuning.plane_pixels,
                 WIDE=wide,

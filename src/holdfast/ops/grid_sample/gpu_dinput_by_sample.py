@@ -38,6 +38,7 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
+from holdfast.ops.grid_sample.gpu_dgrid import store_dgrid
 from holdfast.ops.grid_sample.gpu_integer_sums import (
     BIAS,
     converted,
@@ -176,14 +177,6 @@ def add_slopes(
         if AXES == 3:
             z = tl.where(insides[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
     return x, y, z
-
-
-@triton.jit
-def store_dgrid(dgrid, at, change, scale, inside, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr):
-    value = tl.where(scale != 0, change * scale, 0.0)
-    if ACCUMULATE:
-        value = widen(tl.load(dgrid + at, mask=inside, other=0.0), COMPUTE) + value
-    tl.store(dgrid + at, narrow(value, dgrid.dtype.element_ty), mask=inside)
 
 
 @triton.jit
