@@ -32,9 +32,10 @@ from holdfast.ops.segment_sum import indexed
 class Tuning:
     """Tuning of ``MergeSort``."""
 
-    #: Words per program of ``sort_blocks``, and words compared with them at a time.
+    #: Words per program of ``sort_blocks``; words compared with them at a time, and times per iteration.
     tile: int
     side: int
+    sides: int
     #: Elements per program that merges or loads rows, and per program of ``find_spans``.
     lanes: int
     span_lanes: int
@@ -49,8 +50,8 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=4096),
-    interpreter=Tuning(tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536),
+    gpu=Tuning(tile=32, side=32, sides=8, lanes=2048, span_lanes=512, zero_tile=4096),
+    interpreter=Tuning(tile=256, side=1024, sides=1, lanes=65536, span_lanes=65536, zero_tile=65536),
 )
 
 
@@ -92,35 +93,36 @@ def store_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr)
         tl.store(words + at, word, mask=inside)
 
 
+@triton.jit
+def load_word(indices, place, count, rows, padding, sizes, strides, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """Row of each index, and its place in its block, in one word; the largest word past the end."""
+    inside = place < count
+    row = load_row(indices, place, inside, rows, padding, sizes, strides)
+    word = row.to(WORD) * BLOCK + place % BLOCK
+    return tl.where(inside, word, 2**31 - 1 if tl.int32 == WORD else 2**63 - 1)
+
+
 @triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs"])
 def sort_blocks(
     words, keys, places, spans, indices,
     count, rows, padding, shift, programs, span_count, sizes, strides,
-    WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
-    ZERO_TILE: tl.constexpr,
+    BLOCK_WORD: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    SIDE: tl.constexpr, SIDES: tl.constexpr, LAST: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Sort each block: a word's rank is the number of smaller words. Further programs zero the spans."""
+    """Sort each block by counting smaller words. Further programs zero the spans."""
     follow()
     program = tl.program_id(0)
     if program < programs:
-        first = program * TILE
-        place = first + tl.arange(0, TILE)
-        block = first // BLOCK * BLOCK
-        own = first // SIDE * SIDE
-        row = load_row(indices, place, place < count, rows, padding, sizes, strides)
+        place = program * TILE + tl.arange(0, TILE)
+        block = program * TILE // BLOCK * BLOCK
+        word = load_word(indices, place, count, rows, padding, sizes, strides, BLOCK_WORD, BLOCK)
         less = tl.zeros([TILE, SIDE], tl.int32)
-        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
-            other_place = begin + tl.arange(0, SIDE)
-            exists = other_place < count
-            other = load_row(indices, other_place, exists, rows, padding, sizes, strides)
-            other = tl.where(exists, other, 2**31 - 1)
-            # Among words of one row, those of earlier places are smaller.
-            bound = row + tl.where(begin < own, 1, 0)
-            less += (other[None, :] < bound[:, None]).to(tl.int32)
-            if begin == own:
-                earlier = other_place[None, :] < place[:, None]
-                less += ((other[None, :] == row[:, None]) & earlier).to(tl.int32)
-        word = (row.to(WORD) << shift) | place.to(WORD)
+        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE * SIDES):
+            for side in tl.static_range(SIDES):
+                at = begin + side * SIDE + tl.arange(0, SIDE)
+                other = load_word(indices, at, count, rows, padding, sizes, strides, BLOCK_WORD, BLOCK)
+                less += (other[None, :] < word[:, None]).to(tl.int32)
+        word = ((word // BLOCK).to(WORD) << shift) | place.to(WORD)
         store_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
     else:
         store_zeros(spans, program - programs, span_count, ZERO_TILE)
@@ -215,6 +217,7 @@ class MergeSort:
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
+        self.block_word = tl.int64 if (rows + 1) * self.tuning.block > 2**31 else tl.int32
         self.keys = layout.take(count, torch.int32)
         self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
         # Triton specializes multiples of 16, and then zeroes whole vectors.
@@ -277,8 +280,8 @@ class MergeSort:
         count, tuning, ways = self.count, self.tuning, self._ways()
         steps.add(
             sort_blocks, first_programs, self, loaded, zeroing,
-            words=(*self.words, self.keys)[0], WORD=self.word, BLOCK=tuning.block, TILE=tuning.tile,
-            SIDE=tuning.side, LAST=not ways, num_warps=tuning.warps,
+            words=(*self.words, self.keys)[0], BLOCK_WORD=self.block_word, WORD=self.word, BLOCK=tuning.block,
+            TILE=tuning.tile, SIDE=tuning.side, SIDES=tuning.sides, LAST=not ways, num_warps=tuning.warps,
         )  # fmt: skip
         run = tuning.block
         for number, way in enumerate(ways):
