@@ -47,7 +47,7 @@ from holdfast.ops.segment_sum.indexed import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Warps of ``clear``.
+#: Warps of ``clear`` and ``zero``.
 WARPS = 4
 
 
@@ -593,8 +593,7 @@ class SortedSum:
         tile = tuning.zero_tile_bytes // out.itemsize
         programs = min(-(-elements // tile), tuning.zero_programs)
         steps.add(
-            zero, programs, out=name, count=elements, programs=programs, TILE=tile, num_warps=tuning.warps,
-            beside=True,
+            zero, programs, out=name, count=elements, programs=programs, TILE=tile, num_warps=WARPS, beside=True
         )  # fmt: skip
 
     def add_steps(
