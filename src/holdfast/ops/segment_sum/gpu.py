@@ -593,7 +593,8 @@ class SortedSum:
         tile = tuning.zero_tile_bytes // out.itemsize
         programs = min(-(-elements // tile), tuning.zero_programs)
         steps.add(
-            zero, programs, out=name, count=elements, programs=programs, TILE=tile, num_warps=WARPS, beside=True
+            zero, programs, out=name, count=elements, programs=programs, TILE=tile, num_warps=WARPS,
+            beside=True,
         )  # fmt: skip
 
     def add_steps(
