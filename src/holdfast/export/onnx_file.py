@@ -1,0 +1,87 @@
+"""Export to ONNX: ``torch.onnx.export`` with the translations of ``onnx_operators``, then the lowering."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import onnx
+import torch
+
+from holdfast.core.errors import InvalidArgs, Unsupported
+from holdfast.export.onnx_formats import DEFAULT_OPSET, codes_of, granularity_of, needed_opset
+from holdfast.export.onnx_lowering import RULES, lower
+from holdfast.export.onnx_operators import translations
+
+_NEWEST = onnx.defs.onnx_opset_version()
+
+
+def write_onnx(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | PathLike[str],
+    opset: int | None,
+    **options: Any,
+) -> None:
+    kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+        opset = _opset(program, opset)
+        exported = torch.onnx.export(
+            program, (), dynamo=True, opset_version=opset, verbose=False,
+            custom_translation_table=translations(list(RULES)), **options,
+        )  # fmt: skip
+        assert exported is not None
+        made = exported.model.opset_imports[""]
+        if made != opset:
+            raise Unsupported(
+                f"torch exported the model to opset {made} and could not convert it to {opset}; pass opset={made}."
+            )
+        lower(exported.model, opset)
+        exported.model.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP[("ai.onnx", opset)]
+        exported.save(path)
+
+
+def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
+    """The opset to export to. Raise if ``opset`` lacks what the program uses."""
+    needed = DEFAULT_OPSET if opset is None else 0
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if node.op != "call_function" or schema is None or not schema.name.startswith("holdfast::"):
+            continue
+        name = schema.name.removeprefix("holdfast::")
+        if name not in RULES:
+            raise Unsupported(
+                f"the model calls holdfast::{name}, which has no ONNX form; exported are {', '.join(RULES)}. "
+                "Use torch's own function in the model that is exported."
+            )
+        arguments = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
+        if "granularity" not in arguments:
+            continue
+        codes, granularity = codes_of(arguments)[0], granularity_of(arguments)
+        least = needed_opset(codes, granularity)
+        if opset is not None and opset < least:
+            raise Unsupported(
+                f"opset is {opset}, and {codes.torch} with {granularity} is in ONNX from opset {least} on; pass "
+                f"opset={least}."
+            )
+        needed = max(needed, least)
+    return needed if opset is None else opset
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's messages about packages that it did not find and about its own deprecations."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
