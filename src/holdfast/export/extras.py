@@ -16,6 +16,6 @@ def require_packages(extra: str, *packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingPackage(
-            f"this export needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
-            f"installed; install {'it' if len(missing) == 1 else 'them'} with: pip install 'holdfast[{extra}]'"
+            f"this needs the packages {', '.join(packages)}, and {', '.join(missing)} cannot be found; "
+            f"install them with: pip install 'holdfast[{extra}]'"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import torch
 
+from holdfast.core.checks import whole_number
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.export.onnx_formats import DEFAULT_OPSET, codes_of, granularity_of, needed_opset
 from holdfast.export.onnx_lowering import RULES, lower
@@ -27,6 +28,10 @@ def write_onnx(
     opset: int | None,
     **options: Any,
 ) -> None:
+    if opset is not None and whole_number("opset", opset, 1, 2**31) > _NEWEST:
+        raise InvalidArgs(f"opset is {opset}; the installed onnx package has opsets up to {_NEWEST}.")
+    if model.training:
+        raise InvalidArgs("the model is in training mode; call model.eval() before the export.")
     kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
     with torch.no_grad(), _quiet():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
@@ -39,7 +44,8 @@ def write_onnx(
         made = exported.model.opset_imports[""]
         if made != opset:
             raise Unsupported(
-                f"torch exported the model to opset {made} and could not convert it to {opset}; pass opset={made}."
+                f"torch exported the model to opset {made} and could not convert it to opset {opset}; pass "
+                f"opset={made}."
             )
         lower(exported.model, opset)
         exported.model.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP[("ai.onnx", opset)]
@@ -66,8 +72,8 @@ def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
         least = needed_opset(codes, granularity)
         if opset is not None and opset < least:
             raise Unsupported(
-                f"opset is {opset}, and {codes.torch} with {granularity} is in ONNX from opset {least} on; pass "
-                f"opset={least}."
+                f"opset is {opset}, and ONNX has {codes.torch} with {granularity} from opset {least} on; "
+                f"pass opset={least}."
             )
         needed = max(needed, least)
     return needed if opset is None else opset

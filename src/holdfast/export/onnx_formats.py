@@ -26,8 +26,8 @@ DEFAULT_OPSET = 21
 class Layout:
     """How QuantizeLinear and DequantizeLinear apply the scales of a granularity.
 
-    ``attributes`` are those of the node. ``scale_shape`` is the shape of its scale input; an entry of 0 copies
-    the size of that axis of the scale, and -1 stands for the rest, as in Reshape.
+    ``attributes`` are those of the node. ``scale_shape`` is the shape of its scale input, as an argument of
+    Reshape: 0 copies the size of that axis of the scale, and -1 is all that is left.
     """
 
     attributes: Mapping[str, int]
@@ -69,7 +69,9 @@ def codes_of(arguments: Mapping[str, Any]) -> tuple[Format, tuple[int, int]]:
     given = (arguments.get("q_min"), arguments.get("q_max"))
     if dtype is not None:
         codes = format_of(parse_dtype(dtype), "dtype")
-        low, high = (end if end is not None else own for end, own in zip(given, codes.code_range, strict=True))
+        low, high = (
+            end if end is not None else own for end, own in zip(given, codes.code_range, strict=True)
+        )
         return codes, (low, high)
     low, high = int(given[0]), int(given[1])  # type: ignore[arg-type]
     for codes in sorted(INTEGERS.values(), key=lambda record: record.bits):

@@ -1,7 +1,7 @@
 """Keep the operators of holdfast as nodes while torch exports a program to ONNX.
 
-``torch.onnx.export`` calls a translation for each operator of the program. The translations here emit one node
-of the domain "holdfast" for each call, with its tensors as inputs and its numbers and strings as attributes.
+``torch.onnx.export`` calls a translation for each operator of the program. The translations here emit a node
+of the domain "holdfast", with the tensors of the call as inputs and its numbers and strings as attributes.
 ``onnx_lowering`` then replaces these nodes. It sees the whole graph, with the values of the initializers.
 """
 

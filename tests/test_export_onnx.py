@@ -1,0 +1,303 @@
+"""Models written to ONNX give the codes of holdfast in onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+import holdfast as hf
+from holdfast.core.formats import INTEGERS, Format
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SHAPE = (6, 32)
+GRANULARITIES = (
+    hf.PerTensor(), hf.PerChannel(0), hf.PerChannel(-1), hf.PerGroup(8), hf.PerGroup(2, axis=0), hf.PerToken()
+)  # fmt: skip
+
+
+def with_ties(
+    scale: torch.Tensor, granularity: hf.Granularity, dtype: torch.dtype, name: str
+) -> torch.Tensor:
+    """Multiples of half a scale: half of the quotients are ties. Some are out of the range of the codes."""
+    generator = torch.Generator().manual_seed(len(name))
+    halves = torch.randint(-40, 40, SHAPE, generator=generator).to(torch.int8)
+    return hf.dequantize(halves, scale.float() / 2, granularity=granularity).to(dtype)
+
+
+class Quantizer(torch.nn.Module):
+    """A weight and an activation with the same scales: the weight as a fake-quantized tensor or as codes."""
+
+    def __init__(
+        self, codes: Format, granularity: hf.Granularity, symmetric: bool, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.codes, self.granularity, self.dtype = codes, granularity, dtype
+        made = hf.choose_scale(
+            torch.randn(SHAPE, generator=torch.Generator().manual_seed(1)), dtype=codes.torch,
+            granularity=granularity, symmetric=symmetric,
+        )  # fmt: skip
+        scale, zero_point = (made, None) if isinstance(made, torch.Tensor) else made
+        self.register_buffer("scale", scale.to(dtype))
+        self.register_buffer("zero_point", zero_point)
+        self.register_buffer("weight", with_ties(self.scale, granularity, dtype, codes.name))
+        self.register_buffer("stored", self.quantized(self.weight))
+
+    def quantized(self, x: torch.Tensor) -> torch.Tensor:
+        return hf.quantize(
+            x, self.scale, self.zero_point, dtype=self.codes.torch, granularity=self.granularity
+        )
+
+    def faked(self, x: torch.Tensor) -> torch.Tensor:
+        return hf.fake_quantize(
+            x, self.scale, self.zero_point, dtype=self.codes.torch, granularity=self.granularity
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        stored = hf.dequantize(
+            self.stored, self.scale, self.zero_point, dtype=self.dtype, granularity=self.granularity,
+            code_dtype=self.codes.torch,
+        )  # fmt: skip
+        return self.faked(x), self.faked(self.weight), stored
+
+
+class Quantizers(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype, codes: list[Format]) -> None:
+        super().__init__()
+        self.each = torch.nn.ModuleList(
+            Quantizer(code, granularity, symmetric, dtype)
+            for code in codes
+            for granularity in GRANULARITIES
+            for symmetric in (True, False)
+            if code.signed or not symmetric
+        )
+
+    def forward(self, *inputs: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        return [quantizer(x) for quantizer, x in zip(self.each, inputs, strict=True)]
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(quantizer.weight.flip(0) for quantizer in self.each)
+
+
+def written(model: torch.nn.Module, args: tuple[Any, ...], path: Path, **options: Any) -> onnx.ModelProto:
+    hf.export.onnx(model.eval(), args, path, **options)
+    proto = onnx.load(path)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def exposed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the codes of each QuantizeLinear as outputs too, and outputs that NumPy can hold."""
+    graph = proto.graph
+    wanted = [(output.name, TensorProto.FLOAT) for output in graph.output]
+    wanted += [(n.output[0], TensorProto.INT32) for n in graph.node if n.op_type == "QuantizeLinear"]
+    del graph.output[:]
+    for name, kind in wanted:
+        graph.node.append(helper.make_node("Cast", [name], [f"{name}:shown"], to=kind))
+        graph.output.append(helper.make_tensor_value_info(f"{name}:shown", kind, None))
+    return proto
+
+
+def run(
+    proto: onnx.ModelProto, inputs: tuple[torch.Tensor, ...], level: str = "BASIC"
+) -> dict[str, torch.Tensor]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+    session = onnxruntime.InferenceSession(exposed(proto).SerializeToString(), options)
+    values = {}
+    for known, x in zip(session.get_inputs(), inputs, strict=True):
+        if x.dtype == torch.bfloat16:
+            raw = x.contiguous().view(torch.int16).numpy()
+            values[known.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+                raw, TensorProto.BFLOAT16
+            )
+        else:
+            values[known.name] = onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy())
+    names = [output.name for output in session.get_outputs()]
+    results = session.run_with_ort_values(names, values)
+    return {
+        name.removesuffix(":shown"): torch.from_numpy(np.array(result.numpy()))
+        for name, result in zip(names, results, strict=True)
+    }
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_codes_and_values_have_our_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Every format, granularity and symmetry, of weights and activations."""
+    model = Quantizers(
+        dtype,
+        list(INTEGERS.values())
+        if dtype == torch.float32
+        else [hf.formats.INT8, hf.formats.INT4, hf.formats.INT2],
+    )
+    inputs = model.inputs()
+    proto = written(model, inputs, tmp_path / "model.onnx")
+    assert proto.opset_import[0].version == 25
+    names = [output.name for output in proto.graph.output]
+    for level in ("DISABLE_ALL", "ENABLE_BASIC"):
+        copy = onnx.ModelProto()
+        copy.CopyFrom(proto)
+        found = run(copy, inputs, level)
+        expected = [result.float() for results in model(*inputs) for result in results]
+        for name, right in zip(names, expected, strict=True):
+            assert same_bits(found[name], right), name
+        for i, (quantizer, x) in enumerate(zip(model.each, inputs, strict=True)):
+            assert torch.equal(found[f"{names[3 * i]}_codes"], quantizer.quantized(x).int())
+
+
+def test_weights_are_integers_in_the_file(tmp_path: Path) -> None:
+    model = Quantizers(torch.float32, [hf.formats.INT8, hf.formats.UINT4, hf.formats.INT2])
+    proto = written(model, model.inputs(), tmp_path / "model.onnx")
+    stored = [tensor for tensor in proto.graph.initializer if tensor.name.endswith("_codes")]
+    assert len(stored) == 2 * len(model.each)
+    real = [t for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT]
+    assert not [tensor.name for tensor in real if tuple(tensor.dims) == SHAPE]
+    for i, quantizer in enumerate(model.each):
+        for tensor in stored[2 * i : 2 * i + 2]:
+            assert tensor.data_type == getattr(TensorProto, quantizer.codes.name.upper())
+            array = onnx.numpy_helper.to_array(tensor).astype(np.int32)
+            assert np.array_equal(array, quantizer.stored.numpy())
+
+
+class Function(torch.nn.Module):
+    """A module of one function of the input."""
+
+    def __init__(self, function: Any, **buffers: torch.Tensor) -> None:
+        super().__init__()
+        self.function, self.names = function, list(buffers)
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x, **{name: getattr(self, name) for name in self.names})
+
+
+SCALES_OF_DATA = (hf.PerTensor(), hf.PerToken(), hf.PerGroup(8))
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+def test_scales_of_the_data_have_our_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Scales per token, group and tensor that the graph computes, symmetric and not, with a dynamic batch."""
+    rules: list[dict[str, Any]] = [
+        {"dtype": codes, "granularity": granularity, "symmetric": symmetric}
+        for codes in (torch.int8, torch.int4)
+        for granularity in SCALES_OF_DATA
+        for symmetric in (True, False)
+    ]
+    x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 0], x[0, 1, 8:16] = 0, x[0, 1, 8:16].abs()
+    model = Function(lambda x: [hf.dynamic_fake_quantize(x, **rule) for rule in rules])
+    batch = torch.export.Dim("batch", min=2, max=64)
+    proto = written(model, (x[:2],), tmp_path / "model.onnx", dynamic_shapes=((), {0: batch})[1:])
+    names = [output.name for output in proto.graph.output]
+    found = run(proto, (x,))
+    for name, rule, right in zip(names, rules, model(x), strict=True):
+        assert same_bits(found[name], right.float()), rule
+        made = hf.dynamic_quantize(x, **rule)
+        assert torch.equal(found[f"{name}_codes"], made[0].int())
+
+
+@pytest.mark.parametrize("granularity", [hf.PerTensor(), hf.PerChannel(1)], ids=str)
+@pytest.mark.parametrize(("q_min", "q_max"), [(-127, 127), (-3, 3), (1, 250)])
+def test_a_range_of_codes_is_kept(
+    granularity: hf.Granularity, q_min: int, q_max: int, tmp_path: Path
+) -> None:
+    scale = torch.linspace(0.01, 0.3, 32) if granularity.name != "per_tensor" else torch.tensor(0.07)
+    zero_point = torch.full_like(scale, 2, dtype=torch.int32)
+    x = torch.cat([with_ties(scale, granularity, torch.float32, "x"), torch.full((1, 32), 1e9)])
+    x = torch.cat([x, -x, torch.full((1, 32), -torch.inf)])
+    arguments: dict[str, Any] = {"granularity": granularity, "q_min": q_min, "q_max": q_max}
+    model = Function(lambda x, s, z: hf.fake_quantize(x, s, z, **arguments), s=scale, z=zero_point)
+    proto = written(model, (x,), tmp_path / "model.onnx")
+    name = proto.graph.output[0].name
+    found = run(proto, (x,))
+    assert same_bits(found[name], model(x))
+    carried = hf.quantize(x, scale, zero_point, dtype=torch.float32, **arguments)
+    assert torch.equal(found[f"{name}_codes"], carried.int())
+
+
+@pytest.mark.parametrize("mode", ["ema", "learned", "per_batch"])
+def test_fake_quantize_modules(mode: str, tmp_path: Path) -> None:
+    """A linear layer with quantized weights and activations, trained for a step."""
+    arguments: dict[str, Any] = {"mode": mode, "symmetric": False, "dtype": torch.int8}
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(self.of_input(x), self.of_weight(self.weight), self.bias)
+
+    model = Layer(32, 4)
+    model.of_input, model.of_weight = (hf.nn.FakeQuantize(**arguments) for _ in range(2))
+    x = torch.randn(6, 32)
+    model(x)
+    proto = written(model, (x,), tmp_path / "model.onnx")
+    assert [n.op_type for n in proto.graph.node].count("QuantizeLinear") == 1, "only the input"
+    output = next(
+        n.output[0] for n in proto.graph.node if n.op_type == "DequantizeLinear" and "codes" in n.input[0]
+    )
+    proto.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
+    dequantized = [n for n in proto.graph.node if n.op_type == "DequantizeLinear"]
+    proto.graph.output.extend(
+        helper.make_tensor_value_info(n.output[0], TensorProto.FLOAT, None) for n in dequantized[1:]
+    )
+    found = run(proto, (x,))
+    values = [found[n.output[0]] for n in dequantized]
+    assert any(same_bits(value, model.of_input(x)) for value in values)
+    assert any(same_bits(value, model.of_weight(model.weight).detach()) for value in values)
+
+
+def test_embedding_of_codes(tmp_path: Path) -> None:
+    weight = torch.randn(10, 8)
+    scale = hf.choose_scale(weight, granularity=hf.PerChannel(0))
+    model = Function(
+        lambda i, w, s: hf.embedding(i, hf.fake_quantize(w, s, granularity=hf.PerChannel(0))),
+        w=weight,
+        s=scale,
+    )
+    indices = torch.tensor([[1, 9], [0, 3]])
+    proto = written(model, (indices,), tmp_path / "model.onnx")
+    assert same_bits(run(proto, (indices,))[proto.graph.output[0].name], model(indices))
+
+
+def fake(**arguments: Any) -> Function:
+    return Function(lambda x: hf.fake_quantize(x, 0.1, **arguments))
+
+
+@pytest.mark.parametrize(
+    ("model", "opset", "words"),
+    [
+        (fake(dtype=torch.int4), 19, "opset is 19, and ONNX has torch.int4 with .* from opset 21 on"),
+        (fake(dtype=torch.int2), 24, "pass opset=25"),
+        (fake(granularity=hf.PerGroup(8)), 20, "PerGroup.* from opset 21 on"),
+        (fake(), 18, "from opset 19 on"),
+        (fake(), 4, "opset is 4"),
+        (fake(), 999, "opset is 999; .* up to"),
+        (fake(q_min=-7, q_max=7, granularity=hf.PerGroup(8)), None, "Leave out q_min and q_max"),
+        (Function(lambda x: hf.fake_quantize(x, 0.1, 300)), None, "zero points from 300 to 300"),
+        (Function(lambda x: hf.fake_quantize(x.double(), 0.1)), None, "float64|DOUBLE"),
+        (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.int4, packed=True)), None, "Leave out packed"),
+        (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.float32, q_min=-1, q_max=1)), None, "no ONNX form"),
+    ],
+)  # fmt: skip
+def test_what_onnx_lacks_is_refused(
+    model: torch.nn.Module, opset: int | None, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises((hf.Unsupported, hf.InvalidArgs), match=words):
+        hf.export.onnx(model.eval(), (torch.ones(2, 32),), tmp_path / "model.onnx", opset=opset)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_in_training_mode_is_refused(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(hf.nn.FakeQuantize())
+    with pytest.raises(hf.InvalidArgs, match="training mode"):
+        hf.export.onnx(model, (torch.ones(2, 32),), tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir()) and not model[0].report()["is_set"]
