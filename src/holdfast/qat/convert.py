@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -63,9 +63,7 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     return model
 
 
-def _tensor(
-    quantizer: WeightQuantizer, weight: torch.Tensor, name: str, for_loading: bool
-) -> QuantizedTensor:
+def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) -> QuantizedTensor:
     """The codes and scales of a weight; zeros if they will be loaded."""
     if quantizer.is_set() and not weight.is_meta:
         try:
@@ -86,6 +84,6 @@ def _tensor(
 
 def _unobserved(what: str) -> str:
     return (
-        f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, or "
-        "load its state; to load a converted state, pass for_loading=True. The model is unchanged."
+        f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
+        "or load its state; to load a converted state, pass for_loading=True. The model is unchanged."
     )
