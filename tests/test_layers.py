@@ -25,13 +25,14 @@ BELOW = {
     "numerics": {"core", "backends"},
     "ops": {"core", "backends", "numerics"},
     "nn": {"core", "ops"},
+    "qat": {"core", "ops", "nn"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "testing": {"core"},
     "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "plans", "nn", "testing"},
+    "holdfast": {"core", "backends", "ops", "plans", "nn", "qat", "testing"},
 }
 
 

@@ -4,6 +4,7 @@ from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
 from holdfast import (
     nn as nn,
     plans as plans,
+    qat as qat,
     testing as testing,
 )
 from holdfast.core import formats as formats
@@ -104,6 +105,7 @@ __all__ = [
     "observe_range",
     "pack",
     "plans",
+    "qat",
     "quantize",
     "quantize_dynamic",
     "scale_of_range",

@@ -116,41 +116,69 @@ def _fake_quantize(call: Call) -> list[ir.Value]:
 
 
 def _dynamic_fake_quantize(call: Call) -> list[ir.Value]:
-    kind, ends = codes_of(call.arguments)
-    granularity, weight, narrow = (
-        granularity_of(call.arguments),
-        constant(call.x),
-        call.arguments.get("narrow"),
-    )
-    rule = ScaleOfData(
-        granularity=granularity, symmetric=not call.node.op_type.endswith("affine"),
-        narrow=None if narrow is None else bool(narrow),
-    )  # fmt: skip
+    (kind, ends), rule, weight = codes_of(call.arguments), _rule(call), constant(call.x)
     if weight is not None:
         return _weight_with_scale_of_data(call, weight, kind, ends, rule)
     scale, zero_point = scale_of_data(call, call.x, ends, rule)
-    scales = computed_scales(call, kind, layout_of(granularity, shape_of(call.x)), scale, zero_point)
+    scales = computed_scales(call, kind, layout_of(rule.granularity, shape_of(call.x)), scale, zero_point)
     codes = _quantized(call, kind, ends, scales)
     results = [_dequantized(call, codes, scales, real_dtype(call.x)), scale]
     return results if zero_point is None else [*results, zero_point]
 
 
+def _rule(call: Call) -> ScaleOfData:
+    narrow = call.arguments.get("narrow")
+    return ScaleOfData(
+        granularity=granularity_of(call.arguments),
+        symmetric=not call.node.op_type.endswith("affine"),
+        narrow=None if narrow is None else bool(narrow),
+    )
+
+
+def _scale_of_constant(
+    weight: torch.Tensor, kind: Format, ends: tuple[int, int], rule: ScaleOfData
+) -> tuple[torch.Tensor, ...]:
+    found: Any = choose_scale(  # type: ignore[call-overload]
+        weight, dtype=kind.torch, q_min=ends[0], q_max=ends[1], granularity=rule.granularity,
+        symmetric=rule.symmetric, narrow=rule.narrow,
+    )  # fmt: skip
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
 def _weight_with_scale_of_data(
     call: Call, weight: torch.Tensor, kind: Format, ends: tuple[int, int], rule: ScaleOfData
 ) -> list[ir.Value]:
-    codes_used: dict[str, Any] = {
-        "dtype": kind.torch,
-        "granularity": rule.granularity,
-        "q_min": ends[0],
-        "q_max": ends[1],
-    }
-    found: Any = choose_scale(weight, symmetric=rule.symmetric, narrow=rule.narrow, **codes_used)  # type: ignore[call-overload]
-    scale, zero_point = (found, None) if isinstance(found, torch.Tensor) else found
-    zeros = torch.zeros_like(scale, dtype=torch.int32) if zero_point is None else zero_point
+    scale, *zero_point = found = _scale_of_constant(weight, kind, ends, rule)
+    zeros = zero_point[0] if zero_point else torch.zeros_like(scale, dtype=torch.int32)
     scales = constant_scales(call, kind, rule.granularity, tuple(weight.shape), scale, zeros)
-    codes = quantize(weight, scale, zero_point, **codes_used)
-    results = [_weight(call, codes, kind, scales, weight.dtype), call.initializer("of_data", scale.numpy())]
-    return results if zero_point is None else [*results, call.initializer("zero_of_data", zeros.numpy())]
+    codes = quantize(
+        weight, scale, *zero_point, dtype=kind.torch, granularity=rule.granularity, q_min=ends[0],
+        q_max=ends[1],
+    )  # fmt: skip
+    results = [call.initializer(f"found_{i}", tensor.numpy()) for i, tensor in enumerate(found)]
+    return [_weight(call, codes, kind, scales, weight.dtype), *results]
+
+
+def _choose_scale(call: Call) -> list[ir.Value]:
+    (kind, ends), rule, weight = codes_of(call.arguments), _rule(call), constant(call.x)
+    if weight is None:
+        return [value for value in scale_of_data(call, call.x, ends, rule) if value is not None]
+    found = _scale_of_constant(weight, kind, ends, rule)
+    return [call.initializer(f"found_{i}", tensor.numpy()) for i, tensor in enumerate(found)]
+
+
+def _scale_in_use(call: Call) -> list[ir.Value]:
+    """The floor of a scale and its rounding. If the scale is a constant, the operator itself computes them."""
+    scale, floor, name = constant(call.x), call.arguments["floor"], call.arguments.get("dtype")
+    if scale is not None:
+        return [call.initializer("in_use", torch.ops.holdfast.scale_in_use(scale, floor, name).numpy())]
+    used = call.op("Max", call.x, call.number(floor))
+    if name is not None and (stored := parse_dtype(name)) != torch.float32:
+        limits = torch.finfo(stored)
+        least, most = call.number(limits.smallest_normal * limits.eps), call.number(limits.max)
+        clipped = call.op("Clip", used, least, most)
+        used = call.op("Cast", call.op("Cast", clipped, to=int(REAL[stored])), to=int(FLOAT))
+    return [used]
 
 
 def _embedding(call: Call) -> list[ir.Value]:
@@ -163,6 +191,9 @@ RULES: dict[str, Callable[[Call], list[ir.Value]]] = {
     "fake_quantize": _fake_quantize,
     "dynamic_fake_quantize": _dynamic_fake_quantize,
     "dynamic_fake_quantize_affine": _dynamic_fake_quantize,
+    "choose_scale": _choose_scale,
+    "choose_scale_affine": _choose_scale,
+    "scale_in_use": _scale_in_use,
     "embedding": _embedding,
 }
 

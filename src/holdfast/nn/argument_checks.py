@@ -15,6 +15,9 @@ from holdfast.nn.scale_mode import ScaleMode
 
 Name = TypeVar("Name", bound=str)
 
+#: The buffers that count events.
+COUNTS = ("rejected_batches", "floor_events")
+
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -149,7 +152,7 @@ def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, 
             f"{prefix}{name} is {shown}; it must be {accepted}. Nothing was loaded into this module."
         )
 
-    for name in ("scale", "low", "zero_point", "rejected_batches"):
+    for name in ("scale", "low", "zero_point", *COUNTS):
         value = state_dict.get(f"{prefix}{name}")
         if not isinstance(value, torch.Tensor):
             continue  # torch reports it
@@ -162,7 +165,7 @@ def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, 
             good = (value > 0) & value.isfinite()
             if not bool((good | value.isnan() if may_be_unset else good).all()):
                 refuse(name, value.tolist(), "positive and finite")
-        if name == "rejected_batches" and (value.numel() != 1 or int(value) < 0):
+        if name in COUNTS and (value.numel() != 1 or int(value) < 0):
             refuse(name, value.tolist(), "a count, of at least 0")
     if f"{prefix}_extra_state" in state_dict:
         checked_switches(state_dict[f"{prefix}_extra_state"], f"{prefix}_extra_state")

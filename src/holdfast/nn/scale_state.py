@@ -11,6 +11,7 @@ import torch
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerTensor
 from holdfast.nn.argument_checks import (
+    COUNTS,
     check_scale_arguments,
     check_state_dict,
     checked_scale,
@@ -36,6 +37,8 @@ class ScaleState(torch.nn.Module):
     low: torch.Tensor
     zero_point: torch.Tensor | None
     rejected_batches: torch.Tensor
+    #: Only in mode "learned".
+    floor_events: torch.Tensor
 
     mode: ScaleMode
     granularity: Granularity
@@ -81,6 +84,8 @@ class ScaleState(torch.nn.Module):
             self.register_buffer("zero_point", kept)
         if mode is not ScaleMode.FIXED:
             self.register_buffer("rejected_batches", torch.zeros((), dtype=torch.int64, device=device))
+        if mode is ScaleMode.LEARNED:
+            self.register_buffer("floor_events", torch.zeros((), dtype=torch.int64, device=device))
         self._start_shape = tuple(start.shape)
 
     @torch.no_grad()
@@ -103,8 +108,9 @@ class ScaleState(torch.nn.Module):
                 given = self._given.get(name)
                 if state is not None:
                     fill(state, unset if given is None else given)
-            if "rejected_batches" in self._buffers:
-                self.rejected_batches.zero_()
+            for name in COUNTS:
+                if name in self._buffers:
+                    self._buffers[name].zero_()  # type: ignore[union-attr]
         self._is_set = self._given["scale"] is not None
 
     def _expanded(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
@@ -205,6 +211,9 @@ class ScaleState(torch.nn.Module):
                 self._resize(shape)
         if isinstance(self.granularity, PerTensor) and self.mode is not ScaleMode.PER_BATCH:
             state_dict = self._as_one_scale(state_dict, prefix)
+        if learned and key in state_dict and f"{prefix}floor_events" not in state_dict:
+            # Saved by a version that did not count them.
+            state_dict = {**state_dict, f"{prefix}floor_events": torch.zeros_like(self.floor_events)}
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             unset = full_tensor(self.scale.detach()).isnan()

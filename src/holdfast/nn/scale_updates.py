@@ -95,12 +95,16 @@ class ScaleUpdates(ScaleState):
             return self._blend(x)
         if self.mode is ScaleMode.LEARNED and learns and not self._is_set:
             self._initialize(x)
-        elif self.quantizes and x.numel() and not self._has_scale():
+        elif self.quantizes and x.numel():
+            self._require_scale()
+        return self._current_scale(x)
+
+    def _require_scale(self) -> None:
+        if not self._has_scale():
             raise InvalidArgs(
                 "this FakeQuantize has seen no training batch that it could use, so it has no scale; train "
                 "it or load its state first, or call disable_fake_quant()."
             )
-        return self._current_scale(x)
 
     def _scale_arguments(self) -> dict[str, Any]:
         """Arguments of choose_scale and scale_of_range. Without ``dtype``, codes are float32."""
@@ -171,6 +175,17 @@ class ScaleUpdates(ScaleState):
         """Update ``_is_set`` after a change of the state. On the CPU, this reads ``scale``."""
         if not self._is_set:
             self._is_set = None if scale.device.type != "cpu" else not bool(scale.isnan().any())
+
+    @torch.no_grad()
+    def initialize(self, x: torch.Tensor) -> None:
+        """Initialize the parameters of mode "learned" from ``x``, on this process alone."""
+        start = self._initial_values(x)
+        if not self.accepts(start, None):
+            raise InvalidArgs("the scale cannot be initialized from a tensor with NaN or infinity in it.")
+        for kept, new in zip((self.scale, self.zero_point), start, strict=False):
+            assert kept is not None
+            kept.copy_(new.reshape(kept.shape))
+        self.note_started(start)
 
     @torch.no_grad()
     def _initialize(self, x: torch.Tensor) -> None:

@@ -1,0 +1,15 @@
+"""Quantization-aware training of whole models: prepare, train, convert. The bits stay the same throughout."""
+
+from __future__ import annotations
+
+from holdfast.qat.config import Config, Quantizer, preset
+from holdfast.qat.convert import convert
+from holdfast.qat.prepare import prepare
+from holdfast.qat.quantized import activation_quantizers, quantized_weights
+from holdfast.qat.quantized_tensor import QuantizedTensor
+from holdfast.qat.quantizers import ActivationQuantizer, WeightQuantizer
+
+__all__ = [
+    "ActivationQuantizer", "Config", "QuantizedTensor", "Quantizer", "WeightQuantizer",
+    "activation_quantizers", "convert", "prepare", "preset", "quantized_weights",
+]  # fmt: skip
