@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import onnx
@@ -26,7 +27,7 @@ def with_ties(
     scale: torch.Tensor, granularity: hf.Granularity, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
     """Multiples of half a scale: half of the quotients are ties. Some are out of the range of the codes."""
-    generator = torch.Generator().manual_seed(len(name))
+    generator = torch.Generator().manual_seed(crc32(name.encode()))
     halves = torch.randint(-40, 40, SHAPE, generator=generator).to(torch.int8)
     return hf.dequantize(halves, scale.float() / 2, granularity=granularity).to(dtype)
 
@@ -46,7 +47,8 @@ class Quantizer(torch.nn.Module):
         scale, zero_point = (made, None) if isinstance(made, torch.Tensor) else made
         self.register_buffer("scale", scale.to(dtype))
         self.register_buffer("zero_point", zero_point)
-        self.register_buffer("weight", with_ties(self.scale, granularity, dtype, codes.name))
+        name = f"{codes.name} {granularity} {symmetric}"
+        self.register_buffer("weight", with_ties(self.scale, granularity, dtype, name))
         self.register_buffer("stored", self.quantized(self.weight))
 
     def quantized(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,15 +95,20 @@ def written(model: torch.nn.Module, args: tuple[Any, ...], path: Path, **options
 
 
 def exposed(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the codes of each QuantizeLinear as outputs too, and outputs that NumPy can hold."""
-    graph = proto.graph
+    """The model with outputs for the inputs and codes of each QuantizeLinear, in types that NumPy has."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    graph = copy.graph
     wanted = [(output.name, TensorProto.FLOAT) for output in graph.output]
-    wanted += [(n.output[0], TensorProto.INT32) for n in graph.node if n.op_type == "QuantizeLinear"]
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear":
+            wanted += [(name, TensorProto.FLOAT) for name in node.input if name]
+            wanted.append((node.output[0], TensorProto.INT32))
     del graph.output[:]
-    for name, kind in wanted:
+    for name, kind in dict(wanted).items():
         graph.node.append(helper.make_node("Cast", [name], [f"{name}:shown"], to=kind))
         graph.output.append(helper.make_tensor_value_info(f"{name}:shown", kind, None))
-    return proto
+    return copy
 
 
 def run(
@@ -145,9 +152,7 @@ def test_codes_and_values_have_our_bits(dtype: torch.dtype, tmp_path: Path) -> N
     assert proto.opset_import[0].version == 25
     names = [output.name for output in proto.graph.output]
     for level in ("DISABLE_ALL", "ENABLE_BASIC"):
-        copy = onnx.ModelProto()
-        copy.CopyFrom(proto)
-        found = run(copy, inputs, level)
+        found = run(proto, inputs, level)
         expected = [result.float() for results in model(*inputs) for result in results]
         for name, right in zip(names, expected, strict=True):
             assert same_bits(found[name], right), name
@@ -158,12 +163,12 @@ def test_codes_and_values_have_our_bits(dtype: torch.dtype, tmp_path: Path) -> N
 def test_weights_are_integers_in_the_file(tmp_path: Path) -> None:
     model = Quantizers(torch.float32, [hf.formats.INT8, hf.formats.UINT4, hf.formats.INT2])
     proto = written(model, model.inputs(), tmp_path / "model.onnx")
-    stored = [tensor for tensor in proto.graph.initializer if tensor.name.endswith("_codes")]
+    stored = {t.name: t for t in proto.graph.initializer if t.name.endswith("_quantized")}
     assert len(stored) == 2 * len(model.each)
     real = [t for t in proto.graph.initializer if t.data_type == TensorProto.FLOAT]
     assert not [tensor.name for tensor in real if tuple(tensor.dims) == SHAPE]
     for i, quantizer in enumerate(model.each):
-        for tensor in stored[2 * i : 2 * i + 2]:
+        for tensor in (stored[f"each.{i}.{name}_quantized"] for name in ("weight", "stored")):
             assert tensor.data_type == getattr(TensorProto, quantizer.codes.name.upper())
             array = onnx.numpy_helper.to_array(tensor).astype(np.int32)
             assert np.array_equal(array, quantizer.stored.numpy())
@@ -207,52 +212,24 @@ def test_scales_of_the_data_have_our_bits(dtype: torch.dtype, tmp_path: Path) ->
         assert torch.equal(found[f"{name}_codes"], made[0].int())
 
 
-@pytest.mark.parametrize("granularity", [hf.PerTensor(), hf.PerChannel(1)], ids=str)
-@pytest.mark.parametrize(("q_min", "q_max"), [(-127, 127), (-3, 3), (1, 250)])
-def test_a_range_of_codes_is_kept(
-    granularity: hf.Granularity, q_min: int, q_max: int, tmp_path: Path
-) -> None:
-    scale = torch.linspace(0.01, 0.3, 32) if granularity.name != "per_tensor" else torch.tensor(0.07)
-    zero_point = torch.full_like(scale, 2, dtype=torch.int32)
-    x = torch.cat([with_ties(scale, granularity, torch.float32, "x"), torch.full((1, 32), 1e9)])
+def test_a_range_of_codes_is_kept(tmp_path: Path) -> None:
+    x = torch.cat(
+        [with_ties(torch.tensor(0.07), hf.PerTensor(), torch.float32, "x"), torch.full((1, 32), 1e9)]
+    )
     x = torch.cat([x, -x, torch.full((1, 32), -torch.inf)])
-    arguments: dict[str, Any] = {"granularity": granularity, "q_min": q_min, "q_max": q_max}
-    model = Function(lambda x, s, z: hf.fake_quantize(x, s, z, **arguments), s=scale, z=zero_point)
+    scales = {hf.PerTensor(): torch.tensor(0.07), hf.PerChannel(1): torch.linspace(0.01, 0.3, 32)}
+    calls = [
+        (scale, torch.full_like(scale, 2, dtype=torch.int32),
+         {"granularity": granularity, "q_min": q_min, "q_max": q_max})
+        for granularity, scale in scales.items() for q_min, q_max in ((-127, 127), (-3, 3), (1, 250))
+    ]  # fmt: skip
+    model = Function(lambda x: [hf.fake_quantize(x, scale, zero, **rule) for scale, zero, rule in calls])
     proto = written(model, (x,), tmp_path / "model.onnx")
-    name = proto.graph.output[0].name
     found = run(proto, (x,))
-    assert same_bits(found[name], model(x))
-    carried = hf.quantize(x, scale, zero_point, dtype=torch.float32, **arguments)
-    assert torch.equal(found[f"{name}_codes"], carried.int())
-
-
-@pytest.mark.parametrize("mode", ["ema", "learned", "per_batch"])
-def test_fake_quantize_modules(mode: str, tmp_path: Path) -> None:
-    """A linear layer with quantized weights and activations, trained for a step."""
-    arguments: dict[str, Any] = {"mode": mode, "symmetric": False, "dtype": torch.int8}
-
-    class Layer(torch.nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.nn.functional.linear(self.of_input(x), self.of_weight(self.weight), self.bias)
-
-    model = Layer(32, 4)
-    model.of_input, model.of_weight = (hf.nn.FakeQuantize(**arguments) for _ in range(2))
-    x = torch.randn(6, 32)
-    model(x)
-    proto = written(model, (x,), tmp_path / "model.onnx")
-    assert [n.op_type for n in proto.graph.node].count("QuantizeLinear") == 1, "only the input"
-    output = next(
-        n.output[0] for n in proto.graph.node if n.op_type == "DequantizeLinear" and "codes" in n.input[0]
-    )
-    proto.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
-    dequantized = [n for n in proto.graph.node if n.op_type == "DequantizeLinear"]
-    proto.graph.output.extend(
-        helper.make_tensor_value_info(n.output[0], TensorProto.FLOAT, None) for n in dequantized[1:]
-    )
-    found = run(proto, (x,))
-    values = [found[n.output[0]] for n in dequantized]
-    assert any(same_bits(value, model.of_input(x)) for value in values)
-    assert any(same_bits(value, model.of_weight(model.weight).detach()) for value in values)
+    for output, right, (scale, zero, rule) in zip(proto.graph.output, model(x), calls, strict=True):
+        assert same_bits(found[output.name], right), rule
+        carried = hf.quantize(x, scale, zero, dtype=torch.float32, **rule)
+        assert torch.equal(found[f"{output.name}_codes"], carried.int())
 
 
 def test_embedding_of_codes(tmp_path: Path) -> None:
@@ -285,7 +262,7 @@ def fake(**arguments: Any) -> Function:
         (Function(lambda x: hf.fake_quantize(x, 0.1, 300)), None, "zero points from 300 to 300"),
         (Function(lambda x: hf.fake_quantize(x.double(), 0.1)), None, "float64|DOUBLE"),
         (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.int4, packed=True)), None, "Leave out packed"),
-        (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.float16, q_min=0, q_max=1)), None, "no ONNX form"),
+        (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.float16, q_min=0, q_max=1)), None, "no ONNX"),
     ],
 )  # fmt: skip
 def test_what_onnx_lacks_is_refused(
@@ -301,3 +278,80 @@ def test_a_model_in_training_mode_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hf.InvalidArgs, match="training mode"):
         hf.export.onnx(model, (torch.ones(2, 32),), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir()) and not model[0].report()["is_set"]
+
+
+class Network(torch.nn.Module):
+    """Convolutions, a linear layer, an embedding and a tied head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(16, 32)
+        self.conv = torch.nn.Conv1d(32, 32, 3, padding=1)
+        self.up = torch.nn.ConvTranspose1d(32, 32, 2, stride=2)
+        self.linear = torch.nn.Linear(32, 32)
+        self.head = torch.nn.Linear(32, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.conv(self.embed(tokens).mT)).mT
+        return self.head(torch.relu(self.linear(x)))
+
+
+def quantizer(**arguments: Any) -> hf.qat.Quantizer:
+    return hf.qat.Quantizer(**arguments)
+
+
+CONFIGS = {
+    "w8a8": hf.qat.preset("w8a8"),
+    "w4a8-dynamic": hf.qat.preset("w4a8-dynamic"),
+    "w2a16-g32": hf.qat.preset("w2a16-g32"),
+    "int4, not symmetric": hf.qat.Config(
+        weight=quantizer(dtype=torch.int4, granularity=hf.PerGroup(8, 1), symmetric=False, mode="learned"),
+        activation=quantizer(dtype=torch.uint8, symmetric=False, mode="ema"),
+    ),
+    "scales of 16 bits": hf.qat.Config(
+        weight=quantizer(granularity=hf.PerChannel(0), scale_dtype=torch.bfloat16, mode="ema"),
+        activation=quantizer(mode="dynamic", scale_dtype=torch.float16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "converted"),
+    [*((name, True) for name in CONFIGS), ("w4a8-dynamic", False), ("scales of 16 bits", False)],
+)
+def test_a_trained_model(name: str, converted: bool, tmp_path: Path) -> None:
+    """The file has the codes of every weight, and onnxruntime finds the codes of every activation."""
+    torch.manual_seed(0)
+    model, config = Network(), CONFIGS[name]
+    hf.qat.prepare(model, config)
+    tokens = torch.randint(0, 16, (2, 6))
+    model(tokens).sum().backward()
+    model.eval()
+    weights, expected = hf.qat.quantized_weights(model), model(tokens)
+    if converted:
+        hf.qat.convert(model)
+    proto = written(model, (tokens,), tmp_path / "model.onnx")
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    for weight_name, weight in weights.items():
+        if f"{weight_name}_quantized" not in arrays:  # the file has a shared weight under one of its names
+            assert weight_name in ("embed.weight", "head.weight")
+            continue
+        codes = arrays[f"{weight_name}_quantized"].astype(np.int32)
+        assert np.array_equal(codes, weight.codes.numpy())
+        scale = arrays[f"{weight_name}_scale"]
+        assert scale.tobytes() == weight.scale.float().numpy().tobytes()
+    found = run(proto, (tokens,))
+    torch.testing.assert_close(found[proto.graph.output[0].name], expected.detach(), rtol=1e-3, atol=1e-3)
+    quantizers = [node for node in proto.graph.node if node.op_type == "QuantizeLinear"]
+    assert len(quantizers) == len(hf.qat.activation_quantizers(model))
+    for node in quantizers:
+        x, scale, zero_point = (found.get(name) for name in node.input)
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        blocked = "block_size" in attributes
+        granularity = hf.PerGroup(attributes["block_size"], attributes["axis"]) if blocked else hf.PerTensor()
+        codes = hf.quantize(
+            x, scale, None if zero_point is None else zero_point.int(), dtype=config.activation.dtype,
+            granularity=granularity,
+        )  # fmt: skip
+        assert torch.equal(found[node.output[0]], codes.int())

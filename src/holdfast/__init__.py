@@ -41,6 +41,6 @@ __all__ = [
     "NUMERICS_VERSION", "CollectiveFailed", "Format", "Granularity", "HoldfastError", "InvalidArgs",
     "InvalidDescriptor", "InvalidIndex", "KernelSku", "NotReproducible", "PerChannel", "PerGroup",
     "PerTensor", "PerToken", "PlanPreference", "PrecisionGuarantee", "Stream", "Unsupported", "Verdict",
-    "Workspace", "WorkspaceTooSmall", "__version__", "check_errors", "export", "formats", "nn", "plans", "qat",
-    "testing", *sorted(_functions),
+    "Workspace", "WorkspaceTooSmall", "__version__", "check_errors", "export", "formats", "nn", "plans",
+    "qat", "testing", *sorted(_functions),
 ]  # fmt: skip

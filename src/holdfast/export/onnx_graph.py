@@ -81,14 +81,31 @@ class Call:
     def sizes(self, *sizes: int) -> ir.Value:
         return self.op("Constant", value=ir.tensor(np.array(sizes, np.int64)))
 
+    @property
+    def tensor_name(self) -> str:
+        """The name of the quantized tensor: a parameter has its name in the model."""
+        source = self.x.name if self.x.is_initializer() else None
+        return (
+            self.name if source is None else source.replace("parametrizations.", "").removesuffix(".original")
+        )
+
     def initializer(self, suffix: str, array: Any) -> ir.Value:
-        name = f"{self.name}_{suffix}"
+        """An initializer of the graph. Calls with the same tensor share it."""
+        name = f"{self.tensor_name}_{suffix}"
+        while (known := self.graph.initializers.get(name)) is not None:
+            if known.const_value is not None and _equal(known.const_value.numpy(), array):
+                return known
+            name += "_"
         value = ir.Value(
             name=name, shape=ir.Shape(array.shape), type=ir.TensorType(ir.DataType.from_numpy(array.dtype)),
             const_value=ir.tensor(array, name=name),
         )  # fmt: skip
         self.graph.register_initializer(value)
         return value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def constant(value: ir.Value | None) -> torch.Tensor | None:

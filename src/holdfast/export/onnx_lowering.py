@@ -75,7 +75,7 @@ def _dequantized(call: Call, codes: ir.Value, scales: Scales, real: torch.dtype)
 
 
 def _weight(call: Call, codes: torch.Tensor, kind: Format, scales: Scales, real: torch.dtype) -> ir.Value:
-    return _dequantized(call, call.initializer("codes", code_array(codes, kind)), scales, real)
+    return _dequantized(call, call.initializer("quantized", code_array(codes, kind)), scales, real)
 
 
 def _dequantize(call: Call) -> list[ir.Value]:
@@ -168,7 +168,7 @@ def _choose_scale(call: Call) -> list[ir.Value]:
 
 
 def _scale_in_use(call: Call) -> list[ir.Value]:
-    """The floor of a scale and its rounding. If the scale is a constant, the operator itself computes them."""
+    """The floor of a scale and its rounding. The operator itself computes those of a constant."""
     scale, floor, name = constant(call.x), call.arguments["floor"], call.arguments.get("dtype")
     if scale is not None:
         return [call.initializer("in_use", torch.ops.holdfast.scale_in_use(scale, floor, name).numpy())]

@@ -103,7 +103,7 @@ def computed_scales(
     shape = call.sizes(*layout.scale_shape)
     placed = call.op("Reshape", call.cast(scale, FLOAT), shape)
     if zero_point is not None:
-        zero_point = call.op("Reshape", call.op("Cast", zero_point, to=int(onnx_type(kind))), shape)
+        zero_point = call.op("Cast", call.op("Reshape", zero_point, shape), to=int(onnx_type(kind)))
     elif not layout.attributes:
         zero_point = call.initializer("zero_point", code_array(torch.zeros((), dtype=kind.storage), kind))
     elif call.opset < 21:
