@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from holdfast.export.extras import MissingPackage, require_packages
 
-__all__ = ["MissingPackage", "onnx"]
+__all__ = ["MissingPackage", "compressed_tensors", "onnx"]
 
 
 def onnx(
@@ -31,3 +32,13 @@ def onnx(
         model, args, path, opset, kwargs=kwargs, dynamic_shapes=dynamic_shapes, input_names=input_names,
         output_names=output_names,
     )  # fmt: skip
+
+
+def compressed_tensors(
+    model: torch.nn.Module, directory: str | PathLike[str], *, layout: str | None = None
+) -> None:
+    """Write ``model`` to ``directory`` in the compressed-tensors format."""
+    require_packages("compressed-tensors", "safetensors")
+    from holdfast.export.compressed import write_compressed_tensors
+
+    write_compressed_tensors(model, Path(directory), layout)
