@@ -78,7 +78,7 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
         device=weight.device,
     )  # fmt: skip
     zero_point = None if record.symmetric else torch.zeros_like(scale, dtype=torch.int32)
-    codes = torch.zeros(shape, dtype=torch.uint8, device=weight.device).view(record.format.storage)
+    codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 
 

@@ -128,6 +128,12 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
 
 def _weights_of(target: Target) -> list[str]:
     """The names of the weights of a layer that are to be quantized."""
+    for option in ("max_norm", "sparse"):
+        if getattr(target.module, option, None):
+            raise InvalidArgs(
+                f"{target.name!r} is an embedding with {option}, which a quantized table does not have; make "
+                f"it without {option}, or leave it alone."
+            )
     for name in target.parameters:
         if parametrize.is_parametrized(target.module, name):
             parametrizations: Any = target.module.parametrizations
