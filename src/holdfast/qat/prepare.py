@@ -14,7 +14,7 @@ from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.config import Config, Quantizer
 from holdfast.qat.dequantizer import Dequantizer
-from holdfast.qat.layers import stored_granularity
+from holdfast.qat.layers import require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -46,8 +46,7 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     >>> list(hf.qat.quantized_weights(model))
     ['0.weight']
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidArgs(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    require_module(model)
     targets = find_targets(model, config)
     weights = _weight_quantizers(model, targets)
     inputs = [_input_quantizer(target) for target in targets]
