@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.qat.config import Config, Quantizer, preset
+from holdfast.qat.config import Config, Quantizer, preset, presets
 from holdfast.qat.convert import convert
 from holdfast.qat.prepare import prepare
 from holdfast.qat.quantized import activation_quantizers, quantized_weights
@@ -11,5 +11,5 @@ from holdfast.qat.quantizers import ActivationQuantizer, WeightQuantizer
 
 __all__ = [
     "ActivationQuantizer", "Config", "QuantizedTensor", "Quantizer", "WeightQuantizer",
-    "activation_quantizers", "convert", "prepare", "preset", "quantized_weights",
+    "activation_quantizers", "convert", "prepare", "preset", "presets", "quantized_weights",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from holdfast.core.checks import require_choice, shown, whole_number
+from holdfast.core.checks import require_choice, require_dtype, shown, whole_number
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.formats import Format, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
@@ -69,6 +69,7 @@ class Quantizer:
         self._set("mode", "batch" if self.mode == "dynamic" else self.mode)
         if isinstance(self.dtype, Format):
             self._set("dtype", self.dtype.torch)
+        require_dtype("dtype", self.dtype)
         self._set("start_step", whole_number("start_step", self.start_step, 0, 2**62))
         if self.range is not None:
             self._set("range", self._checked_range())
@@ -79,8 +80,7 @@ class Quantizer:
     @property
     def format(self) -> Format:
         """The format of the codes."""
-        assert isinstance(self.dtype, torch.dtype)
-        return format_of(self.dtype, "dtype")
+        return self.dtype if isinstance(self.dtype, Format) else format_of(self.dtype, "dtype")
 
     @property
     def code_range(self) -> tuple[int, int]:
@@ -90,9 +90,8 @@ class Quantizer:
     def module(self, kind: type[FakeQuantize] = FakeQuantize, **arguments: Any) -> FakeQuantize:
         """A FakeQuantize for this record. ``arguments`` are further arguments of its constructor."""
         q_min, q_max = (None, None) if self.range is None else self.range
-        assert isinstance(self.dtype, torch.dtype) and self.granularity is not None
         return kind(
-            dtype=self.dtype, q_min=q_min, q_max=q_max, granularity=self.granularity, ste=self.ste,
+            dtype=self.format.torch, q_min=q_min, q_max=q_max, granularity=self.granularity or PerTensor(), ste=self.ste,
             symmetric=self.symmetric, narrow=self.narrow, mode=MODES[self.mode], momentum=self.momentum,
             grad_factor=self.grad_factor, positive=self.positive, scale_dtype=self.scale_dtype,
             **{"scale": self.scale, "zero_point": self.zero_point, **arguments},
@@ -174,6 +173,11 @@ PRESETS = {
     "w2a16": Config(weight=_weight(_INT2, mode="learned")),
     "w2a16-g32": Config(weight=_weight(_INT2, PerGroup(32, axis=1), "learned")),
 }
+
+
+def presets() -> tuple[str, ...]:
+    """The names that ``preset`` accepts."""
+    return tuple(PRESETS)
 
 
 def preset(name: str) -> Config:

@@ -10,6 +10,7 @@ from torch import nn
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import activation_quantizers, parametrized_weights, quantized
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import WeightQuantizer
@@ -35,6 +36,7 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     >>> model.state_dict()["parametrizations.weight.original"].shape
     torch.Size([8, 16])
     """
+    require_module(model)
     require_bool("for_loading", for_loading)
     found = [
         (name, parametrizations)
@@ -78,7 +80,7 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
         device=weight.device,
     )  # fmt: skip
     zero_point = None if record.symmetric else torch.zeros_like(scale, dtype=torch.int32)
-    codes = torch.zeros(shape, dtype=torch.uint8, device=weight.device).view(record.format.storage)
+    codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 
 

@@ -60,7 +60,8 @@ class Dequantizer(torch.nn.Module):
         scale = self.scale
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=scale.device)).dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.scale = scale.to(self.scale.device)
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
         return self
 
     def extra_repr(self) -> str:

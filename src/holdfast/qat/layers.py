@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup
 
 
@@ -37,6 +39,12 @@ LAYERS: dict[type[nn.Module], Layer] = {
         inputs=("query", "key", "value"),
     ),
 }  # fmt: skip
+
+
+def require_module(model: Any) -> None:
+    """Raise unless this is a module."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgs(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
 
 
 def layer_of(module: nn.Module) -> Layer | None:

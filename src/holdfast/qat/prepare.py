@@ -14,7 +14,7 @@ from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.config import Config, Quantizer
 from holdfast.qat.dequantizer import Dequantizer
-from holdfast.qat.layers import stored_granularity
+from holdfast.qat.layers import require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -46,8 +46,7 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     >>> list(hf.qat.quantized_weights(model))
     ['0.weight']
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidArgs(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+    require_module(model)
     targets = find_targets(model, config)
     weights = _weight_quantizers(model, targets)
     inputs = [_input_quantizer(target) for target in targets]
@@ -128,6 +127,12 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
 
 def _weights_of(target: Target) -> list[str]:
     """The names of the weights of a layer that are to be quantized."""
+    for option in ("max_norm", "sparse"):
+        if getattr(target.module, option, None):
+            raise InvalidArgs(
+                f"{target.name!r} is an embedding with {option}, which a quantized table does not have; make "
+                f"it without {option}, or leave it alone."
+            )
     for name in target.parameters:
         if parametrize.is_parametrized(target.module, name):
             parametrizations: Any = target.module.parametrizations

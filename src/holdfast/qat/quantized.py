@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from holdfast.core.errors import InvalidArgs
 from holdfast.nn.sharded import full_tensor
@@ -29,7 +30,7 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
     scale = scale.reshape(shape)
     if zero_point is not None:
         zero_point = whole_zero_point(zero_point).reshape(shape)
-    q_min, q_max = record.code_range
+    q_min, q_max = record.range or (None, None)
     codes = quantize(
         weight, scale, zero_point, dtype=record.format.torch, granularity=made.granularity, q_min=q_min,
         q_max=q_max,
@@ -41,8 +42,9 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
 def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, ParametrizationList]]:
     """Qualified names of parametrized tensors, with their parametrizations. Shared ones come repeatedly."""
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, found in getattr(module, "parametrizations", {}).items():
-            yield f"{prefix}.{name}" if prefix else name, found
+        found: Any = module.parametrizations if is_parametrized(module) else {}
+        for name, parametrizations in found.items():
+            yield f"{prefix}.{name}" if prefix else name, parametrizations
 
 
 def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
