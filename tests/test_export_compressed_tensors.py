@@ -165,7 +165,7 @@ def test_a_converted_model_is_written_as_before(tmp_path: Path) -> None:
         assert (tmp_path / "prepared" / name).read_bytes() == (tmp_path / "converted" / name).read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 def test_a_model_of_transformers_is_loaded_by_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, CompressedTensorsConfig, LlamaConfig, LlamaForCausalLM
 
@@ -207,7 +207,7 @@ def quantizer(**arguments: Any) -> hf.qat.Config:
         (hf.qat.preset("w4a16"), {"dtype": torch.bfloat16}, "scale_dtype=torch.bfloat16"),
         (quantizer(granularity=hf.PerChannel(1)), {}, "one for each row"),
         (quantizer(dtype=torch.int16), {}, "at most 8 bits"),
-        (quantizer(mode="fixed", scale=0.1, zero_point=300, symmetric=False), {}, "zero points from 300 to 300"),
+        (quantizer(mode="fixed", scale=0.1, zero_point=300, symmetric=False), {}, "zero points from 300"),
         (hf.qat.Config(activation=hf.qat.Quantizer()), {}, "no quantized weight"),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(), activation=hf.qat.Quantizer(range=(-127, 127))), {},
@@ -224,6 +224,6 @@ def test_what_the_format_lacks_is_refused(
 ) -> None:
     layout = options.pop("layout", None)
     made = prepared(settings, **options)
-    with pytest.raises((hf.Unsupported, hf.InvalidArgs), match=words):
+    with pytest.raises(hf.HoldfastError, match=words):
         hf.export.compressed_tensors(made, tmp_path / "out", layout=layout)
     assert not list(tmp_path.iterdir())

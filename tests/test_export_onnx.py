@@ -95,19 +95,18 @@ def written(model: torch.nn.Module, args: tuple[Any, ...], path: Path, **options
 
 
 def exposed(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with outputs for the inputs and codes of each QuantizeLinear, in types that NumPy has."""
+    """The model with further outputs, the inputs and codes of each QuantizeLinear. All are float32."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     graph = copy.graph
-    wanted = [(output.name, TensorProto.FLOAT) for output in graph.output]
+    wanted = [output.name for output in graph.output]
     for node in graph.node:
         if node.op_type == "QuantizeLinear":
-            wanted += [(name, TensorProto.FLOAT) for name in node.input if name]
-            wanted.append((node.output[0], TensorProto.INT32))
+            wanted += [name for name in (*node.input, *node.output) if name]
     del graph.output[:]
-    for name, kind in dict(wanted).items():
-        graph.node.append(helper.make_node("Cast", [name], [f"{name}:shown"], to=kind))
-        graph.output.append(helper.make_tensor_value_info(f"{name}:shown", kind, None))
+    for name in dict.fromkeys(wanted):
+        graph.node.append(helper.make_node("Cast", [name], [f"{name}:shown"], to=TensorProto.FLOAT))
+        graph.output.append(helper.make_tensor_value_info(f"{name}:shown", TensorProto.FLOAT, None))
     return copy
 
 
@@ -157,7 +156,7 @@ def test_codes_and_values_have_our_bits(dtype: torch.dtype, tmp_path: Path) -> N
         for name, right in zip(names, expected, strict=True):
             assert same_bits(found[name], right), name
         for i, (quantizer, x) in enumerate(zip(model.each, inputs, strict=True)):
-            assert torch.equal(found[f"{names[3 * i]}_codes"], quantizer.quantized(x).int())
+            assert torch.equal(found[f"{names[3 * i]}_codes"], quantizer.quantized(x).float())
 
 
 def test_weights_are_integers_in_the_file(tmp_path: Path) -> None:
@@ -209,7 +208,7 @@ def test_scales_of_the_data_have_our_bits(dtype: torch.dtype, tmp_path: Path) ->
     for name, rule, right in zip(names, rules, model(x), strict=True):
         assert same_bits(found[name], right.float()), rule
         made = hf.dynamic_quantize(x, **rule)
-        assert torch.equal(found[f"{name}_codes"], made[0].int())
+        assert torch.equal(found[f"{name}_codes"], made[0].float())
 
 
 def test_a_range_of_codes_is_kept(tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ def test_a_range_of_codes_is_kept(tmp_path: Path) -> None:
     for output, right, (scale, zero, rule) in zip(proto.graph.output, model(x), calls, strict=True):
         assert same_bits(found[output.name], right), rule
         carried = hf.quantize(x, scale, zero, dtype=torch.float32, **rule)
-        assert torch.equal(found[f"{output.name}_codes"], carried.int())
+        assert torch.equal(found[f"{output.name}_codes"], carried)
 
 
 def test_embedding_of_codes(tmp_path: Path) -> None:
@@ -309,6 +308,7 @@ CONFIGS = {
         weight=quantizer(dtype=torch.int4, granularity=hf.PerGroup(8, 1), symmetric=False, mode="learned"),
         activation=quantizer(dtype=torch.uint8, symmetric=False, mode="ema"),
     ),
+    "w8a8-fp8": hf.qat.preset("w8a8-fp8"),
     "scales of 16 bits": hf.qat.Config(
         weight=quantizer(granularity=hf.PerChannel(0), scale_dtype=torch.bfloat16, mode="ema"),
         activation=quantizer(mode="dynamic", scale_dtype=torch.float16),
@@ -337,12 +337,13 @@ def test_a_trained_model(name: str, converted: bool, tmp_path: Path) -> None:
         if f"{weight_name}_quantized" not in arrays:  # the file has a shared weight under one of its names
             assert weight_name in ("embed.weight", "head.weight")
             continue
-        codes = arrays[f"{weight_name}_quantized"].astype(np.int32)
-        assert np.array_equal(codes, weight.codes.numpy())
+        codes = arrays[f"{weight_name}_quantized"].astype(np.float32)
+        assert np.array_equal(codes, weight.codes.float().numpy())
         scale = arrays[f"{weight_name}_scale"]
         assert scale.tobytes() == weight.scale.float().numpy().tobytes()
     found = run(proto, (tokens,))
-    torch.testing.assert_close(found[proto.graph.output[0].name], expected.detach(), rtol=1e-3, atol=1e-3)
+    if config.activation is None:  # else one other rounding of a sum can move a code of the next layer
+        torch.testing.assert_close(found[proto.graph.output[0].name], expected.detach())
     quantizers = [node for node in proto.graph.node if node.op_type == "QuantizeLinear"]
     assert len(quantizers) == len(hf.qat.activation_quantizers(model))
     for node in quantizers:
@@ -354,4 +355,4 @@ def test_a_trained_model(name: str, converted: bool, tmp_path: Path) -> None:
             x, scale, None if zero_point is None else zero_point.int(), dtype=config.activation.dtype,
             granularity=granularity,
         )  # fmt: skip
-        assert torch.equal(found[node.output[0]], codes.int())
+        assert torch.equal(found[node.output[0]], codes.float())

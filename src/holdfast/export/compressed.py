@@ -119,6 +119,7 @@ def signed_weight(
     """Codes, scale and zero point as they are stored, and the arguments that describe them."""
     granularity, codes = weight.granularity, weight.format
     described: dict[str, Any] = {"num_bits": codes.bits, "type": "float" if codes.is_float else "int"}
+    shape: tuple[int, ...]
     if isinstance(granularity, PerTensor):
         strategy, shape = "tensor", (1,)
     elif isinstance(granularity, PerToken) or granularity == PerChannel(0):
@@ -252,7 +253,7 @@ def quantization_config(model: torch.nn.Module, layers: Mapping[str, Layer]) -> 
 
 def _config(model: torch.nn.Module, directory: Path) -> dict[str, Any]:
     """The config of a transformers model, the config.json that is there already, or the name of the class."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
         return dict(json.loads(config.to_json_string(use_diff=False)))
     known = directory / "config.json"

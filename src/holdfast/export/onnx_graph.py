@@ -12,6 +12,7 @@ import torch
 
 from holdfast.core.errors import Unsupported
 from holdfast.core.formats import Format
+from holdfast.export.onnx_operators import BITCAST
 
 FLOAT = ir.DataType.FLOAT
 #: The ONNX type of a real tensor. Those of 16 bits are cast to float32 around QuantizeLinear, which is exact.
@@ -23,6 +24,10 @@ _ARRAYS = {
     "int8": np.int8, "uint8": np.uint8, "int16": np.int16, "uint16": np.uint16,
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
 }  # fmt: skip
+_NOT_IN_NUMPY = (
+    (ml_dtypes.bfloat16, np.int16, torch.bfloat16),
+    (ml_dtypes.float8_e4m3fn, np.uint8, torch.float8_e4m3fn),
+)
 
 
 def onnx_type(kind: Format) -> ir.DataType:
@@ -84,10 +89,10 @@ class Call:
     @property
     def tensor_name(self) -> str:
         """The name of the quantized tensor: a parameter has its name in the model."""
-        source = self.x.name if self.x.is_initializer() else None
-        return (
-            self.name if source is None else source.replace("parametrizations.", "").removesuffix(".original")
-        )
+        if not self.x.is_initializer():
+            return self.name
+        name = str(self.x.name).removesuffix(f"_{BITCAST}").removesuffix(".original")
+        return name.replace("parametrizations.", "")
 
     def initializer(self, suffix: str, array: Any) -> ir.Value:
         """An initializer of the graph. Calls with the same tensor share it."""
@@ -105,7 +110,7 @@ class Call:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
 
 
 def constant(value: ir.Value | None) -> torch.Tensor | None:
@@ -127,8 +132,9 @@ def _torch(tensor: Any) -> torch.Tensor:
     if isinstance(raw, torch.Tensor):
         return raw.detach().cpu()
     array = np.array(tensor.numpy())
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    for own, raw, kind in _NOT_IN_NUMPY:
+        if array.dtype == own:
+            return torch.from_numpy(array.view(raw)).view(kind)
     return torch.from_numpy(array)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import Unsupported
-from holdfast.core.formats import Format
+from holdfast.core.formats import FLOAT_FORMATS, Format
 from holdfast.export.onnx_formats import codes_of, granularity_of, layout_of
 from holdfast.export.onnx_graph import (
     FLOAT,
@@ -27,7 +27,7 @@ from holdfast.export.onnx_graph import (
     real_dtype,
     shape_of,
 )
-from holdfast.export.onnx_operators import DOMAIN
+from holdfast.export.onnx_operators import BITCAST, DOMAIN
 from holdfast.export.onnx_scales import (
     Scales,
     computed_scales,
@@ -100,6 +100,11 @@ def _quantize(call: Call) -> list[ir.Value]:
     return [call.cast(codes, stored)]
 
 
+def _range(kind: Format, ends: tuple[int, int]) -> dict[str, Any]:
+    """The arguments q_min and q_max, which float formats do not take."""
+    return {} if kind.is_float else {"q_min": ends[0], "q_max": ends[1]}
+
+
 def _fake_quantize(call: Call) -> list[ir.Value]:
     kind, ends = codes_of(call.arguments)
     granularity, weight = granularity_of(call.arguments), constant(call.x)
@@ -110,7 +115,7 @@ def _fake_quantize(call: Call) -> list[ir.Value]:
     codes = quantize(
         weight, call.arguments["scale_value"] if scale is None else scale,
         call.arguments["zero_value"] if zero_point is None else whole(zero_point),
-        dtype=kind.torch, granularity=granularity, q_min=ends[0], q_max=ends[1],
+        dtype=kind.torch, granularity=granularity, **_range(kind, ends),
     )  # fmt: skip
     return [_weight(call, codes, kind, scales, weight.dtype)]
 
@@ -139,8 +144,8 @@ def _scale_of_constant(
     weight: torch.Tensor, kind: Format, ends: tuple[int, int], rule: ScaleOfData
 ) -> tuple[torch.Tensor, ...]:
     found: Any = choose_scale(  # type: ignore[call-overload]
-        weight, dtype=kind.torch, q_min=ends[0], q_max=ends[1], granularity=rule.granularity,
-        symmetric=rule.symmetric, narrow=rule.narrow,
+        weight, dtype=kind.torch, granularity=rule.granularity, symmetric=rule.symmetric, narrow=rule.narrow,
+        **_range(kind, ends),
     )  # fmt: skip
     return (found,) if isinstance(found, torch.Tensor) else tuple(found)
 
@@ -152,8 +157,7 @@ def _weight_with_scale_of_data(
     zeros = zero_point[0] if zero_point else torch.zeros_like(scale, dtype=torch.int32)
     scales = constant_scales(call, kind, rule.granularity, tuple(weight.shape), scale, zeros)
     codes = quantize(
-        weight, scale, *zero_point, dtype=kind.torch, granularity=rule.granularity, q_min=ends[0],
-        q_max=ends[1],
+        weight, scale, *zero_point, dtype=kind.torch, granularity=rule.granularity, **_range(kind, ends)
     )  # fmt: skip
     results = [call.initializer(f"found_{i}", tensor.numpy()) for i, tensor in enumerate(found)]
     return [_weight(call, codes, kind, scales, weight.dtype), *results]
@@ -181,6 +185,15 @@ def _scale_in_use(call: Call) -> list[ir.Value]:
     return [used]
 
 
+def _bitcast(call: Call) -> list[ir.Value]:
+    raw, kind = constant(call.x), FLOAT_FORMATS["float8_e4m3fn"]
+    if raw is None or call.arguments["to"] != onnx_type(kind):
+        raise Unsupported(
+            f"{call.name!r} views a tensor as another dtype, which ONNX cannot do. Leave it out."
+        )
+    return [call.initializer(BITCAST, code_array(raw.view(kind.torch), kind))]
+
+
 def _embedding(call: Call) -> list[ir.Value]:
     return [call.op("Gather", call.input(1), call.x, axis=0)]
 
@@ -194,6 +207,7 @@ RULES: dict[str, Callable[[Call], list[ir.Value]]] = {
     "choose_scale": _choose_scale,
     "choose_scale_affine": _choose_scale,
     "scale_in_use": _scale_in_use,
+    BITCAST: _bitcast,
     "embedding": _embedding,
 }
 
@@ -206,10 +220,11 @@ def lower(model: ir.Model, opset: int) -> None:
         results = RULES[node.op_type](call)
         graph.insert_before(node, call.tape.nodes)
         for old, new in zip(node.outputs, results, strict=True):
-            new.type, new.shape, name = old.type, old.shape, old.name
+            new.type, new.shape = old.type, old.shape
+            named = old.is_graph_output() or not new.is_initializer()
             ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            old.name = f"{name}_replaced"
-            new.name = name
+            if named:
+                old.name, new.name = f"{old.name}_replaced", old.name
         graph.remove(node, safe=True)
     model.opset_imports.pop(DOMAIN, None)
     for name, value in list(graph.initializers.items()):

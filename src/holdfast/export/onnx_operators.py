@@ -15,6 +15,8 @@ import onnxscript
 import torch
 
 DOMAIN = "holdfast"
+#: The node of ``Tensor.view(dtype)``, which ONNX lacks. A converted model views stored bytes as float codes.
+BITCAST = "bitcast"
 
 _Schema = onnx.defs.OpSchema
 _ATTRIBUTES = {
@@ -30,8 +32,11 @@ _TENSORS = [
 
 def translations(names: list[str]) -> dict[Callable[..., Any], Callable[..., Any]]:
     """The translation of each operator in ``names``, for ``custom_translation_table``."""
-    operators = [getattr(torch.ops.holdfast, name).default for name in names]
-    return {operator: _kept(operator) for operator in operators}
+    operators = [getattr(torch.ops.holdfast, name).default for name in names if name != BITCAST]
+    table: dict[Any, Callable[..., Any]] = {operator: _kept(operator) for operator in operators}
+    bitcast = _node(BITCAST, ["x"], {"to": "int"}, 1)
+    table[torch.ops.aten.view.dtype] = lambda x, to: bitcast(x, to=int(to))
+    return table
 
 
 def _kept(operator: Any) -> Callable[..., Any]:
@@ -40,10 +45,7 @@ def _kept(operator: Any) -> Callable[..., Any]:
     kinds = [str(argument.type).removeprefix("Optional[").removesuffix("]") for argument in arguments]
     tensors = [argument.name for argument, kind in zip(arguments, kinds, strict=True) if kind == "Tensor"]
     plain = {argument.name: kind for argument, kind in zip(arguments, kinds, strict=True) if kind != "Tensor"}
-    node = onnxscript.values.Op(
-        onnxscript.values.Opset(DOMAIN, 1), operator._schema.name.partition("::")[2],
-        _schema(operator._schema.name.partition("::")[2], tensors, plain, len(operator._schema.returns)),
-    )  # fmt: skip
+    node = _node(operator._schema.name.partition("::")[2], tensors, plain, len(operator._schema.returns))
 
     def translation(*given: Any) -> Any:
         values = {argument.name: value for argument, value in zip(arguments, given, strict=True)}
@@ -54,13 +56,15 @@ def _kept(operator: Any) -> Callable[..., Any]:
     return translation
 
 
-def _schema(name: str, tensors: list[str], plain: dict[str, str], outputs: int) -> Any:
+def _node(name: str, tensors: list[str], plain: dict[str, str], outputs: int) -> Any:
+    """The function that emits a node with these inputs, attributes and outputs."""
     optional = _Schema.FormalParameterOption.Optional
     results = [f"result{i}" for i in range(outputs)]
-    return _Schema(
+    schema = _Schema(
         name, DOMAIN, 1,
         inputs=[_Schema.FormalParameter(tensor, f"T_{tensor}", param_option=optional) for tensor in tensors],
         outputs=[_Schema.FormalParameter(result, f"T_{result}") for result in results],
         type_constraints=[(f"T_{value}", _TENSORS, "") for value in (*tensors, *results)],
         attributes=[_Schema.Attribute(a, _ATTRIBUTES[kind], required=False) for a, kind in plain.items()],
     )  # fmt: skip
+    return onnxscript.values.Op(onnxscript.values.Opset(DOMAIN, 1), name, schema)
