@@ -207,7 +207,7 @@ def quantizer(**arguments: Any) -> hf.qat.Config:
         (hf.qat.preset("w4a16"), {"dtype": torch.bfloat16}, "scale_dtype=torch.bfloat16"),
         (quantizer(granularity=hf.PerChannel(1)), {}, "one for each row"),
         (quantizer(dtype=torch.int16), {}, "at most 8 bits"),
-        (quantizer(mode="fixed", scale=0.1, zero_point=300, symmetric=False), {}, "zero points from 300"),
+        (quantizer(mode="fixed", scale=0.1, zero_point=300, symmetric=False), {}, "zero point that is no"),
         (hf.qat.Config(activation=hf.qat.Quantizer()), {}, "no quantized weight"),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(), activation=hf.qat.Quantizer(range=(-127, 127))), {},

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from holdfast.core.checks import require_choice
 from holdfast.export.extras import MissingPackage, require_packages
 
-__all__ = ["MissingPackage", "compressed_tensors", "onnx"]
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+__all__ = ["MissingPackage", "TorchaoConfig", "compressed_tensors", "onnx", "torchao"]
 
 
 def onnx(
@@ -42,3 +46,23 @@ def compressed_tensors(
     from holdfast.export.compressed import write_compressed_tensors
 
     write_compressed_tensors(model, Path(directory), layout)
+
+
+def torchao(model: Model, *, tensor: str = "intx") -> Model:
+    """Replace the quantized weights of ``model`` by torchao tensors."""
+    require_choice("tensor", tensor, ("intx", "int8"))
+    require_packages("torchao", "torchao")
+    from holdfast.export.torchao_tensors import to_torchao
+
+    return to_torchao(model, tensor)
+
+
+#: Classes that inherit from classes of optional packages, and the modules that define them.
+_CLASSES = {"TorchaoConfig": "torchao_config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module 'holdfast.export' has no attribute {name!r}")
+    require_packages("torchao", "torchao")
+    return getattr(importlib.import_module(f"holdfast.export.{_CLASSES[name]}"), name)

@@ -1,8 +1,4 @@
-"""Export to the compressed-tensors format: safetensors and a config.json with ``quantization_config``.
-
-Codes are signed there. For an unsigned format, half of the number of codes is subtracted from the codes and
-from the zero points, which changes no value.
-"""
+"""Export to the compressed-tensors format: safetensors and a config.json with ``quantization_config``."""
 
 from __future__ import annotations
 
@@ -19,6 +15,7 @@ from holdfast.core.checks import require_choice
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import INTEGERS, Format
 from holdfast.core.granularity import PerChannel, PerGroup, PerTensor, PerToken
+from holdfast.export.signed_codes import signed_codes, zero_point_code
 from holdfast.ops.packing.torch_op import pack
 from holdfast.qat import ActivationQuantizer, QuantizedTensor, activation_quantizers, quantized_weights
 
@@ -133,26 +130,11 @@ def signed_weight(
             "(PerChannel(0)), or one for each group along a row (PerGroup(size))."
         )
     scale = stored_scale(name, weight.scale, weight.dtype).reshape(shape)
-    offset = 0 if codes.signed else 2 ** (codes.bits - 1)
-    zero_point = weight.zero_point
-    if offset and zero_point is None:
-        zero_point = torch.zeros(shape, dtype=torch.int32)
+    shifted, zero_point = signed_codes(weight)
     described |= {"strategy": strategy, "symmetric": zero_point is None, "dynamic": False}
     if zero_point is not None:
-        zero_point = _signed_zero_point(name, zero_point.reshape(shape), codes, offset)
-    shifted = weight.codes if not offset else (weight.codes.to(torch.int16) - offset).to(torch.int8)
+        zero_point = zero_point_code(name, zero_point.reshape(shape), codes, "compressed-tensors")
     return shifted, scale, zero_point, described
-
-
-def _signed_zero_point(name: str, zero_point: torch.Tensor, codes: Format, offset: int) -> torch.Tensor:
-    lowest, highest = codes.code_range
-    if zero_point.numel() and not lowest <= int(zero_point.min()) <= int(zero_point.max()) <= highest:
-        raise Unsupported(
-            f"{name} has zero points from {int(zero_point.min())} to {int(zero_point.max())}; "
-            f"compressed-tensors stores them as codes, here from {lowest} to {highest}. Choose zero points "
-            "in this range."
-        )
-    return (zero_point - offset).to(torch.int8)
 
 
 def stored_scale(name: str, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -204,8 +186,9 @@ def stored_input(
         return {}, described
     tensors = {"input_scale": stored_scale(f"the input of {name}", scale, dtype).reshape(1)}
     if zero_point is not None:
-        tensors["input_zero_point"] = _signed_zero_point(
-            f"the input of {name}", zero_point.reshape(1), codes, 0
+        what = f"the input of {name}"
+        tensors["input_zero_point"] = zero_point_code(
+            what, zero_point.reshape(1), codes, "compressed-tensors"
         )
     return tensors, described
 

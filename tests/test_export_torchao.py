@@ -1,0 +1,174 @@
+"""torchao tensors made of our codes have our values, and torchao's own call gives our quantizers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor, quantize_
+
+import holdfast as hf
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(16, 32)
+        self.conv = torch.nn.Conv2d(4, 8, 3, padding=1)
+        self.linear = torch.nn.Linear(64, 24)
+        self.head = torch.nn.Linear(32, 16, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).unflatten(-1, (4, 2, 4))
+        x = torch.nn.functional.pad(self.linear(self.conv(x).flatten(1)), (0, 8))
+        return self.head(x)
+
+
+TOKENS = torch.randint(0, 16, (5,), generator=torch.Generator().manual_seed(0))
+
+
+def prepared(config: Any, dtype: torch.dtype, model: torch.nn.Module | None = None) -> torch.nn.Module:
+    """A prepared model whose weights are multiples of half a scale: half of the quotients are ties."""
+    torch.manual_seed(0)
+    made = hf.qat.prepare(Network().to(dtype) if model is None else model, config)
+    if model is None:
+        made(TOKENS)
+    made.eval()
+    for name, tensor in hf.qat.quantized_weights(made).items():
+        halves = torch.randint(-20, 20, tensor.codes.shape).to(torch.int8)
+        values = hf.dequantize(halves, tensor.scale.float() / 2, dtype=dtype, granularity=tensor.granularity)
+        made.get_submodule(name.removesuffix(".weight")).weight = values
+    return made
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    raw = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in (a, b)]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("granularity", [hf.PerTensor(), hf.PerChannel(0), hf.PerGroup(2, 1)], ids=str)
+@pytest.mark.parametrize("codes", [torch.int8, torch.int4, torch.int2, torch.uint4], ids=str)
+def test_tensors_have_our_values(
+    codes: torch.dtype, granularity: hf.Granularity, symmetric: bool, dtype: torch.dtype
+) -> None:
+    if codes == torch.uint4 and symmetric:
+        return
+    weight = hf.qat.Quantizer(dtype=codes, granularity=granularity, symmetric=symmetric, mode="ema")
+    model = prepared(hf.qat.Config(weight=weight), dtype)
+    weights, expected = hf.qat.quantized_weights(model), model(TOKENS)
+    assert hf.export.torchao(model) is model
+    for name, tensor in weights.items():
+        found = model.get_parameter(name)
+        assert isinstance(found.data, IntxUnpackedToInt8Tensor)
+        offset = 0 if weight.format.signed else 8
+        assert torch.equal(found.qdata.int(), tensor.codes.int() - offset)
+        assert torch.equal(found.scale.flatten(), tensor.scale.flatten())
+        assert same_bits(found.dequantize(), tensor.dequantize())
+    assert model.embed.weight is model.head.weight, "still tied"
+    assert same_bits(model(TOKENS), expected), "linear, conv2d and embedding compute with our values"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("granularity", "symmetric"),
+    [(hf.PerTensor(), True), (hf.PerChannel(0), True), (hf.PerGroup(8), True), (hf.PerGroup(8), False)],
+    ids=str,
+)
+def test_int8_tensors_have_our_values(
+    granularity: hf.Granularity, symmetric: bool, dtype: torch.dtype
+) -> None:
+    weight = hf.qat.Quantizer(granularity=granularity, symmetric=symmetric)
+    model = prepared(
+        hf.qat.Config(weight=weight), dtype, torch.nn.Sequential(torch.nn.Linear(32, 8)).to(dtype)
+    )
+    (tensor,) = hf.qat.quantized_weights(model).values()
+    found = hf.export.torchao(hf.qat.convert(model), tensor="int8")[0].weight
+    assert isinstance(found.data, Int8Tensor) and torch.equal(found.qdata, tensor.codes)
+    assert same_bits(found.dequantize(), tensor.dequantize())
+    assert model(torch.ones(2, 32, dtype=dtype)).shape == (2, 8)
+
+
+@pytest.mark.parametrize("preset", ["w8a8", "w8a8-dynamic", "w4a8-dynamic"])
+def test_activations_stay_quantized(preset: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    hf.qat.prepare(model, hf.qat.preset(preset))
+    x = torch.randn(6, 64)
+    model(x)
+    expected = model.eval()(x)
+    hf.export.torchao(model)
+    assert same_bits(model(x), expected)
+    before = copy.deepcopy(model.state_dict())
+    model.train()(3 * x)
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if "input_quantizer" in name)
+
+
+def test_quantize_of_torchao_prepares_and_converts() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    ours, config = copy.deepcopy(model), hf.qat.preset("w4a8-dynamic")
+    quantize_(model, hf.export.TorchaoConfig(config))
+    hf.qat.prepare(ours, config)
+    x = torch.randn(6, 64)
+    assert same_bits(model(x), ours(x))
+    for each in (model, ours):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        each(x).square().sum().backward()
+        optimizer.step()
+    expected = hf.qat.convert(ours.eval())(x)
+    quantize_(model.eval(), hf.export.TorchaoConfig(step="convert"))
+    assert isinstance(model[0].weight.data, IntxUnpackedToInt8Tensor)
+    assert same_bits(model(x), expected)
+
+
+def test_quantize_of_torchao_takes_a_filter() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.Linear(8, 8))
+    quantize_(
+        model, hf.export.TorchaoConfig(hf.qat.preset("w8a16")), filter_fn=lambda module, name: name == "0"
+    )
+    assert list(hf.qat.quantized_weights(model)) == ["0.weight"]
+    quantize_(model, hf.export.TorchaoConfig(step="convert"), filter_fn=lambda module, name: name in "01")
+    assert isinstance(model[0].weight.data, IntxUnpackedToInt8Tensor)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "tensor", "words"),
+    [
+        (hf.qat.preset("w4a16"), torch.nn.Conv1d(4, 4, 3), "intx", "weights of Linear, Conv2d, Embedding"),
+        (hf.qat.preset("w4a16"), torch.nn.Linear(8, 8), "int8", "integer codes of 8 bits"),
+        (hf.qat.preset("w8a8-fp8"), torch.nn.Linear(8, 8), "intx", "integer codes of 2 to 8 bits"),
+        (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8).double(), "intx", "torch.float64; torchao has"),
+        (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8), "int3", "tensor is 'int3'"),
+        (hf.qat.preset("w8a8"), torch.nn.Linear(8, 8), "intx", "no scale"),
+        (
+            hf.qat.Config(weight=hf.qat.Quantizer(symmetric=False)), torch.nn.Linear(8, 8), "int8",
+            "ignores such zero points",
+        ),
+        (
+            hf.qat.Config(weight=hf.qat.Quantizer(mode="fixed", scale=0.1, zero_point=200, symmetric=False)),
+            torch.nn.Linear(8, 8), "intx", "zero point that is no code",
+        ),
+    ],
+)  # fmt: skip
+def test_what_torchao_lacks_is_refused(config: Any, model: torch.nn.Module, tensor: str, words: str) -> None:
+    hf.qat.prepare(model, config)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(hf.HoldfastError, match=words):
+        hf.export.torchao(model, tensor=tensor)
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(same_bits(before[name], after[name]) for name in before)
+
+
+def test_a_model_that_is_not_prepared_is_refused() -> None:
+    with pytest.raises(hf.InvalidArgs, match=r"call hf\.qat\.prepare first"):
+        hf.export.torchao(torch.nn.Linear(8, 8))
+    for arguments in ({}, {"step": "freeze"}, {"config": "w4a16"}):
+        with pytest.raises(hf.HoldfastError, match=r"step|config"):
+            hf.export.TorchaoConfig(**arguments)
