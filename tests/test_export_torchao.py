@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor, quantize_
+from torchao.quantization.pt2e import disable_observer
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
 import holdfast as hf
 
@@ -148,7 +151,7 @@ def test_quantize_of_torchao_takes_a_filter() -> None:
         (hf.qat.preset("w8a8"), torch.nn.Linear(8, 8), "intx", "no scale"),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(symmetric=False)), torch.nn.Linear(8, 8), "int8",
-            "ignores such zero points",
+            "ignores such",
         ),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(mode="fixed", scale=0.1, zero_point=200, symmetric=False)),
@@ -172,3 +175,68 @@ def test_a_model_that_is_not_prepared_is_refused() -> None:
     for arguments in ({}, {"step": "freeze"}, {"config": "w4a16"}):
         with pytest.raises(hf.HoldfastError, match=r"step|config"):
             hf.export.TorchaoConfig(**arguments)
+
+
+class Annotated(Quantizer):
+    """Quantizes the input and the weight of linear and conv2d, as the two specs say."""
+
+    def __init__(self, activation: QuantizationSpec | None, weight: QuantizationSpec) -> None:
+        self.activation, self.weight = activation, weight
+
+    def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        for node in model.graph.nodes:
+            if node.target in (torch.ops.aten.linear.default, torch.ops.aten.conv2d.default):
+                specs = dict(zip(node.args[:2], (self.activation, self.weight), strict=True))
+                node.meta["quantization_annotation"] = QuantizationAnnotation(
+                    input_qspec_map=specs, _annotated=True
+                )
+        return model
+
+    def validate(self, model: torch.fx.GraphModule) -> None:
+        pass
+
+
+def spec(per_channel: bool = False, **arguments: Any) -> QuantizationSpec:
+    """A spec; arguments that a spec does not have go to the class."""
+    kind = hf.export.PT2EPerChannelFakeQuantize if per_channel else hf.export.PT2EFakeQuantize
+    names = ("dtype", "quant_min", "quant_max", "qscheme", "ch_axis", "is_dynamic")
+    own = {name: value for name, value in arguments.items() if name not in names}
+    given = {"dtype": torch.int8, **{k: v for k, v in arguments.items() if k in names}}
+    return QuantizationSpec(observer_or_fake_quant_ctr=kind.with_args(**own), **given)
+
+
+AFFINE, PER_CHANNEL = torch.per_tensor_affine, torch.per_channel_symmetric
+
+
+@pytest.mark.parametrize(
+    ("activation", "weight"),
+    [
+        (spec(), spec(True, qscheme=PER_CHANNEL, ch_axis=0, mode="per_batch")),
+        (spec(qscheme=AFFINE), spec(True, quant_min=-8, quant_max=7, qscheme=PER_CHANNEL, ch_axis=0)),
+        (spec(is_dynamic=True, qscheme=AFFINE), spec(mode="learned", quant_min=-127, quant_max=127)),
+        (spec(mode="learned", scale_dtype=torch.bfloat16), spec(True, qscheme=torch.per_channel_affine)),
+        (None, spec(dtype=torch.int4)),
+    ],
+    ids=range(5),
+)
+def test_pt2e_converts_to_what_was_trained(activation: Any, weight: Any, tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 8)
+    )
+    x = torch.randn(4, 3, 8, 8)
+    exported = torch.export.export(model, (x,)).module()
+    prepared = prepare_qat_pt2e(exported, Annotated(activation, weight))
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        prepared(x).square().sum().backward()
+        optimizer.step()
+    prepared.apply(disable_observer)
+    expected = prepared(x)
+    converted = convert_pt2e(prepared)
+    assert same_bits(converted(x), expected)
+    assert not [name for name, _ in converted.named_modules() if "post_process" in name]
+    stored = {name: buffer for name, buffer in converted.named_buffers() if name.endswith("_codes")}
+    assert len(stored) == 2 and all(codes.dtype == torch.int8 for codes in stored.values())
+    hf.export.onnx(converted, (x,), tmp_path / "model.onnx")

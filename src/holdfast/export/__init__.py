@@ -14,7 +14,15 @@ from holdfast.export.extras import MissingPackage, require_packages
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
-__all__ = ["MissingPackage", "TorchaoConfig", "compressed_tensors", "onnx", "torchao"]
+__all__ = [
+    "MissingPackage",
+    "PT2EFakeQuantize",
+    "PT2EPerChannelFakeQuantize",
+    "TorchaoConfig",
+    "compressed_tensors",
+    "onnx",
+    "torchao",
+]
 
 
 def onnx(
@@ -58,7 +66,9 @@ def torchao(model: Model, *, tensor: str = "intx") -> Model:
 
 
 #: Classes that inherit from classes of optional packages, and the modules that define them.
-_CLASSES = {"TorchaoConfig": "torchao_config"}
+_CLASSES = {
+    "PT2EFakeQuantize": "pt2e", "PT2EPerChannelFakeQuantize": "pt2e", "TorchaoConfig": "torchao_config",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

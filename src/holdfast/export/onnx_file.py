@@ -30,7 +30,7 @@ def write_onnx(
 ) -> None:
     if opset is not None and whole_number("opset", opset, 1, 2**31) > _NEWEST:
         raise InvalidArgs(f"opset is {opset}; the installed onnx package has opsets up to {_NEWEST}.")
-    if model.training:
+    if model.training and not isinstance(model, torch.fx.GraphModule):  # an exported module has no eval()
         raise InvalidArgs("the model is in training mode; call model.eval() before the export.")
     kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
     with torch.no_grad(), _quiet():

@@ -94,8 +94,8 @@ def torchao_tensor(name: str, weight: QuantizedTensor, tensor: str) -> Any:
     if tensor == "int8":
         if zero_point is not None and not isinstance(weight.granularity, PerGroup):
             raise Unsupported(
-                f"{name} has zero points and {weight.granularity}; torchao's linear function ignores such zero "
-                "points of an Int8Tensor. Pass tensor='intx'."
+                f"{name} has zero points and {weight.granularity}; torchao ignores such zero points of an "
+                "Int8Tensor in its linear function. Pass tensor='intx'."
             )
         return Int8Tensor(codes, scale, block, weight.dtype, zero_point=zero_point)
     zeros = torch.zeros_like(scale, dtype=torch.int8) if zero_point is None else zero_point
