@@ -213,7 +213,7 @@ AFFINE, PER_CHANNEL = torch.per_tensor_affine, torch.per_channel_symmetric
     [
         (spec(), spec(True, qscheme=PER_CHANNEL, ch_axis=0, mode="per_batch")),
         (spec(qscheme=AFFINE), spec(True, quant_min=-8, quant_max=7, qscheme=PER_CHANNEL, ch_axis=0)),
-        (spec(is_dynamic=True, qscheme=AFFINE), spec(mode="learned", quant_min=-127, quant_max=127)),
+        (spec(mode="per_batch", qscheme=AFFINE), spec(mode="learned", quant_min=-127, quant_max=127)),
         (spec(mode="learned", scale_dtype=torch.bfloat16), spec(True, qscheme=torch.per_channel_affine)),
         (None, spec(dtype=torch.int4)),
     ],
@@ -240,3 +240,17 @@ def test_pt2e_converts_to_what_was_trained(activation: Any, weight: Any, tmp_pat
     stored = {name: buffer for name, buffer in converted.named_buffers() if name.endswith("_codes")}
     assert len(stored) == 2 and all(codes.dtype == torch.int8 for codes in stored.values())
     hf.export.onnx(converted, (x,), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"is_dynamic": True}, 'pass mode="per_batch"'),
+        ({"qscheme": torch.per_channel_affine_float_qparams}, "accepted are per_tensor"),
+        ({"mode": "per_batch", "scale_dtype": torch.bfloat16}, "Leave it out"),
+        ({"dtype": torch.int32}, "torch.int32"),
+    ],
+)
+def test_what_pt2e_classes_lack_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(hf.HoldfastError, match=words):
+        hf.export.PT2EFakeQuantize(**arguments)

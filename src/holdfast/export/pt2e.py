@@ -26,9 +26,9 @@ _SYMMETRIC = {
 class PT2EFakeQuantize(FakeQuantizeBase):  # type: ignore[misc]
     """Fake quantization with one scale, for a ``QuantizationSpec``.
 
-    The spec gives ``dtype``, ``quant_min``, ``quant_max``, ``qscheme`` and ``is_dynamic``. ``with_args`` takes
-    arguments of ``hf.nn.FakeQuantize``, such as ``mode``, ``momentum``, ``ste`` and ``scale_dtype``. The
-    default mode is "ema"; a dynamic spec has mode "per_batch".
+    The spec gives ``dtype``, ``quant_min``, ``quant_max`` and ``qscheme``. ``with_args`` takes arguments of
+    ``hf.nn.FakeQuantize``, such as ``mode``, ``momentum``, ``ste`` and ``scale_dtype``. The default mode is
+    "ema". Mode "per_batch" finds the scale of each activation anew; leave ``is_dynamic`` of the spec out.
 
     ``convert_pt2e`` replaces the module by the operators quantize and dequantize of holdfast, and a weight by
     its codes. The result has the bits of the prepared model.
@@ -51,7 +51,10 @@ class PT2EFakeQuantize(FakeQuantizeBase):  # type: ignore[misc]
                 f"qscheme is {qscheme}; accepted are per_tensor and per_channel, each symmetric or affine."
             )
         if is_dynamic:
-            arguments["mode"] = "per_batch"
+            raise Unsupported(
+                "the spec has is_dynamic=True, for which convert_pt2e accepts only operators of its own; leave "
+                'it out, and pass mode="per_batch" to with_args.'
+            )
         if arguments.get("mode") == "per_batch" and arguments.get("scale_dtype") is not None:
             raise Unsupported(
                 "scale_dtype is for a scale that is stored; a dynamic one is not. Leave it out."
