@@ -152,11 +152,11 @@ def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, 
             f"{prefix}{name} is {shown}; it must be {accepted}. Nothing was loaded into this module."
         )
 
-    for name in ("scale", "low", "zero_point", *COUNTS):
+    for name in ("scale", "scale_floor", "low", "zero_point", *COUNTS):
         value = state_dict.get(f"{prefix}{name}")
         if not isinstance(value, torch.Tensor):
             continue  # torch reports it
-        floats = name in ("scale", "low") or (learned and name == "zero_point")
+        floats = name in ("scale", "scale_floor", "low") or (learned and name == "zero_point")
         if floats != value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             refuse(name, value.dtype, "of floating point numbers" if floats else "of integers")
         if not _readable(value):

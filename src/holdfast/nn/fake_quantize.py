@@ -21,7 +21,7 @@ from holdfast.nn.argument_checks import (
 )
 from holdfast.nn.collectives import Group
 from holdfast.nn.recomputation import Used, in_backward
-from holdfast.nn.scale_in_use import at_floor, checked_scale_dtype, scale_in_use
+from holdfast.nn.scale_in_use import checked_scale_dtype, scale_in_use
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
@@ -51,9 +51,10 @@ class FakeQuantize(ScaleUpdates):
       1 / sqrt(n * q_max), where n elements share a scale. The function ``hf.fake_quantize`` has the default
       1, the plain derivative. The other modes do not use ``grad_factor``.
 
-    A learned scale stays positive: quantization uses ``max(scale, 1e-12)``. Below this floor the parameter
-    gets only gradients that raise it. ``floor_events`` counts the scales that the floor held, over all
-    training batches. ``positive=False`` uses the parameter as it is.
+    A learned scale stays positive: quantization uses ``max(scale, scale_floor)``. The floor is 1/64 of the
+    scale that the first batch sets, and 1e-12 if the scale is an argument. Below the floor the gradient is
+    made negative, so that the scale rises again. ``floor_events`` counts the scales that the floor held, over
+    all training batches. ``positive=False`` uses the parameter as it is.
 
     With ``scale_dtype`` (torch.float32, bfloat16 or float16) the scale is rounded to the dtype in which it
     will be stored, before it is used. The gradient passes the rounding unchanged. The state is not rounded.
@@ -119,7 +120,6 @@ class FakeQuantize(ScaleUpdates):
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
         require_bool("positive", positive)
         self.positive, self.scale_dtype = positive, checked_scale_dtype(scale_dtype)
-        self._has_floor = positive and self.mode is ScaleMode.LEARNED
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
         if codes.codes.is_float and self.mode is ScaleMode.LEARNED:
@@ -157,12 +157,15 @@ class FakeQuantize(ScaleUpdates):
 
     def _in_use(self, scale: torch.Tensor) -> torch.Tensor:
         """The scale to quantize with. In training, counts the scales that the floor holds."""
-        counts = self._has_floor and self.training and not self.frozen
-        if counts and (torch.compiler.is_compiling() or not in_backward()):
-            self.floor_events.add_(at_floor(scale.detach()))
-        if not self._has_floor and self.scale_dtype is None:
-            return scale
-        return scale_in_use(scale, self._has_floor, self.scale_dtype)
+        floor = self._floor()
+        counts = self.training and not self.frozen and (torch.compiler.is_compiling() or not in_backward())
+        if floor is not None and counts:
+            self.floor_events.add_((scale.detach() < floor).sum())
+        return scale_in_use(scale, floor, self.scale_dtype)
+
+    def _floor(self) -> torch.Tensor | None:
+        """The floor of a learned scale; None in other modes."""
+        return self.scale_floor if self.positive and self.mode is ScaleMode.LEARNED else None
 
     @torch.no_grad()
     def evaluation_scale(self, x: torch.Tensor | None = None) -> Used:
@@ -183,7 +186,7 @@ class FakeQuantize(ScaleUpdates):
                 scale = choose_scale(x, **rule)
             else:
                 scale, zero_point = choose_scale(x, symmetric=False, **rule)
-        return scale_in_use(scale, self._has_floor, self.scale_dtype), zero_point
+        return scale_in_use(scale, self._floor(), self.scale_dtype), zero_point
 
     def reset_parameters(self) -> None:
         """Reset the state to that of a new module: no scale, or the scale given to the constructor.
@@ -240,7 +243,7 @@ class FakeQuantize(ScaleUpdates):
         """
         found: dict[str, Any] = {"mode": str(self.mode), "is_set": self._has_scale(), "frozen": self.frozen}
         if self.mode is not ScaleMode.PER_BATCH and self.scale.numel():
-            scale = full_tensor(self.scale.detach())
+            scale = scale_in_use(full_tensor(self.scale.detach()), self._floor(), self.scale_dtype)
             found |= {"least_scale": float(scale.min()), "largest_scale": float(scale.max())}
         for name in COUNTS:
             if name in self._buffers:

@@ -13,6 +13,7 @@ from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.nn.collectives import Collective, Group, all_reduce_range, broadcast_from_first, world_size
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.nn.recomputation import Used, current_pass, in_backward
+from holdfast.nn.scale_in_use import floor_of
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import ScaleState, can_synchronize
 from holdfast.nn.sharded import write_shard
@@ -185,6 +186,7 @@ class ScaleUpdates(ScaleState):
         for kept, new in zip((self.scale, self.zero_point), start, strict=False):
             assert kept is not None
             kept.copy_(new.reshape(kept.shape))
+        self.scale_floor.copy_(floor_of(self.scale))
         self.note_started(start)
 
     @torch.no_grad()
@@ -211,11 +213,13 @@ class ScaleUpdates(ScaleState):
             state = [*parameters, self.rejected_batches]
             for kept, new in zip(state, start_learning(self._handle, state, start, any_data), strict=True):
                 kept.copy_(new)
+            self.scale_floor.copy_(floor_of(self.scale))
             return
         accepted = self.accepts(start, any_data)
         if accepted:
             for kept, new in zip(parameters, start, strict=True):
                 kept.copy_(new)
+            self.scale_floor.copy_(floor_of(self.scale))
             self.note_started(start)
         elif accepted is False:
             self.rejected_batches.add_(1)

@@ -91,9 +91,10 @@ class Quantizer:
         """A FakeQuantize for this record. ``arguments`` are further arguments of its constructor."""
         q_min, q_max = (None, None) if self.range is None else self.range
         return kind(
-            dtype=self.format.torch, q_min=q_min, q_max=q_max, granularity=self.granularity or PerTensor(), ste=self.ste,
-            symmetric=self.symmetric, narrow=self.narrow, mode=MODES[self.mode], momentum=self.momentum,
-            grad_factor=self.grad_factor, positive=self.positive, scale_dtype=self.scale_dtype,
+            dtype=self.format.torch, q_min=q_min, q_max=q_max, granularity=self.granularity or PerTensor(),
+            ste=self.ste, symmetric=self.symmetric, narrow=self.narrow, mode=MODES[self.mode],
+            momentum=self.momentum, grad_factor=self.grad_factor, positive=self.positive,
+            scale_dtype=self.scale_dtype,
             **{"scale": self.scale, "zero_point": self.zero_point, **arguments},
         )  # fmt: skip
 
