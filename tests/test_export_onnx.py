@@ -356,3 +356,58 @@ def test_a_trained_model(name: str, converted: bool, tmp_path: Path) -> None:
             granularity=granularity,
         )  # fmt: skip
         assert torch.equal(found[node.output[0]], codes.float())
+
+
+def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "model.onnx"
+    model = hf.qat.prepare(Network(), CONFIGS["int4, not symmetric"])
+    tokens = torch.randint(0, 16, (2, 6))
+    model(tokens)
+    written(model, (tokens,), path)
+    checked = hf.export.check_onnx(path, (tokens,))
+    assert sorted(c.name for c in checked if c.kind == "weight") == [
+        "conv.weight", "head.weight", "linear.weight", "up.weight"
+    ]  # fmt: skip
+    assert sum(c.kind == "activation" for c in checked) == 4
+    assert all(c.elements > 0 and c.different == 0 for c in checked)
+    with pytest.raises(hf.InvalidArgs, match="has 1 inputs, and 2 tensors"):
+        hf.export.check_onnx(path, (tokens, tokens))
+
+
+def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from holdfast.export import onnx_check
+
+    path = tmp_path / "model.onnx"
+    x = torch.linspace(-3, 3, 101)
+    written(fake(), (x,), path)
+    assert [c.different for c in hf.export.check_onnx(path, (x,))] == [0]
+    monkeypatch.setattr(
+        onnx_check, "quantize", lambda x, scale, *rest, **kwargs: hf.quantize(x, scale * 2, *rest, **kwargs)
+    )
+    (found,) = hf.export.check_onnx(path, (x,))
+    assert 90 < found.different < 101 == found.elements
+
+
+def test_session_options() -> None:
+    options = hf.export.onnx_session_options()
+    assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    calls = {
+        "onnx": lambda: hf.export.onnx(fake(), (torch.ones(2),), tmp_path / "model.onnx"),
+        "onnxruntime": lambda: hf.export.check_onnx(tmp_path / "model.onnx", ()),
+        "compressed-tensors": lambda: hf.export.compressed_tensors(fake(), tmp_path),
+        "torchao": lambda: hf.export.torchao(fake()),
+    }
+    for extra, call in calls.items():
+        with pytest.raises(ImportError, match=rf"pip install 'holdfast\[{extra}\]'") as caught:
+            call()
+        assert isinstance(caught.value, hf.HoldfastError)
+    with pytest.raises(ImportError, match="torchao"):
+        hf.export.TorchaoConfig  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'tflite'"):
+        hf.export.tflite  # noqa: B018
+    assert not list(tmp_path.iterdir())

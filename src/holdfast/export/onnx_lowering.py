@@ -173,16 +173,18 @@ def _choose_scale(call: Call) -> list[ir.Value]:
 
 def _scale_in_use(call: Call) -> list[ir.Value]:
     """The floor of a scale and its rounding. The operator itself computes those of a constant."""
-    scale, floor, name = constant(call.x), call.arguments["floor"], call.arguments.get("dtype")
+    scale, floor, name = constant(call.x), constant(call.input(1)), call.arguments.get("dtype")
     if scale is not None:
         return [call.initializer("in_use", torch.ops.holdfast.scale_in_use(scale, floor, name).numpy())]
-    used = call.op("Max", call.x, call.number(floor))
+    used = call.x
+    if call.input(1) is not None:
+        raise Unsupported(f"{call.name!r} has a floor for a scale of the data; only a learned scale has one.")
     if name is not None and (stored := parse_dtype(name)) != torch.float32:
         limits = torch.finfo(stored)
         least, most = call.number(limits.smallest_normal * limits.eps), call.number(limits.max)
         clipped = call.op("Clip", used, least, most)
         used = call.op("Cast", call.op("Cast", clipped, to=int(REAL[stored])), to=int(FLOAT))
-    return [used]
+    return [call.op("Identity", used)]
 
 
 def _bitcast(call: Call) -> list[ir.Value]:

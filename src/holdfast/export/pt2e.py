@@ -52,7 +52,7 @@ class PT2EFakeQuantize(FakeQuantizeBase):  # type: ignore[misc]
             )
         if is_dynamic:
             raise Unsupported(
-                "the spec has is_dynamic=True, for which convert_pt2e accepts only operators of its own; leave "
+                "the spec has is_dynamic=True, for which convert_pt2e accepts only its own operators; leave "
                 'it out, and pass mode="per_batch" to with_args.'
             )
         if arguments.get("mode") == "per_batch" and arguments.get("scale_dtype") is not None:
