@@ -8,8 +8,9 @@ from holdfast.qat.prepare import prepare
 from holdfast.qat.quantized import activation_quantizers, quantized_weights
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import ActivationQuantizer, WeightQuantizer
+from holdfast.qat.report import Report, ReportRow, report
 
 __all__ = [
-    "ActivationQuantizer", "Config", "QuantizedTensor", "Quantizer", "WeightQuantizer",
-    "activation_quantizers", "convert", "prepare", "preset", "presets", "quantized_weights",
+    "ActivationQuantizer", "Config", "QuantizedTensor", "Quantizer", "Report", "ReportRow", "WeightQuantizer",
+    "activation_quantizers", "convert", "prepare", "preset", "presets", "quantized_weights", "report",
 ]  # fmt: skip
