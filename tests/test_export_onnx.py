@@ -217,10 +217,11 @@ def test_a_range_of_codes_is_kept(tmp_path: Path) -> None:
     )
     x = torch.cat([x, -x, torch.full((1, 32), -torch.inf)])
     scales = {hf.PerTensor(): torch.tensor(0.07), hf.PerChannel(1): torch.linspace(0.01, 0.3, 32)}
+    ends = ((-127, 127), (-3, 3), (1, 250), (-2, 1))
     calls = [
-        (scale, torch.full_like(scale, 2, dtype=torch.int32),
+        (scale, torch.full_like(scale, 1, dtype=torch.int32),
          {"granularity": granularity, "q_min": q_min, "q_max": q_max})
-        for granularity, scale in scales.items() for q_min, q_max in ((-127, 127), (-3, 3), (1, 250))
+        for granularity, scale in scales.items() for q_min, q_max in ends
     ]  # fmt: skip
     model = Function(lambda x: [hf.fake_quantize(x, scale, zero, **rule) for scale, zero, rule in calls])
     proto = written(model, (x,), tmp_path / "model.onnx")

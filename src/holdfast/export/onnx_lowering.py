@@ -47,15 +47,17 @@ def _quantized(call: Call, kind: Format, ends: tuple[int, int], scales: Scales) 
     """The codes of the input, which the graph computes, by QuantizeLinear."""
     real_dtype(call.x)
     x = call.cast(call.x, FLOAT)
-    if ends != kind.code_range:
+    # onnxruntime gives a 2-bit quotient of 2**31 or more the lowest code; clipped values have none.
+    if ends != kind.code_range or kind.bits == 2:
         values = limits(scales, ends, len(shape_of(x)))
-        if values is None:
+        if values is None and ends != kind.code_range:
             raise Unsupported(
                 f"{call.name!r} uses the codes {ends[0]} to {ends[1]} of {kind.torch}, with scales per token "
                 "or group or of the data; in ONNX they use all codes. Leave out q_min and q_max."
             )
-        x = call.op("Max", x, call.initializer("lowest", values[0]))
-        x = call.op("Min", x, call.initializer("highest", values[1]))
+        if values is not None:
+            x = call.op("Max", x, call.initializer("lowest", values[0]))
+            x = call.op("Min", x, call.initializer("highest", values[1]))
     typed = {} if scales.zero_point is not None else {"output_dtype": int(onnx_type(kind))}
     codes = call.op("QuantizeLinear", x, scales.scale, scales.zero_point, **scales.attributes, **typed)
     codes.name, codes.dtype, codes.shape = f"{call.name}_codes", onnx_type(kind), call.x.shape
