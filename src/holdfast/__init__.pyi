@@ -2,6 +2,7 @@
 
 from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
 from holdfast import (
+    export as export,
     nn as nn,
     plans as plans,
     qat as qat,
@@ -97,6 +98,7 @@ __all__ = [
     "dynamic_quantize",
     "embedding",
     "embedding_bag",
+    "export",
     "fake_quantize",
     "formats",
     "grid_sample",
