@@ -259,6 +259,10 @@ def fake(**arguments: Any) -> Function:
         (fake(), 4, "opset is 4"),
         (fake(), 999, "opset is 999; .* up to"),
         (Function(lambda x: hf.dynamic_fake_quantize(x, q_min=-7, q_max=7)), None, "Leave out q_min and"),
+        (
+            Function(lambda x: torch.cond(x.sum() > 0, lambda x: hf.fake_quantize(x, 0.1), torch.neg, (x,))),
+            None, "in a branch or a loop",
+        ),
         (Function(lambda x: hf.fake_quantize(x, 0.1, 300)), None, "zero points from 300 to 300"),
         (Function(lambda x: hf.fake_quantize(x.double(), 0.1)), None, "float64|DOUBLE"),
         (Function(lambda x: hf.quantize(x, 0.1, dtype=torch.int4, packed=True)), None, "Leave out packed"),
@@ -370,10 +374,47 @@ def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
     assert sorted(c.name for c in checked if c.kind == "weight") == [
         "conv.weight", "head.weight", "linear.weight", "up.weight"
     ]  # fmt: skip
-    assert sum(c.kind == "activation" for c in checked) == 4
+    activations = [c.name for c in checked if c.kind == "activation"]
+    assert activations == ["conv.input", "up.input", "linear.input", "head.input"]
     assert all(c.elements > 0 and c.different == 0 for c in checked)
     with pytest.raises(hf.InvalidArgs, match="has 1 inputs, and 2 tensors"):
         hf.export.check_onnx(path, (tokens, tokens))
+
+
+class Experts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(4, 16, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, self.up.mT)
+
+
+ROWS = hf.qat.Config(
+    weight=quantizer(dtype=torch.int4, granularity=hf.PerToken(), symmetric=False), parameters=("up",)
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "names"),
+    [
+        (Experts(), {Experts: ROWS}, ["up"]),
+        (
+            torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0),
+            hf.qat.preset("w4a8-dynamic"),
+            ["self_attn.input", "self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.input",
+             "linear1.weight", "linear2.input", "linear2.weight"],
+        ),
+    ],
+    ids=["experts", "attention"],
+)  # fmt: skip
+def test_layers_of_other_kinds(model: Any, config: Any, names: list[str], tmp_path: Path) -> None:
+    hf.qat.prepare(model, config)
+    x = torch.randn(4, 5, 32)
+    model(x)
+    written(model, (x,), tmp_path / "model.onnx")
+    checked = hf.export.check_onnx(tmp_path / "model.onnx", (x,))
+    assert [c.name for c in checked] == names and all(c.different == 0 for c in checked)
 
 
 def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

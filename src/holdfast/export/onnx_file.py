@@ -54,18 +54,13 @@ def write_onnx(
 
 def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
     """The opset to export to. Raise if ``opset`` lacks what the program uses."""
-    needed = DEFAULT_OPSET if opset is None else 0
-    for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.name.startswith("holdfast::"):
-            continue
-        name = schema.name.removeprefix("holdfast::")
+    needed = DEFAULT_OPSET if opset is None else opset
+    for name, arguments in _calls(program):
         if name not in RULES:
             raise Unsupported(
                 f"the model calls holdfast::{name}, which has no ONNX form; exported are {', '.join(RULES)}. "
                 "Use torch's own function in the model that is exported."
             )
-        arguments = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False))
         if "granularity" not in arguments:
             continue
         codes, granularity = codes_of(arguments)[0], granularity_of(arguments)
@@ -76,18 +71,37 @@ def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
                 f"pass opset={least}."
             )
         needed = max(needed, least)
-    return needed if opset is None else opset
+    return needed
+
+
+def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The calls of operators of holdfast, with their arguments by name."""
+    for graph in program.graph_module.modules():
+        for node in getattr(getattr(graph, "graph", None), "nodes", ()):
+            schema = getattr(node.target, "_schema", None)
+            if node.op != "call_function" or schema is None or not schema.name.startswith("holdfast::"):
+                continue
+            name = schema.name.removeprefix("holdfast::")
+            if graph is not program.graph_module:
+                raise Unsupported(
+                    f"the model calls holdfast::{name} in a branch or a loop; only calls outside of them are "
+                    "exported to ONNX."
+                )
+            names = (argument.name for argument in schema.arguments)
+            yield name, dict(zip(names, node.args, strict=False))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's messages about packages that it did not find and about its own deprecations."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Without messages about packages that torch did not find, deprecations and skipped optimizations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from holdfast.core.errors import Unsupported
 from holdfast.core.formats import Format
 from holdfast.export.onnx_operators import BITCAST
+from holdfast.qat.quantizers import INPUT_QUANTIZER
 
 FLOAT = ir.DataType.FLOAT
 #: The ONNX type of a real tensor. Those of 16 bits are cast to float32 around QuantizeLinear, which is exact.
@@ -49,6 +51,7 @@ class Call:
     graph: ir.Graph
     node: ir.Node
     opset: int
+    taken: set[str] = field(default_factory=set)
     tape: ir.tape.Tape = field(default_factory=ir.tape.Tape)
 
     @property
@@ -86,11 +89,19 @@ class Call:
     def sizes(self, *sizes: int) -> ir.Value:
         return self.op("Constant", value=ir.tensor(np.array(sizes, np.int64)))
 
+    def name_codes(self, codes: ir.Value) -> None:
+        """Name the codes that a QuantizeLinear gives."""
+        name = f"{self.tensor_name}_codes"
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        codes.name = name
+
     @property
     def tensor_name(self) -> str:
-        """The name of the quantized tensor: a parameter has its name in the model."""
+        """The name of the quantized tensor: that of the parameter, or of the layer whose input it is."""
         if not self.x.is_initializer():
-            return self.name
+            return _input_of_layer(self.node) or self.name
         name = str(self.x.name).removesuffix(f"_{BITCAST}").removesuffix(".original")
         return name.replace("parametrizations.", "")
 
@@ -107,6 +118,13 @@ class Call:
         )  # fmt: skip
         self.graph.register_initializer(value)
         return value
+
+
+def _input_of_layer(node: ir.Node) -> str | None:
+    """ "LAYER.input" if the node belongs to the quantizer of the input of a layer."""
+    scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
+    found = [scope for scope in scopes if scope.rpartition(".")[2] == INPUT_QUANTIZER]
+    return found[-1].removesuffix("_quantizer") if found else None
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -60,7 +60,8 @@ def _quantized(call: Call, kind: Format, ends: tuple[int, int], scales: Scales) 
             x = call.op("Min", x, call.initializer("highest", values[1]))
     typed = {} if scales.zero_point is not None else {"output_dtype": int(onnx_type(kind))}
     codes = call.op("QuantizeLinear", x, scales.scale, scales.zero_point, **scales.attributes, **typed)
-    codes.name, codes.dtype, codes.shape = f"{call.name}_codes", onnx_type(kind), call.x.shape
+    call.name_codes(codes)
+    codes.dtype, codes.shape = onnx_type(kind), call.x.shape
     return codes
 
 
@@ -218,9 +219,9 @@ RULES: dict[str, Callable[[Call], list[ir.Value]]] = {
 
 def lower(model: ir.Model, opset: int) -> None:
     """Replace every node of the domain of holdfast in ``model``."""
-    graph = model.graph
+    graph, taken = model.graph, set[str]()
     for node in [node for node in graph if node.domain == DOMAIN]:
-        call = Call(graph, node, opset)
+        call = Call(graph, node, opset, taken)
         results = RULES[node.op_type](call)
         graph.insert_before(node, call.tape.nodes)
         for old, new in zip(node.outputs, results, strict=True):
