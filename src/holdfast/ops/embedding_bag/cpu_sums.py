@@ -8,61 +8,77 @@ then the sums of the chunks. Longer bags than MOST_TERMS need more levels and ar
 
 from __future__ import annotations
 
-from functools import cache
+import ctypes
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 
 from holdfast.backends.cpu import (
     LINE,
-    compile_kernel,
     counted_loop,
     emit,
+    fence,
     jit,
     kernel,
+    numbers_of,
     pointer,
     prefetch_line,
     splat,
     stack_slot,
+    take,
+    team_kernel,
 )
-from holdfast.numerics.cpu import load_real_lanes, store_real_lanes
+from holdfast.backends.threads import CFunction, run_together
+from holdfast.numerics.cpu import column_vectors, load_columns, store_columns
+from holdfast.numerics.cpu_walk import number
+from holdfast.ops.embedding_bag.plan import BagDescriptor, EmbeddingBagArgs, EmbeddingBagDescriptor
 from holdfast.ops.segment_sum import indexed
 
 CHUNK = indexed.CHUNK
 #: Most terms of a bag.
 MOST_TERMS = CHUNK * CHUNK
-#: Columns of a vector.
-_LANES = 16
 #: Prefetch distance in terms.
 _AHEAD = 32
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
+#: Ranges of bags per thread. A thread that ends a range takes the next one.
+_RANGES = 8
+#: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
+_STREAMED_FROM = 2**24
+
+# A task of ``check_bags`` and ``sum_bags``: 22 numbers, then values whose types are those of the elements of
+# the table and the output, of the indices, of the weights (int8 for no weights), and of the sums.
+_NUMBERS, _NEXT, _SIMPLE = 22, 0, 1
+_Task = ctypes.c_int64 * (_NUMBERS + 4)
 
 
-def _column_sums(vectors: int, lanes: int) -> Any:
-    """Make an intrinsic that sums ``vectors * lanes`` columns of the rows of a bag, and stores the sum."""
+def _column_sums(columns: int) -> Any:
+    """Make an intrinsic that sums ``columns`` columns of the rows of a bag, and stores the sum."""
 
     @emit
     def sum_columns(typingctx, table, indices, terms, weights, out, column, like):
         """``table`` is (pointer, row stride, rows, padding); ``indices`` is a pointer to all indices.
 
         ``terms`` is (first, last, distance of the index to prefetch); ``weights`` is a pointer to the weights
-        of all indices, or to integers for none; ``out`` is (pointer to the row of the bag, 1 for the mean).
+        of all indices, or to int8 for none; ``out`` is (pointer to the row of the bag, 1 for the mean, 1 for
+        streaming stores).
         """
 
         def build(context, builder, signature, args):
             table, indices, terms, weights, out, column, _ = args
-            (table, row_step, rows, padding), (first, last, distance), (out, mean) = (
+            (table, row_step, rows, padding), (first, last, distance), (out, mean, streamed) = (
                 [builder.extract_value(operand, i) for i in range(len(operand.type))]
                 for operand in (table, terms, out)
             )
             table, out = (builder.gep(elements, [column]) for elements in (table, out))
             count, real = column.type, args[-1].type
             size = context.get_abi_sizeof(table.type.pointee)
-            vector = ir.VectorType(real, lanes)
-            sums, chunk_sums = ([stack_slot(builder, vector) for _ in range(vectors)] for _ in range(2))
+            zeros = [ir.Constant(kind, [0.0] * kind.count) for kind in column_vectors(table, columns, real)]
+            lanes = zeros[0].type.count
+            sums, chunk_sums = ([stack_slot(builder, zero.type) for zero in zeros] for _ in range(2))
             skipped = stack_slot(builder, count)
             builder.store(count(0), skipped)
 
@@ -73,7 +89,7 @@ def _column_sums(vectors: int, lanes: int) -> Any:
                 return builder.gep(table, [builder.mul(index, row_step)])
 
             def prefetch(row):
-                for at in range(0, vectors * lanes, LINE // size):
+                for at in range(0, columns, LINE // size):
                     prefetch_line(builder, builder.gep(row, [count(at)]), level=2)
 
             def add_to(slots, terms):
@@ -81,10 +97,10 @@ def _column_sums(vectors: int, lanes: int) -> Any:
                     builder.store(builder.fadd(builder.load(slot), term), slot)
 
             def add_row(slots, place, index):
-                row = row_of(index)
-                terms = [load_real_lanes(builder, row, count(i * lanes), lanes, real) for i in range(vectors)]
-                if weights.type.pointee == real:
-                    weight = splat(builder, builder.load(builder.gep(weights, [place])), lanes)
+                terms = load_columns(builder, row_of(index), columns, real)
+                if weights.type.pointee != ir.IntType(8):
+                    (weight,) = load_columns(builder, builder.gep(weights, [place]), 1, real)
+                    weight = splat(builder, builder.extract_element(weight, count(0)), lanes)
                     terms = [builder.fmul(term, weight) for term in terms]
                 add_to(slots, terms)
 
@@ -94,8 +110,8 @@ def _column_sums(vectors: int, lanes: int) -> Any:
             def sum_chunk(begin, slots):
                 rest = builder.sub(last, begin)
                 whole = builder.icmp_signed(">", rest, count(CHUNK))
-                for slot in slots:
-                    builder.store(ir.Constant(vector, [0.0] * lanes), slot)
+                for slot, zero in zip(slots, zeros, strict=True):
+                    builder.store(zero, slot)
                 with counted_loop(builder, builder.select(whole, count(CHUNK), rest)) as position:
                     place = builder.add(begin, position)
                     prefetch(row_of(index_at(builder.add(place, distance))))
@@ -124,8 +140,12 @@ def _column_sums(vectors: int, lanes: int) -> Any:
                 amount = splat(builder, builder.sitofp(amount, real), lanes)
                 for slot in sums:
                     builder.store(builder.fdiv(builder.load(slot), amount), slot)
-            for i, slot in enumerate(sums):
-                store_real_lanes(builder, builder.load(slot), out, count(i * lanes))
+            totals = [builder.load(slot) for slot in sums]
+            with builder.if_else(builder.icmp_signed("!=", streamed, count(0))) as (streaming, storing):
+                with streaming:
+                    store_columns(builder, totals, out, streamed=True)
+                with storing:
+                    store_columns(builder, totals, out)
             return context.get_dummy_value()
 
         return types.none(table, indices, terms, weights, out, column, like), build
@@ -133,8 +153,18 @@ def _column_sums(vectors: int, lanes: int) -> Any:
     return sum_columns
 
 
-_sum_8, _sum_4, _sum_2, _sum_1 = (_column_sums(vectors, _LANES) for vectors in (8, 4, 2, 1))
-_sum_column = _column_sums(1, 1)
+_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_column_sums, (128, 64, 32, 16, 8, 4, 1))
+
+
+@emit
+def _begins(typingctx):
+    """Memory on the stack for the begins of the bags of a batch, and the end of the last."""
+
+    def build(context, builder, signature, args):
+        number = ir.IntType(64)
+        return builder.bitcast(stack_slot(builder, ir.ArrayType(number, BATCH + 1)), number.as_pointer())
+
+    return types.CPointer(types.int64)(), build
 
 
 @jit
@@ -155,18 +185,66 @@ def begin_of(bag, offsets, length, count):
 
 
 @kernel
-def sum_bags(first, last, table, columns, indices, offsets, length, weights, out, mean, scratch, types_of):
+def check_offsets(offsets, count):
+    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
+    address, item, step, given = offsets
+    if given > 0 and item == 8 and step == 1:  # this loop vectorises
+        contiguous = pointer(address, np.int64)
+        longest, least = count - contiguous[given - 1], np.int64(0)
+        for entry in range(1, given):
+            size = contiguous[entry] - contiguous[entry - 1]
+            longest, least = max(longest, size), min(least, size)
+        if least >= 0 and contiguous[0] == 0 and contiguous[given - 1] <= count:
+            return -1, longest
+    before, longest = 0, 0
+    for entry in range(given):
+        offset = load_offset(offsets, entry)
+        if offset < before or offset > count or (entry == 0 and offset != 0):
+            return entry, longest
+        longest = max(longest, offset - before)
+        before = offset
+    return -1, max(longest, count - before)
+
+
+@team_kernel(_NUMBERS)
+def check_bags(task):
+    """Set the number ``simple`` of the task to 1 if ``sum_bags`` can sum the bags.
+
+    That is if the offsets are right, no bag is too long, and, with ``raises``, all indices are in range.
+    """
+    (
+        _, _, _, _, indices, offsets, _, _, _, _, _, rows, _, _, count, item, step, given, length, _, _,
+        raises, index,
+    ) = task[0]  # fmt: skip
+    longest = length
+    if given > 0:
+        wrong, longest = check_offsets((offsets, item, step, given), count)
+        if wrong >= 0:
+            return
+    if longest > MOST_TERMS:
+        return
+    places, valid = pointer(indices, index), 0
+    if raises != 0:
+        for n in range(count):
+            valid += (places[n] >= 0) & (places[n] < rows)
+        if valid < count:
+            return
+    numbers_of(task)[_SIMPLE] = 1
+
+
+@jit
+def _sum_range(first, last, table, columns, indices, offsets, length, weights, out, mean, types_of):
     """Sum the bags ``first`` to ``last``.
 
     ``table`` is (address, row stride, rows, padding); ``indices`` is (address, count); ``offsets`` is
-    (address, item size, stride, count); ``weights`` is an address; ``out`` is (address, row stride in bytes).
-    ``scratch`` has room for ``BATCH + 1`` integers. ``types_of`` has a value of each type: of the elements of
-    the table and the output, of the indices, of the weights (an integer for no weights), and of the sums.
+    (address, item size, stride, count); ``weights`` is an address; ``out`` is (address, row stride in bytes,
+    1 for streaming stores); ``types_of`` has a value of each type.
     """
     stored, index, weight, like = types_of
     address, count = indices
     rows = (pointer(table[0], stored), table[1], table[2], table[3])
-    places, factors, begins = pointer(address, index), pointer(weights, weight), pointer(scratch, np.int64)
+    places, factors, begins = pointer(address, index), pointer(weights, weight), _begins()
+    least = min(_width_of(columns), 16)
     for batch in range(first, last, BATCH):
         size = min(BATCH, last - batch)
         for i in range(size + 1):
@@ -174,30 +252,105 @@ def sum_bags(first, last, table, columns, indices, offsets, length, weights, out
         distance = _AHEAD if begins[size] + _AHEAD <= count else 0
         column = 0
         while column < columns:
-            rest = columns - column
-            if rest < _LANES < columns:  # some columns are summed twice, with equal results
-                column, rest = columns - _LANES, _LANES
+            if columns - column < least:  # some columns are summed twice, with equal results
+                column = columns - least
+            width = _width_of(columns - column)
             for i in range(size):
                 terms = (begins[i], begins[i + 1], distance)
-                target = (pointer(out[0] + (batch + i) * out[1], stored), mean)
-                if rest >= 8 * _LANES:
+                target = (pointer(out[0] + (batch + i) * out[1], stored), mean, out[2])
+                if width == 128:
+                    _sum_128(rows, places, terms, factors, target, column, like)
+                elif width == 64:
+                    _sum_64(rows, places, terms, factors, target, column, like)
+                elif width == 32:
+                    _sum_32(rows, places, terms, factors, target, column, like)
+                elif width == 16:
+                    _sum_16(rows, places, terms, factors, target, column, like)
+                elif width == 8:
                     _sum_8(rows, places, terms, factors, target, column, like)
-                elif rest >= 4 * _LANES:
+                elif width == 4:
                     _sum_4(rows, places, terms, factors, target, column, like)
-                elif rest >= 2 * _LANES:
-                    _sum_2(rows, places, terms, factors, target, column, like)
-                elif rest >= _LANES:
-                    _sum_1(rows, places, terms, factors, target, column, like)
                 else:
-                    _sum_column(rows, places, terms, factors, target, column, like)
-            for lanes in (8 * _LANES, 4 * _LANES, 2 * _LANES, _LANES, 1):
-                if rest >= lanes:
-                    column += lanes
-                    break
+                    _sum_1(rows, places, terms, factors, target, column, like)
+            column += width
 
 
-@cache
-def compile_sums(types_of: tuple[Any, ...]) -> None:
-    """Compile ``sum_bags`` for these types."""
-    empty = (0, 0, (0, 1, 0, -1), 1, (0, 0), (0, 8, 1, 0), 1, 0, (0, 1), 0, 0)
-    compile_kernel(sum_bags, *empty, types_of)
+@jit
+def _width_of(columns):
+    """The most columns, of at least one and at most these, that are summed at a time."""
+    for width in (128, 64, 32, 16, 8, 4):
+        if columns >= width:
+            return width
+    return 1
+
+
+@team_kernel(_NUMBERS)
+def sum_bags(task):
+    """Take ranges of bags and sum them, until no range is left."""
+    (
+        _, _, out, table, indices, offsets, weights, streamed, bags, share, row_step, rows, padding, columns,
+        count, item, step, given, length, out_step, mean, _, stored, index, weight, like,
+    ) = task[0]  # fmt: skip
+    while True:
+        first = take(numbers_of(task), _NEXT, share)
+        if first >= bags:
+            break
+        _sum_range(
+            first, min(first + share, bags), (table, row_step, rows, padding), columns, (indices, count),
+            (offsets, item, step, given), length, weights, (out, out_step, streamed), mean,
+            (stored, index, weight, like),
+        )  # fmt: skip
+    fence()
+
+
+def element_of(desc: BagDescriptor) -> Any:
+    """A value of the type in which kernels read elements in place, bits for bfloat16; None if they cannot."""
+    if desc.dtype == desc.compute.torch:
+        return number(desc.compute)
+    return np.uint16(0) if desc.dtype == torch.bfloat16 else None
+
+
+def types_of(desc: EmbeddingBagDescriptor, *, widened: bool = False) -> tuple[Any, ...] | None:
+    """Values of the types that ``sum_bags`` works with; None if it does not serve this descriptor.
+
+    ``widened``: the weights of samples are in the compute type.
+    """
+    stored, like = element_of(desc), number(desc.compute)
+    if desc.mode == "max" or stored is None:
+        return None
+    index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
+    weight = (like if widened else stored) if desc.per_sample_weights else np.int8(0)
+    return stored, index, weight, like
+
+
+def compile_sums(kinds: tuple[Any, ...]) -> tuple[CFunction, CFunction]:
+    """``check_bags`` and ``sum_bags``, compiled for these types."""
+    return check_bags.compiled(kinds[1]), sum_bags.compiled(*kinds)
+
+
+class OnePass:
+    """``check_bags`` and ``sum_bags`` for tensors like ``args``; ``kinds`` is found by ``types_of``."""
+
+    def __init__(self, desc: EmbeddingBagDescriptor, args: EmbeddingBagArgs, kinds: tuple[Any, ...]) -> None:
+        self._check, self._sum = compile_sums(kinds)
+        self._bags, self._elements = desc.bags, desc.count * desc.columns
+        offsets, out_step = args.offsets, args.out.stride(0) * args.out.element_size()
+        layout = (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
+        self._constants = (
+            args.weight.stride(0), desc.rows, desc.padding, desc.columns, desc.count, *layout, desc.length,
+            out_step, desc.mode == "mean", desc.bad_index == "raise",
+        )  # fmt: skip
+        aligned = out_step % LINE == 0 and desc.columns % 16 == 0
+        self._large = aligned and args.out.nbytes >= _STREAMED_FROM
+
+    def run(self, out: int, table: int, indices: int, offsets: int, weights: int) -> bool:
+        """Sum the bags of tensors at these addresses. Returns False, and writes nothing, if it cannot."""
+        share = max(BATCH, -(-self._bags // (_RANGES * torch.get_num_threads())))
+        streamed = self._large and out % LINE == 0
+        task = _Task(
+            0, 0, out, table, indices, offsets, weights, streamed, self._bags, share, *self._constants
+        )
+        self._check.call(task)
+        if task[_SIMPLE]:
+            run_together(self._sum, task, self._elements)
+        return bool(task[_SIMPLE])
