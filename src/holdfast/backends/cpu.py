@@ -124,7 +124,7 @@ def _lanes_at(builder: Any, elements: Any, index: Any, lanes: int) -> tuple[Any,
     """A pointer to a vector of ``lanes`` elements that starts at ``elements[index]``, and its alignment."""
     element = elements.type.pointee
     vector = ir.VectorType(element, lanes).as_pointer()
-    size = {"float": 4, "double": 8}.get(str(element)) or element.width // 8
+    size = {"half": 2, "float": 4, "double": 8}.get(str(element)) or element.width // 8
     return builder.bitcast(builder.gep(elements, [index]), vector), size
 
 

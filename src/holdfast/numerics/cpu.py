@@ -8,8 +8,10 @@ type.
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 import torch
 from llvmlite import ir
@@ -251,26 +253,35 @@ def store_real_lanes(builder: Any, values: Any, elements: Any, index: Any) -> No
 _LANES = 16
 
 
+def converts_float16() -> bool:
+    """Whether the processor converts float16 itself. Otherwise LLVM would call functions that are missing."""
+    return platform.machine() not in ("x86_64", "AMD64") or llvm.get_host_cpu_features().get("f16c", False)
+
+
 def column_vectors(elements: Any, count: int, real: Any) -> list[Any]:
     """The LLVM types of the vectors of ``load_columns``."""
-    lanes = min(count if elements.type.pointee == real or count == 1 else count // 2, _LANES)
+    in_pairs = elements.type.pointee == ir.IntType(16) and count > 1
+    lanes = min(count // 2 if in_pairs else count, _LANES)
     return [ir.VectorType(real, lanes)] * (count // lanes)
 
 
 def load_columns(builder: Any, elements: Any, count: int, real: Any) -> list[Any]:
     """Emit the load of ``count`` elements, a power of two, as vectors of the compute type ``real``.
 
-    Bits of bfloat16 are loaded in pairs: the vectors of even and of odd elements alternate. This takes fewer
-    instructions than widening elements in their order.
+    The elements are of that type, float16 (see ``converts_float16``), or bits of bfloat16. These are loaded
+    in pairs: the vectors of even and of odd elements alternate. This takes fewer instructions than widening
+    elements in their order.
     """
     kinds = column_vectors(elements, count, real)
-    lanes, place = kinds[0].count, ir.IntType(64)
+    lanes, starts = kinds[0].count, [ir.IntType(64)(i * kinds[0].count) for i in range(len(kinds))]
+    if elements.type.pointee == ir.HalfType():
+        halves = [load_lanes(builder, elements, start, lanes) for start in starts]
+        return [builder.fpext(vector, kinds[0]) for vector in halves]
     if elements.type.pointee == real or count == 1:
-        starts = [place(i * lanes) for i in range(len(kinds))]
         return [load_real_lanes(builder, elements, start, lanes, real) for start in starts]
     pairs, found = builder.bitcast(elements, ir.IntType(32).as_pointer()), []
-    for i in range(len(kinds) // 2):
-        both = load_lanes(builder, pairs, place(i * lanes), lanes, align=2)
+    for start in starts[: len(kinds) // 2]:
+        both = load_lanes(builder, pairs, start, lanes, align=2)
         for bits in (builder.shl(both, _words(lanes, 16)), builder.and_(both, _words(lanes, 0xFFFF0000))):
             found.append(builder.bitcast(bits, kinds[0]))
     return found
@@ -281,19 +292,21 @@ def store_columns(builder: Any, vectors: list[Any], elements: Any, streamed: boo
 
     ``streamed``: by non-temporal stores; see ``store_lanes``.
     """
-    lanes, place = vectors[0].type.count, ir.IntType(64)
-    if elements.type.pointee == vectors[0].type.element:
-        for i, vector in enumerate(vectors):
-            store_lanes(builder, vector, elements, place(i * lanes), streamed=streamed)
-    elif len(vectors) == 1:
-        store_real_lanes(builder, vectors[0], elements, place(0))
-    else:
+    lanes, align = vectors[0].type.count, None
+    if elements.type.pointee == ir.HalfType():
+        vectors = [builder.fptrunc(vector, ir.VectorType(ir.HalfType(), lanes)) for vector in vectors]
+    elif elements.type.pointee == ir.IntType(16) and len(vectors) == 1:
+        store_real_lanes(builder, vectors[0], elements, ir.IntType(64)(0))
+        return
+    elif elements.type.pointee == ir.IntType(16):
         bits = [_rounded_to_bfloat16(builder, vector) for vector in vectors]
-        pairs = builder.bitcast(elements, ir.IntType(32).as_pointer())
-        for i, (even, odd) in enumerate(zip(bits[::2], bits[1::2], strict=True)):
-            low = builder.lshr(even, _words(lanes, 16))
-            both = builder.or_(low, builder.and_(odd, _words(lanes, 0xFFFF0000)))
-            store_lanes(builder, both, pairs, place(i * lanes), align=2, streamed=streamed)
+        vectors = [
+            builder.or_(builder.lshr(even, _words(lanes, 16)), builder.and_(odd, _words(lanes, 0xFFFF0000)))
+            for even, odd in zip(bits[::2], bits[1::2], strict=True)
+        ]
+        elements, align = builder.bitcast(elements, ir.IntType(32).as_pointer()), 2
+    for i, vector in enumerate(vectors):
+        store_lanes(builder, vector, elements, ir.IntType(64)(i * lanes), align=align, streamed=streamed)
 
 
 def real(elements, index):

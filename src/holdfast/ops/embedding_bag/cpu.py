@@ -406,7 +406,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                 weights = addresses[4]
                 if not in_place:
                     _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
-                if one_pass.run(*addresses[:4], weights):
+                if one_pass.run(0, 0, *addresses[:4], weights):
                     return
             self.compile_general()
             first = first_address(workspace)
@@ -433,6 +433,8 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                     by_count=found.counts if desc.mode == "mean" else 0,
                 )
 
+        if one_pass is not None and in_place:
+            launch.bound = lambda args: one_pass.run  # type: ignore[attr-defined]
         return launch
 
 

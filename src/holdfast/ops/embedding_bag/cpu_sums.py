@@ -24,6 +24,7 @@ from holdfast.backends.cpu import (
     jit,
     kernel,
     numbers_of,
+    outlined,
     pointer,
     prefetch_line,
     splat,
@@ -32,7 +33,7 @@ from holdfast.backends.cpu import (
     team_kernel,
 )
 from holdfast.backends.threads import CFunction, run_together
-from holdfast.numerics.cpu import column_vectors, load_columns, store_columns
+from holdfast.numerics.cpu import column_vectors, converts_float16, load_columns, store_columns
 from holdfast.numerics.cpu_walk import number
 from holdfast.ops.embedding_bag.plan import BagDescriptor, EmbeddingBagArgs, EmbeddingBagDescriptor
 from holdfast.ops.segment_sum import indexed
@@ -45,7 +46,7 @@ _AHEAD = 32
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
-_RANGES = 8
+_RANGES = 4
 #: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
 _STREAMED_FROM = 2**24
 
@@ -73,9 +74,16 @@ def _column_sums(columns: int) -> Any:
                 [builder.extract_value(operand, i) for i in range(len(operand.type))]
                 for operand in (table, terms, out)
             )
+            size = context.get_abi_sizeof(table.type.pointee)
+            if signature.args[0][0].dtype == types.int16:
+                table, out, weights = (
+                    builder.bitcast(elements, ir.HalfType().as_pointer())
+                    if elements.type.pointee == ir.IntType(16)
+                    else elements
+                    for elements in (table, out, weights)
+                )
             table, out = (builder.gep(elements, [column]) for elements in (table, out))
             count, real = column.type, args[-1].type
-            size = context.get_abi_sizeof(table.type.pointee)
             zeros = [ir.Constant(kind, [0.0] * kind.count) for kind in column_vectors(table, columns, real)]
             lanes = zeros[0].type.count
             sums, chunk_sums = ([stack_slot(builder, zero.type) for zero in zeros] for _ in range(2))
@@ -153,7 +161,23 @@ def _column_sums(columns: int) -> Any:
     return sum_columns
 
 
-_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_column_sums, (128, 64, 32, 16, 8, 4, 1))
+def _batch_sums(columns: int) -> Any:
+    """Make a function that sums ``columns`` columns of a batch of bags."""
+    sum_columns = _column_sums(columns)
+
+    @jit
+    def sum_batch(rows, places, begins, size, distance, factors, out, mean, column, stored, like):
+        """``begins`` has the begins of ``size`` bags and the end of the last; for the others see above."""
+        outlined()
+        address, step, streamed = out
+        for i in range(size):
+            target = (pointer(address + i * step, stored), mean, streamed)
+            sum_columns(rows, places, (begins[i], begins[i + 1], distance), factors, target, column, like)
+
+    return sum_batch
+
+
+_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))
 
 
 @emit
@@ -255,23 +279,21 @@ def _sum_range(first, last, table, columns, indices, offsets, length, weights, o
             if columns - column < least:  # some columns are summed twice, with equal results
                 column = columns - least
             width = _width_of(columns - column)
-            for i in range(size):
-                terms = (begins[i], begins[i + 1], distance)
-                target = (pointer(out[0] + (batch + i) * out[1], stored), mean, out[2])
-                if width == 128:
-                    _sum_128(rows, places, terms, factors, target, column, like)
-                elif width == 64:
-                    _sum_64(rows, places, terms, factors, target, column, like)
-                elif width == 32:
-                    _sum_32(rows, places, terms, factors, target, column, like)
-                elif width == 16:
-                    _sum_16(rows, places, terms, factors, target, column, like)
-                elif width == 8:
-                    _sum_8(rows, places, terms, factors, target, column, like)
-                elif width == 4:
-                    _sum_4(rows, places, terms, factors, target, column, like)
-                else:
-                    _sum_1(rows, places, terms, factors, target, column, like)
+            target = (out[0] + batch * out[1], out[1], out[2])
+            if width == 128:
+                _sum_128(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            elif width == 64:
+                _sum_64(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            elif width == 32:
+                _sum_32(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            elif width == 16:
+                _sum_16(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            elif width == 8:
+                _sum_8(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            elif width == 4:
+                _sum_4(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+            else:
+                _sum_1(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
             column += width
 
 
@@ -316,6 +338,8 @@ def types_of(desc: EmbeddingBagDescriptor, *, widened: bool = False) -> tuple[An
     ``widened``: the weights of samples are in the compute type.
     """
     stored, like = element_of(desc), number(desc.compute)
+    if desc.dtype == torch.float16 and converts_float16():
+        stored = np.int16(0)
     if desc.mode == "max" or stored is None:
         return None
     index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
@@ -343,7 +367,9 @@ class OnePass:
         aligned = out_step % LINE == 0 and desc.columns % 16 == 0
         self._large = aligned and args.out.nbytes >= _STREAMED_FROM
 
-    def run(self, out: int, table: int, indices: int, offsets: int, weights: int) -> bool:
+    def run(
+        self, stream: int, workspace: int, out: int, table: int, indices: int, offsets: int, weights: int
+    ) -> bool:
         """Sum the bags of tensors at these addresses. Returns False, and writes nothing, if it cannot."""
         share = max(BATCH, -(-self._bags // (_RANGES * torch.get_num_threads())))
         streamed = self._large and out % LINE == 0
