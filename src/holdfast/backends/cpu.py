@@ -139,10 +139,11 @@ def store_lanes(
 ) -> None:
     """Emit the store of a vector to elements of its type; ``streamed``: by a non-temporal store.
 
-    A streamed vector must be aligned to its size, and a ``fence`` must follow before another thread reads it.
+    A streamed vector must be aligned to its size, or to a cache line if it is longer. A ``fence`` must follow
+    before another thread reads it.
     """
     place, size = _lanes_at(builder, elements, index, vector.type.count)
-    align = size * vector.type.count if streamed else align or size
+    align = min(size * vector.type.count, LINE) if streamed else align or size
     stored = builder.store(vector, place, align=align)
     if streamed:
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))

@@ -287,10 +287,12 @@ def load_columns(builder: Any, elements: Any, count: int, real: Any) -> list[Any
     return found
 
 
-def store_columns(builder: Any, vectors: list[Any], elements: Any, streamed: bool = False) -> None:
+def store_columns(
+    builder: Any, vectors: list[Any], elements: Any, *, streamed: bool = False, exact: bool = False
+) -> None:
     """Emit the store of vectors in the order of ``load_columns``, rounded to the type of the elements.
 
-    ``streamed``: by non-temporal stores; see ``store_lanes``.
+    ``streamed``: by non-temporal stores; see ``store_lanes``. ``exact``: they need not be rounded.
     """
     lanes, align = vectors[0].type.count, None
     if elements.type.pointee == ir.HalfType():
@@ -299,7 +301,11 @@ def store_columns(builder: Any, vectors: list[Any], elements: Any, streamed: boo
         store_real_lanes(builder, vectors[0], elements, ir.IntType(64)(0))
         return
     elif elements.type.pointee == ir.IntType(16):
-        bits = [_rounded_to_bfloat16(builder, vector) for vector in vectors]
+        words = ir.VectorType(ir.IntType(32), lanes)
+        bits = [
+            builder.bitcast(vector, words) if exact else _rounded_to_bfloat16(builder, vector)
+            for vector in vectors
+        ]
         vectors = [
             builder.or_(builder.lshr(even, _words(lanes, 16)), builder.and_(odd, _words(lanes, 0xFFFF0000)))
             for even, odd in zip(bits[::2], bits[1::2], strict=True)

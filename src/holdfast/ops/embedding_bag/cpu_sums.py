@@ -51,7 +51,8 @@ _RANGES = 4
 _STREAMED_FROM = 2**24
 
 # A task of ``check_bags`` and ``sum_bags``: 22 numbers, then values whose types are those of the elements of
-# the table and the output, of the indices, of the weights (int8 for no weights), and of the sums.
+# the table and the output (int16 for bits of float16, uint16 for bits of bfloat16), of the indices, of the
+# weights (int8 for no weights), and of the sums.
 _NUMBERS, _NEXT, _SIMPLE = 22, 0, 1
 _Task = ctypes.c_int64 * (_NUMBERS + 4)
 
@@ -87,6 +88,7 @@ def _column_sums(columns: int) -> Any:
             zeros = [ir.Constant(kind, [0.0] * kind.count) for kind in column_vectors(table, columns, real)]
             lanes = zeros[0].type.count
             sums, chunk_sums = ([stack_slot(builder, zero.type) for zero in zeros] for _ in range(2))
+            is_weighted = weights.type.pointee != ir.IntType(8)
             skipped = stack_slot(builder, count)
             builder.store(count(0), skipped)
 
@@ -96,9 +98,19 @@ def _column_sums(columns: int) -> Any:
             def row_of(index):
                 return builder.gep(table, [builder.mul(index, row_step)])
 
+            def is_kept(index):
+                is_padding = builder.icmp_signed("==", index, padding)
+                return builder.and_(builder.icmp_unsigned("<", index, rows), builder.not_(is_padding))
+
+            row_bytes = builder.mul(row_step, count(size))
+            either = builder.or_(builder.ptrtoint(table, count), row_bytes)
+            is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
+
             def prefetch(row):
                 for at in range(0, columns, LINE // size):
                     prefetch_line(builder, builder.gep(row, [count(at)]), level=2)
+                with builder.if_then(is_ragged):  # the columns end in one more cache line
+                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]), level=2)
 
             def add_to(slots, terms):
                 for slot, term in zip(slots, terms, strict=True):
@@ -106,89 +118,71 @@ def _column_sums(columns: int) -> Any:
 
             def add_row(slots, place, index):
                 terms = load_columns(builder, row_of(index), columns, real)
-                if weights.type.pointee != ir.IntType(8):
+                if is_weighted:
                     (weight,) = load_columns(builder, builder.gep(weights, [place]), 1, real)
                     weight = splat(builder, builder.extract_element(weight, count(0)), lanes)
                     terms = [builder.fmul(term, weight) for term in terms]
                 add_to(slots, terms)
 
-            def skip():
-                builder.store(builder.add(builder.load(skipped), count(1)), skipped)
+            def clear(slots):
+                for slot, zero in zip(slots, zeros, strict=True):
+                    builder.store(zero, slot)
 
             def sum_chunk(begin, slots):
                 rest = builder.sub(last, begin)
                 whole = builder.icmp_signed(">", rest, count(CHUNK))
-                for slot, zero in zip(slots, zeros, strict=True):
-                    builder.store(zero, slot)
+                clear(slots)
                 with counted_loop(builder, builder.select(whole, count(CHUNK), rest)) as position:
                     place = builder.add(begin, position)
                     prefetch(row_of(index_at(builder.add(place, distance))))
                     index = index_at(place)
-                    valid = builder.icmp_unsigned("<", index, rows)
-                    with builder.if_else(valid, likely=True) as (inside, outside):
-                        with inside:
-                            is_padding = builder.icmp_signed("==", index, padding)
-                            with builder.if_else(is_padding, likely=False) as (padded, kept):
-                                with padded:
-                                    skip()
-                                with kept:
-                                    add_row(slots, place, index)
-                        with outside:
-                            skip()
+                    with builder.if_else(is_kept(index), likely=True) as (kept, left_out):
+                        with kept:
+                            add_row(slots, place, index)
+                        with left_out:
+                            builder.store(builder.add(builder.load(skipped), count(1)), skipped)
                 return builder.add(begin, count(CHUNK))
 
-            after_first = sum_chunk(first, sums)
-            more = builder.sub(builder.add(last, count(CHUNK - 1)), after_first)
-            with counted_loop(builder, builder.ashr(more, count(CHUNK.bit_length() - 1))) as chunk:
-                sum_chunk(builder.add(after_first, builder.mul(chunk, count(CHUNK))), chunk_sums)
-                add_to(sums, [builder.load(slot) for slot in chunk_sums])
-            with builder.if_then(builder.icmp_signed("!=", mean, count(0))):
-                terms = builder.sub(builder.sub(last, first), builder.load(skipped))
-                amount = builder.select(builder.icmp_signed(">", terms, count(1)), terms, count(1))
-                amount = splat(builder, builder.sitofp(amount, real), lanes)
-                for slot in sums:
-                    builder.store(builder.fdiv(builder.load(slot), amount), slot)
-            totals = [builder.load(slot) for slot in sums]
-            with builder.if_else(builder.icmp_signed("!=", streamed, count(0))) as (streaming, storing):
-                with streaming:
-                    store_columns(builder, totals, out, streamed=True)
-                with storing:
-                    store_columns(builder, totals, out)
+            def sum_all():
+                after_first = sum_chunk(first, sums)
+                more = builder.sub(builder.add(last, count(CHUNK - 1)), after_first)
+                with counted_loop(builder, builder.ashr(more, count(CHUNK.bit_length() - 1))) as chunk:
+                    sum_chunk(builder.add(after_first, builder.mul(chunk, count(CHUNK))), chunk_sums)
+                    add_to(sums, [builder.load(slot) for slot in chunk_sums])
+                with builder.if_then(builder.icmp_signed("!=", mean, count(0))):
+                    terms = builder.sub(builder.sub(last, first), builder.load(skipped))
+                    amount = builder.select(builder.icmp_signed(">", terms, count(1)), terms, count(1))
+                    amount = splat(builder, builder.sitofp(amount, real), lanes)
+                    for slot in sums:
+                        builder.store(builder.fdiv(builder.load(slot), amount), slot)
+                store([builder.load(slot) for slot in sums])
+
+            def store(totals, exact=False):
+                with builder.if_else(builder.icmp_signed("!=", streamed, count(0))) as (streaming, storing):
+                    with streaming:
+                        store_columns(builder, totals, out, streamed=True, exact=exact)
+                    with storing:
+                        store_columns(builder, totals, out, exact=exact)
+
+            if is_weighted:
+                sum_all()
+                return context.get_dummy_value()
+            is_single = builder.icmp_signed("==", builder.sub(last, first), count(1))
+            with builder.if_else(is_single) as (single, several):
+                with single:  # its sum is exact, and so is its mean
+                    prefetch(row_of(index_at(builder.add(first, distance))))
+                    index = index_at(first)
+                    clear(sums)
+                    with builder.if_then(is_kept(index), likely=True):
+                        add_row(sums, first, index)
+                    store([builder.load(slot) for slot in sums], exact=True)
+                with several:
+                    sum_all()
             return context.get_dummy_value()
 
         return types.none(table, indices, terms, weights, out, column, like), build
 
     return sum_columns
-
-
-def _batch_sums(columns: int) -> Any:
-    """Make a function that sums ``columns`` columns of a batch of bags."""
-    sum_columns = _column_sums(columns)
-
-    @jit
-    def sum_batch(rows, places, begins, size, distance, factors, out, mean, column, stored, like):
-        """``begins`` has the begins of ``size`` bags and the end of the last; for the others see above."""
-        outlined()
-        address, step, streamed = out
-        for i in range(size):
-            target = (pointer(address + i * step, stored), mean, streamed)
-            sum_columns(rows, places, (begins[i], begins[i + 1], distance), factors, target, column, like)
-
-    return sum_batch
-
-
-_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))
-
-
-@emit
-def _begins(typingctx):
-    """Memory on the stack for the begins of the bags of a batch, and the end of the last."""
-
-    def build(context, builder, signature, args):
-        number = ir.IntType(64)
-        return builder.bitcast(stack_slot(builder, ir.ArrayType(number, BATCH + 1)), number.as_pointer())
-
-    return types.CPointer(types.int64)(), build
 
 
 @jit
@@ -206,6 +200,33 @@ def begin_of(bag, offsets, length, count):
     if offsets[3] == 0:
         return bag * length
     return load_offset(offsets, bag) if bag < offsets[3] else count
+
+
+def _batch_sums(columns: int) -> Any:
+    """Make a function that sums ``columns`` columns of a batch of bags."""
+    sum_columns = _column_sums(columns)
+
+    @jit
+    def sum_batch(first, last, rows, places, bags, factors, out, column, stored, like):
+        """Sum the columns from ``column`` on of the bags ``first`` to ``last``, as ``_sum_range``.
+
+        ``rows``, ``places`` and ``factors`` are ``table``, ``indices`` and ``weights`` of ``sum_columns``.
+        """
+        outlined()
+        offsets, length, count = bags
+        address, step, mean, streamed = out
+        begin, batch_end = begin_of(first, offsets, length, count), begin_of(last, offsets, length, count)
+        distance = _AHEAD if batch_end + _AHEAD <= count else 0
+        for bag in range(first, last):
+            end = begin_of(bag + 1, offsets, length, count)
+            target = (pointer(address + bag * step, stored), mean, streamed)
+            sum_columns(rows, places, (begin, end, distance), factors, target, column, like)
+            begin = end
+
+    return sum_batch
+
+
+_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))
 
 
 @kernel
@@ -257,53 +278,50 @@ def check_bags(task):
 
 
 @jit
-def _sum_range(first, last, table, columns, indices, offsets, length, weights, out, mean, types_of):
+def _sum_range(first, last, table, columns, indices, bags, weights, out, types_of):
     """Sum the bags ``first`` to ``last``.
 
-    ``table`` is (address, row stride, rows, padding); ``indices`` is (address, count); ``offsets`` is
-    (address, item size, stride, count); ``weights`` is an address; ``out`` is (address, row stride in bytes,
-    1 for streaming stores); ``types_of`` has a value of each type.
+    ``table`` is (address, row stride, rows, padding); ``bags`` is (offsets, length of a bag without offsets,
+    number of indices) with ``offsets`` as in ``load_offset``; ``indices`` and ``weights`` are addresses;
+    ``out`` is (address, row stride in bytes, 1 for the mean, 1 for streaming stores); ``types_of`` has a
+    value of each type.
     """
     stored, index, weight, like = types_of
-    address, count = indices
     rows = (pointer(table[0], stored), table[1], table[2], table[3])
-    places, factors, begins = pointer(address, index), pointer(weights, weight), _begins()
-    least = min(_width_of(columns), 16)
+    places, factors = pointer(indices, index), pointer(weights, weight)
     for batch in range(first, last, BATCH):
-        size = min(BATCH, last - batch)
-        for i in range(size + 1):
-            begins[i] = begin_of(batch + i, offsets, length, count)
-        distance = _AHEAD if begins[size] + _AHEAD <= count else 0
-        column = 0
+        end, column = min(batch + BATCH, last), 0
         while column < columns:
-            if columns - column < least:  # some columns are summed twice, with equal results
-                column = columns - least
-            width = _width_of(columns - column)
-            target = (out[0] + batch * out[1], out[1], out[2])
+            width = _width_of(columns - column, columns)
+            column = min(column, columns - width)  # some columns are summed twice, with equal results
             if width == 128:
-                _sum_128(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_128(batch, end, rows, places, bags, factors, out, column, stored, like)
             elif width == 64:
-                _sum_64(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_64(batch, end, rows, places, bags, factors, out, column, stored, like)
             elif width == 32:
-                _sum_32(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_32(batch, end, rows, places, bags, factors, out, column, stored, like)
             elif width == 16:
-                _sum_16(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_16(batch, end, rows, places, bags, factors, out, column, stored, like)
             elif width == 8:
-                _sum_8(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_8(batch, end, rows, places, bags, factors, out, column, stored, like)
             elif width == 4:
-                _sum_4(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_4(batch, end, rows, places, bags, factors, out, column, stored, like)
             else:
-                _sum_1(rows, places, begins, size, distance, factors, target, mean, column, stored, like)
+                _sum_1(batch, end, rows, places, bags, factors, out, column, stored, like)
             column += width
 
 
 @jit
-def _width_of(columns):
-    """The most columns, of at least one and at most these, that are summed at a time."""
-    for width in (128, 64, 32, 16, 8, 4):
-        if columns >= width:
-            return width
-    return 1
+def _width_of(rest, columns):
+    """How many of ``columns`` columns are summed next, if ``rest`` are left.
+
+    The fewest that cover the rest, if there are so many columns; else the most there are.
+    """
+    width = 128
+    for smaller in (64, 32, 16, 8, 4):
+        if width > columns or smaller >= rest:
+            width = smaller
+    return width if width <= columns else 1
 
 
 @team_kernel(_NUMBERS)
@@ -318,8 +336,8 @@ def sum_bags(task):
         if first >= bags:
             break
         _sum_range(
-            first, min(first + share, bags), (table, row_step, rows, padding), columns, (indices, count),
-            (offsets, item, step, given), length, weights, (out, out_step, streamed), mean,
+            first, min(first + share, bags), (table, row_step, rows, padding), columns, indices,
+            ((offsets, item, step, given), length, count), weights, (out, out_step, mean, streamed),
             (stored, index, weight, like),
         )  # fmt: skip
     fence()
@@ -364,7 +382,7 @@ class OnePass:
             args.weight.stride(0), desc.rows, desc.padding, desc.columns, desc.count, *layout, desc.length,
             out_step, desc.mode == "mean", desc.bad_index == "raise",
         )  # fmt: skip
-        aligned = out_step % LINE == 0 and desc.columns % 16 == 0
+        aligned = out_step % LINE == 0 and desc.columns * desc.dtype.itemsize % LINE == 0
         self._large = aligned and args.out.nbytes >= _STREAMED_FROM
 
     def run(
