@@ -19,8 +19,8 @@ from numba.extending import intrinsic
 from holdfast.backends import kernel_cache
 from holdfast.backends.notice import compiling
 from holdfast.backends.on_demand import callable_from_kernels
+from holdfast.backends.private import TaskFunction
 from holdfast.backends.private import numba as private
-from holdfast.backends.threads import CFunction
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
 
@@ -74,16 +74,16 @@ class TeamKernel:
 
     def __init__(self, function: Callable[..., Any], numbers: int) -> None:
         self._function, self._numbers = function, numbers
-        self._variants: dict[tuple[Any, ...], tuple[Any, CFunction]] = {}
+        self._variants: dict[tuple[Any, ...], tuple[Any, TaskFunction]] = {}
 
-    def compiled(self, *values: Any) -> CFunction:
+    def compiled(self, *values: Any) -> TaskFunction:
         """The variant for the types of ``values``, compiled or loaded from disk."""
         kinds = tuple(map(typeof, values))
         if kinds not in self._variants:
             task = types.Tuple([types.int64] * self._numbers + [*kinds])
             made = _c_function(self._function, types.void(types.CPointer(task)))
             _compile_c_function(made, self._function.__module__)
-            self._variants[kinds] = made, CFunction(made.address)  # the first owns the code
+            self._variants[kinds] = made, TaskFunction(made.address)  # the first owns the code
         return self._variants[kinds][1]
 
 

@@ -9,7 +9,6 @@ threads, because OpenMP ends the threads that a smaller team does not use.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,16 +34,6 @@ _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
 _pool_lock = threading.Lock()
-_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class CFunction:
-    """A C function at an address that takes a pointer."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-        #: Calls it, without holding Python's lock.
-        self.call: Callable[[Any], None] = _PROTOTYPE(address)
 
 
 def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
@@ -79,12 +68,12 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
         raise failures[0]
 
 
-def run_together(function: CFunction, task: Any, elements: int) -> None:
+def run_together(function: private.TaskFunction, task: Any, elements: int) -> None:
     """Call ``function(task)`` on several threads if there are enough elements.
 
-    ``task`` is memory of ctypes from which the function takes parts of the work, until none is left. So it
-    does not matter how many threads call it. Python is not involved, so threads start sooner than those of
-    ``parallel``, and less work is worth a thread. As in torch's own operators, all threads are started.
+    The function takes parts of the work from the task, until none is left. So it does not matter how many
+    threads call it. Python is not involved, so threads start sooner than those of ``parallel``, and less work
+    is worth a thread. As in torch's own operators, all threads are started.
     """
     threads = threads_for(elements * _QUICKER)
     if threads <= 1:
@@ -94,7 +83,7 @@ def run_together(function: CFunction, task: Any, elements: int) -> None:
     if team is None:
         _on_pool(lambda: function.call(task), threads)
     else:
-        team.call(function.address, task, torch.get_num_threads())
+        team.call(function, task, torch.get_num_threads())
 
 
 def threads_for(elements: int) -> int:

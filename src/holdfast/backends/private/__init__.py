@@ -95,6 +95,20 @@ FALLBACKS["prefer_shared_memory"] = lambda handle, percent: None
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
+def task_of(count: int) -> Any:
+    """The type of a task: ``count`` numbers of type int64 in memory. It is called with the first of them."""
+    return ctypes.c_int64 * count
+
+
+class TaskFunction:
+    """A C function at an address that takes a pointer to a task."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        #: Calls the function, without holding Python's lock.
+        self.call: Callable[[Any], None] = _Callback(address)
+
+
 class Team:
     """Calls functions on threads of an OpenMP library."""
 
@@ -109,9 +123,9 @@ class Team:
         """Call ``work`` on this many threads. Its argument is not used."""
         self._of_python(_Callback(work), None, threads, 0)
 
-    def call(self, function: int, argument: Any, threads: int) -> None:
-        """Call the C function at an address on this many threads, with an argument that is a pointer."""
-        self._of_c(function, argument, threads, 0)
+    def call(self, function: TaskFunction, task: Any, threads: int) -> None:
+        """Call a function on this many threads with the same task."""
+        self._of_c(function.address, task, threads, 0)
 
 
 @cache

@@ -403,10 +403,10 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
         ) -> None:
             if one_pass is not None:
-                weights = addresses[4]
+                out_at, weight_at, indices_at, offsets_at, weights = addresses
                 if not in_place:
                     _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
-                if one_pass.run(0, 0, *addresses[:4], weights):
+                if one_pass.run(0, 0, out_at, weight_at, indices_at, offsets_at, weights):
                     return
             self.compile_general()
             first = first_address(workspace)

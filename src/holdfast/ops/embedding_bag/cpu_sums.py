@@ -8,7 +8,6 @@ then the sums of the chunks. Longer bags than MOST_TERMS need more levels and ar
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ from holdfast.backends.cpu import (
     take,
     team_kernel,
 )
-from holdfast.backends.threads import CFunction, run_together
+from holdfast.backends.private import TaskFunction, task_of
+from holdfast.backends.threads import run_together
 from holdfast.numerics.cpu import column_vectors, converts_float16, load_columns, store_columns
 from holdfast.numerics.cpu_walk import number
 from holdfast.ops.embedding_bag.plan import BagDescriptor, EmbeddingBagArgs, EmbeddingBagDescriptor
@@ -54,7 +54,7 @@ _STREAMED_FROM = 2**24
 # the table and the output (int16 for bits of float16, uint16 for bits of bfloat16), of the indices, of the
 # weights (int8 for no weights), and of the sums.
 _NUMBERS, _NEXT, _SIMPLE = 22, 0, 1
-_Task = ctypes.c_int64 * (_NUMBERS + 4)
+_Task = task_of(_NUMBERS + 4)
 
 
 def _column_sums(columns: int) -> Any:
@@ -365,7 +365,7 @@ def types_of(desc: EmbeddingBagDescriptor, *, widened: bool = False) -> tuple[An
     return stored, index, weight, like
 
 
-def compile_sums(kinds: tuple[Any, ...]) -> tuple[CFunction, CFunction]:
+def compile_sums(kinds: tuple[Any, ...]) -> tuple[TaskFunction, TaskFunction]:
     """``check_bags`` and ``sum_bags``, compiled for these types."""
     return check_bags.compiled(kinds[1]), sum_bags.compiled(*kinds)
 
