@@ -20,7 +20,7 @@ from holdfast.backends import steps
 from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
 from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image
+from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image, gpu_dinput_by_slot
 from holdfast.ops.segment_sum import cases as sum_cases
 from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
@@ -53,6 +53,7 @@ def gpu_tiles() -> Iterator[None]:
         tuned_as_on_gpu(),
         gpu_dinput_by_cell.TUNING.replaced(least_elements=1),
         gpu_dinput_by_image.TUNING.replaced(least_images=5),
+        gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
     ):
         yield
 

@@ -114,6 +114,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
         "row_lanes": 1,
         "segment_programs": 3,
     },
+    "gpu_dinput_by_slot": {"tile": 64, "pixels": 16, "wide": 8, "extra_tile": 16, "planes": 2},
     "gpu_dgrid": {"tile": 64},
     "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},
 }
@@ -184,6 +185,30 @@ def test_many_samples_to_a_pixel(image: tuple[int, ...], lines: int, monkeypatch
     )
     problem = cases.Problem("dense", image, (2, 17, 19)[-len(image) + 1 :], needs=(True, False))
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+#: How many samples share a cell decides whether they fit in slots, or are extras, or are too many extras.
+FILLED = {"many slots": (5, 4), "few slots": (2, 4), "extras": (2, 1), "too many extras": (2, 2**20)}
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("filled", FILLED)
+@pytest.mark.parametrize(
+    ("image", "values"), [((3, 9, 11), "normal"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents")]
+)
+def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> None:
+    from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
+
+    slots, per_extra = FILLED[filled]
+    grid = "on one pixel" if "extras" in filled else "random"
+    size = image[1:]
+    problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True)
+    with gpu_dinput_by_slot.TUNING.replaced(slots=slots, samples_per_extra=per_extra):
+        kernel = gpu.GridSampleBackward(
+            case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")
+        )
+        assert kernel.variant == "dinput by slot"
+        assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

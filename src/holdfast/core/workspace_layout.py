@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -60,6 +61,13 @@ class WorkspaceLayout:
         """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; return the first."""
         first, *_ = (self.take(size, torch.uint8) for _ in range(rows))
         return first
+
+    @contextmanager
+    def reusing(self, start: int) -> Iterator[None]:
+        """Regions taken inside the block use the memory from byte ``start`` once more."""
+        end, self._end = self._end, start
+        yield
+        self._end = max(self._end, end)
 
     def take_again(self, times: int) -> None:
         """Repeat all regions taken so far ``times`` times, each time ``size`` bytes further."""

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -25,14 +24,13 @@ from holdfast.core.mutant import MutantError
 from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.proof import digests
-from holdfast.proof.background_compile import compile_in_background
+from holdfast.proof.background_compile import compile_in_background, compile_in_processes
 from holdfast.proof.catalogue import Entry, entry
 from holdfast.proof.conformance import (
     Difference,
     Way,
     cases_of,
     check,
-    execute,
     run_reference,
     select_on,
     ways,
@@ -122,7 +120,9 @@ def verify(
     report = Report([str(way) for way in here], [], device_name(), machine, date)
     written: digests.Digests = {}
     with compile_in_background(list(chosen)):
-        compile_for_cuda(list(chosen.values()), here, progress)
+        if any(way.device == "cuda" for way in here):
+            cases = sum(len(cases_of(plan)) for plan in chosen.values())
+            compile_in_processes(list(chosen), cases, progress)
         for plan in chosen.values():
             found = _conformance(plan, here, written if write_digests else None, progress)
             _mutants(plan, found, progress)
@@ -190,23 +190,3 @@ def _exhaustive(report: Report, progress: Progress) -> None:
             found.swept += sweep.values
             found.sweeps += 1
             progress(f"{found.plan}: {sweep.name}", number + 1, len(every))
-
-
-def compile_for_cuda(chosen: Sequence[AnyPlan], here: Sequence[Way], progress: Progress = _silent) -> None:
-    """Run every case once on CUDA from many threads, so that the variants compile in parallel.
-
-    Errors are ignored here: verification reports them.
-    """
-    gpu = next((way for way in here if way.device == "cuda"), None)
-    if gpu is None:
-        return
-
-    def compile_one(work: tuple[AnyPlan, Any]) -> None:
-        plan, case = work
-        with suppress(Exception):
-            execute(plan, case, case.make(), select_on(gpu.backend), gpu.device)
-
-    every = [(plan, case) for plan in chosen for case in cases_of(plan)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for number, _ in enumerate(pool.map(compile_one, every)):
-            progress("compiling for the GPU", number, len(every))

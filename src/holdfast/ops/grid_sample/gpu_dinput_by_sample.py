@@ -22,7 +22,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.workspace_layout import WorkspaceLayout
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
@@ -73,6 +73,8 @@ class Tuning:
     converted: int
     #: Maximum number of channels for which the loop over channels is unrolled.
     unrolled: int = 4
+    #: Maximum number of programs behind a gate.
+    gated_programs: int = 1056
 
 
 TUNING = Tuned(
@@ -81,13 +83,15 @@ TUNING = Tuned(
 )
 
 
-@triton.jit(do_not_specialize=["parts", "span"])
+@triton.jit(do_not_specialize=["limit", "parts", "span"])
 def prepare(
-    sums, words, dout, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
-    AXES: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+    sums, words, dout, gate, limit, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
+    GATED: tl.constexpr, AXES: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
     follow()
+    if GATED and tl.load(gate) <= limit:
+        return
     plane = tl.program_id(0) // parts
     part = tl.program_id(0) - plane * parts
     n, channel = plane // channels, plane % channels
@@ -121,18 +125,45 @@ def load_plane(words, plane, fraction_bits, COMPUTE: tl.constexpr, PARTS: tl.con
     return plane_shift(field, fraction_bits, COMPUTE), tl.max(special.to(tl.int32), 0) > 0
 
 
-@triton.jit(do_not_specialize=["first_pixel", "conversions", "span", "fraction_bits"])
+@triton.jit(
+    do_not_specialize=["limit", "tasks", "programs", "first_pixel", "conversions", "span", "fraction_bits"]
+)
 def convert(
-    dinput, sums, words,
+    dinput, sums, words, gate,
+    limit, tasks, programs, first_pixel, conversions, channels, pixels, span, fraction_bits, sizes,
+    dinput_strides, dinput_step,
+    GATED: tl.constexpr, AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, CONVERTED: tl.constexpr,
+):  # fmt: skip
+    """Store CONVERTED pixels of a plane. GATED: a program has several tasks, if the gate is open."""
+    follow()
+    if GATED:
+        if tl.load(gate) > limit:
+            for task in range(tl.program_id(0), tasks, programs):
+                convert_pixels(
+                    dinput, sums, words, task, first_pixel, conversions, channels, pixels, span,
+                    fraction_bits, sizes, dinput_strides, dinput_step, AXES, ACCUMULATE, COMPUTE, WORDS,
+                    PARTS, CONVERTED,
+                )  # fmt: skip
+    else:
+        convert_pixels(
+            dinput, sums, words, tl.program_id(0), first_pixel, conversions, channels, pixels, span,
+            fraction_bits, sizes, dinput_strides, dinput_step, AXES, ACCUMULATE, COMPUTE, WORDS, PARTS,
+            CONVERTED,
+        )  # fmt: skip
+
+
+@triton.jit
+def convert_pixels(
+    dinput, sums, words, task,
     first_pixel, conversions, channels, pixels, span, fraction_bits, sizes, dinput_strides, dinput_step,
     AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr,
     PARTS: tl.constexpr, CONVERTED: tl.constexpr,
 ):  # fmt: skip
     """Store CONVERTED pixels of a plane."""
-    follow()
-    plane = tl.program_id(0) // conversions
+    plane = task // conversions
     shift, _special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
-    number = (tl.program_id(0) - plane * conversions) * CONVERTED + tl.arange(0, CONVERTED)
+    number = (task - plane * conversions) * CONVERTED + tl.arange(0, CONVERTED)
     inside = (number < span) & (first_pixel + number < pixels)
     source = sums + plane.to(tl.int64) * (span * WORDS) + number
     total = tl.load(source, mask=inside, other=BIAS)
@@ -302,9 +333,40 @@ def visit_channel(
     return s0, s1, s2, s3
 
 
-@triton.jit(do_not_specialize=["first_pixel", "tiles", "span", "fraction_bits"])
+@triton.jit(do_not_specialize=["limit", "tasks", "programs", "first_pixel", "tiles", "span", "fraction_bits"])
 def add_samples(
-    dgrid, sums, words, dout, image, grid,
+    dgrid, sums, words, dout, image, grid, gate,
+    limit, tasks, programs, first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes,
+    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    GATED: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
+    MERGE: tl.constexpr, UNROLLED: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
+    MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The terms and dgrid of TILE samples. GATED: a program has several tasks, if the gate is open."""
+    follow()
+    if GATED:
+        if tl.load(gate) > limit:
+            for task in range(tl.program_id(0), tasks, programs):
+                add_tile(
+                    dgrid, sums, words, dout, image, grid, task, first_pixel, tiles, span, fraction_bits,
+                    channels, samples, sizes, out_sizes, dgrid_strides, dout_strides, image_strides,
+                    grid_strides, dgrid_step, dout_step, image_step, grid_step, AXES, MODE, PADDING, ALIGNED,
+                    COMPUTE, TAPS, DINPUT, DGRID, BANDS, MERGE, UNROLLED, WORDS, PARTS, MANY_CHANNELS, OFFSET,
+                    ACCUMULATE, TILE,
+                )  # fmt: skip
+    else:
+        add_tile(
+            dgrid, sums, words, dout, image, grid, tl.program_id(0), first_pixel, tiles, span, fraction_bits,
+            channels, samples, sizes, out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides,
+            dgrid_step, dout_step, image_step, grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT,
+            DGRID, BANDS, MERGE, UNROLLED, WORDS, PARTS, MANY_CHANNELS, OFFSET, ACCUMULATE, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def add_tile(
+    dgrid, sums, words, dout, image, grid, task,
     first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
@@ -316,9 +378,8 @@ def add_samples(
 
     UNROLLED: the number of channels, if it is small; otherwise 0.
     """
-    follow()
-    n = tl.program_id(0) // tiles
-    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
+    n = task // tiles
+    number = (task - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
     # Past the end, the last sample is located, so that loads of pixels need no mask.
     sample = tl.minimum(number, samples - 1)
@@ -427,6 +488,14 @@ def operands_of(
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Gate:
+    """The kernels return at once unless ``gate[0] > limit``."""
+
+    gate: Region
+    limit: int
+
+
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
@@ -452,28 +521,36 @@ class SampleSums:
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
-    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
-        """Add the launches."""
+    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs, gate: Gate | None = None) -> None:
+        """Add the launches; behind a gate, for dinput alone."""
         for first in range(0, self.desc.batch, self.images):
             images = min(self.images, self.desc.batch - first)
             for band in range(self.bands):
-                self.add_band(steps, args, first, images, band)
+                self.add_band(steps, args, first, images, band, gate)
 
     def add_band(
-        self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, band: int
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        first: int,
+        images: int,
+        band: int,
+        gate: Gate | None,
     ) -> None:
         desc, tuning = self.desc, self.tuning
         dinput = args.dinput if desc.channels else None
-        dgrid = args.dgrid if band == 0 else None
+        dgrid = args.dgrid if band == 0 and gate is None else None
         planes = images * desc.channels
-
+        merge = desc.mode == Mode.BILINEAR and self.words == 1
         sources = operands_of(desc, args, first, images) | {
             "sums": self.sums if dinput is not None else "dout",
             "words": self.plane_words if dinput is not None else "dout",
             "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
             "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
-            "MERGE": dinput is not None and desc.mode == Mode.BILINEAR and self.words == 1,
-            "UNROLLED": desc.channels if desc.channels <= tuning.unrolled else 0,
+            "MERGE": dinput is not None and merge,
+            "UNROLLED": desc.channels if merge and desc.channels <= tuning.unrolled else 0,
+            "gate": gate.gate if gate else "dout", "limit": gate.limit if gate else 0,
+            "GATED": gate is not None,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
             "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
@@ -482,7 +559,14 @@ class SampleSums:
             steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
         if desc.samples and (dinput is not None or dgrid is not None):
             tiles = -(-desc.samples // tuning.tile)
-            steps.add(add_samples, images * tiles, sources, tiles=tiles, num_warps=tuning.warps)
+            tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self.programs(images * tiles, gate)}
+            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=tuning.warps)
         if dinput is not None:
             conversions = -(-self.span // tuning.converted)
-            steps.add(convert, planes * conversions, sources, conversions=conversions, num_warps=tuning.warps)
+            count = planes * conversions
+            tasks = {"conversions": conversions, "tasks": count, "programs": self.programs(count, gate)}
+            steps.add(convert, tasks["programs"], sources, tasks, num_warps=tuning.warps)
+
+    def programs(self, tasks: int, gate: Gate | None) -> int:
+        """Number of programs. Behind a gate there are few, which take little time to return."""
+        return min(tasks, self.tuning.gated_programs) if gate else tasks

@@ -12,6 +12,7 @@ _OP = "holdfast.ops.grid_sample"
 _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
+_SLOTS_GPU = f"{_OP}.gpu_dinput_by_slot"
 _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
 MUTANTS = (
@@ -184,5 +185,33 @@ MUTANTS = (
         "q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])",
         "q1 += word(a1, weight_0, scales[0]) + word(b1, weight_1, scales[1])",
         likely="257 channels",
+    ),
+    _backward(
+        "two samples in one slot",
+        _SLOTS_GPU,
+        "tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))",
+        "tl.store(slots + (arrival // 2) * all_cells + cell, number, mask=there & (arrival < SLOTS))",
+        likely="random",
+    ),
+    _backward(
+        "the extras lost",
+        _SLOTS_GPU,
+        "total += tl.load(at, mask=counts[i] > SLOTS, other=0)",
+        "total += tl.load(at, mask=counts[i] > SLOTS + 1, other=0)",
+        likely="random",
+    ),
+    _backward(
+        "a scale of one bit fewer",
+        _SLOTS_GPU,
+        "scale = power_of_two(tl.minimum(shift, LARGEST_SHIFT), tl.float32)",
+        "scale = power_of_two(tl.minimum(shift - 1, LARGEST_SHIFT), tl.float32)",
+        likely="random",
+    ),
+    _backward(
+        "numbers that are not finite in fast sums",
+        _SLOTS_GPU,
+        "refused = (field == 255) |",
+        "refused = (field == 256) |",
+        likely="not finite",
     ),
 )

@@ -1,0 +1,512 @@
+"""dinput and dgrid of bilinear samples with few channels, in Triton: a pixel sums the slots of its cells.
+
+Every cell (see ``gpu_cells``) has a counter and a few slots. ``place_samples`` stores the number of each
+sample in the next free slot of its cell; it also computes dgrid, and the largest exponent of each plane of
+dout. ``sum_slots`` then sums the samples in the slots around each pixel.
+
+A sample that finds no free slot is an extra. The first extra of a cell takes a holder: accumulators for each
+corner and channel. ``add_extras`` adds the terms of the extras to the holders with integer atomics. If there
+are more extras than ``extras`` has room for, or numbers that the fast sums do not handle (``settle_planes``),
+``add_extras`` and ``sum_slots`` return at once, and ``gpu_dinput_by_sample`` computes dinput in the same
+memory.
+"""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import follow
+from holdfast.backends.steps import Steps
+from holdfast.backends.tuning import Tuned
+from holdfast.core.workspace_layout import Region, WorkspaceLayout
+from holdfast.numerics.gpu import widen
+from holdfast.ops.grid_sample.gpu_cells import (
+    ALIGNED_TO,
+    LARGEST_SHIFT,
+    cell_of,
+    cells_of,
+    clear_words,
+    is_flat,
+    place_offset,
+)
+from holdfast.ops.grid_sample.gpu_coordinates import (
+    corner_weight,
+    locate,
+    offset_of,
+    sampling_constants,
+    unravel,
+)
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import pixel_offset, pixels_of_tile, store_pixels, tiles_of
+from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
+    Gate,
+    SampleSums,
+    add_products,
+    add_slopes,
+    operands_of,
+    quad_of,
+    store_changes,
+)
+from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
+from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
+
+#: Words per plane of ``largest``: atomics of many programs on one address would be slow.
+SPREAD = tl.constexpr(64)
+#: Positions in ``tallies``: the number of extras and of holders; then the number of tallies.
+EXTRAS, HOLDERS, TALLIES = (tl.constexpr(number) for number in (0, 1, 8))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of ``SlotSums``."""
+
+    #: Samples per program of ``place_samples``, one per thread, and warps.
+    tile: int
+    warps: int
+    #: Pixels per program of ``sum_slots``, the width of its tile in pixels, and warps.
+    pixels: int
+    wide: int
+    sum_warps: int
+    #: Slots that are loaded ahead in 2-D. In 3-D none are, since the code would be twice as long.
+    ahead: int
+    #: Maximum programs of ``add_extras``, and samples of each.
+    extra_programs: int
+    extra_tile: int
+    #: Words cleared per program.
+    cleared: int
+    #: Maximum and minimum number of slots of a cell.
+    slots: int = 4
+    least_slots: int = 2
+    #: Maximum number of samples per pixel.
+    most_dense: int = 2
+    #: Samples for which there is room for one extra.
+    samples_per_extra: int = 32
+    #: Planes per program of ``settle_planes``.
+    planes: int = 16
+    #: Minimum and maximum number of channels, and minimum number of elements of dout.
+    least_channels: int = 2
+    most_channels: int = 4
+    least_elements: int = 2**18
+
+
+TUNING = Tuned(
+    gpu=Tuning(
+        tile=256, warps=8, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
+        extra_tile=128, cleared=4096,
+    ),
+    interpreter=Tuning(
+        tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
+        extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
+    ),
+)  # fmt: skip
+
+
+@triton.jit
+def keep_extras(
+    extras, slots, holders, tallies, extra, arrival, place, cell, all_cells, most_extras,
+    WORDS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """List extras, and give the first extra of each cell a holder of WORDS accumulators."""
+    listed = extra.to(tl.int32)
+    position = tl.atomic_add(tallies + EXTRAS, tl.sum(listed, 0), sem="relaxed")
+    position += tl.cumsum(listed, 0) - listed
+    tl.store(extras + position, place, mask=extra & (position < most_extras))
+    first = extra & (arrival == SLOTS)
+    held = first.to(tl.int32)
+    holder = tl.atomic_add(tallies + HOLDERS, tl.sum(held, 0), sem="relaxed")
+    holder += tl.cumsum(held, 0) - held
+    tl.store(slots + SLOTS * all_cells + cell, holder, mask=first)
+    for word in tl.static_range(WORDS):
+        start = tl.zeros(holder.shape, tl.int64)
+        tl.store(holders + holder * WORDS + word, start, mask=first & (holder < most_extras))
+
+
+@triton.jit
+def measure(largest, d):
+    """Update the largest exponent field of a plane: 0 if all numbers are 0, 255 if one is not finite."""
+    field = tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
+    tl.atomic_max(largest, tl.max(field, 0), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
+def place_samples(
+    dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
+    tiles, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
+    image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, CHANNELS: tl.constexpr,
+    SLOTS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Place TILE samples of an image, one per thread, and compute their dgrid."""
+    follow()
+    n = tl.program_id(0) // tiles
+    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
+    inside = number < samples
+    # Past the end, the last sample is located, so that loads of pixels need no mask.
+    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
+    first, t, scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    cell, there = cell_of(first, sizes, AXES)
+    cell += n * cells
+    there = there & inside
+    arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    base = dout + offset_of(n, x, y, z, dout_strides)
+    if DGRID:
+        zeros = tl.zeros([TILE], COMPUTE)
+        changes = (zeros, zeros, zeros)
+        for corner in tl.static_range(0, CORNERS, 4):
+            quad = quad_of(
+                first, n, inside, 0, 0, sizes, image_strides,
+                corner, AXES, TAPS, MODE, PADDING, ALIGNED, False, OFFSET,
+            )  # fmt: skip
+            s0, s1, s2, s3 = zeros, zeros, zeros, zeros
+            for channel in tl.static_range(CHANNELS):
+                d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
+                s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, channel, image_step, quad[1], COMPUTE)
+            changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, corner, AXES, TAPS, MODE)
+        target = offset_of(n, x, y, z, dgrid_strides)
+        store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
+    # Reductions wait for all threads, so they come last.
+    for channel in tl.static_range(CHANNELS):
+        d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
+        measure(largest + (n * channels + channel) * SPREAD + tl.program_id(0) % SPREAD, d)
+    tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
+    extra = there & (arrival >= SLOTS)
+    if tl.max(extra.to(tl.int32), 0) > 0:
+        keep_extras(
+            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
+            most_extras, CORNERS * CHANNELS, SLOTS,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["planes", "most_extras", "fraction_bits"])
+def settle_planes(
+    scales, tallies, largest, planes, most_extras, fraction_bits, PLANES: tl.constexpr
+):  # fmt: skip
+    """The scales 2**shift of PLANES planes.
+
+    If a number is not finite, or 2**shift or its inverse is not a normal number, there are too many extras.
+    """
+    follow()
+    plane = tl.program_id(0) * PLANES + tl.arange(0, PLANES)
+    at = plane[:, None] * SPREAD + tl.arange(0, SPREAD)[None, :]
+    field = tl.max(tl.load(largest + at, mask=(plane < planes)[:, None], other=0), 1)
+    shift = plane_shift(field, fraction_bits, tl.float32)
+    scale = power_of_two(tl.minimum(shift, LARGEST_SHIFT), tl.float32)
+    tl.store(scales + plane, scale, mask=plane < planes)
+    refused = (field == 255) | ((field > 0) & (shift > LARGEST_SHIFT))
+    if tl.max(refused.to(tl.int32), 0) > 0:
+        tl.atomic_max(tallies + EXTRAS, most_extras + 1, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["programs", "cells", "all_cells", "most_extras"])
+def add_extras(
+    holders, slots, extras, tallies, scales, dout, grid,
+    programs, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dout_strides,
+    grid_strides, dout_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
+    TILE: tl.constexpr,
+):  # fmt: skip
+    """Add the terms of the extras to the holders of their cells."""
+    follow()
+    amount = tl.load(tallies + EXTRAS)
+    if amount > most_extras:
+        return
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    for begin in range(tl.program_id(0) * TILE, amount, programs * TILE):
+        inside = begin + tl.arange(0, TILE) < amount
+        place = tl.load(extras + begin + tl.arange(0, TILE), mask=inside, other=0)
+        n = place // samples
+        x, y, z = unravel(place - n * samples, out_sizes, AXES)
+        first, t, _scale = locate(
+            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+            AXES, MODE, PADDING, ALIGNED, COMPUTE,
+        )  # fmt: skip
+        cell, _there = cell_of(first, sizes, AXES)
+        holder = tl.load(slots + SLOTS * all_cells + n * cells + cell, mask=inside, other=0)
+        target = holders + holder * (CORNERS * CHANNELS)
+        base = dout + offset_of(n, x, y, z, dout_strides)
+        for channel in tl.static_range(CHANNELS):
+            d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
+            change = d * tl.load(scales + n * channels + channel, mask=inside, other=0.0)
+            for corner in tl.static_range(CORNERS):
+                term = (corner_weight(t, corner, AXES, TAPS, MODE) * change).to(tl.int64)
+                tl.atomic_add(target + (corner * CHANNELS + channel), term, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def corner_cell(cell, row, layer, CORNER: tl.constexpr):
+    """The cell whose samples have a pixel as this corner; ``cell`` is the one of the first corner."""
+    return cell - (CORNER % 2) - (CORNER // 2 % 2) * row - (CORNER // 4) * layer
+
+
+@triton.jit
+def words_of_four(words, cell, exists, row, layer, CORNER: tl.constexpr):
+    """The words of the four cells around pixels from that of CORNER."""
+    return (
+        tl.load(words + corner_cell(cell, row, layer, CORNER), mask=exists, other=0),
+        tl.load(words + corner_cell(cell, row, layer, CORNER + 1), mask=exists, other=0),
+        tl.load(words + corner_cell(cell, row, layer, CORNER + 2), mask=exists, other=0),
+        tl.load(words + corner_cell(cell, row, layer, CORNER + 3), mask=exists, other=0),
+    )
+
+
+@triton.jit
+def most_of_four(counts):
+    return tl.maximum(tl.maximum(counts[0], counts[1]), tl.maximum(counts[2], counts[3]))
+
+
+@triton.jit
+def load_term(
+    grid, sample, here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
+    CORNER: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
+    ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr, GRID_FLAT: tl.constexpr,
+    FLAT: tl.constexpr,
+):  # fmt: skip
+    """The offset in a plane of dout, and the weight, of samples ``here``; elsewhere of any sample."""
+    sample = tl.where(here, sample, 0)
+    at = place_offset(sample, out_sizes, grid_strides, AXES, GRID_FLAT)
+    _first, t, _scale = locate(grid, at, here, grid_step, sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE)
+    weight = corner_weight(t, CORNER, AXES, TAPS, MODE)
+    return place_offset(sample, out_sizes, dout_strides, AXES, FLAT), weight
+
+
+@triton.jit
+def word(dout, at, here, weight, scale):
+    """The integer of a term."""
+    d = widen(tl.load(dout + at, mask=here, other=0.0), tl.float32)
+    return (weight * (d * scale)).to(tl.int64)
+
+
+@triton.jit
+def add_round(
+    q0, q1, q2, q3, k, samples, counts, grid, dout, scales, sizes, out_sizes, grid_strides, dout_strides,
+    grid_step, dout_step,
+    FIRST: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
+    PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
+    GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
+):  # fmt: skip
+    """Add the terms of ``samples``, those in slot ``k`` of four cells, from that of corner FIRST."""
+    for i in tl.static_range(4):
+        here = counts[i] > k
+        at, weight = load_term(
+            grid, samples[i], here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
+            FIRST + i, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
+        )  # fmt: skip
+        q0 += word(dout, at, here, weight, scales[0])
+        if CHANNELS > 1:
+            q1 += word(dout + dout_step, at, here, weight, scales[1])
+        if CHANNELS > 2:
+            q2 += word(dout + 2 * dout_step, at, here, weight, scales[2])
+        if CHANNELS > 3:
+            q3 += word(dout + 3 * dout_step, at, here, weight, scales[3])
+    return q0, q1, q2, q3
+
+
+@triton.jit
+def held_words(
+    holders, ids, counts, channel, FIRST: tl.constexpr, CORNERS: tl.constexpr, CHANNELS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The sum of the accumulators that four crowded cells hold for a channel."""
+    total = tl.zeros(counts[0].shape, tl.int64)
+    for i in tl.static_range(4):
+        at = holders + ids[i] * (CORNERS * CHANNELS) + ((FIRST + i) * CHANNELS + channel)
+        total += tl.load(at, mask=counts[i] > SLOTS, other=0)
+    return total
+
+
+@triton.jit
+def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
+    """Convert and store the sums of a plane with this scale."""
+    bits = (scale + tl.zeros([1], tl.float32)).to(tl.int32, bitcast=True)
+    inverse = (tl.full([1], 2 * 127 << 23, tl.int32) - bits).to(tl.float32, bitcast=True)
+    store_pixels(target, total.to(tl.float32) * inverse, exists, ACCUMULATE)
+
+
+@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
+def sum_slots(
+    dinput, counts, slots, holders, tallies, scales, dout, grid,
+    tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
+    dout_strides, grid_strides, dinput_step, dout_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
+    GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Sum a tile of PIXELS pixels of an image, one per thread, in all channels.
+
+    The first AHEAD slots of a cell are loaded together with its counter.
+    """
+    follow()
+    if tl.load(tallies + EXTRAS) > most_extras:
+        return
+    n = tl.program_id(0) // tiles
+    x, y, exists = pixels_of_tile(tl.program_id(0) - n * tiles, sizes[0], stacked, PIXELS, WIDE)
+    row = sizes[0] + 1
+    layer = (sizes[1] + 1) * row
+    cell = n * cells + (y + 1) * row + x + 1
+    if AXES == 3:
+        z = y // sizes[1]
+        cell = n * cells + (z + 1) * layer + (y - z * sizes[1] + 1) * row + x + 1
+    near = words_of_four(counts, cell, exists, row, layer, 0)
+    far, most = near, most_of_four(near)
+    if AXES == 3:
+        far = words_of_four(counts, cell, exists, row, layer, 4)
+        most = tl.maximum(most, most_of_four(far))
+    most = tl.max(most, 0)
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    own_grid = grid + n.to(tl.int64) * grid_strides[0]
+    own_dout = dout + n.to(tl.int64) * dout_strides[0]
+    target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
+    plane = n * channels
+    scale_0 = tl.load(scales + plane)
+    scale_1, scale_2, scale_3 = scale_0, scale_0, scale_0
+    if CHANNELS > 1:
+        scale_1 = tl.load(scales + plane + 1)
+    if CHANNELS > 2:
+        scale_2 = tl.load(scales + plane + 2)
+    if CHANNELS > 3:
+        scale_3 = tl.load(scales + plane + 3)
+    factors = (scale_0, scale_1, scale_2, scale_3)
+    q0, q1 = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.int64)
+    q2, q3 = q0, q1
+    # Empty slots hold any number.
+    for k in tl.static_range(AHEAD):
+        for first in tl.static_range(0, CORNERS, 4):
+            samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
+            q0, q1, q2, q3 = add_round(
+                q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
+                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
+                PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
+            )  # fmt: skip
+    for k in range(AHEAD, tl.minimum(most, SLOTS)):
+        for first in tl.static_range(0, CORNERS, 4):
+            samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
+            q0, q1, q2, q3 = add_round(
+                q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
+                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
+                PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
+            )  # fmt: skip
+    if most > SLOTS:
+        for first in tl.static_range(0, CORNERS, 4):
+            held = near if first == 0 else far
+            ids = words_of_four(slots + SLOTS * all_cells, cell, exists, row, layer, first)
+            q0 += held_words(holders, ids, held, 0, first, CORNERS, CHANNELS, SLOTS)
+            if CHANNELS > 1:
+                q1 += held_words(holders, ids, held, 1, first, CORNERS, CHANNELS, SLOTS)
+            if CHANNELS > 2:
+                q2 += held_words(holders, ids, held, 2, first, CORNERS, CHANNELS, SLOTS)
+            if CHANNELS > 3:
+                q3 += held_words(holders, ids, held, 3, first, CORNERS, CHANNELS, SLOTS)
+    store_sum(target, q0, scale_0, exists, ACCUMULATE)
+    if CHANNELS > 1:
+        store_sum(target + dinput_step, q1, scale_1, exists, ACCUMULATE)
+    if CHANNELS > 2:
+        store_sum(target + 2 * dinput_step, q2, scale_2, exists, ACCUMULATE)
+    if CHANNELS > 3:
+        store_sum(target + 3 * dinput_step, q3, scale_3, exists, ACCUMULATE)
+
+
+class SlotSums:
+    """Workspace regions and launches for dinput by slot, and dgrid if needed.
+
+    A cell has ``SLOTS`` slots.
+    """
+
+    def __init__(
+        self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor, budget: int
+    ) -> None:
+        self.desc, self.device, self.tuning, self.budget = desc, device, TUNING.on(device), budget
+        self.cells = cells_of(desc)
+        self.all_cells, self.planes = desc.batch * self.cells, desc.batch * desc.channels
+        self.most_extras = max(desc.batch * desc.samples // self.tuning.samples_per_extra, 1)
+        self.SLOTS = self.tuning.slots
+        while self._size() > budget and self.SLOTS > self.tuning.least_slots:
+            self.SLOTS -= 1
+        self.fits = self._size() <= budget
+        self._take(layout)
+
+    def _size(self) -> int:
+        layout = WorkspaceLayout()
+        self._take(layout)
+        return layout.size
+
+    def _take(self, layout: WorkspaceLayout) -> None:
+        spread = self.planes * SPREAD.value
+        sizes = [TALLIES.value, spread, self.all_cells]
+        padded = [-(-size // ALIGNED_TO) * ALIGNED_TO for size in sizes]
+        self.words = layout.take(sum(padded), torch.int32)
+        offsets = [self.words.offset + 4 * sum(padded[:i]) for i in range(len(padded))]
+        self.tallies, self.largest, self.counts = (
+            Region(offset, size, torch.int32) for offset, size in zip(offsets, sizes, strict=True)
+        )
+        self.scales = layout.take(self.planes, torch.float32)
+        start = layout.size
+        self.slots = layout.take((self.SLOTS + 1) * self.all_cells, torch.int32)
+        self.extras = layout.take(self.most_extras, torch.int32)
+        self.holders = layout.take(self.most_extras * self.desc.corners * self.desc.channels, torch.int64)
+        room = max(layout.size, self.budget) - start
+        with layout.reusing(start):
+            self.instead = SampleSums(layout, self.device, self.desc, room)
+
+    @staticmethod
+    def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
+        """Whether dinput may be summed by slot: bilinear, in float32, with few channels, and large enough."""
+        tuning = TUNING.on(device)
+        return (
+            desc.needs_dinput
+            and desc.mode == Mode.BILINEAR
+            and desc.compute.bits == 32
+            and tuning.least_channels <= desc.channels <= tuning.most_channels
+            and desc.samples <= tuning.most_dense * desc.pixels
+            and desc.batch * (tuning.slots + 1) * max(cells_of(desc), desc.samples) <= LIMIT
+            and desc.batch * desc.channels * desc.samples >= tuning.least_elements
+        )
+
+    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
+        """Add the launches."""
+        desc, tuning, dout, grid = self.desc, self.tuning, args.dout, args.grid
+        words = self.words.count
+        steps.add(
+            clear_words, -(-words // tuning.cleared), self,
+            words_count=words, TILE=tuning.cleared, num_warps=tuning.sum_warps,
+        )  # fmt: skip
+        sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
+            "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
+            "FLAT": is_flat(desc.output_size, tuple(dout.stride()[2:])),
+            "GRID_FLAT": is_flat(desc.output_size, tuple(grid.stride()[1:-1])),
+        }  # fmt: skip
+        tiles = -(-desc.samples // tuning.tile)
+        steps.add(
+            place_samples, desc.batch * tiles, sources, self,
+            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
+        )  # fmt: skip
+        steps.add(
+            settle_planes, -(-self.planes // tuning.planes), self,
+            fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.sum_warps,
+        )  # fmt: skip
+        programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
+        steps.add(
+            add_extras, programs, sources, self,
+            programs=programs, TILE=tuning.extra_tile, num_warps=tuning.sum_warps,
+        )  # fmt: skip
+        width, stacked = desc.image_size[-1], desc.pixels // desc.image_size[-1]
+        wide = tuning.wide if width >= tuning.wide else 0
+        tiles = tiles_of(width, stacked, tuning.pixels, wide)
+        steps.add(
+            sum_slots, desc.batch * tiles, sources, self,
+            tiles=tiles, stacked=stacked, PIXELS=tuning.pixels, WIDE=wide,
+            AHEAD=tuning.ahead if desc.axes == 2 else 0,
+            num_warps=tuning.sum_warps,
+        )  # fmt: skip
+        self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras))
