@@ -25,13 +25,15 @@ BELOW = {
     "numerics": {"core", "backends"},
     "ops": {"core", "backends", "numerics"},
     "nn": {"core", "ops"},
+    "qat": {"core", "ops", "nn"},
+    "export": {"core", "ops", "nn", "qat"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "testing": {"core"},
     "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "plans", "nn", "testing"},
+    "holdfast": {"core", "backends", "ops", "plans", "nn", "qat", "export", "testing"},
 }
 
 
@@ -114,20 +116,28 @@ def test_a_new_part_is_in_the_graph(tmp_path: Path) -> None:
     assert package_graph(tmp_path) == {"holdfast": {"one"}, "one": {"two"}, "two": set()}
 
 
+#: Compilers, and packages that only some exports need.
+HEAVY = (
+    "numba", "triton", "llvmlite", "onnx", "onnxscript", "onnxruntime", "ml_dtypes", "safetensors", "torchao",
+    "compressed_tensors", "transformers", "sklearn",
+)  # fmt: skip
+
+
 def heavy_after(statement: str) -> set[str]:
-    """The compilers that a fresh process has imported after ``statement``."""
-    program = f"import sys\n{statement}\nprint(*({{'numba', 'triton', 'llvmlite'}} & sys.modules.keys()))"
+    """The packages of ``HEAVY`` that a fresh process has imported after ``statement``."""
+    program = f"import sys\n{statement}\nprint(*({{*{HEAVY}}} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(result.stdout.split())
 
 
-def test_import_loads_no_compiler() -> None:
+def test_import_loads_no_compiler_and_no_optional_package() -> None:
     before = heavy_after("import torch")
     assert heavy_after("import holdfast") - before == set()
 
 
 def test_the_import_test_can_fail() -> None:
     assert "numba" in heavy_after("import holdfast; import numba")
+    assert "torchao" in heavy_after("import holdfast; holdfast.export.TorchaoConfig")
 
 
 def test_bench_and_command_line_load_no_compiler() -> None:

@@ -2,8 +2,10 @@
 
 from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
 from holdfast import (
+    export as export,
     nn as nn,
     plans as plans,
+    qat as qat,
     testing as testing,
 )
 from holdfast.core import formats as formats
@@ -96,6 +98,7 @@ __all__ = [
     "dynamic_quantize",
     "embedding",
     "embedding_bag",
+    "export",
     "fake_quantize",
     "formats",
     "grid_sample",
@@ -104,6 +107,7 @@ __all__ = [
     "observe_range",
     "pack",
     "plans",
+    "qat",
     "quantize",
     "quantize_dynamic",
     "scale_of_range",

@@ -15,6 +15,9 @@ from holdfast.nn.scale_mode import ScaleMode
 
 Name = TypeVar("Name", bound=str)
 
+#: The buffers that count events.
+COUNTS = ("rejected_batches", "floor_events")
+
 _INT32 = torch.iinfo(torch.int32)
 
 
@@ -149,11 +152,11 @@ def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, 
             f"{prefix}{name} is {shown}; it must be {accepted}. Nothing was loaded into this module."
         )
 
-    for name in ("scale", "low", "zero_point", "rejected_batches"):
+    for name in ("scale", "scale_floor", "low", "zero_point", *COUNTS):
         value = state_dict.get(f"{prefix}{name}")
         if not isinstance(value, torch.Tensor):
             continue  # torch reports it
-        floats = name in ("scale", "low") or (learned and name == "zero_point")
+        floats = name in ("scale", "scale_floor", "low") or (learned and name == "zero_point")
         if floats != value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
             refuse(name, value.dtype, "of floating point numbers" if floats else "of integers")
         if not _readable(value):
@@ -162,7 +165,7 @@ def check_state_dict(state_dict: Mapping[str, Any], prefix: str, learned: bool, 
             good = (value > 0) & value.isfinite()
             if not bool((good | value.isnan() if may_be_unset else good).all()):
                 refuse(name, value.tolist(), "positive and finite")
-        if name == "rejected_batches" and (value.numel() != 1 or int(value) < 0):
+        if name in COUNTS and (value.numel() != 1 or int(value) < 0):
             refuse(name, value.tolist(), "a count, of at least 0")
     if f"{prefix}_extra_state" in state_dict:
         checked_switches(state_dict[f"{prefix}_extra_state"], f"{prefix}_extra_state")

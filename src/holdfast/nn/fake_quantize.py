@@ -11,6 +11,7 @@ from holdfast.core.checks import require_bool, require_tensor
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import ONE_SCALE, Granularity, validate_granularity
 from holdfast.nn.argument_checks import (
+    COUNTS,
     checked_device,
     checked_group,
     checked_momentum,
@@ -19,10 +20,13 @@ from holdfast.nn.argument_checks import (
     checked_switches,
 )
 from holdfast.nn.collectives import Group
+from holdfast.nn.recomputation import Used, in_backward
+from holdfast.nn.scale_in_use import checked_scale_dtype, scale_in_use
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
 from holdfast.nn.sharded import full_tensor
+from holdfast.ops.choose_scale.torch_op import choose_scale
 from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
 from holdfast.ops.fake_quantize.torch_op import checked_factor, fake_quantize
@@ -46,6 +50,14 @@ class FakeQuantize(ScaleUpdates):
       both are multiplied by ``grad_factor``. The default "lsq" is the factor of the LSQ paper,
       1 / sqrt(n * q_max), where n elements share a scale. The function ``hf.fake_quantize`` has the default
       1, the plain derivative. The other modes do not use ``grad_factor``.
+
+    A learned scale stays positive: quantization uses ``max(scale, scale_floor)``. The floor is 1/64 of the
+    scale that the first batch sets, and 1e-12 if the scale is an argument. Below the floor the gradient is
+    made negative, so that the scale rises again. ``floor_events`` counts the scales that the floor held, over
+    all training batches. ``positive=False`` uses the parameter as it is.
+
+    With ``scale_dtype`` (torch.float32, bfloat16 or float16) the scale is rounded to the dtype in which it
+    will be stored, before it is used. The gradient passes the rounding unchanged. The state is not rounded.
 
     State changes in training mode only, and not while the module is frozen. The observer and the quantization
     can be switched off separately, for example to calibrate. If ``torch.distributed`` is initialized, the
@@ -87,6 +99,8 @@ class FakeQuantize(ScaleUpdates):
         zero_point: torch.Tensor | float | None = None,
         scale_shape: Sequence[int] | None = None,
         grad_factor: float | Literal["lsq"] = "lsq",
+        positive: bool = True,
+        scale_dtype: torch.dtype | None = None,
         process_group: Group = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -104,6 +118,8 @@ class FakeQuantize(ScaleUpdates):
         self.symmetric, self.narrow = symmetric, narrow
         self.mode, self.momentum = checked_name("mode", mode, ScaleMode), checked_momentum(momentum)
         self.grad_factor = grad_factor if grad_factor == "lsq" else checked_factor(grad_factor)
+        require_bool("positive", positive)
+        self.positive, self.scale_dtype = positive, checked_scale_dtype(scale_dtype)
         self.process_group = checked_group(process_group)
         self.frozen, self.observes, self.quantizes = False, True, True
         if codes.codes.is_float and self.mode is ScaleMode.LEARNED:
@@ -120,7 +136,12 @@ class FakeQuantize(ScaleUpdates):
         require_tensor("x", x)
         if self.mode is ScaleMode.PER_BATCH and not self.quantizes:
             return x
-        if self.mode is ScaleMode.PER_BATCH and x.numel() and not self._reduces_range():
+        if (
+            self.mode is ScaleMode.PER_BATCH
+            and self.scale_dtype is None
+            and x.numel()
+            and not self._reduces_range()
+        ):
             return dynamic_fake_quantize(
                 x, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max, granularity=self.granularity,
                 ste=self.ste, symmetric=self.symmetric, narrow=self.narrow,
@@ -129,10 +150,43 @@ class FakeQuantize(ScaleUpdates):
         if not self.quantizes or (not x.numel() and not self._is_set):
             return x
         return fake_quantize(
-            x, scale, zero_point, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max,
+            x, self._in_use(scale), zero_point, dtype=self.dtype, q_min=self.q_min, q_max=self.q_max,
             granularity=self.granularity, ste=self.ste,
             grad_factor=self.grad_factor if self.mode is ScaleMode.LEARNED else 1.0,
         )  # fmt: skip
+
+    def _in_use(self, scale: torch.Tensor) -> torch.Tensor:
+        """The scale to quantize with. In training, counts the scales that the floor holds."""
+        floor = self._floor()
+        counts = self.training and not self.frozen and (torch.compiler.is_compiling() or not in_backward())
+        if floor is not None and counts:
+            self.floor_events.add_((scale.detach() < floor).sum())
+        return scale_in_use(scale, floor, self.scale_dtype)
+
+    def _floor(self) -> torch.Tensor | None:
+        """The floor of a learned scale; None in other modes."""
+        return self.scale_floor if self.positive and self.mode is ScaleMode.LEARNED else None
+
+    @torch.no_grad()
+    def evaluation_scale(self, x: torch.Tensor | None = None) -> Used:
+        """The scale and zero point with which evaluation quantizes ``x``. Changes no state.
+
+        Only mode "per_batch" reads ``x``. Sharded state is gathered, so every process must call this.
+        """
+        zero_point: torch.Tensor | None = None
+        if self.mode is not ScaleMode.PER_BATCH:
+            self._require_scale()
+            scale = full_tensor(self.scale)
+            zero_point = None if self.zero_point is None else full_tensor(self.zero_point)
+        else:
+            require_tensor("x", x)
+            assert x is not None
+            rule = {"granularity": self.granularity, **self._scale_arguments()}
+            if self.symmetric:
+                scale = choose_scale(x, **rule)
+            else:
+                scale, zero_point = choose_scale(x, symmetric=False, **rule)
+        return scale_in_use(scale, self._floor(), self.scale_dtype), zero_point
 
     def reset_parameters(self) -> None:
         """Reset the state to that of a new module: no scale, or the scale given to the constructor.
@@ -189,10 +243,11 @@ class FakeQuantize(ScaleUpdates):
         """
         found: dict[str, Any] = {"mode": str(self.mode), "is_set": self._has_scale(), "frozen": self.frozen}
         if self.mode is not ScaleMode.PER_BATCH and self.scale.numel():
-            scale = full_tensor(self.scale.detach())
+            scale = scale_in_use(full_tensor(self.scale.detach()), self._floor(), self.scale_dtype)
             found |= {"least_scale": float(scale.min()), "largest_scale": float(scale.max())}
-        if "rejected_batches" in self._buffers:
-            found["rejected_batches"] = int(self.rejected_batches)
+        for name in COUNTS:
+            if name in self._buffers:
+                found[name] = int(self._buffers[name])  # type: ignore[arg-type]
         return found
 
     def extra_repr(self) -> str:
@@ -200,6 +255,8 @@ class FakeQuantize(ScaleUpdates):
         parts = [codes, str(self.mode), str(self.granularity), f"ste={self.ste}"]
         parts += [] if self.symmetric else ["symmetric=False"]
         parts += [f"momentum={self.momentum}"] if self.mode is ScaleMode.EMA else []
+        parts += [] if self.positive else ["positive=False"]
+        parts += [] if self.scale_dtype is None else [f"scale_dtype={self.scale_dtype}"]
         parts += ["frozen"] if self.frozen else []
         rejected = self._buffers.get("rejected_batches")
         if rejected is not None and rejected.device.type == "cpu" and int(rejected):

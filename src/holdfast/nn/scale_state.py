@@ -11,6 +11,7 @@ import torch
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerTensor
 from holdfast.nn.argument_checks import (
+    COUNTS,
     check_scale_arguments,
     check_state_dict,
     checked_scale,
@@ -18,8 +19,10 @@ from holdfast.nn.argument_checks import (
     checked_zero_point,
 )
 from holdfast.nn.recomputation import Used
+from holdfast.nn.scale_in_use import floor_of
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.sharded import fill, full_tensor, is_sharded
+from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 #: The shape of the state before the first batch determines it.
 _UNKNOWN_SHAPE = (0,)
@@ -36,6 +39,9 @@ class ScaleState(torch.nn.Module):
     low: torch.Tensor
     zero_point: torch.Tensor | None
     rejected_batches: torch.Tensor
+    #: Only in mode "learned".
+    scale_floor: torch.Tensor
+    floor_events: torch.Tensor
 
     mode: ScaleMode
     granularity: Granularity
@@ -81,6 +87,10 @@ class ScaleState(torch.nn.Module):
             self.register_buffer("zero_point", kept)
         if mode is not ScaleMode.FIXED:
             self.register_buffer("rejected_batches", torch.zeros((), dtype=torch.int64, device=device))
+        if mode is ScaleMode.LEARNED:
+            floor = SCALE_FLOOR if given else float("nan")
+            self.register_buffer("scale_floor", torch.full_like(start, floor))
+            self.register_buffer("floor_events", torch.zeros((), dtype=torch.int64, device=device))
         self._start_shape = tuple(start.shape)
 
     @torch.no_grad()
@@ -103,8 +113,11 @@ class ScaleState(torch.nn.Module):
                 given = self._given.get(name)
                 if state is not None:
                     fill(state, unset if given is None else given)
-            if "rejected_batches" in self._buffers:
-                self.rejected_batches.zero_()
+            if self.mode is ScaleMode.LEARNED:
+                self.scale_floor.fill_(float("nan") if self._given["scale"] is None else SCALE_FLOOR)
+            for name in COUNTS:
+                if name in self._buffers:
+                    self._buffers[name].zero_()  # type: ignore[union-attr]
         self._is_set = self._given["scale"] is not None
 
     def _expanded(self, given: torch.Tensor, shape: Any) -> torch.Tensor:
@@ -205,6 +218,10 @@ class ScaleState(torch.nn.Module):
                 self._resize(shape)
         if isinstance(self.granularity, PerTensor) and self.mode is not ScaleMode.PER_BATCH:
             state_dict = self._as_one_scale(state_dict, prefix)
+        if learned and isinstance(kept, torch.Tensor) and f"{prefix}scale_floor" not in state_dict:
+            # Saved by a version without a floor.
+            added = {"scale_floor": floor_of(full_tensor(kept)), "floor_events": self.floor_events.zero_()}
+            state_dict = {**state_dict, **{f"{prefix}{name}": value for name, value in added.items()}}
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             unset = full_tensor(self.scale.detach()).isnan()
@@ -216,7 +233,7 @@ class ScaleState(torch.nn.Module):
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """A state_dict with the single scale in the shape of this module, () or (1,)."""
         found = dict(state_dict)
-        for name in ("scale", "low", "zero_point"):
+        for name in ("scale", "scale_floor", "low", "zero_point"):
             kept, own = found.get(f"{prefix}{name}"), getattr(self, name, None)
             if isinstance(kept, torch.Tensor) and own is not None and tuple(kept.shape) in ((), (1,)):
                 found[f"{prefix}{name}"] = kept.reshape(own.shape)

@@ -13,6 +13,7 @@ from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.nn.collectives import Collective, Group, all_reduce_range, broadcast_from_first, world_size
 from holdfast.nn.moving_average import blend_scale, blend_scale_affine
 from holdfast.nn.recomputation import Used, current_pass, in_backward
+from holdfast.nn.scale_in_use import floor_of
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import ScaleState, can_synchronize
 from holdfast.nn.sharded import write_shard
@@ -95,12 +96,16 @@ class ScaleUpdates(ScaleState):
             return self._blend(x)
         if self.mode is ScaleMode.LEARNED and learns and not self._is_set:
             self._initialize(x)
-        elif self.quantizes and x.numel() and not self._has_scale():
+        elif self.quantizes and x.numel():
+            self._require_scale()
+        return self._current_scale(x)
+
+    def _require_scale(self) -> None:
+        if not self._has_scale():
             raise InvalidArgs(
                 "this FakeQuantize has seen no training batch that it could use, so it has no scale; train "
                 "it or load its state first, or call disable_fake_quant()."
             )
-        return self._current_scale(x)
 
     def _scale_arguments(self) -> dict[str, Any]:
         """Arguments of choose_scale and scale_of_range. Without ``dtype``, codes are float32."""
@@ -173,6 +178,18 @@ class ScaleUpdates(ScaleState):
             self._is_set = None if scale.device.type != "cpu" else not bool(scale.isnan().any())
 
     @torch.no_grad()
+    def initialize(self, x: torch.Tensor) -> None:
+        """Initialize the parameters of mode "learned" from ``x``, on this process alone."""
+        start = self._initial_values(x)
+        if not self.accepts(start, None):
+            raise InvalidArgs("the scale cannot be initialized from a tensor with NaN or infinity in it.")
+        for kept, new in zip((self.scale, self.zero_point), start, strict=False):
+            assert kept is not None
+            kept.copy_(new.reshape(kept.shape))
+        self.scale_floor.copy_(floor_of(self.scale))
+        self.note_started(start)
+
+    @torch.no_grad()
     def _initialize(self, x: torch.Tensor) -> None:
         """Initialize the parameters from the first batch.
 
@@ -196,11 +213,13 @@ class ScaleUpdates(ScaleState):
             state = [*parameters, self.rejected_batches]
             for kept, new in zip(state, start_learning(self._handle, state, start, any_data), strict=True):
                 kept.copy_(new)
+            self.scale_floor.copy_(floor_of(self.scale))
             return
         accepted = self.accepts(start, any_data)
         if accepted:
             for kept, new in zip(parameters, start, strict=True):
                 kept.copy_(new)
+            self.scale_floor.copy_(floor_of(self.scale))
             self.note_started(start)
         elif accepted is False:
             self.rejected_batches.add_(1)

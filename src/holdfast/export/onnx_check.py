@@ -1,0 +1,118 @@
+"""Run an exported file in onnxruntime, and compare the result of each quantizer with that of the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.formats import FLOAT_FORMATS, INTEGERS, Format
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor
+from holdfast.ops.dequantize.torch_op import dequantize
+from holdfast.ops.quantize.torch_op import quantize
+
+_FORMATS: dict[int, Format] = {
+    getattr(TensorProto, name.replace("_", "").upper()): kind
+    for name, kind in (INTEGERS | FLOAT_FORMATS).items()
+}
+
+
+@dataclass(frozen=True)
+class CheckedQuantizer:
+    """A quantizer of an ONNX file: how many codes or values of onnxruntime are not those of the kernels."""
+
+    name: str
+    kind: str
+    elements: int
+    different: int
+
+
+def session_options() -> onnxruntime.SessionOptions:
+    """Options with which onnxruntime keeps QuantizeLinear and DequantizeLinear as they are in the file."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return options
+
+
+def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...]) -> list[CheckedQuantizer]:
+    model = onnx.load(path)
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes = [node for node in model.graph.node if _is_checked(node, constants)]
+    shown = [name for node in nodes for name in (*node.input, *node.output) if name and name not in constants]
+    results = _run(model, args, list(dict.fromkeys(shown)))
+    results |= {name: _torch(numpy_helper.to_array(tensor)) for name, tensor in constants.items()}
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.value_info}
+    kinds |= {name: tensor.data_type for name, tensor in constants.items()}
+    return [_checked(node, results, _FORMATS[kinds[_codes(node)]]) for node in nodes]
+
+
+def _is_checked(node: onnx.NodeProto, constants: dict[str, Any]) -> bool:
+    """Whether the node quantizes an activation or dequantizes a weight."""
+    weight = node.op_type == "DequantizeLinear" and node.input[0] in constants
+    return weight or node.op_type == "QuantizeLinear"
+
+
+def _codes(node: onnx.NodeProto) -> str:
+    """The name of the codes that a node reads or writes."""
+    return str(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0])
+
+
+def _checked(node: onnx.NodeProto, results: dict[str, torch.Tensor], codes: Format) -> CheckedQuantizer:
+    x, scale, zero_point = (results.get(name) for name in (*node.input, "", "")[:3])
+    assert x is not None and scale is not None
+    found, granularity = results[node.output[0]], _granularity(node, scale)
+    zeros = None if zero_point is None or codes.is_float else zero_point.to(torch.int32)
+    if node.op_type == "QuantizeLinear":
+        kind = "activation"
+        ours = quantize(x, scale, zeros, dtype=codes.torch, granularity=granularity).float()
+    else:
+        kind, stored = "weight", x.to(codes.storage)
+        ours = dequantize(stored, scale, zeros, granularity=granularity, code_dtype=codes.torch)
+    same = found.view(torch.int32) == ours.view(torch.int32)
+    name = _codes(node).removesuffix("_quantized").removesuffix("_codes")
+    return CheckedQuantizer(name, kind, same.numel(), int((~same).sum()))
+
+
+def _granularity(node: onnx.NodeProto, scale: torch.Tensor) -> Granularity:
+    attributes = {attribute.name: attribute.i for attribute in node.attribute}
+    if attributes.get("block_size"):
+        return PerGroup(attributes["block_size"], attributes["axis"])
+    return PerChannel(attributes.get("axis", 1)) if scale.dim() else PerTensor()
+
+
+def _run(model: onnx.ModelProto, args: tuple[torch.Tensor, ...], names: list[str]) -> dict[str, torch.Tensor]:
+    """The values of ``names``, each cast to float32, which holds all codes exactly."""
+    graph = model.graph
+    del graph.output[:]
+    for name in names:
+        graph.node.append(helper.make_node("Cast", [name], [f"{name}:float"], to=TensorProto.FLOAT))
+        graph.output.append(helper.make_tensor_value_info(f"{name}:float", TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options())
+    inputs = session.get_inputs()
+    if len(inputs) != len(args):
+        raise InvalidArgs(f"the file has {len(inputs)} inputs, and {len(args)} tensors are given.")
+    given = {known.name: _ort_value(x) for known, x in zip(inputs, args, strict=True)}
+    found = session.run_with_ort_values([f"{name}:float" for name in names], given)
+    return {name: _torch(value.numpy()) for name, value in zip(names, found, strict=True)}
+
+
+def _ort_value(x: torch.Tensor) -> Any:
+    x = x.detach().cpu().contiguous()
+    if x.dtype == torch.bfloat16:
+        make = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+        return make(x.view(torch.int16).numpy(), TensorProto.BFLOAT16)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(x.numpy())
+
+
+def _torch(array: Any) -> torch.Tensor:
+    """An array as a tensor: small integers as int32, float formats as float32."""
+    if array.dtype.kind in "iuf" and array.dtype.itemsize in (1, 2, 4, 8):
+        return torch.from_numpy(np.array(array))
+    return torch.from_numpy(np.array(array).astype(np.float32))

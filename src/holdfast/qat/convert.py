@@ -1,0 +1,91 @@
+"""``convert``: replace the weights of a prepared model by their codes."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from holdfast.core.checks import require_bool
+from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.layers import require_module
+from holdfast.qat.quantized import activation_quantizers, parametrized_weights, quantized
+from holdfast.qat.quantized_tensor import QuantizedTensor
+from holdfast.qat.quantizers import WeightQuantizer
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def convert(model: Model, *, for_loading: bool = False) -> Model:
+    """Replace the weights of a prepared model by codes and scales, and freeze its activations. In place.
+
+    Codes of less than a byte are packed. A layer dequantizes its weight when it reads it. The output has the
+    bits of the prepared model in evaluation mode. Weights that layers share stay shared.
+
+    ``for_loading`` also accepts a model that has seen no batch, so that a converted ``state_dict`` can be
+    loaded into it. An error leaves the model unchanged.
+
+    >>> import torch, holdfast as hf
+    >>> model = hf.qat.prepare(torch.nn.Linear(32, 8), hf.qat.preset("w4a16")).eval()
+    >>> x = torch.randn(2, 32)
+    >>> prepared = model(x)
+    >>> hf.qat.convert(model)(x).equal(prepared)
+    True
+    >>> model.state_dict()["parametrizations.weight.original"].shape
+    torch.Size([8, 16])
+    """
+    require_module(model)
+    require_bool("for_loading", for_loading)
+    found = [
+        (name, parametrizations)
+        for name, parametrizations in parametrized_weights(model)
+        if isinstance(parametrizations[-1], WeightQuantizer)
+    ]
+    activations = activation_quantizers(model)
+    if not found and all(quantizer.converted for quantizer in activations.values()):
+        raise InvalidArgs("the model has no layer to convert; call hf.qat.prepare first, and convert once.")
+    converted: dict[int, tuple[nn.Parameter, Dequantizer]] = {}
+    for name, parametrizations in found:
+        quantizer, weight = parametrizations[-1], parametrizations.original
+        if id(quantizer) not in converted:
+            tensor = _tensor(quantizer, weight, name, for_loading)
+            made = Dequantizer(tensor)
+            codes = nn.Parameter(made.stored(tensor.codes), requires_grad=False)
+            converted[id(quantizer)] = codes, made
+    for name, activation in activations.items():
+        if not for_loading and not activation.is_set():
+            raise InvalidArgs(_unobserved(f"the input of {name!r}"))
+    for _, parametrizations in found:
+        if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
+            parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
+    for activation in activations.values():
+        activation.finish()
+    return model
+
+
+def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) -> QuantizedTensor:
+    """The codes and scales of a weight; zeros if they will be loaded."""
+    if quantizer.is_set() and not weight.is_meta:
+        try:
+            return quantized(quantizer, weight, name)
+        except HoldfastError as error:
+            raise InvalidArgs(f"{name} cannot be converted: {error}") from error
+    if not for_loading:
+        raise InvalidArgs(_unobserved(name))
+    record, shape = quantizer.quantizer, tuple(weight.shape)
+    scale = torch.zeros(
+        quantizer.granularity.view(shape).scale_shape, dtype=record.scale_dtype or torch.float32,
+        device=weight.device,
+    )  # fmt: skip
+    zero_point = None if record.symmetric else torch.zeros_like(scale, dtype=torch.int32)
+    codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
+    return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
+
+
+def _unobserved(what: str) -> str:
+    return (
+        f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
+        "or load its state; to load a converted state, pass for_loading=True. The model is unchanged."
+    )

@@ -1,0 +1,68 @@
+"""The parametrization of a converted weight: its codes are the stored tensor, and reading it dequantizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+
+from holdfast.ops.dequantize.torch_op import dequantize
+from holdfast.ops.packing.torch_op import pack, unpack
+from holdfast.qat.quantized_tensor import QuantizedTensor, widened
+
+
+class Dequantizer(torch.nn.Module):
+    """Dequantizes codes, packed if they have less than a byte, with the scale and zero point in its buffers.
+
+    Casting the module changes the dtype of the dequantized weight, and never the scale.
+    """
+
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+
+    def __init__(self, tensor: QuantizedTensor) -> None:
+        super().__init__()
+        self.format, self.granularity, self.dtype = tensor.format, tensor.granularity, tensor.dtype
+        self.shape = tuple(tensor.codes.shape)
+        self.register_buffer("scale", tensor.scale)
+        self.register_buffer("zero_point", tensor.zero_point)
+
+    @property
+    def packed(self) -> bool:
+        """Whether several codes share a byte."""
+        return self.format.per_byte > 1
+
+    def stored(self, codes: torch.Tensor) -> torch.Tensor:
+        """Codes as they are stored: packed. Float codes are bytes, which no cast of the module changes."""
+        if self.packed:
+            return pack(codes, self.format.torch)
+        return codes.view(torch.uint8) if self.format.is_float else codes
+
+    def quantized_tensor(self, stored: torch.Tensor) -> QuantizedTensor:
+        """The weight that ``stored`` codes stand for."""
+        codes = stored
+        if self.packed:
+            codes = unpack(stored, self.format.torch, self.shape[-1])
+        elif self.format.is_float:
+            codes = stored.view(self.format.torch)
+        return QuantizedTensor(codes, self.scale, self.zero_point, self.format, self.granularity, self.dtype)
+
+    def forward(self, stored: torch.Tensor) -> torch.Tensor:
+        if not self.packed:
+            return self.quantized_tensor(stored).dequantize()
+        return dequantize(
+            stored, widened(self.scale), self.zero_point, dtype=self.dtype, granularity=self.granularity,
+            code_dtype=self.format.torch, packed=True, length=self.shape[-1],
+        )  # fmt: skip
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        scale = self.scale
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=scale.device)).dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"{self.format.name}, {self.granularity}, shape={self.shape}, dtype={self.dtype}"

@@ -1,0 +1,68 @@
+"""The layers that ``prepare`` knows: their weights, how these are laid out, and their inputs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.core.granularity import Granularity, PerChannel, PerGroup
+
+
+@dataclass(frozen=True)
+class Layer:
+    """``parameters``: names of the weights. ``transposed``: axis 0 is the input channel and axis 1 the output
+    channel. ``inputs``: names of the first arguments of ``forward`` that are activations.
+    """
+
+    parameters: tuple[str, ...] = ("weight",)
+    transposed: bool = False
+    inputs: tuple[str, ...] = ("input",)
+
+
+_TRANSPOSED = Layer(transposed=True)
+
+LAYERS: dict[type[nn.Module], Layer] = {
+    nn.Linear: Layer(),
+    # MultiheadAttention reads the weight of this Linear and never calls it.
+    NonDynamicallyQuantizableLinear: Layer(inputs=()),
+    nn.Conv1d: Layer(), nn.Conv2d: Layer(), nn.Conv3d: Layer(),
+    nn.ConvTranspose1d: _TRANSPOSED, nn.ConvTranspose2d: _TRANSPOSED, nn.ConvTranspose3d: _TRANSPOSED,
+    nn.Embedding: Layer(inputs=()), nn.EmbeddingBag: Layer(inputs=()),
+    nn.MultiheadAttention: Layer(
+        ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"),
+        inputs=("query", "key", "value"),
+    ),
+}  # fmt: skip
+
+
+def require_module(model: Any) -> None:
+    """Raise unless this is a module."""
+    if not isinstance(model, nn.Module):
+        raise InvalidArgs(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+
+
+def layer_of(module: nn.Module) -> Layer | None:
+    """The record of a known layer or of a subclass; None for other modules."""
+    for kind in type(module).__mro__:
+        if kind in LAYERS:
+            return LAYERS[kind]
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    if transformers is not None and isinstance(module, transformers.Conv1D):
+        return Layer(transposed=True, inputs=("x",))
+    return None
+
+
+def stored_granularity(granularity: Granularity, weight: torch.Tensor, transposed: bool) -> Granularity:
+    """The granularity in the axes of the stored weight, counted from 0."""
+    rank = weight.dim()
+    if isinstance(granularity, (PerChannel, PerGroup)) and -rank <= granularity.axis < rank:
+        axis = granularity.axis % rank
+        granularity = replace(granularity, axis=1 - axis if transposed and axis < 2 else axis)
+    granularity.view(tuple(weight.shape))  # raises if it does not fit
+    return granularity

@@ -1,0 +1,161 @@
+"""``prepare``: attach quantizers to the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from holdfast.core.dtypes import FLOATS
+from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.qat.config import Config, Quantizer
+from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.layers import require_module, stored_granularity
+from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
+from holdfast.qat.targets import Target, find_targets
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model:
+    """Quantize the weights and inputs of the layers of ``model`` in training and evaluation. In place.
+
+    A ``Config`` is for all layers. A mapping has patterns as keys, and a ``Config`` or None as values; the
+    first pattern that fits a layer decides, and other layers are left alone. A pattern is
+
+    - a qualified module name, in which ``*`` stands for any characters, dots included;
+    - a type of modules;
+    - a function of a module's name and the module, that returns whether it fits.
+
+    A name or a type stands for a module and everything inside it.
+
+    Layers are Linear, Conv and ConvTranspose of one to three dimensions, Embedding, EmbeddingBag,
+    MultiheadAttention, transformers' Conv1D, their subclasses, and modules for which the ``Config`` names the
+    ``parameters``. Weights are quantized by ``torch.nn.utils.parametrize``, inputs by a forward pre-hook.
+    Weights that layers share stay shared.
+
+    An error leaves the model unchanged.
+
+    >>> import torch, holdfast as hf
+    >>> model = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> _ = hf.qat.prepare(model, {"2": None, torch.nn.Linear: hf.qat.preset("w4a16")})
+    >>> list(hf.qat.quantized_weights(model))
+    ['0.weight']
+    """
+    require_module(model)
+    targets = find_targets(model, config)
+    weights = _weight_quantizers(model, targets)
+    inputs = [_input_quantizer(target) for target in targets]
+    for owner, name, quantizer in weights:
+        # unsafe: torch would call the quantizer, which would count as a batch.
+        parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
+    for target, made in zip(targets, inputs, strict=True):
+        if made is not None:
+            target.module.add_module(INPUT_QUANTIZER, made.train(target.module.training))
+            target.module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
+    return model
+
+
+def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forward pre-hook of a layer. The quantizer is found in the module, so a copy uses its own."""
+    quantizer: ActivationQuantizer = getattr(module, INPUT_QUANTIZER)
+    return quantizer.quantized_arguments(args, kwargs)
+
+
+def _input_quantizer(target: Target) -> ActivationQuantizer | None:
+    """The quantizer of the inputs of a layer; None if there is nothing to quantize."""
+    if target.config.activation is None or not target.layer.inputs:
+        return None
+    if hasattr(target.module, INPUT_QUANTIZER):
+        raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
+    device = next(target.module.parameters()).device
+    return ActivationQuantizer(target.config.activation, target.layer.inputs, device)
+
+
+def _weight_quantizers(
+    model: nn.Module, targets: list[Target]
+) -> list[tuple[nn.Module, str, WeightQuantizer]]:
+    """The owner, name and quantizer of each weight. Layers that share a weight share its quantizer."""
+    names = _names_of_parameters(model)
+    found: list[tuple[nn.Module, str, WeightQuantizer]] = []
+    by_weight: dict[int, tuple[str, Quantizer, WeightQuantizer]] = {}
+    for target in targets:
+        if target.config.weight is None:
+            continue
+        for name in _weights_of(target):
+            label, weight = target.label(name), target.module._parameters[name]
+            assert weight is not None
+            _check_weight(label, weight)
+            try:
+                granularity = target.config.weight.granularity
+                assert granularity is not None
+                granularity = stored_granularity(granularity, weight, target.layer.transposed)
+                quantizer = replace(target.config.weight, granularity=granularity)
+                made = WeightQuantizer(quantizer, weight.detach())
+            except HoldfastError as error:
+                raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
+            first, known, shared = by_weight.setdefault(id(weight), (label, quantizer, made))
+            if known != quantizer:
+                raise InvalidArgs(
+                    f"{first} and {label} are one weight with two quantizers, {known} and {quantizer}; "
+                    "configure both layers alike, or give one its own weight."
+                )
+            names[id(weight)].discard(label)
+            found.append((target.module, name, shared))
+    for weight_id, (label, *_) in by_weight.items():
+        if names[weight_id]:
+            others = ", ".join(sorted(names[weight_id]))
+            raise InvalidArgs(
+                f"{label} is shared with {others}, which is not to be quantized; configure all layers of a "
+                "shared weight alike, or give one its own weight."
+            )
+    return found
+
+
+def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
+    """The qualified names of each parameter, by its id. A module with several names counts once."""
+    found: dict[int, set[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            found.setdefault(id(parameter), set()).add(name)
+    return found
+
+
+def _weights_of(target: Target) -> list[str]:
+    """The names of the weights of a layer that are to be quantized."""
+    for option in ("max_norm", "sparse"):
+        if getattr(target.module, option, None):
+            raise InvalidArgs(
+                f"{target.name!r} is an embedding with {option}, which a quantized table does not have; make "
+                f"it without {option}, or leave it alone."
+            )
+    for name in target.parameters:
+        if parametrize.is_parametrized(target.module, name):
+            parametrizations: Any = target.module.parametrizations
+            last = parametrizations[name][-1]
+            if isinstance(last, (WeightQuantizer, Dequantizer)):
+                raise InvalidArgs(f"{target.label(name)} is quantized already; a layer is prepared once.")
+            raise InvalidArgs(
+                f"{target.label(name)} has the parametrization {type(last).__name__}; apply it first by "
+                "torch.nn.utils.parametrize.remove_parametrizations."
+            )
+    found = [name for name in target.parameters if target.module._parameters.get(name) is not None]
+    missing = target.config.parameters and set(target.config.parameters) - set(found)
+    if missing or not found:
+        named = ", ".join(sorted(missing or target.parameters))
+        raise InvalidArgs(
+            f"{target.name!r}, a {type(target.module).__name__}, has no parameter {named}; it has "
+            f"{', '.join(target.module._parameters) or 'none'}."
+        )
+    return found
+
+
+def _check_weight(label: str, weight: torch.Tensor) -> None:
+    if isinstance(weight, nn.UninitializedParameter):
+        raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
+    if weight.dtype not in {record.torch for record in FLOATS.values()}:
+        raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")

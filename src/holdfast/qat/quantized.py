@@ -1,0 +1,71 @@
+"""The quantized tensors of a prepared or converted model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from holdfast.core.errors import InvalidArgs
+from holdfast.nn.sharded import full_tensor
+from holdfast.ops.quantize.torch_op import quantize
+from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.quantized_tensor import QuantizedTensor
+from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer, whole_zero_point
+
+__all__ = ["QuantizedTensor", "activation_quantizers", "quantized_weights"]
+
+
+@torch.no_grad()
+def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> QuantizedTensor:
+    """The codes and the scales of ``weight``. ``name`` is for errors."""
+    weight, made, record = full_tensor(weight.detach()), quantizer.fake_quantize, quantizer.quantizer
+    if bool(weight.isnan().any()):
+        raise InvalidArgs(f"{name} has NaN in it, which has no code; repair the weight first.")
+    scale, zero_point = made.evaluation_scale(weight)
+    shape = made.granularity.view(tuple(weight.shape)).scale_shape
+    scale = scale.reshape(shape)
+    if zero_point is not None:
+        zero_point = whole_zero_point(zero_point).reshape(shape)
+    q_min, q_max = record.range or (None, None)
+    codes = quantize(
+        weight, scale, zero_point, dtype=record.format.torch, granularity=made.granularity, q_min=q_min,
+        q_max=q_max,
+    )  # fmt: skip
+    stored = scale.to(record.scale_dtype or scale.dtype)
+    return QuantizedTensor(codes, stored, zero_point, record.format, made.granularity, weight.dtype)
+
+
+def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, ParametrizationList]]:
+    """Qualified names of parametrized tensors, with their parametrizations. Shared ones come repeatedly."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        found: Any = module.parametrizations if is_parametrized(module) else {}
+        for name, parametrizations in found.items():
+            yield f"{prefix}.{name}" if prefix else name, parametrizations
+
+
+def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
+    """The quantized weights of a prepared or converted model, by qualified parameter name.
+
+    A weight that several layers share is there under each of its names.
+    """
+    found: dict[str, QuantizedTensor] = {}
+    for name, parametrizations in parametrized_weights(model):
+        last = parametrizations[-1]
+        if isinstance(last, WeightQuantizer):
+            found[name] = quantized(last, parametrizations.original, name)
+        elif isinstance(last, Dequantizer):
+            found[name] = last.quantized_tensor(parametrizations.original.detach())
+    return found
+
+
+def activation_quantizers(model: nn.Module) -> dict[str, ActivationQuantizer]:
+    """The modules that quantize the inputs of layers, by the qualified name of the layer."""
+    return {
+        name.removesuffix(INPUT_QUANTIZER).removesuffix("."): module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, ActivationQuantizer)
+    }

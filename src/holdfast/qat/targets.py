@@ -1,0 +1,136 @@
+"""Which layers of a model are quantized: patterns, their precedence, and the layers that they select."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from holdfast.core.checks import shown
+from holdfast.core.errors import InvalidArgs
+from holdfast.qat.config import Config
+from holdfast.qat.layers import Layer, layer_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """A layer to be quantized, with its qualified name."""
+
+    name: str
+    module: nn.Module
+    layer: Layer
+    config: Config
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the weights; a known layer may lack some of them."""
+        return self.config.parameters or self.layer.parameters
+
+    def label(self, parameter: str) -> str:
+        """The qualified name of a parameter."""
+        return f"{self.name}.{parameter}" if self.name else parameter
+
+
+def find_targets(model: nn.Module, config: Any) -> list[Target]:
+    """The layers that ``config`` selects. Raises if a pattern has no effect."""
+    rules = _checked_rules(config)
+    found: list[Target] = []
+    #: For each rule, whether it fits any module, fits any layer, and decides for any layer.
+    fits, fits_layer, decides = ([False] * len(rules) for _ in range(3))
+    for name, module, fitting in _modules(model, [pattern for pattern, _ in rules]):
+        for number in fitting:
+            fits[number] = True
+        layers = {number: _layer(module, rules[number][1]) for number in fitting}
+        for number, layer in layers.items():
+            fits_layer[number] |= layer is not None
+        first = fitting[0] if fitting else None
+        if first is None or layers[first] is None:
+            continue
+        decides[first] = True
+        chosen, layer = rules[first][1], layers[first]
+        if chosen is not None and layer is not None:
+            found.append(Target(name, module, layer, chosen))
+    for number, (pattern, chosen) in enumerate(rules):
+        if not decides[number] and not (chosen is None and fits[number] and not fits_layer[number]):
+            _refuse(model, pattern, fits[number], fits_layer[number])
+    return found
+
+
+def _checked_rules(config: Any) -> list[tuple[Any, Config | None]]:
+    if isinstance(config, Config):
+        return [("*", config)]
+    if not isinstance(config, Mapping) or not config:
+        raise InvalidArgs(
+            f"config is {shown(config)}; it must be a hf.qat.Config, such as hf.qat.preset('w8a8'), or a "
+            "mapping from patterns to a Config or None."
+        )
+    for pattern, chosen in config.items():
+        if chosen is not None and not isinstance(chosen, Config):
+            raise InvalidArgs(
+                f"the pattern {shown(pattern)} has {shown(chosen)}; it must have a hf.qat.Config or None."
+            )
+        if isinstance(pattern, type):
+            accepted = issubclass(pattern, nn.Module)
+        else:
+            accepted = isinstance(pattern, str) or callable(pattern)
+        if not accepted:
+            raise InvalidArgs(
+                f"the pattern {shown(pattern)} is a {type(pattern).__name__}; it must be a name of modules "
+                "with wildcards, a subclass of torch.nn.Module, or a function of a name and a module."
+            )
+    return list(config.items())
+
+
+def _modules(model: nn.Module, patterns: list[Any]) -> Iterator[tuple[str, nn.Module, list[int]]]:
+    """Each module with the numbers of the patterns that fit it. Parametrizations are left out."""
+    by_name: dict[str, list[int]] = {}
+    for name, module in model.named_modules():
+        parent, _, own = name.rpartition(".")
+        if own == "parametrizations" or (name and parent not in by_name):
+            continue
+        inherited = by_name[parent] if name else []
+        by_name[name] = fitting = [
+            number
+            for number, pattern in enumerate(patterns)
+            if _fits(pattern, name, module) or (number in inherited and _is_inherited(pattern))
+        ]
+        yield name, module, fitting
+
+
+def _fits(pattern: Any, name: str, module: nn.Module) -> bool:
+    if isinstance(pattern, str):
+        return fnmatchcase(name, pattern)
+    if isinstance(pattern, type):
+        return isinstance(module, pattern)
+    return bool(pattern(name, module))
+
+
+def _is_inherited(pattern: Any) -> bool:
+    """Whether the pattern stands for everything inside a module that it fits."""
+    return isinstance(pattern, (str, type))
+
+
+def _layer(module: nn.Module, config: Config | None) -> Layer | None:
+    """The record of a layer that ``config`` can quantize; None for other modules."""
+    if config is None or config.parameters is None:
+        return layer_of(module)
+    if not any(hasattr(module, name) for name in config.parameters):
+        return None
+    return layer_of(module) or Layer(inputs=tuple(inspect.signature(module.forward).parameters)[:1])
+
+
+def _refuse(model: nn.Module, pattern: Any, fits: bool, fits_layer: bool) -> None:
+    if fits_layer:
+        reason = "changes nothing: earlier patterns decide for all layers that it fits. Put it before them"
+    elif fits:
+        reason = (
+            "fits no layer that can be quantized. Name the weights of other modules by Config(parameters=)"
+        )
+    else:
+        names = [name for name, _ in model.named_modules() if name]
+        reason = f"fits no module. The modules are {', '.join(names[:20])}{', ...' if names[20:] else ''}"
+    raise InvalidArgs(f"the pattern {shown(pattern)} {reason}. The model is unchanged.")

@@ -1,0 +1,413 @@
+"""Tests of hf.qat: prepared and converted models of every kind of layer, format, mode and dtype."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+import holdfast as hf
+from holdfast.core.bits import canonical
+
+NAN = float("nan")
+E4M3 = torch.float8_e4m3fn
+
+
+class Experts(nn.Module):
+    """The experts of a mixture model: a stack of matrices in one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(3, 8, 4))
+        self.down = nn.Parameter(torch.randn(3, 4, 8))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(torch.relu(torch.bmm(hidden.expand(3, -1, -1), self.up.mT)), self.down.mT).sum(0)
+
+
+class Attention(nn.Module):
+    """Self-attention, or attention whose keys and values have other widths."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__()
+        self.attention, self.sizes = nn.MultiheadAttention(8, 2, batch_first=True, **sizes), sizes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other = x[..., :4] if self.sizes else x
+        out, _ = self.attention(x, other, value=other)
+        return torch.as_tensor(out)
+
+
+#: A model of each kind of layer, and the shape of its input. Embeddings take indices.
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | torch.Tensor]] = {
+    "Linear": (lambda: nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)), (5, 8)),
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3), (2, 4, 9)),
+    "Conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (2, 4, 5, 5)),
+    "Conv3d": (lambda: nn.Conv3d(4, 2, 2), (1, 4, 3, 3, 3)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 6, 3), (2, 4, 5)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (1, 4, 4, 4)),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(4, 2, 2), (1, 4, 2, 2, 2)),
+    "Embedding": (lambda: nn.Embedding(10, 4, padding_idx=0), torch.tensor([[1, 2], [0, 9]])),
+    "hf.nn.Embedding": (lambda: hf.nn.Embedding(10, 4), torch.tensor([3, 3, 0])),
+    "EmbeddingBag": (lambda: nn.EmbeddingBag(10, 4, mode="sum"), torch.tensor([[1, 2], [0, 9]])),
+    "MultiheadAttention": (Attention, (2, 5, 8)),
+    "attention of other widths": (lambda: Attention(kdim=4, vdim=4), (2, 5, 8)),
+    "experts": (Experts, (5, 4)),
+}
+
+#: Quantizers of weights: every format, granularity and mode.
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "int8 per tensor": {"mode": "ema"},
+    "int8 per channel": {"granularity": hf.PerChannel(0), "scale_dtype": torch.float16},
+    "int4 per group, learned": {
+        "dtype": torch.int4, "granularity": hf.PerGroup(2, axis=1), "mode": "learned",
+        "scale_dtype": torch.bfloat16,
+    },
+    "uint4 with zero points": {"dtype": torch.uint4, "granularity": hf.PerChannel(0), "symmetric": False},
+    "int2, learned with zero points": {"dtype": torch.int2, "mode": "learned", "symmetric": False},
+    "int8 per row, fixed": {"granularity": hf.PerToken(), "mode": "fixed", "symmetric": False},
+    "int4 of a narrow range": {"dtype": hf.formats.INT4, "range": (-3, 3), "ste": "clipped_identity"},
+    "float8": {"dtype": E4M3, "granularity": hf.PerChannel(0), "mode": "ema", "scale_dtype": torch.bfloat16},
+    "int16": {"dtype": torch.int16},
+}  # fmt: skip
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    make, given = MODELS[name]
+    x = given if isinstance(given, torch.Tensor) else torch.randn(given).to(dtype)
+    return make().to(dtype), x
+
+
+def config_of(
+    weight: dict[str, Any], name: str = "", activation: hf.qat.Quantizer | None = None
+) -> hf.qat.Config:
+    parameters = ("up", "down") if name == "experts" else None
+    return hf.qat.Config(weight=hf.qat.Quantizer(**weight), activation=activation, parameters=parameters)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(canonical(a), canonical(b))
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same_state(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+
+
+def evaluated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The output in evaluation, without gradients: for weights with gradients torch has other kernels."""
+    with torch.no_grad():
+        return torch.as_tensor(model.eval()(x))
+
+
+def train(model: nn.Module, x: torch.Tensor, steps: int = 2, lr: float = 1e-2) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    losses = []
+    for _ in range(steps):
+        loss = model(x).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_layer_has_the_bits_of_the_prepared_one(name: str, weight: str) -> None:
+    model, x = model_of(name)
+    before = {key for key, _ in model.named_parameters()}
+    static = hf.qat.Quantizer(mode="ema", symmetric=False)
+    assert hf.qat.prepare(model, config_of(WEIGHTS[weight], name, static)) is model
+    train(model, x)
+    prepared = evaluated(model, x)
+    tensors = hf.qat.quantized_weights(model)
+    assert tensors.keys() == {key for key in before if "bias" not in key}
+    assert hf.qat.convert(model) is model
+    assert same(evaluated(model, x), prepared)
+    for key, tensor in hf.qat.quantized_weights(model).items():
+        owner, _, parameter = key.rpartition(".")
+        assert same(getattr(model.get_submodule(owner), parameter), tensors[key].dequantize())
+        assert same(tensor.codes.view(torch.uint8), tensors[key].codes.view(torch.uint8))
+        assert same(tensor.scale, tensors[key].scale)
+        assert tensor.scale.dtype == WEIGHTS[weight].get("scale_dtype", torch.float32)
+        assert tensor.codes.dtype == tensor.format.storage and tensor.codes.shape == tensors[key].codes.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points", "float8"])
+def test_every_dtype(weight: str, dtype: torch.dtype) -> None:
+    model, x = model_of("Linear", dtype)
+    hf.qat.prepare(model, config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="dynamic")))
+    train(model, x)
+    prepared = evaluated(model, x)
+    assert same(evaluated(hf.qat.convert(model), x), prepared) and prepared.dtype == dtype
+
+
+def test_transformers_conv1d() -> None:
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    torch.manual_seed(0)
+    model, x = conv1d(6, 4), torch.randn(3, 4)
+    hf.qat.prepare(model, hf.qat.preset("w4a8"))
+    train(model, x)
+    (tensor,) = hf.qat.quantized_weights(model).values()
+    assert tensor.granularity == hf.PerChannel(1) and tensor.scale.shape == (6,)
+    prepared = evaluated(model, x)
+    assert same(evaluated(hf.qat.convert(model), x), prepared)
+
+
+@pytest.mark.parametrize("name", ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"])
+def test_axis_0_is_the_output_channel(name: str) -> None:
+    model, _ = model_of(name)
+    hf.qat.prepare(model, config_of({"granularity": hf.PerChannel(0)}))
+    (tensor,) = hf.qat.quantized_weights(model).values()
+    assert tensor.granularity == hf.PerChannel(1)
+
+
+def test_the_bits_are_those_of_the_functions() -> None:
+    weight = torch.arange(-31, 33).reshape(4, 16) / 8  # full of ties
+    model = nn.Linear(16, 4, bias=False)
+    model.weight.data.copy_(weight)
+    hf.qat.prepare(model, hf.qat.preset("w4a16"))
+    scale = hf.choose_scale(weight, dtype=torch.int4, granularity=hf.PerChannel(0))
+    (tensor,) = hf.qat.quantized_weights(model).values()
+    assert same(tensor.codes, hf.quantize(weight, scale, dtype=torch.int4, granularity=hf.PerChannel(0)))
+    assert same(model.weight, hf.fake_quantize(weight, scale, dtype=torch.int4, granularity=hf.PerChannel(0)))
+
+
+def test_memory_drops() -> None:
+    model = nn.Linear(256, 256, bias=False)
+
+    def stored() -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+
+    hf.qat.convert(hf.qat.prepare(model, hf.qat.preset("w2a16")))
+    assert stored() == 256 * 256 // 4 + 256 * 4
+    assert [parameter.dtype for parameter in model.parameters()] == [torch.uint8]
+
+
+@pytest.mark.parametrize("weight", ["int4 per group, learned", "float8", "uint4 with zero points"])
+def test_a_converted_state_loads_strictly(weight: str, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    config = config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="ema", start_step=1))
+    model, x = model_of("Linear")
+    train(hf.qat.prepare(model, config), x)
+    expected = hf.qat.convert(model.eval())(x)
+    safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
+    other = hf.qat.convert(hf.qat.prepare(model_of("Linear")[0], config), for_loading=True)
+    other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"), strict=True)
+    assert same(other(x), expected) and same_state(state(other), state(model))
+    with torch.device("meta"):
+        empty = hf.qat.convert(hf.qat.prepare(MODELS["Linear"][0](), config), for_loading=True)
+    empty.load_state_dict(state(model), strict=True, assign=True)
+    assert same(empty(x), expected)
+
+
+def test_training_resumes_with_equal_bits() -> None:
+    config = hf.qat.Config(
+        weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2), mode="learned"),
+        activation=hf.qat.Quantizer(mode="learned", symmetric=False, start_step=2),
+    )
+
+    def trained(model: nn.Module, optimizer: Any, steps: int) -> None:
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(x * (step + 1)).square().mean().backward()
+            optimizer.step()
+
+    model, x = model_of("Linear")
+    hf.qat.prepare(model, config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    trained(model, optimizer, 3)
+    saved, saved_optimizer = state(model), copy.deepcopy(optimizer.state_dict())
+    trained(model, optimizer, 3)
+    torch.manual_seed(7)
+    other = hf.qat.prepare(MODELS["Linear"][0](), config)
+    other.load_state_dict(saved)
+    resumed = torch.optim.Adam(other.parameters(), lr=1e-2)
+    resumed.load_state_dict(saved_optimizer)
+    trained(other, resumed, 3)
+    assert same_state(state(other), state(model)) and not same_state(saved, state(model))
+
+
+class Tied(nn.Module):
+    """A head that has the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.head(self.embed(x)))
+
+
+@pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points"])
+def test_tied_weights_stay_tied(weight: str) -> None:
+    torch.manual_seed(0)
+    model, x = Tied(), torch.tensor([1, 2, 9])
+    hf.qat.prepare(model, config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="dynamic")))
+    train(model, x)
+
+    def is_tied(model: nn.Module) -> bool:
+        one, other = (getattr(model, name).parametrizations.weight for name in ("embed", "head"))
+        return one.original is other.original and one[0] is other[0]
+
+    assert is_tied(model) and is_tied(copy.deepcopy(model))
+    assert hf.qat.quantized_weights(model).keys() == {"embed.weight", "head.weight"}
+    prepared = evaluated(model, x)
+    hf.qat.convert(model)
+    assert is_tied(model) and is_tied(copy.deepcopy(model).to(torch.float64).float())
+    assert same(model(x), prepared) and same(copy.deepcopy(model)(x), prepared)
+
+
+def test_casts_change_the_weight_and_not_the_codes() -> None:
+    model, x = model_of("Linear")
+    hf.qat.prepare(model, config_of({"dtype": E4M3, "granularity": hf.PerChannel(0)}))
+    hf.qat.convert(model)
+    before = state(model)
+    assert model.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert same_state(
+        {k: v for k, v in state(model).items() if "bias" not in k},
+        {k: v for k, v in before.items() if "bias" not in k},
+    )
+
+
+def test_a_prepared_model_is_still_the_users_model() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    torch.manual_seed(0)
+    model, calls = nn.Sequential(Doubled(4, 4), nn.Linear(4, 2)), []
+    model[0].register_forward_hook(lambda *_: calls.append("hook"))
+    names = [name for name, _ in model.named_parameters()]
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    assert isinstance(model[0], Doubled) and isinstance(model[1], nn.Linear)
+    x = torch.randn(3, 4)
+    y = model(x)
+    assert calls == ["hook"]
+    hidden = 2 * nn.functional.linear(model[0].eval().input_quantizer(x), model[0].weight, model[0].bias)
+    assert same(y, model[1].eval()(hidden))
+    assert [
+        name.replace("parametrizations.", "").replace(".original", "")
+        for name in state(model)
+        if "quantize" not in name
+    ] == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    assert len(list(model.parameters())) == len(names)
+    copied = copy.deepcopy(model)
+    train(copied.train(), x)
+    assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
+
+
+def test_inputs_are_quantized_by_position_and_by_name() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    hf.qat.prepare(model, hf.qat.Config(activation=hf.qat.Quantizer(dtype=torch.int4, mode="dynamic")))
+    expected = nn.functional.linear(hf.dynamic_fake_quantize(x, dtype=torch.int4), model.weight, model.bias)
+    assert same(model(x), expected) and same(model(input=x), expected)
+    assert hf.qat.quantized_weights(model) == {}
+
+
+def test_attention_quantizes_a_tensor_that_is_given_thrice_once() -> None:
+    model, x = model_of("MultiheadAttention")
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    seen = []
+    model.attention.input_quantizer.register_forward_hook(lambda *_: seen.append(1))
+    model(x)
+    assert len(seen) == 1
+    other, x = model_of("attention of other widths")
+    hf.qat.prepare(other, hf.qat.preset("w8a8"))
+    other.attention.input_quantizer.register_forward_hook(lambda *_: seen.append(1))
+    other(x)
+    assert len(seen) == 3
+
+
+def test_activation_quantizers() -> None:
+    model, x = model_of("Linear")
+    static = hf.qat.Quantizer(mode="ema", symmetric=False, scale_dtype=torch.float16)
+    hf.qat.prepare(model, {"0": hf.qat.Config(activation=static), "2": hf.qat.preset("w8a8-dynamic")})
+    model(x)
+    found = hf.qat.activation_quantizers(model)
+    assert list(found) == ["0", "2"]
+    scale, zero_point = found["0"].scale(), found["0"].zero_point()
+    chosen, zero = hf.choose_scale(x, symmetric=False)
+    assert scale is not None and same(scale, chosen.half()) and scale.shape == ()
+    assert zero_point is not None and same(zero_point, zero)
+    assert found["2"].mode == "batch" and found["2"].scale() is found["2"].zero_point() is None
+    assert found["2"].granularity == hf.PerToken() and found["2"].format is hf.formats.INT8
+
+
+def test_start_step_delays_quantization_in_training() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(3, 4)
+    float_output = model(x)
+    delayed = hf.qat.Quantizer(mode="ema", start_step=2)
+    hf.qat.prepare(model, hf.qat.Config(weight=delayed, activation=delayed))
+    outputs = [model(x) for _ in range(3)]
+    assert same(outputs[0], float_output) and same(outputs[1], float_output)
+    assert not same(outputs[2], float_output) and same(model.eval()(x), outputs[2])
+    assert same(hf.qat.convert(model.train())(x), outputs[2])
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_forward_uses_the_scale_as_it_is_stored(stored: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 8)
+    weight = model.weight.detach().clone()
+    weight[3] = 0  # its scale, 1e-12, is below the range of float16
+    model.weight.data.copy_(weight)
+    rows = hf.PerChannel(0)
+    hf.qat.prepare(model, config_of({"granularity": rows, "scale_dtype": stored}))
+    chosen = hf.choose_scale(weight, granularity=rows)
+    used = chosen.clamp_min(2**-24 if stored == torch.float16 else 0).to(stored)
+    assert same(model.weight, hf.fake_quantize(weight, used.float(), granularity=rows))
+    (tensor,) = hf.qat.quantized_weights(model).values()
+    assert same(tensor.scale, used) and same(tensor.dequantize(), model.weight)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_compiles_whole(converted: bool) -> None:
+    model, x = model_of("Linear")
+    config = config_of(WEIGHTS["int4 per group, learned"], activation=hf.qat.Quantizer(mode="ema"))
+    hf.qat.prepare(model, config)
+    if converted:
+        train(model, x)
+        hf.qat.convert(model)
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    if not converted:
+        assert all(map(same, train(model, x), train(compiled, x)))
+    assert same(compiled(x), model(x)) and same_state(state(other), state(model))
+
+
+def test_exports() -> None:
+    model, x = model_of("Linear")
+    hf.qat.convert(hf.qat.prepare(model.eval(), hf.qat.preset("w4a16")))
+    program = torch.export.export(model, (x,))
+    assert same(program.module()(x), model(x))
+
+
+def test_parametrize_caches_a_weight() -> None:
+    model, x = model_of("Linear")
+    hf.qat.prepare(model, hf.qat.preset("w4a16"))
+    with parametrize.cached():
+        assert model[0].weight is model[0].weight
+        assert same(model(x), model(x))
+
+
+def test_assigning_sets_the_float_weight() -> None:
+    model = hf.qat.prepare(nn.Linear(4, 4), hf.qat.preset("w8a16"))
+    model.weight = torch.eye(4)
+    assert model.parametrizations.weight.original.equal(torch.eye(4))
