@@ -60,7 +60,8 @@ def test_code_of_documents_runs(path: Path) -> None:
 def test_most_documents_have_code() -> None:
     without = {path.name for path in DOCUMENTS if not python_blocks(path.read_text())}
     assert without <= {
-        "api.md", "api_nn.md", "api_qat.md", "changelog.md", "contributing.md", "example.md", "layers.md", "results.md"
+        "api.md", "api_nn.md", "api_qat.md", "changelog.md", "contributing.md", "example.md", "layers.md",
+        "results.md",
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, find_folds, fold
 from holdfast.qat.config import Config, Quantizer
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module, stored_granularity
@@ -21,7 +22,12 @@ from holdfast.qat.targets import Target, find_targets
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model:
+def prepare(
+    model: Model,
+    config: Config | Mapping[Any, Config | None],
+    *,
+    fold_batch_norm: bool | Sequence[tuple[str, str]] = False,
+) -> Model:
     """Quantize the weights and inputs of the layers of ``model`` in training and evaluation. In place.
 
     A ``Config`` is for all layers. A mapping has patterns as keys, and a ``Config`` or None as values; the
@@ -38,6 +44,10 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     ``parameters``. Weights are quantized by ``torch.nn.utils.parametrize``, inputs by a forward pre-hook.
     Weights that layers share stay shared.
 
+    ``fold_batch_norm`` folds each BatchNorm into the Conv before it, if that is quantized: True for all that
+    ``torch.fx`` finds, or pairs of names, such as ``[("conv1", "bn1")]``. Training normalizes by the
+    statistics of the batch, and quantizes the weight folded with the running statistics.
+
     An error leaves the model unchanged.
 
     >>> import torch, holdfast as hf
@@ -48,8 +58,11 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     """
     require_module(model)
     targets = find_targets(model, config)
-    weights = _weight_quantizers(model, targets)
+    folds = _folds(model, targets, fold_batch_norm)
+    weights = _weight_quantizers(model, targets, folds)
     inputs = [_input_quantizer(target) for target in targets]
+    for convolution, norm in folds.items():
+        fold(convolution, norm)
     for owner, name, quantizer in weights:
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
@@ -76,8 +89,15 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     return ActivationQuantizer(target.config.activation, target.layer.inputs, device)
 
 
+def _folds(model: nn.Module, targets: list[Target], given: Any) -> dict[nn.Module, BatchNorm]:
+    """The BatchNorm of each convolution with a quantized weight."""
+    folds = find_folds(model, given)
+    quantized = {target.module for target in targets if target.config.weight is not None}
+    return {module: norm for module, norm in folds.items() if module in quantized}
+
+
 def _weight_quantizers(
-    model: nn.Module, targets: list[Target]
+    model: nn.Module, targets: list[Target], folds: dict[nn.Module, BatchNorm]
 ) -> list[tuple[nn.Module, str, WeightQuantizer]]:
     """The owner, name and quantizer of each weight. Layers that share a weight share its quantizer."""
     names = _names_of_parameters(model)
@@ -90,12 +110,15 @@ def _weight_quantizers(
             label, weight = target.label(name), target.module._parameters[name]
             assert weight is not None
             _check_weight(label, weight)
+            value = weight.detach()
+            if target.module in folds:
+                value = FoldedWeight(folds[target.module])(value, training=False).detach()
             try:
                 granularity = target.config.weight.granularity
                 assert granularity is not None
                 granularity = stored_granularity(granularity, weight, target.layer.transposed)
                 quantizer = replace(target.config.weight, granularity=granularity)
-                made = WeightQuantizer(quantizer, weight.detach())
+                made = WeightQuantizer(quantizer, value)
             except HoldfastError as error:
                 raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
             first, known, shared = by_weight.setdefault(id(weight), (label, quantizer, made))
