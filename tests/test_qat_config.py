@@ -60,6 +60,7 @@ def test_the_first_pattern_that_fits_decides(config: Any, expected: dict[str, in
         ({"decoder.*": W8}, "the pattern 'decoder.*' fits no module. The modules are embed, encoder, enc"),
         ({nn.Conv2d: W8}, "Conv2d'> fits no module"),
         ({"*": W8, "missing": None}, "the pattern 'missing' fits no module"),
+        ({"embed": hf.qat.Config(activation=LEARNED)}, "the pattern 'embed' fits no layer that can be quan"),
         ({"encoder.norm": W8}, "the pattern 'encoder.norm' fits no layer that can be quantized"),
         ({"*": W8, "head": None}, "the pattern 'head' changes nothing: earlier patterns decide"),
         ({nn.Linear: W8, "encoder": W4}, "the pattern 'encoder' changes nothing"),
