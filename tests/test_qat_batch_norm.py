@@ -120,8 +120,9 @@ def test_layers_that_are_not_quantized_are_not_folded() -> None:
     ("pairs", "said"),
     [
         ([("conv1", "missing")], "names 'missing', which the model does not have"),
-        ([("bn1", "conv1")], "'bn1' and 'conv1' are ('BatchNorm2d', 'Conv2d'); folded are"),
+        ([("bn1", "conv1")], "'bn1' and 'conv1' are a BatchNorm2d and a Conv2d; folded are"),
         ("conv1", "fold_batch_norm is 'conv1'; it must be True, False, or pairs of names"),
+        ([("conv1", "bn1"), ("conv2", "bn1")], "fold_batch_norm has 'conv2' or 'bn1' twice"),
         ([("conv1",)], "it must be True, False, or pairs of names"),
     ],
 )
@@ -140,5 +141,5 @@ def test_a_model_that_cannot_be_traced_is_refused() -> None:
 
     with pytest.raises(hf.InvalidArgs, match=r"needs a model that torch\.fx can trace; pass pairs"):
         hf.qat.prepare(Branching(), W4, fold_batch_norm=True)
-    with pytest.raises(hf.InvalidArgs, match="finds no Conv whose output goes to a BatchNorm alone"):
+    with pytest.raises(hf.InvalidArgs, match="fold_batch_norm finds nothing to fold"):
         hf.qat.prepare(nn.Sequential(nn.Linear(2, 2)), W4, fold_batch_norm=True)

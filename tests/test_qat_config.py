@@ -166,7 +166,7 @@ def integer_weight(model: Any) -> None:
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; apply it first"),
         (half_of_a_tie, "encoder.fc.weight is shared with encoder.out.weight, which is not to be quantized"),
-        (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight with two quan"),
+        (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight that is to be"),
         (sparse_table, "'embed' is an embedding with sparse"),
         (lazy_layer, "has no shape yet; run one batch"),
         (integer_weight, "head.0.weight is torch.int8; accepted are float16"),

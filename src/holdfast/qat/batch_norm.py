@@ -23,7 +23,10 @@ from torch.nn.utils import parametrize
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
 
-__all__ = ["BatchNorm", "FoldedWeight", "find_folds", "finish_fold", "fold"]
+__all__ = ["BatchNorm", "FoldedWeight", "Folds", "find_folds", "finish_fold", "fold"]
+
+#: Convolutions, with the BatchNorm that is folded into each.
+Folds = dict[nn.Module, BatchNorm]
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -112,25 +115,30 @@ def finish_fold(model: nn.Module) -> None:
                 setattr(module, name, nn.Identity())
 
 
-def find_folds(model: nn.Module, given: Any) -> dict[nn.Module, BatchNorm]:
-    """The BatchNorm of each convolution: ``given`` pairs of names, or for True those that a trace finds."""
+def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds:
+    """The BatchNorm of each quantized convolution: ``given`` pairs of names, or True for a trace."""
     if given is False:
         return {}
-    pairs = _traced(model) if given is True else _checked(given)
-    found: dict[nn.Module, BatchNorm] = {}
-    for first, second in pairs:
+    found: Folds = {}
+    for first, second in _traced(model) if given is True else _checked(given):
         convolution, norm = (_module(model, name) for name in (first, second))
         if not isinstance(convolution, _CONVOLUTIONS) or not isinstance(norm, BatchNorm):
-            kinds = type(convolution).__name__, type(norm).__name__
+            kinds = f"a {type(convolution).__name__} and a {type(norm).__name__}"
             raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; folded are a Conv and a BatchNorm.")
         if norm.running_var is None or norm.num_features != convolution.out_channels:
             raise InvalidArgs(
                 f"{second!r} cannot be folded into {first!r}: it needs running statistics of the "
                 f"{convolution.out_channels} output channels."
             )
-        found[convolution] = norm
+        if convolution in found or norm in found.values():
+            raise InvalidArgs(f"fold_batch_norm has {first!r} or {second!r} twice; each is in one pair.")
+        if convolution in quantized:
+            found[convolution] = norm
     if not found:
-        raise InvalidArgs("fold_batch_norm finds no Conv whose output goes to a BatchNorm alone.")
+        raise InvalidArgs(
+            "fold_batch_norm finds nothing to fold: no Conv with a quantized weight has an output that goes "
+            "to a BatchNorm alone."
+        )
     return found
 
 

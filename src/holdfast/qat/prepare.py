@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
-from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, find_folds, fold
-from holdfast.qat.config import Config, Quantizer
+from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
+from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
@@ -58,7 +57,8 @@ def prepare(
     """
     require_module(model)
     targets = find_targets(model, config)
-    folds = _folds(model, targets, fold_batch_norm)
+    quantized = {target.module for target in targets if target.config.weight is not None}
+    folds = find_folds(model, quantized, fold_batch_norm)
     weights = _weight_quantizers(model, targets, folds)
     inputs = [_input_quantizer(target) for target in targets]
     for convolution, norm in folds.items():
@@ -89,47 +89,27 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     return ActivationQuantizer(target.config.activation, target.layer.inputs, device)
 
 
-def _folds(model: nn.Module, targets: list[Target], given: Any) -> dict[nn.Module, BatchNorm]:
-    """The BatchNorm of each convolution with a quantized weight."""
-    folds = find_folds(model, given)
-    quantized = {target.module for target in targets if target.config.weight is not None}
-    return {module: norm for module, norm in folds.items() if module in quantized}
-
-
 def _weight_quantizers(
-    model: nn.Module, targets: list[Target], folds: dict[nn.Module, BatchNorm]
+    model: nn.Module, targets: list[Target], folds: Folds
 ) -> list[tuple[nn.Module, str, WeightQuantizer]]:
     """The owner, name and quantizer of each weight. Layers that share a weight share its quantizer."""
     names = _names_of_parameters(model)
     found: list[tuple[nn.Module, str, WeightQuantizer]] = []
-    by_weight: dict[int, tuple[str, Quantizer, WeightQuantizer]] = {}
+    known: dict[int, tuple[str, WeightQuantizer, BatchNorm | None]] = {}
     for target in targets:
-        if target.config.weight is None:
-            continue
         for name in _weights_of(target):
             label, weight = target.label(name), target.module._parameters[name]
-            assert weight is not None
-            _check_weight(label, weight)
-            value = weight.detach()
-            if target.module in folds:
-                value = FoldedWeight(folds[target.module])(value, training=False).detach()
-            try:
-                granularity = target.config.weight.granularity
-                assert granularity is not None
-                granularity = stored_granularity(granularity, weight, target.layer.transposed)
-                quantizer = replace(target.config.weight, granularity=granularity)
-                made = WeightQuantizer(quantizer, value)
-            except HoldfastError as error:
-                raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
-            first, known, shared = by_weight.setdefault(id(weight), (label, quantizer, made))
-            if known != quantizer:
+            norm = folds.get(target.module)
+            made = _weight_quantizer(target, label, weight, norm)
+            first, quantizer, first_norm = known.setdefault(id(weight), (label, made, norm))
+            if quantizer.quantizer != made.quantizer or first_norm is not norm:
                 raise InvalidArgs(
-                    f"{first} and {label} are one weight with two quantizers, {known} and {quantizer}; "
-                    "configure both layers alike, or give one its own weight."
+                    f"{first} and {label} are one weight that is to be quantized in two ways; configure both "
+                    "layers alike, or give one its own weight."
                 )
             names[id(weight)].discard(label)
-            found.append((target.module, name, shared))
-    for weight_id, (label, *_) in by_weight.items():
+            found.append((target.module, name, quantizer))
+    for weight_id, (label, *_) in known.items():
         if names[weight_id]:
             others = ", ".join(sorted(names[weight_id]))
             raise InvalidArgs(
@@ -137,6 +117,22 @@ def _weight_quantizers(
                 "shared weight alike, or give one its own weight."
             )
     return found
+
+
+def _weight_quantizer(target: Target, label: str, weight: Any, norm: BatchNorm | None) -> WeightQuantizer:
+    """The quantizer of one weight. ``norm`` is folded into it."""
+    if isinstance(weight, nn.UninitializedParameter):
+        raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
+    if weight.dtype not in {record.torch for record in FLOATS.values()}:
+        raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
+    config = target.config.weight
+    assert config is not None
+    value = weight.detach() if norm is None else FoldedWeight(norm)(weight, training=False).detach()
+    try:
+        granularity = stored_granularity(config.granularity, weight, target.layer.transposed)
+        return WeightQuantizer(replace(config, granularity=granularity), value)
+    except HoldfastError as error:
+        raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
 
 
 def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
@@ -150,6 +146,8 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
 
 def _weights_of(target: Target) -> list[str]:
     """The names of the weights of a layer that are to be quantized."""
+    if target.config.weight is None:
+        return []
     for option in ("max_norm", "sparse"):
         if getattr(target.module, option, None):
             raise InvalidArgs(
@@ -175,10 +173,3 @@ def _weights_of(target: Target) -> list[str]:
             f"{', '.join(target.module._parameters) or 'none'}."
         )
     return found
-
-
-def _check_weight(label: str, weight: torch.Tensor) -> None:
-    if isinstance(weight, nn.UninitializedParameter):
-        raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
-    if weight.dtype not in {record.torch for record in FLOATS.values()}:
-        raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
