@@ -187,10 +187,10 @@ MUTANTS = (
         likely="257 channels",
     ),
     _backward(
-        "a sample in the first slot and in another",
+        "two samples in one slot",
         _SLOTS_GPU,
-        "there = there & (tl.load(firsts + cell, mask=there, other=0) != number + 1)",
-        "there = there & (tl.load(firsts + cell, mask=there, other=0) != number + 2)",
+        "tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))",
+        "tl.store(slots + (arrival // 2) * all_cells + cell, number, mask=there & (arrival < SLOTS))",
         likely="random",
     ),
     _backward(
