@@ -205,13 +205,13 @@ MUTANTS = (
         _SLOTS_GPU,
         "scale = power_of_two(tl.minimum(shift, LARGEST_SHIFT), tl.float32)",
         "scale = power_of_two(tl.minimum(shift - 1, LARGEST_SHIFT), tl.float32)",
-        likely="random",
+        likely="gradients of a wide range, 4 channels",
     ),
     _backward(
         "numbers that are not finite in fast sums",
         _SLOTS_GPU,
         "refused = (field == 255) |",
         "refused = (field == 256) |",
-        likely="not finite",
+        likely="infinite gradients, 4 channels",
     ),
 )
