@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -22,6 +24,17 @@ COMMON = [hf.formats.INT8, hf.formats.INT4, hf.formats.INT2]
 GRANULARITIES = (
     hf.PerTensor(), hf.PerChannel(0), hf.PerChannel(-1), hf.PerGroup(8), hf.PerGroup(2, axis=0), hf.PerToken()
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def translations_read_once() -> Iterator[None]:
+    """torch reads the sources of its 500 translations for each export, which takes most of the time."""
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(onnxscript_apis, "get_torchlib_ops"):
+            patch.setattr(onnxscript_apis, "get_torchlib_ops", cache(onnxscript_apis.get_torchlib_ops))
+        yield
 
 
 def with_ties(
