@@ -475,7 +475,7 @@ class SlotSums:
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
         """Add the launches."""
-        desc, tuning, dout, grid = self.desc, self.tuning, args.dout, args.grid
+        desc, tuning, grid = self.desc, self.tuning, args.grid
         words = self.words.count
         steps.add(
             clear_words, -(-words // tuning.cleared), self,
@@ -483,8 +483,7 @@ class SlotSums:
         )  # fmt: skip
         sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
-            "FLAT": is_flat(desc.output_size, tuple(dout.stride()[2:])),
-            "GRID_FLAT": is_flat(desc.output_size, tuple(grid.stride()[1:-1])),
+            "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
         }  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
