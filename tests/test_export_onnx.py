@@ -419,6 +419,20 @@ def test_layers_of_other_kinds(model: Any, config: Any, names: list[str], tmp_pa
     assert [c.name for c in checked] == names and all(c.different == 0 for c in checked)
 
 
+def test_a_folded_batch_norm_is_in_the_codes(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    hf.qat.prepare(model, hf.qat.preset("w4a8"), fold_batch_norm=True)
+    x = torch.randn(2, 3, 6, 6)
+    model(x)
+    proto = written(model, (x,), tmp_path / "model.onnx")
+    assert "BatchNormalization" not in [node.op_type for node in proto.graph.node]
+    (stored,) = (t for t in proto.graph.initializer if t.name == "0.weight_quantized")
+    codes = hf.qat.quantized_weights(model)["0.weight"].codes
+    assert np.array_equal(onnx.numpy_helper.to_array(stored).astype(np.int8), codes.numpy())
+    assert isinstance(model[1], torch.nn.BatchNorm2d), "the model itself is not converted"
+    assert all(c.different == 0 for c in hf.export.check_onnx(tmp_path / "model.onnx", (x,)))
+
+
 def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from holdfast.export import onnx_check
 
