@@ -110,8 +110,8 @@ def _written_out(
         f"misalignment_of(({', '.join(addresses)},)) != misalignment" if launch.misalignment else aligned
     )
     lines += [f"if {differs}:", "    return None", "raise_reported()"]
-    bound, size = getattr(launch.launch, "bound", None), plan.kernel.workspace_size
-    size = 0 if plan.device.type == "cpu" else size  # a bound launch on the CPU needs no workspace
+    bound = getattr(launch.launch, "bound", None)
+    size = plan.kernel.workspace_size if getattr(launch.launch, "bound_uses_workspace", True) else 0
     if bound is None:
         known["launch"] = launch.launch
         lines.append(f"args = make({', '.join(given)})")

@@ -435,6 +435,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
         if one_pass is not None and in_place:
             launch.bound = lambda args: one_pass.run  # type: ignore[attr-defined]
+            launch.bound_uses_workspace = False  # type: ignore[attr-defined]
         return launch
 
 
