@@ -58,6 +58,7 @@ CALLS: dict[str, Differentiable] = {
     ),
     "grid_sample": (hf.grid_sample, (IMAGE, GRID)),
     "grid_sample of an image": (lambda image: hf.grid_sample(image, GRID, "bicubic"), (IMAGE,)),
+    "interpolate": (lambda image: hf.interpolate(image, (4, 7), mode="bicubic"), (IMAGE,)),
     "affine_grid": (lambda theta: hf.affine_grid(theta, (2, 3, 4, 4)), (THETA,)),
 }
 every_call = pytest.mark.parametrize("name", CALLS)

@@ -57,6 +57,7 @@ from holdfast.ops.fake_quantize.torch_op import (
     fake_quantize as fake_quantize,
 )
 from holdfast.ops.grid_sample.torch_op import grid_sample as grid_sample
+from holdfast.ops.interpolate.torch_op import interpolate as interpolate
 from holdfast.ops.lsq_init.torch_op import lsq_init as lsq_init
 from holdfast.ops.packing.torch_op import (
     pack as pack,
@@ -102,6 +103,7 @@ __all__ = [
     "fake_quantize",
     "formats",
     "grid_sample",
+    "interpolate",
     "lsq_init",
     "nn",
     "observe_range",

@@ -77,6 +77,14 @@ from holdfast.ops.grid_sample.plan import (
     GridSampleDescriptor as GridSampleDescriptor,
     GridSamplePlan as GridSamplePlan,
 )
+from holdfast.ops.interpolate.plan import (
+    InterpolateArgs as InterpolateArgs,
+    InterpolateBackwardArgs as InterpolateBackwardArgs,
+    InterpolateBackwardDescriptor as InterpolateBackwardDescriptor,
+    InterpolateBackwardPlan as InterpolateBackwardPlan,
+    InterpolateDescriptor as InterpolateDescriptor,
+    InterpolatePlan as InterpolatePlan,
+)
 from holdfast.ops.lsq_init.plan import (
     LsqInitArgs as LsqInitArgs,
     LsqInitDescriptor as LsqInitDescriptor,

@@ -201,7 +201,7 @@ def _decode(value: Any, hint: Any, where: str) -> Any:
     if hint is torch.dtype and isinstance(value, str):
         return parse_dtype(value)
     if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_decode(item, int, where) for item in value)
+        return tuple(_decode(item, typing.get_args(hint)[0], where) for item in value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:
             return hint(value)
@@ -223,6 +223,6 @@ def _described(hint: Any) -> str:
     if hint is Granularity:
         return "the name of a granularity, such as 'per_channel:0'"
     if typing.get_origin(hint) is tuple:
-        return "a list of whole numbers"
+        return "a list of numbers" if typing.get_args(hint)[0] is float else "a list of whole numbers"
     named = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return named.get(hint, str(hint))

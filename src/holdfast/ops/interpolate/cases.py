@@ -1,0 +1,122 @@
+"""Named test inputs of interpolate: every mode, dtype and alignment, larger and smaller, sizes and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+import torch
+
+from holdfast.core.case import Case, laid_out, outputs_of
+from holdfast.core.dtypes import FLOATS, dtype_name
+from holdfast.core.plan import AnyPlan, Args
+from holdfast.ops.interpolate.plan import ANTIALIASED, AXES, Mode
+from holdfast.ops.segment_sum.cases import row_values
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Parameters of a case. ``image`` is the shape of the input; ``size`` is the output size.
+
+    ``layouts`` are of the input and of the output.
+    """
+
+    name: str
+    image: tuple[int, ...]
+    size: tuple[int, ...]
+    mode: Mode = Mode.BILINEAR
+    aligned: bool = False
+    antialias: bool = False
+    scales: tuple[float, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    values: str = "spread"
+    layouts: tuple[str, str] = ("contiguous", "contiguous")
+    accumulate: bool = False
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {
+            "shape": self.image, "output_size": self.size, "mode": self.mode, "align_corners": self.aligned,
+            "antialias": self.antialias, "scales": self.scales, "dtype": self.dtype,
+        }  # fmt: skip
+
+
+_SMALL, _LARGE = (3, 5, 7), (4, 11, 13)
+
+
+def _every_kind() -> Iterator[Problem]:
+    """Every mode, alignment and filter, larger and smaller, with dtypes in turn."""
+    dtypes = cycle([record.torch for record in FLOATS.values()])
+    kinds = [
+        (mode, aligned, False) for mode in Mode for aligned in ((False, True) if mode in AXES else (False,))
+    ]
+    kinds += [(mode, aligned, True) for mode in ANTIALIASED for aligned in (False, True)]
+    for number, (mode, aligned, antialias) in enumerate(kinds):
+        axes = AXES.get(mode, 3 - number % 3)
+        if antialias and mode == Mode.BICUBIC:
+            next(dtypes)
+        for word, size, other in (("larger", _SMALL, _LARGE), ("smaller", _LARGE, _SMALL)):
+            dtype = next(dtypes)
+            name = f"{axes}-d {mode}{', corners aligned' if aligned else ''}{', antialiased' if antialias else ''}"
+            yield Problem(
+                f"{name}, {word}, {dtype_name(dtype)}", (2, 2, *size[-axes:]), other[-axes:], mode, aligned,
+                antialias, dtype=dtype,
+            )  # fmt: skip
+
+
+def problems() -> list[Problem]:
+    image = Problem("", (2, 3, 6, 9), (11, 7))
+    padded = replace(image, name="sliced to padded rows", layouts=("sliced", "padded rows"))
+    last = ("channels last", "channels last")
+    return [
+        *_every_kind(),
+        *(
+            Problem(f"bilinear, {name}", (1, 2, 6, 5), (9, 8), dtype=record.torch, scales=(1.6, 1.7))
+            for name, record in FLOATS.items()
+        ),
+        Problem("nearest, given scales", (1, 2, 10, 10), (23, 23), Mode.NEAREST, scales=(2.3, 2.34)),
+        Problem("nearest, a scale for one axis", (1, 2, 10, 10), (7, 7), Mode.NEAREST_EXACT, scales=(0.0, 0.75)),
+        Problem("bicubic, given scales", (1, 2, 6, 7), (9, 10), Mode.BICUBIC, scales=(1.55, 1.5)),
+        Problem("antialiased, given scales", (1, 1, 17, 19), (7, 8), antialias=True, scales=(0.45, 0.46)),
+        Problem("one pixel to many", (2, 1, 1, 1), (3, 4), Mode.BICUBIC),
+        Problem("many pixels to one, corners aligned", (1, 2, 4, 5), (1, 1), aligned=True),
+        Problem("many pixels to one, area", (1, 2, 9, 8), (1, 1), Mode.AREA, accumulate=True),
+        Problem("the same size", (1, 2, 5, 6), (5, 6), Mode.BICUBIC, dtype=torch.float16),
+        Problem("more columns than a run", (1, 1, 2, 300), (3, 517), dtype=torch.bfloat16),
+        Problem("a window of several runs", (1, 1, 600), (2,), Mode.AREA, dtype=torch.float64),
+        Problem("several windows of several runs", (1, 1, 2, 1000), (1, 3), antialias=True),
+        Problem("no images", (0, 3, 4, 5), (8, 10)),
+        Problem("no channels", (2, 0, 4, 5), (8, 10)),
+        Problem("special values", (1, 2, 7, 9), (9, 8), values="special"),
+        Problem("special values, nearest", (1, 2, 5, 9), (4, 5), Mode.NEAREST, values="special"),
+        replace(image, name="channels last", layouts=last, accumulate=True),
+        replace(image, name="transposed", layouts=("transposed", "transposed"), dtype=torch.float16),
+        replace(padded, dtype=torch.bfloat16, accumulate=True, mode=Mode.BICUBIC),
+        replace(image, name="one for all", layouts=("broadcast", "contiguous"), mode=Mode.AREA),
+        replace(image, name="unaligned", layouts=("unaligned", "unaligned"), dtype=torch.float16),
+        Problem("volumes with channels last", (2, 3, 2, 4, 5), (3, 3, 7), Mode.TRILINEAR, layouts=last),
+    ]  # fmt: skip
+
+
+def cases(plan: AnyPlan) -> list[Case]:
+    return [case(plan, problem) for problem in problems()]
+
+
+def case(plan: AnyPlan, problem: Problem) -> Case:
+    desc = plan.Descriptor(**problem.fields)
+    return Case(problem.name, desc, partial(_args, plan.Args, desc, problem))
+
+
+def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
+    def values(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return row_values(f"{problem.name}/{name}", shape, dtype, problem.values)
+
+    of_input, of_output = problem.layouts
+    (read,) = args.inputs
+    made: dict[str, Any] = {read: laid_out(values(read, *desc.expected(read)), of_input)}
+    if "accumulate" in args.flags:
+        made["accumulate"] = problem.accumulate
+    return args(**made, **outputs_of(args, desc, of_output, values if made.get("accumulate") else None))

@@ -1,0 +1,52 @@
+"""Mutants of the interpolate kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from holdfast.core.mutant import KernelMutant
+
+_forward = partial(KernelMutant, plans=("InterpolatePlan",))
+_backward = partial(KernelMutant, plans=("InterpolateBackwardPlan",))
+_CPU, _GPU = "holdfast.ops.interpolate.cpu", "holdfast.ops.interpolate.gpu"
+
+# fmt: off
+MUTANTS = (
+    _forward("a run of scratch of half the size", _CPU,
+        "_RUN_BYTES = 8 * RUN",
+        "_RUN_BYTES = 4 * RUN", likely="several runs"),
+    _forward("a sum that starts again in each piece", _CPU,
+        "product if column == first else total + product",
+        "product if column == max(first, piece) else total + product", likely="several runs"),
+    _forward("the last column of a piece lost", _CPU,
+        "columns = min(RUN, last - piece)",
+        "columns = min(RUN - 1, last - piece)", likely="several runs"),
+    _forward("the row of the next z lost", _CPU,
+        "y, z, image = line % height, line // height % depth, line // height // depth",
+        "y, z, image = line % height, 0, line // height // depth", likely="3-d"),
+    _backward("a row added without its weight", _CPU,
+        "total[i] = total[i] + weight * terms[i]",
+        "total[i] = total[i] + terms[i]"),
+    _backward("accumulate lost", _CPU,
+        "total[i] = old[i] + total[i]",
+        "total[i] = zero(like) + total[i]", likely="area"),
+    _forward("a mask one element too long", _GPU, "inside = element < elements", "inside = element <= elements"),
+    _forward("a masked tap added", _GPU,
+        "tl.where(number < count, tl.where(number > 0, total + product, product), total)",
+        "tl.where(number <= count, tl.where(number > 0, total + product, product), total)"),
+    _forward("the y stride of the input for its z stride", _GPU,
+        "line = first + tl.cast(in_z, tl.int64) * source_strides[2]",
+        "line = first + tl.cast(in_z, tl.int64) * source_strides[1]", likely="trilinear"),
+    _forward("weights of the first tap for all", _GPU,
+        "tl.load(weight_y + in_y, mask",
+        "tl.load(weight_y, mask"),
+    _backward("a sum of a narrower type", _GPU,
+        "plane = added(plane, weight, row, in_y, count_y)",
+        "plane = added(plane, weight, row.to(tl.float32).to(COMPUTE), in_y, count_y)", likely="float64"),
+    _backward("a sum that does not start with its first product", _GPU,
+        "tl.where(number > 0, total + product, product)",
+        "total + product", likely="special"),
+    _backward("accumulate lost", _GPU,
+        "total = widen(tl.load(target, mask=inside), COMPUTE) + total",
+        "total = total + 0.0", likely="area"),
+)
