@@ -31,9 +31,9 @@ every_kind = pytest.mark.parametrize(("mode", "antialias"), KINDS)
 
 
 def drawn(mode: Mode, antialias: bool, count: int) -> Iterator[tuple[tuple[int, ...], dict[str, Any]]]:
-    """Shapes of inputs, and arguments of the function. torch's CPU kernels ignore a scale factor at some sizes.
+    """Shapes of inputs, and arguments of the function.
 
-    Where an axis keeps its size, or for nearest doubles it, they use the ratio of the sizes. Their antialiased
+    torch's CPU kernels ignore a scale factor if an axis keeps its size, or doubles it. Their antialiased
     values, but not their gradients, are wrong for an output that is one column wide.
     """
     rng = random.Random(f"{mode} {antialias}")

@@ -16,6 +16,8 @@ from holdfast.core.formats import FLOAT_FORMATS, INTEGERS, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.grid_sample.plan import Mode, Padding
+from holdfast.ops.interpolate.plan import ANTIALIASED, AXES
+from holdfast.ops.interpolate.plan import Mode as Resize
 
 REALS = [record.torch for record in FLOATS.values()]
 
@@ -134,6 +136,20 @@ def affine_grid(plan: Any, rng: Rng) -> Problem:
         align_corners=one_of(rng, [False, True]), dtype=one_of(rng, REALS),
     )  # fmt: skip
     read = "theta" if plan.direction == "forward" else "dgrid"
+    return made(plan.__name__, desc, **{read: real(rng, *desc.expected(read))})
+
+
+def interpolate(plan: Any, rng: Rng) -> Problem:
+    mode = one_of(rng, list(Resize))
+    axes = AXES.get(mode) or one_of(rng, [1, 2, 3])
+    longest = (40, 12, 5)[axes - 1]
+    desc = plan.Descriptor(
+        shape=(size(rng, 2), size(rng, 3), *(size(rng, longest) for _ in range(axes))),
+        output_size=tuple(size(rng, longest) for _ in range(axes)), mode=mode, dtype=one_of(rng, REALS),
+        align_corners=mode in AXES and one_of(rng, [False, True]),
+        antialias=mode in ANTIALIASED and one_of(rng, [False, True]),
+    )  # fmt: skip
+    read = "input" if plan.direction == "forward" else "dout"
     return made(plan.__name__, desc, **{read: real(rng, *desc.expected(read))})
 
 
@@ -272,6 +288,7 @@ DRAWN: dict[str, Callable[[Any, Rng], Problem]] = {
     "embedding_bag": embedding_bag,
     "grid_sample": grid_sample,
     "affine_grid": affine_grid,
+    "interpolate": interpolate,
     "quantize": quantize,
     "dequantize": quantize,
     "fake_quantize": fake_quantize,

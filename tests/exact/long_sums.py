@@ -137,6 +137,23 @@ def affine_grid_backward(of: Long) -> Iterator[Problem]:
         yield made("AffineGridBackwardPlan", desc, dgrid=of.terms(2).reshape(desc.grid_shape))
 
 
+def interpolate(of: Long) -> Iterator[Problem]:
+    """All terms in one window."""
+    desc = hf.plans.InterpolateDescriptor(
+        shape=(1, 1, of.count), output_size=(1,), mode="area", dtype=of.dtype
+    )
+    yield made("InterpolatePlan", desc, input=of.terms().reshape(desc.shape))
+
+
+def interpolate_backward(of: Long) -> Iterator[Problem]:
+    """All terms from one pixel."""
+    for mode in ("nearest", "linear"):
+        desc = hf.plans.InterpolateBackwardDescriptor(
+            shape=(1, 1, 1), output_size=(of.count,), mode=mode, dtype=of.dtype
+        )
+        yield made("InterpolateBackwardPlan", desc, dout=of.terms().reshape(desc.output_shape))
+
+
 def learned_backward(of: Long) -> Iterator[Problem]:
     """The terms are dy. The values of x cover the range of the codes and more."""
     x = torch.from_numpy(of.rng.normal(0, 6, of.count)).to(of.dtype)
@@ -183,6 +200,8 @@ LONG: dict[str, Callable[[Long], Iterator[Problem]]] = {
     "EmbeddingBagBackwardPlan": embedding_bag_backward,
     "GridSampleBackwardPlan": grid_sample_backward,
     "AffineGridBackwardPlan": affine_grid_backward,
+    "InterpolatePlan": interpolate,
+    "InterpolateBackwardPlan": interpolate_backward,
     "FakeQuantizeLearnedBackwardPlan": learned_backward,
     "LsqInitPlan": lsq_init,
 }

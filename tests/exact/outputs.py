@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import holdfast as hf
-from exact import indexed, sampling, scaled
+from exact import indexed, resized, sampling, scaled
 from exact.element import Element
 from exact.numbers import ulp
 from holdfast.core.case import Case
@@ -27,6 +27,8 @@ _BY_OP: dict[tuple[str, str], Exactly] = {
     ("grid_sample", "backward"): sampling.grid_sample_backward,
     ("affine_grid", "forward"): sampling.affine_grid,
     ("affine_grid", "backward"): sampling.affine_grid_backward,
+    ("interpolate", "forward"): resized.interpolate,
+    ("interpolate", "backward"): resized.interpolate_backward,
     ("quantize", "forward"): scaled.quantize,
     ("quantize", "backward"): scaled.quantize_backward,
     ("dequantize", "forward"): scaled.dequantize,

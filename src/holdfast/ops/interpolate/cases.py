@@ -1,4 +1,4 @@
-"""Named test inputs of interpolate: every mode, dtype and alignment, larger and smaller, sizes and layouts."""
+"""Named test inputs of interpolate: every mode, dtype and alignment, several sizes and layouts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _every_kind() -> Iterator[Problem]:
             next(dtypes)
         for word, size, other in (("larger", _SMALL, _LARGE), ("smaller", _LARGE, _SMALL)):
             dtype = next(dtypes)
-            name = f"{axes}-d {mode}{', corners aligned' if aligned else ''}{', antialiased' if antialias else ''}"
+            name = f"{axes}-d {mode}{', corners aligned' * aligned}{', antialiased' * antialias}"
             yield Problem(
                 f"{name}, {word}, {dtype_name(dtype)}", (2, 2, *size[-axes:]), other[-axes:], mode, aligned,
                 antialias, dtype=dtype,
@@ -78,7 +78,7 @@ def problems() -> list[Problem]:
             for name, record in FLOATS.items()
         ),
         Problem("nearest, given scales", (1, 2, 10, 10), (23, 23), Mode.NEAREST, scales=(2.3, 2.34)),
-        Problem("nearest, a scale for one axis", (1, 2, 10, 10), (7, 7), Mode.NEAREST_EXACT, scales=(0.0, 0.75)),
+        Problem("a scale for one axis", (1, 2, 10, 10), (7, 7), Mode.NEAREST_EXACT, scales=(0.0, 0.75)),
         Problem("bicubic, given scales", (1, 2, 6, 7), (9, 10), Mode.BICUBIC, scales=(1.55, 1.5)),
         Problem("antialiased, given scales", (1, 1, 17, 19), (7, 8), antialias=True, scales=(0.45, 0.46)),
         Problem("one pixel to many", (2, 1, 1, 1), (3, 4), Mode.BICUBIC),

@@ -8,9 +8,10 @@ uses the transposed tables.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,8 +54,8 @@ ANTIALIASED = (Mode.BILINEAR, Mode.BICUBIC)
 class ResizeDescriptor(Descriptor):
     """``shape`` is the shape of the input: (N, C, W), (N, C, H, W) or (N, C, D, H, W).
 
-    ``output_size`` is (W), (H, W) or (D, H, W) of the output. ``scales`` are the scale factors of the axes that
-    set the distance of the samples; None, or 0 for an axis, for the ratio of the sizes.
+    ``output_size`` is (W), (H, W) or (D, H, W) of the output. ``scales`` are the scale factors of the axes;
+    None, or 0 for an axis, stands for the ratio of the sizes.
     """
 
     output_size: tuple[int, ...]
@@ -170,13 +171,13 @@ class ResizeDescriptor(Descriptor):
                     )
 
 
-def _quoted(modes: object) -> str:
-    return " or ".join(f"'{mode}'" for mode in modes)  # type: ignore[attr-defined]
+def _quoted(modes: Iterable[Mode]) -> str:
+    return " or ".join(f"'{mode}'" for mode in modes)
 
 
-def _scales(given: object) -> tuple[float, ...]:
+def _scales(given: Any) -> tuple[float, ...]:
     try:
-        found = tuple(given)  # type: ignore[arg-type]
+        found = tuple(given)
         if not all(isinstance(scale, (int, float)) and not isinstance(scale, bool) for scale in found):
             raise TypeError
         return tuple(map(float, found))
@@ -236,6 +237,8 @@ class ResizePlan(Plan[D, A]):
         roundings = sum(table.roundings for table in self._tables())
         if roundings == 0:
             return {self.outputs[0]: 0.0}
+        if roundings >= 2.0 ** (desc.compute.precision - 1):
+            return {self.outputs[0]: math.inf}  # more additions than the bound holds for
         return {self.outputs[0]: error_in_ulp(roundings, desc.compute, desc.real)}
 
     def _tables(self) -> tuple[Table, ...]:

@@ -41,20 +41,20 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
 
 
 def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
-    given: dict[str, Any] = {"mode": str(desc.mode), "antialias": desc.antialias}
-    if desc.mode in AXES:
-        given["align_corners"] = desc.align_corners
-    if desc.scales is None:
-        given["size"] = desc.output_size
-    elif [int(n * scale) for n, scale in zip(desc.input_size, desc.scales, strict=True)] == [
-        *desc.output_size
-    ]:
-        given["scale_factor"] = desc.scales
-    if len(given) < 3 or (args.flags and args.accumulate) or (desc.mode == Mode.AREA and desc.scales):
+    if (args.flags and args.accumulate) or (desc.scales is not None and not _follows(desc)):
         return None
+    given: dict[str, Any] = {"mode": str(desc.mode), "antialias": desc.antialias}
+    given |= {"align_corners": desc.align_corners} if desc.mode in AXES else {}
+    given |= {"size": desc.output_size} if desc.scales is None else {"scale_factor": desc.scales}
     if plan.direction == "forward":
         return {"out": interpolate(args.input, **given)}
     image = torch.zeros(desc.shape, dtype=desc.dtype, device=args.dout.device, requires_grad=True)
     interpolate(image, **given).backward(args.dout)
     assert image.grad is not None
     return {"dinput": image.grad}
+
+
+def _follows(desc: Any) -> bool:
+    """Whether the output size is the one that the public function derives from the scales."""
+    pairs = zip(desc.input_size, desc.scales, strict=True)
+    return tuple(int(size * scale) for size, scale in pairs) == desc.output_size

@@ -146,10 +146,10 @@ def interpolate(
 ) -> torch.Tensor:
     """``torch.nn.functional.interpolate``, with a gradient that has the same bits on every run and device.
 
-    ``input`` has shape (N, C, W), (N, C, H, W) or (N, C, D, H, W). Either ``size`` or ``scale_factor`` is given,
-    one number for all axes or one for each. ``mode`` is "nearest", "nearest-exact", "area", "linear" (3-D
-    inputs), "bilinear" or "bicubic" (4-D inputs), or "trilinear" (5-D inputs). ``antialias`` is for "bilinear"
-    and "bicubic". For an input with channels last, the output and the gradient have channels last.
+    ``input`` has shape (N, C, W), (N, C, H, W) or (N, C, D, H, W). Either ``size`` or ``scale_factor`` is
+    given, one number for all axes or one for each. ``mode`` is "nearest", "nearest-exact", "area", "linear"
+    (3-D inputs), "bilinear" or "bicubic" (4-D inputs), or "trilinear" (5-D inputs). ``antialias`` is for
+    "bilinear" and "bicubic". For an input with channels last, the output and the gradient have channels last.
 
     >>> import torch, holdfast as hf
     >>> image = torch.tensor([[[1.0, 2.0]]], requires_grad=True)
