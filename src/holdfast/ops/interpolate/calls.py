@@ -14,4 +14,10 @@ CALLS = {
         | {"align_corners": False, "antialias": False},
         by=("input",),
     ),
+    "interpolate by a factor": Call(
+        interpolate,
+        {"input": torch.linspace(-1, 1, 24).reshape(1, 2, 3, 4), "scale_factor": 1.5, "mode": "bilinear"}
+        | {"recompute_scale_factor": False},
+        by=("input",),
+    ),
 }

@@ -23,6 +23,7 @@ from holdfast.core.repeated import Work
 from holdfast.core.torch_op import define, register_vmap, select_plan
 from holdfast.ops.interpolate.plan import (
     AXES,
+    GREATEST_SCALE,
     LONGEST_AXIS,
     InterpolateArgs,
     InterpolateBackwardArgs,
@@ -203,6 +204,6 @@ def _each(name: str, given: Any, axes: int) -> tuple[Any, ...]:
 
 def _resized(size: Any, factor: float) -> int:
     """The size of an axis of the output, rounded down."""
-    if not factor > 0:
-        raise InvalidArgs(f"scale_factor is {factor}; it must be positive.")
+    if not 0 < factor <= GREATEST_SCALE:
+        raise InvalidArgs(f"scale_factor is {factor}; it must be positive and at most {GREATEST_SCALE}.")
     return torch.sym_int(size * factor)  # type: ignore[no-any-return]
