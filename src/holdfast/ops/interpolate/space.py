@@ -57,4 +57,4 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
 def _follows(desc: Any) -> bool:
     """Whether the output size is the one that the public function derives from the scales."""
     pairs = zip(desc.input_size, desc.scales, strict=True)
-    return tuple(int(size * scale) for size, scale in pairs) == desc.output_size
+    return bool(desc.output_size == tuple(int(size * scale) for size, scale in pairs))
