@@ -22,7 +22,6 @@ from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image, gpu_dinput_by_slot
 from holdfast.ops.segment_sum import cases as sum_cases
-from holdfast.ops.segment_sum import gpu as sum_gpu
 from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
@@ -55,7 +54,6 @@ def gpu_tiles() -> Iterator[None]:
         gpu_dinput_by_cell.TUNING.replaced(least_elements=1),
         gpu_dinput_by_image.TUNING.replaced(least_images=5),
         gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
-        sum_gpu.TUNING.replaced(beside_bytes=400, beside_terms=40),
     ):
         yield
 

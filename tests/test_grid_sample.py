@@ -188,7 +188,7 @@ def test_many_samples_to_a_pixel(image: tuple[int, ...], lines: int, monkeypatch
 
 
 #: How many samples share a cell decides whether they fit in slots, or are extras, or are too many extras.
-FILLED = {"few slots": (3, 4), "many slots": (1, 2**20), "extras": (1, 1), "too many extras": (1, 2**20)}
+FILLED = {"many slots": (5, 4), "few slots": (2, 4), "extras": (2, 1), "too many extras": (2, 2**20)}
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -233,67 +233,6 @@ def test_parameters_are_passed_in_the_order_of_the_signature() -> None:
     assert options["TILE"] == 64 and options["num_warps"] == 4
 
 
-class FakeStream(NamedTuple):
-    """A stream that records its order."""
-
-    cuda_stream: int
-    queue: list[str]
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.queue.append(f"{self.cuda_stream} waits for {event.recorded[-1]}")
-
-
-class FakeEvent:
-    def __init__(self) -> None:
-        self.recorded: list[int] = []
-
-    def record(self, stream: FakeStream) -> None:
-        self.recorded.append(stream.cuda_stream)
-
-
-@pytest.mark.usefixtures("compiled")
-def test_a_launch_beside_the_others_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, early = list[str](), list[bool]()
-    monkeypatch.setattr(steps, "_side", steps._Side())
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(77, queue))
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(steps, "_torch_stream", lambda handle, device: FakeStream(handle, queue))
-    monkeypatch.setattr(private, "launcher", lambda handle, may: early.append(may) or (handle, ()))
-    made = steps.Steps(torch.device("cuda", 0), ARGS)
-
-    def add(name: str, **given: Any) -> None:
-        kernel = Recorded(lambda out: None)
-        kernel.launched = Launched(name, queue)  # type: ignore[assignment]
-        made.add(kernel, 1, out="out", num_warps=1, **given)
-
-    add("before")
-    add("beside", beside=True)
-    add("at the same time")
-    made.join()
-    add("after")
-    launch = made.launch
-    wanted = ["before on 5", "77 waits for 5", "beside on 77", "at the same time on 5", "5 waits for 77"]
-    wanted += ["after on 5"]
-    launch(Stream(torch.device("cpu"), 5), hf.Workspace(), ARGS, addresses(ARGS))
-    assert queue == wanted
-    queue.clear()
-    launch.bound(ARGS)(5, 0, *addresses(ARGS))  # type: ignore[attr-defined]
-    assert queue == wanted
-    # A launch after an event must not start before the event.
-    assert early == [True, False, True, False]
-
-
-class Launched(list[Any]):
-    """Records the name and the stream of each launch."""
-
-    def __init__(self, name: str, queue: list[str]) -> None:
-        super().__init__()
-        self.name, self.queue = name, queue
-
-    def append(self, given: Any) -> None:
-        self.queue.append(f"{self.name} on {given[3]}")
-
-
 class Selected(NamedTuple):
     """A plan, as a repeated call uses it."""
 

@@ -38,7 +38,7 @@ def trained(positive: bool, stored: torch.dtype | None = None) -> tuple[nn.Modul
     hf.qat.prepare(model, hf.qat.Config(weight=weight, activation=hf.qat.Quantizer(mode="learned")))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
     least = torch.tensor(float("inf"))
-    for _ in range(40):
+    for _ in range(12):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), target).backward()
         optimizer.step()

@@ -376,6 +376,29 @@ def test_the_forward_uses_the_scale_as_it_is_stored(stored: torch.dtype) -> None
     assert same(tensor.scale, used) and same(tensor.dequantize(), model.weight)
 
 
+def test_a_module_with_two_names() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    hf.qat.prepare(model, hf.qat.preset("w4a8"))
+    train(model, x)
+    assert list(hf.qat.quantized_weights(model)) == ["0.weight", "2.weight"]
+    prepared = evaluated(model, x)
+    assert same(evaluated(hf.qat.convert(model), x), prepared) and model[0] is model[2]
+
+
+def test_attention_compiles_whole() -> None:
+    model, x = model_of("MultiheadAttention")
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    other = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))
+    scales = (m.attention.input_quantizer.scale() for m in (model, other))
+    assert same(*scales)
+
+
 @pytest.mark.parametrize("converted", [False, True])
 def test_compiles_whole(converted: bool) -> None:
     model, x = model_of("Linear")

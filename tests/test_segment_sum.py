@@ -20,18 +20,9 @@ DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
 
 
 def summed(
-    backend: str,
-    terms: torch.Tensor,
-    destinations: torch.Tensor,
-    segments: int,
-    *,
-    shift: int = 0,
-    into: torch.Tensor | None = None,
+    backend: str, terms: torch.Tensor, destinations: torch.Tensor, segments: int, *, shift: int = 0
 ) -> torch.Tensor:
-    """The segment sum of a plan, accumulated to ``into``.
-
-    The workspace has an offset of ``shift`` bytes, and is filled with NaN.
-    """
+    """The segment sum of a plan, with a workspace at an offset of ``shift`` bytes that is filled with NaN."""
     device = DEVICES[backend]
     desc = hf.plans.SegmentSumDescriptor(
         shape=destinations.shape,
@@ -43,11 +34,7 @@ def summed(
     stream = hf.Stream.current(device)
     plan = hf.plans.SegmentSumPlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
     out = poisoned_output((segments, terms.shape[-1]), terms.dtype).to(device)
-    if into is not None:
-        out.copy_(into)
-    args = hf.plans.SegmentSumArgs(
-        terms=terms.to(device), destinations=destinations.to(device), out=out, accumulate=into is not None
-    )
+    args = hf.plans.SegmentSumArgs(terms=terms.to(device), destinations=destinations.to(device), out=out)
     workspace = torch.full((plan.workspace_size() + shift,), 0xFF, dtype=torch.uint8, device=device)
     plan.run(stream, workspace[shift:], args)
     return out.cpu()
@@ -122,7 +109,7 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
     destinations = index_values(kind, "sorting", (3000,), 90, torch.int64)
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
-    small = {"block": 64, "tile": 64, "side": 64, "most_ways": 4}
+    small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
     with order.TUNING.replaced(**({"max_merged": 100} if way == "torch.sort" else small)):
         if way == "many passes":
             assert len(order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
@@ -130,37 +117,20 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["uniform", "zipf", "bad"])
-@pytest.mark.parametrize("way", ["beside the sort", "small", "few terms", "many terms", "accumulate"])
-def test_a_large_output_is_zeroed_beside_the_sort(
-    kind: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from holdfast.backends.steps import Steps
-    from holdfast.ops.segment_sum import gpu
+@pytest.mark.parametrize("part", [1000, 300, 100])
+def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    launched = list[tuple[str, bool]]()
-    add, join = Steps.add, Steps.join
-
-    def record(self: Steps, kernel: Any, *given: Any, beside: bool = False, **parameters: Any) -> None:
-        launched.append((kernel.fn.__name__, beside))
-        add(self, kernel, *given, beside=beside, **parameters)
-
-    monkeypatch.setattr(Steps, "add", record)
-    monkeypatch.setattr(Steps, "join", lambda self: launched.append(("join", False)) or join(self))
-    rows, count = 500, 1100 if way == "many terms" else 300
-    destinations = index_values(kind, "zeroed", (count,), rows, torch.int64)
-    terms = row_values("zeroed", (count, 3), torch.float32)
-    into = row_values("into", (rows, 3), torch.float32) if way == "accumulate" else None
-    wanted = summed("reference", terms, destinations, rows, into=into)
-    least = {"beside_bytes": rows * 12 + (way == "small"), "beside_terms": count + (way == "few terms")}
-    # Programs with and without whole tiles, and a last tile that is not whole.
-    with gpu.TUNING.replaced(**least, zero_tile_bytes=1024, zero_programs=4):
-        assert torch.equal(summed("gpu", terms, destinations, rows, into=into), wanted)
-    names = [name for name, _ in launched]
-    if way == "beside the sort":
-        assert launched[0] == ("zero", True) and not any(beside for _, beside in launched[1:])
-        assert names[-2:] == ["join", "sum_segments"]
-    else:
-        assert "zero" not in names and "join" not in names
+    tiles = {"zero_tile": 64, "block": 128, "tile": 64, "side": 64}
+    destinations = index_values(kind, "filled", (300,), 500, torch.int64)
+    terms = row_values("filled", (300, 3), torch.float32)
+    # Two passes and the spans, with all of 500 rows, with 300, and with 100, which is too few to use them.
+    wanted = summed("reference", terms, destinations, 500)
+    with order.TUNING.replaced(**tiles, pass_bytes=part * 4, span_bytes=part * 4):
+        assert (
+            order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
+        )
+        assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
 
 
 def test_the_sku_names_a_sort_of_the_framework() -> None:

@@ -39,19 +39,19 @@ def operand_names(kind: type[Args]) -> tuple[str, ...]:
 
 
 class _Side(threading.local):
-    """A side stream, one per device and thread (a thread may be capturing a graph)."""
+    """A side stream of higher priority, one per device and thread (a thread may be capturing a graph)."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Event]] = {}
 
-    def fork(self, device: torch.device, stream: torch.cuda.Stream) -> int:
-        """The handle of the side stream, which waits for all work queued on ``stream``."""
+    def fork(self, device: torch.device, stream: torch.cuda.Stream) -> torch.cuda.Stream:
+        """The side stream, after it waits for all work queued on ``stream``."""
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Event()
+            self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
         side, event = self._streams[device]
         event.record(stream)
         side.wait_event(event)
-        return side.cuda_stream
+        return side
 
     def join(self, device: torch.device, stream: torch.cuda.Stream) -> None:
         """Make ``stream`` wait for all work queued on the side stream."""
@@ -74,7 +74,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Step:
-    """A launch, or a call of ``function`` on regions of the workspace, or ``Steps.join``."""
+    """A launch, or a call of ``function`` on regions of the workspace."""
 
     launcher: Launcher | None
     operands: tuple[StepOperand, ...]
@@ -82,7 +82,6 @@ class _Step:
     each_run: tuple[EachRun, ...] = ()
     beside: bool = False
     function: Callable[..., None] | None = None
-    joins: bool = False
 
     def call(self, stream: Stream, workspace: Workspace) -> None:
         """Call the function on torch's stream."""
@@ -125,8 +124,8 @@ class Steps:
 
         Every parameter of the kernel is found by its name: in ``parameters``, or else in one of ``sources``
         (mappings and records), or else among the operands of the args. Pointers are ``StepOperand``;
-        integers, tuples of integers and constexpr values are given directly. A launch ``beside`` the others
-        runs on a side stream, at the same time as the steps after it; the next ``join`` waits for it.
+        integers, tuples of integers and constexpr values are given directly. A step that no later step
+        depends on can run ``beside`` the later steps.
         """
         constant = parameters_of(kernel.fn)
         parameters = {**self._found(kernel, sources, parameters), **parameters}
@@ -147,7 +146,7 @@ class Steps:
             num_warps=num_warps,
             registers=registers,
             shared_percent=shared_percent,
-            early=not (beside or (self._steps and self._steps[-1].joins)),
+            early=not beside,
         )
         operands = tuple(pointers[name] for name in constant if name in pointers)
         places = tuple(map(self._place, operands))
@@ -175,10 +174,6 @@ class Steps:
     def call(self, function: Callable[..., None], *regions: Region) -> None:
         """Add a call of ``function(*tensors)`` on regions of the workspace, on the caller's stream."""
         self._steps.append(_Step(None, regions, function=function))
-
-    def join(self) -> None:
-        """The next steps wait for the launches ``beside`` the others."""
-        self._steps.append(_Step(None, (), joins=True))
 
     def _position(self, name: str) -> int:
         """The position of an operand among the addresses; that of the first tensor if it is not a tensor."""
@@ -257,25 +252,24 @@ class Steps:
 
         each_run: list[str] = []
         lines = [
+            "later_at = stream_at",
             *(f"{pointers[place]} = {known[place[0]]} + {place[1]}" for place in places),
             *(["own = torch_stream(stream_at, device)"] if beside else []),
         ]
         for step in self._steps:
-            if step.joins:
-                lines.append("join(device, own)")
-                continue
             if step.launcher is None:
                 lines.append(f"{named(step.call)}(stream, workspace)")
                 continue
             if step.beside:
-                lines.append("side_at = fork(device, own)")
+                lines.append("later_at = fork(device, own).cuda_stream")
             run = step.launcher
-            given = [*run.grid, 1, "side_at" if step.beside else "stream_at", *map(named, run.between)]
+            given = [*run.grid, 1, "stream_at" if step.beside else "later_at", *map(named, run.between)]
             given += [pointers[place] for place in step.places]
             for each in step.each_run:
                 given.append(f"each{len(each_run)}")
                 each_run.append(f"each{len(each_run)} = {named(each.read)}(args)")
             lines.append(f"{named(run.run)}({', '.join(map(str, [*given, *map(named, run.tail)]))})")
+        lines += ["join(device, own)"] if beside else []
         uses_workspace = any(position == len(self._tensors) for position, _ in places)
         first = [
             "stream_at = stream.handle",
@@ -284,7 +278,7 @@ class Steps:
         ]
         _define(names, "launch(stream, workspace, args, addresses)", [*first, *each_run, *lines])
         launch = cast(Launch[Any], names["launch"])
-        if all(step.function is None for step in self._steps):
+        if all(step.launcher for step in self._steps):
             bound = [f"def launch(stream_at, workspace_at, {', '.join(known[:-2])}):"]
             bound += [f"    {line}" for line in lines]
             _define(names, "bound(args)", [*each_run, *bound, "return launch"])
@@ -311,9 +305,9 @@ class Steps:
                 return operand if isinstance(operand, torch.Tensor) else whole(operand)
 
             for step in steps:
-                if step.function is not None:
+                if step.launcher is None:
                     step.call(stream, workspace)
-                elif step.launcher is not None:
+                else:
                     scalars = [each.read(args) for each in step.each_run]
                     step.launcher.run(*map(tensor, step.operands), *scalars)
 

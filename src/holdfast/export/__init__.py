@@ -44,7 +44,8 @@ def onnx(
 
     The model is prepared or converted, or calls the functions and modules of holdfast itself. It is exported
     with ``torch.onnx.export``, with the example arguments ``args`` and ``kwargs``. Quantized weights become
-    integers with DequantizeLinear, fake quantization becomes QuantizeLinear and DequantizeLinear.
+    integers with DequantizeLinear, fake quantization becomes QuantizeLinear and DequantizeLinear. Of a
+    prepared model a copy is converted first; the model itself does not change.
 
     ``opset``: the version of the ONNX operators. Without it, the file has 21 or what the formats need: 21 for
     int4 and for scales per group or token, 25 for int2. An error leaves no file.

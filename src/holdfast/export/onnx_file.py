@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.export.onnx_formats import DEFAULT_OPSET, codes_of, granularity_of, needed_opset
 from holdfast.export.onnx_lowering import RULES, lower
 from holdfast.export.onnx_operators import translations
+from holdfast.export.prepared import is_prepared
+from holdfast.qat import convert
 
 _NEWEST = onnx.defs.onnx_opset_version()
 
@@ -32,6 +35,8 @@ def write_onnx(
         raise InvalidArgs(f"opset is {opset}; the installed onnx package has opsets up to {_NEWEST}.")
     if model.training and not isinstance(model, torch.fx.GraphModule):  # an exported module has no eval()
         raise InvalidArgs("the model is in training mode; call model.eval() before the export.")
+    if is_prepared(model):
+        model = convert(copy.deepcopy(model))
     kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
     with torch.no_grad(), _quiet():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)

@@ -10,14 +10,9 @@ from torchao.quantization import Int8Tensor, IntxUnpackedToInt8Tensor
 
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerToken
+from holdfast.export.prepared import is_prepared
 from holdfast.export.signed_codes import signed_codes, zero_point_code
-from holdfast.qat import (
-    QuantizedTensor,
-    WeightQuantizer,
-    activation_quantizers,
-    convert,
-    quantized_weights,
-)
+from holdfast.qat import QuantizedTensor, convert, quantized_weights
 from holdfast.qat.quantized import parametrized_weights
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -46,7 +41,7 @@ def to_torchao(model: Model, tensor: str) -> Model:
                 found = torchao_tensor(name, weights[name], tensor)
                 shared[original] = torch.nn.Parameter(found, requires_grad=False)
             made[name] = shared[original]
-    if _is_prepared(model):
+    if is_prepared(model):
         convert(model)
     for name, parameter in made.items():
         layer, _, local = name.rpartition(".")
@@ -55,12 +50,6 @@ def to_torchao(model: Model, tensor: str) -> Model:
             remove_parametrizations(module, local, leave_parametrized=False)
         setattr(module, local, parameter)
     return model
-
-
-def _is_prepared(model: torch.nn.Module) -> bool:
-    kinds = (parametrizations[-1] for _, parametrizations in parametrized_weights(model))
-    unfinished = (not quantizer.converted for quantizer in activation_quantizers(model).values())
-    return any(isinstance(kind, WeightQuantizer) for kind in kinds) or any(unfinished)
 
 
 def _require_layer(model: torch.nn.Module, name: str, tensor: str) -> None:

@@ -220,8 +220,8 @@ class ScaleState(torch.nn.Module):
             state_dict = self._as_one_scale(state_dict, prefix)
         if learned and isinstance(kept, torch.Tensor) and f"{prefix}scale_floor" not in state_dict:
             # Saved by a version without a floor.
-            added = {"scale_floor": floor_of(full_tensor(kept)), "floor_events": self.floor_events.zero_()}
-            state_dict = {**state_dict, **{f"{prefix}{name}": value for name, value in added.items()}}
+            floor, events = floor_of(full_tensor(kept)), torch.zeros_like(self.floor_events)
+            state_dict = {**state_dict, f"{prefix}scale_floor": floor, f"{prefix}floor_events": events}
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             unset = full_tensor(self.scale.detach()).isnan()

@@ -48,7 +48,7 @@ class Quantizer:
     """
 
     dtype: torch.dtype | Format = torch.int8
-    granularity: Granularity | None = None
+    granularity: Granularity = None  # type: ignore[assignment]  # __post_init__ sets it
     mode: str = "batch"
     symmetric: bool = True
     narrow: bool | None = None
@@ -91,7 +91,7 @@ class Quantizer:
         """A FakeQuantize for this record. ``arguments`` are further arguments of its constructor."""
         q_min, q_max = (None, None) if self.range is None else self.range
         return kind(
-            dtype=self.format.torch, q_min=q_min, q_max=q_max, granularity=self.granularity or PerTensor(),
+            dtype=self.format.torch, q_min=q_min, q_max=q_max, granularity=self.granularity,
             ste=self.ste, symmetric=self.symmetric, narrow=self.narrow, mode=MODES[self.mode],
             momentum=self.momentum, grad_factor=self.grad_factor, positive=self.positive,
             scale_dtype=self.scale_dtype,

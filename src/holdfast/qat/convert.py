@@ -9,9 +9,10 @@ from torch import nn
 
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
+from holdfast.qat.batch_norm import finish_fold
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module
-from holdfast.qat.quantized import activation_quantizers, parametrized_weights, quantized
+from holdfast.qat.quantized import activation_quantizers, float_weight, parametrized_weights, quantized
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import WeightQuantizer
 
@@ -48,7 +49,7 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
         raise InvalidArgs("the model has no layer to convert; call hf.qat.prepare first, and convert once.")
     converted: dict[int, tuple[nn.Parameter, Dequantizer]] = {}
     for name, parametrizations in found:
-        quantizer, weight = parametrizations[-1], parametrizations.original
+        quantizer, weight = parametrizations[-1], float_weight(parametrizations)
         if id(quantizer) not in converted:
             tensor = _tensor(quantizer, weight, name, for_loading)
             made = Dequantizer(tensor)
@@ -60,6 +61,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     for _, parametrizations in found:
         if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
             parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
+            del parametrizations[1:]
+    finish_fold(model)
     for activation in activations.values():
         activation.finish()
     return model

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
-from holdfast.qat.config import Config, Quantizer
+from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
+from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
@@ -21,7 +21,12 @@ from holdfast.qat.targets import Target, find_targets
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model:
+def prepare(
+    model: Model,
+    config: Config | Mapping[Any, Config | None],
+    *,
+    fold_batch_norm: bool | Sequence[tuple[str, str]] = False,
+) -> Model:
     """Quantize the weights and inputs of the layers of ``model`` in training and evaluation. In place.
 
     A ``Config`` is for all layers. A mapping has patterns as keys, and a ``Config`` or None as values; the
@@ -38,6 +43,10 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     ``parameters``. Weights are quantized by ``torch.nn.utils.parametrize``, inputs by a forward pre-hook.
     Weights that layers share stay shared.
 
+    ``fold_batch_norm`` folds each BatchNorm into the Conv before it, if that is quantized: True for all that
+    ``torch.fx`` finds, or pairs of names, such as ``[("conv1", "bn1")]``. Training normalizes by the
+    statistics of the batch, and quantizes the weight folded with the running statistics.
+
     An error leaves the model unchanged.
 
     >>> import torch, holdfast as hf
@@ -48,8 +57,12 @@ def prepare(model: Model, config: Config | Mapping[Any, Config | None]) -> Model
     """
     require_module(model)
     targets = find_targets(model, config)
-    weights = _weight_quantizers(model, targets)
+    quantized = {target.module for target in targets if target.config.weight is not None}
+    folds = find_folds(model, quantized, fold_batch_norm)
+    weights = _weight_quantizers(model, targets, folds)
     inputs = [_input_quantizer(target) for target in targets]
+    for convolution, norm in folds.items():
+        fold(convolution, norm)
     for owner, name, quantizer in weights:
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
@@ -77,36 +90,26 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
 
 
 def _weight_quantizers(
-    model: nn.Module, targets: list[Target]
+    model: nn.Module, targets: list[Target], folds: Folds
 ) -> list[tuple[nn.Module, str, WeightQuantizer]]:
     """The owner, name and quantizer of each weight. Layers that share a weight share its quantizer."""
     names = _names_of_parameters(model)
     found: list[tuple[nn.Module, str, WeightQuantizer]] = []
-    by_weight: dict[int, tuple[str, Quantizer, WeightQuantizer]] = {}
+    known: dict[int, tuple[str, WeightQuantizer, BatchNorm | None]] = {}
     for target in targets:
-        if target.config.weight is None:
-            continue
         for name in _weights_of(target):
             label, weight = target.label(name), target.module._parameters[name]
-            assert weight is not None
-            _check_weight(label, weight)
-            try:
-                granularity = target.config.weight.granularity
-                assert granularity is not None
-                granularity = stored_granularity(granularity, weight, target.layer.transposed)
-                quantizer = replace(target.config.weight, granularity=granularity)
-                made = WeightQuantizer(quantizer, weight.detach())
-            except HoldfastError as error:
-                raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
-            first, known, shared = by_weight.setdefault(id(weight), (label, quantizer, made))
-            if known != quantizer:
+            norm = folds.get(target.module)
+            made = _weight_quantizer(target, label, weight, norm)
+            first, quantizer, first_norm = known.setdefault(id(weight), (label, made, norm))
+            if quantizer.quantizer != made.quantizer or first_norm is not norm:
                 raise InvalidArgs(
-                    f"{first} and {label} are one weight with two quantizers, {known} and {quantizer}; "
-                    "configure both layers alike, or give one its own weight."
+                    f"{first} and {label} are one weight that is to be quantized in two ways; configure both "
+                    "layers alike, or give one its own weight."
                 )
             names[id(weight)].discard(label)
-            found.append((target.module, name, shared))
-    for weight_id, (label, *_) in by_weight.items():
+            found.append((target.module, name, quantizer))
+    for weight_id, (label, *_) in known.items():
         if names[weight_id]:
             others = ", ".join(sorted(names[weight_id]))
             raise InvalidArgs(
@@ -114,6 +117,22 @@ def _weight_quantizers(
                 "shared weight alike, or give one its own weight."
             )
     return found
+
+
+def _weight_quantizer(target: Target, label: str, weight: Any, norm: BatchNorm | None) -> WeightQuantizer:
+    """The quantizer of one weight. ``norm`` is folded into it."""
+    if isinstance(weight, nn.UninitializedParameter):
+        raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
+    if weight.dtype not in {record.torch for record in FLOATS.values()}:
+        raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
+    config = target.config.weight
+    assert config is not None
+    value = weight.detach() if norm is None else FoldedWeight(norm)(weight, training=False).detach()
+    try:
+        granularity = stored_granularity(config.granularity, weight, target.layer.transposed)
+        return WeightQuantizer(replace(config, granularity=granularity), value)
+    except HoldfastError as error:
+        raise InvalidArgs(f"{label} cannot be quantized as configured: {error}") from error
 
 
 def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
@@ -127,6 +146,8 @@ def _names_of_parameters(model: nn.Module) -> dict[int, set[str]]:
 
 def _weights_of(target: Target) -> list[str]:
     """The names of the weights of a layer that are to be quantized."""
+    if target.config.weight is None:
+        return []
     for option in ("max_norm", "sparse"):
         if getattr(target.module, option, None):
             raise InvalidArgs(
@@ -152,10 +173,3 @@ def _weights_of(target: Target) -> list[str]:
             f"{', '.join(target.module._parameters) or 'none'}."
         )
     return found
-
-
-def _check_weight(label: str, weight: torch.Tensor) -> None:
-    if isinstance(weight, nn.UninitializedParameter):
-        raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
-    if weight.dtype not in {record.torch for record in FLOATS.values()}:
-        raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")

@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from holdfast.core.errors import InvalidArgs
 from holdfast.nn.sharded import full_tensor
 from holdfast.ops.quantize.torch_op import quantize
+from holdfast.qat.batch_norm import FoldedWeight
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer, whole_zero_point
@@ -47,6 +48,12 @@ def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, Parametrizatio
             yield f"{prefix}.{name}" if prefix else name, parametrizations
 
 
+def float_weight(parametrizations: ParametrizationList) -> torch.Tensor:
+    """The weight that the quantizer gets in evaluation."""
+    weight, first = parametrizations.original, parametrizations[0]
+    return first(weight, training=False) if isinstance(first, FoldedWeight) else weight
+
+
 def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
     """The quantized weights of a prepared or converted model, by qualified parameter name.
 
@@ -56,7 +63,7 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
     for name, parametrizations in parametrized_weights(model):
         last = parametrizations[-1]
         if isinstance(last, WeightQuantizer):
-            found[name] = quantized(last, parametrizations.original, name)
+            found[name] = quantized(last, float_weight(parametrizations), name)
         elif isinstance(last, Dequantizer):
             found[name] = last.quantized_tensor(parametrizations.original.detach())
     return found

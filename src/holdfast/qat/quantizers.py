@@ -70,7 +70,6 @@ class WeightQuantizer(QuantizerModule):
     """The parametrization of a quantized weight. ``quantizer`` has the granularity in the weight's axes."""
 
     def __init__(self, quantizer: Quantizer, weight: torch.Tensor) -> None:
-        assert quantizer.granularity is not None
         shape = quantizer.granularity.view(tuple(weight.shape)).scale_shape or (1,)
         given: dict[str, Any] = {}
         if quantizer.mode == "fixed" and quantizer.scale is None:

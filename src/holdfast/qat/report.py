@@ -19,7 +19,7 @@ from holdfast.ops.fake_quantize.torch_op import fake_quantize
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module
 from holdfast.qat.plot import bars
-from holdfast.qat.quantized import activation_quantizers, parametrized_weights
+from holdfast.qat.quantized import activation_quantizers, float_weight, parametrized_weights
 from holdfast.qat.quantizers import ActivationQuantizer, QuantizerModule, WeightQuantizer
 
 
@@ -100,7 +100,7 @@ def report(model: nn.Module, *batch: Any) -> Report:
     for name, parametrizations in parametrized_weights(model):
         last: Any = parametrizations[-1]
         if isinstance(last, WeightQuantizer):
-            rows.append(_row(name, last, full_tensor(parametrizations.original)))
+            rows.append(_row(name, last, full_tensor(float_weight(parametrizations))))
         elif isinstance(last, Dequantizer):
             least, largest = float(last.scale.min()), float(last.scale.max())
             shown = last.format.name, str(last.granularity), "converted"

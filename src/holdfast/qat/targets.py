@@ -116,11 +116,16 @@ def _is_inherited(pattern: Any) -> bool:
 
 def _layer(module: nn.Module, config: Config | None) -> Layer | None:
     """The record of a layer that ``config`` can quantize; None for other modules."""
-    if config is None or config.parameters is None:
-        return layer_of(module)
+    layer = layer_of(module)
+    if config is None:
+        return layer
+    if config.weight is None and layer is not None and not layer.inputs:
+        return None
+    if config.parameters is None:
+        return layer
     if not any(hasattr(module, name) for name in config.parameters):
         return None
-    return layer_of(module) or Layer(inputs=tuple(inspect.signature(module.forward).parameters)[:1])
+    return layer or Layer(inputs=tuple(inspect.signature(module.forward).parameters)[:1])
 
 
 def _refuse(model: nn.Module, pattern: Any, fits: bool, fits_layer: bool) -> None:

@@ -44,7 +44,6 @@ from holdfast.ops.segment_sum.gpu import (
     STARTS,
     Bounds,
     SegmentSumSteps,
-    SortedSum,
     Target,
     Terms,
     Walk,
@@ -54,7 +53,7 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
 )
 from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
-from holdfast.ops.segment_sum.gpu_merge_sort import power_below
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, power_below
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 
@@ -620,7 +619,12 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         elements = desc.bags * desc.columns
         self.divided = layout.take(elements, desc.compute.torch) if mean else None
         self.chosen = layout.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
-        self.sums = SortedSum(layout, desc, device) if desc.sums else None
+        self.order = self.summing = None
+        if desc.sums:
+            self.order = MergeSort(layout, device, desc.count, desc.rows)
+            self.summing = SegmentSumSteps(
+                layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+            )
         self.set_workspace(layout)
 
     def compile(self) -> None:
@@ -630,36 +634,30 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         desc = self.desc
         walks = Walks(desc, args.indices, args.per_sample_weights, args.dper_sample_weights)
         steps = Steps(self.device, args)
-        zeroed = False
-        if self.sums is not None:
-            assert args.dweight is not None
-            zeroed = self.sums.zeroes_beside(args.dweight, args.accumulate)
-            if zeroed:
-                self.sums.add_zero(steps, "dweight", args.dweight)
         self.bags.add_steps(steps, walks, args.offsets, False)
-        if self.sums is not None:
+        if self.order is not None and self.summing is not None:
             assert args.dweight is not None
-            terms, walk, term = self.terms(steps, args, walks, self.sums.order.places)
-            self.sums.add_steps(
+            terms, walk, term = self.terms(steps, args, walks)
+            self.order.add_steps(steps, "indices", walks.space, desc.padding, self.summing.arrivals)
+            self.summing.add_steps(
                 steps,
-                "indices",
-                walks.space,
                 Target.matrix("dweight", args.dweight),
                 terms,
+                Bounds.of(self.order),
                 walk,
                 term=term,
                 accumulate=args.accumulate,
-                zeroed=zeroed,
+                cleared=True,
             )
         if desc.dper_sample_weights and desc.count:
             self.differentiate_weights(steps, args, walks)
         return steps.launch
 
-    def terms(
-        self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks, places: Region
-    ) -> tuple[Terms, Walk, Any]:
-        """Operands, walk and term function of the gradient of the table; ``places`` are sorted."""
-        desc, bags = self.desc, self.bags.bags_of
+    def terms(self, steps: Steps, args: EmbeddingBagBackwardArgs, walks: Walks) -> tuple[Terms, Walk, Any]:
+        """Operands, walk and term function of the gradient of the table."""
+        desc = self.desc
+        assert self.order is not None
+        places, bags = self.order.places, self.bags.bags_of
         strides = tuple(args.dout.stride())
         walk = Walk(walks.sizes, strides)
         if self.divided is not None and desc.bags:

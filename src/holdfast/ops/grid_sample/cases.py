@@ -210,6 +210,12 @@ def _gradients() -> Iterator[Problem]:
     yield replace(
         plain, name="planes of different magnitudes, 16 channels", image=(16, 9, 11), values="planes"
     )
+    for values, name in (
+        ("wide", "gradients of a wide range"), ("planes", "planes of different magnitudes"),
+        ("zeros", "gradients of zero"), ("subnormal", "subnormal gradients"),
+        ("infinities", "infinite gradients"),
+    ):  # fmt: skip
+        yield replace(plain, name=f"{name}, 4 channels", image=(4, 9, 11), values=values)
 
 
 def cases(plan: type[Plan[Any, Any]]) -> list[Case]:

@@ -17,6 +17,7 @@ integer sums do not depend on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -271,7 +272,7 @@ def list_samples(
         tl.store(rows + (at.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
 
 
-def is_flat(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def is_flat(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the axes of these sizes and strides are one axis with the last stride."""
     return all(
         stride == inner * size for stride, inner, size in zip(strides, strides[1:], sizes[1:], strict=False)
@@ -333,7 +334,7 @@ class Cells:
             "dout_strides": strides_of(dout),
             "dout_step": dout.stride(1),
             "fraction_bits": desc.fraction_bits,
-            "FLAT": is_flat(desc.output_size, tuple(dout.stride()[2:])),
+            "FLAT": is_flat(desc.output_size, dout.stride()[2:]),
             "LOCALITY": self.depends_on_locality(args),
             **sampling_constants(desc),
         }

@@ -19,6 +19,7 @@ from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned, constants_of
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.grid_sample.gpu_cells import place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import locate, offset_of, sampling_constants, unravel
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
     add_products,
@@ -64,11 +65,11 @@ TUNING = Tuned(
 @triton.jit
 def store_band(
     dinput, value, n, channel, number, inside, sizes, strides, step,
-    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+    FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Store the pixels ``number`` of a channel, or add to them if ACCUMULATE."""
-    x, y, z = unravel(number, sizes, 2)
-    at = dinput + tl.full([1], channel, tl.int64) * step + offset_of(n, x, y, z, strides)
+    at = dinput + n * strides[0] + tl.full([1], channel, tl.int64) * step
+    at += place_offset(number, sizes, strides, 2, FLAT)
     if ACCUMULATE:
         value = widen(tl.load(at, mask=inside, other=0.0), COMPUTE) + value
     tl.store(at, narrow(value, dinput.dtype.element_ty), mask=inside)
@@ -82,7 +83,7 @@ def differentiate_images(
     dinput_step, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, OFFSET: tl.constexpr,
-    ACCUMULATE: tl.constexpr, BAND: tl.constexpr, TILE: tl.constexpr,
+    DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, BAND: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Every ``programs``-th image, with all its samples in one tile."""
     follow()
@@ -137,12 +138,12 @@ def differentiate_images(
                     value = converted(total, total, shift, fraction_bits, COMPUTE)
                     store_band(
                         dinput, value, n, channel, pixel, pixel < pixels, sizes, dinput_strides, dinput_step,
-                        ACCUMULATE, COMPUTE,
+                        DINPUT_FLAT, ACCUMULATE, COMPUTE,
                     )  # fmt: skip
                 else:
                     store_band(
                         dinput, tl.zeros([BAND], COMPUTE), n, channel, pixel, pixel < pixels, sizes,
-                        dinput_strides, dinput_step, ACCUMULATE, COMPUTE,
+                        dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
                     )  # fmt: skip
             if DGRID:
                 s0, s1, s2, s3 = add_products(

@@ -24,6 +24,7 @@ from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
+from holdfast.ops.grid_sample.gpu_cells import is_flat, place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
     corner_pixel,
@@ -86,7 +87,8 @@ TUNING = Tuned(
 @triton.jit(do_not_specialize=["limit", "parts", "span"])
 def prepare(
     sums, words, dout, gate, limit, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
-    GATED: tl.constexpr, AXES: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+    GATED: tl.constexpr, AXES: tl.constexpr, COMPUTE: tl.constexpr, FLAT: tl.constexpr, WORDS: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
     """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
     follow()
@@ -95,15 +97,14 @@ def prepare(
     plane = tl.program_id(0) // parts
     part = tl.program_id(0) - plane * parts
     n, channel = plane // channels, plane % channels
-    base = dout + channel.to(tl.int64) * dout_step
+    base = dout + n.to(tl.int64) * dout_strides[0] + channel.to(tl.int64) * dout_step
     share = tl.cdiv(samples, parts)
     most, not_finite = tl.zeros([VECTOR], tl.int32), tl.zeros([VECTOR], tl.int32)
     end = tl.minimum(part * share + share, samples)
     FIELD: tl.constexpr = 2047 if COMPUTE == tl.float64 else 255
     for begin in range(part * share, end, VECTOR):
         sample = begin + tl.arange(0, VECTOR)
-        x, y, z = unravel(sample, out_sizes, AXES)
-        at = base + offset_of(n, x, y, z, dout_strides)
+        at = base + place_offset(sample, out_sizes, dout_strides, AXES, FLAT)
         field = exponent_field(widen(tl.load(at, mask=sample < end, other=0.0), COMPUTE))
         most = tl.maximum(most, tl.where(field < FIELD, field, 0))
         not_finite = tl.maximum(not_finite, (field == FIELD).to(tl.int32))
@@ -132,8 +133,8 @@ def convert(
     dinput, sums, words, gate,
     limit, tasks, programs, first_pixel, conversions, channels, pixels, span, fraction_bits, sizes,
     dinput_strides, dinput_step,
-    GATED: tl.constexpr, AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
-    WORDS: tl.constexpr, PARTS: tl.constexpr, CONVERTED: tl.constexpr,
+    GATED: tl.constexpr, AXES: tl.constexpr, DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr,
+    COMPUTE: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, CONVERTED: tl.constexpr,
 ):  # fmt: skip
     """Store CONVERTED pixels of a plane. GATED: a program has several tasks, if the gate is open."""
     follow()
@@ -142,14 +143,14 @@ def convert(
             for task in range(tl.program_id(0), tasks, programs):
                 convert_pixels(
                     dinput, sums, words, task, first_pixel, conversions, channels, pixels, span,
-                    fraction_bits, sizes, dinput_strides, dinput_step, AXES, ACCUMULATE, COMPUTE, WORDS,
-                    PARTS, CONVERTED,
+                    fraction_bits, sizes, dinput_strides, dinput_step, AXES, DINPUT_FLAT, ACCUMULATE, COMPUTE,
+                    WORDS, PARTS, CONVERTED,
                 )  # fmt: skip
     else:
         convert_pixels(
             dinput, sums, words, tl.program_id(0), first_pixel, conversions, channels, pixels, span,
-            fraction_bits, sizes, dinput_strides, dinput_step, AXES, ACCUMULATE, COMPUTE, WORDS, PARTS,
-            CONVERTED,
+            fraction_bits, sizes, dinput_strides, dinput_step, AXES, DINPUT_FLAT, ACCUMULATE, COMPUTE, WORDS,
+            PARTS, CONVERTED,
         )  # fmt: skip
 
 
@@ -157,8 +158,8 @@ def convert(
 def convert_pixels(
     dinput, sums, words, task,
     first_pixel, conversions, channels, pixels, span, fraction_bits, sizes, dinput_strides, dinput_step,
-    AXES: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, WORDS: tl.constexpr,
-    PARTS: tl.constexpr, CONVERTED: tl.constexpr,
+    AXES: tl.constexpr, DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
+    WORDS: tl.constexpr, PARTS: tl.constexpr, CONVERTED: tl.constexpr,
 ):  # fmt: skip
     """Store CONVERTED pixels of a plane."""
     plane = task // conversions
@@ -172,8 +173,8 @@ def convert_pixels(
         fraction = tl.load(source + span, mask=inside, other=BIAS)
     value = converted(total, fraction, shift, fraction_bits, COMPUTE)
     n, channel = plane // channels, plane % channels
-    x, y, z = unravel(first_pixel + number, sizes, AXES)
-    at = dinput + channel.to(tl.int64) * dinput_step + offset_of(n, x, y, z, dinput_strides)
+    at = dinput + n.to(tl.int64) * dinput_strides[0] + channel.to(tl.int64) * dinput_step
+    at += place_offset(first_pixel + number, sizes, dinput_strides, AXES, DINPUT_FLAT)
     if ACCUMULATE:
         value = widen(tl.load(at, mask=inside, other=0.0), COMPUTE) + value
     tl.store(at, narrow(value, dinput.dtype.element_ty), mask=inside)
@@ -485,6 +486,8 @@ def operands_of(
         "dinput_step": dinput.stride(1), "dgrid_step": dgrid.stride(-1), "dout_step": dout.stride(1),
         "image_step": image.stride(1), "grid_step": grid.stride(-1),
         "OFFSET": tl.int64 if wide else tl.int32, "ACCUMULATE": args.accumulate,
+        "FLAT": is_flat(desc.output_size, dout.stride()[2:]),
+        "DINPUT_FLAT": is_flat(desc.image_size, dinput.stride()[2:]),
     }  # fmt: skip
 
 

@@ -1,9 +1,8 @@
 """dinput and dgrid of bilinear samples with few channels, in Triton: a pixel sums the slots of its cells.
 
-Every cell (see ``gpu_cells``) has a first slot, a counter and a few more slots. ``claim_cells`` stores the
-number of each sample in the first slot of its cell; if several samples do, any one of them stays there.
-``place_samples`` stores each other sample in the next free slot of its cell; it also computes dgrid, and the
-largest exponent of each plane of dout. ``sum_slots`` then sums the samples in the slots around each pixel.
+Every cell (see ``gpu_cells``) has a counter and a few slots. ``place_samples`` stores the number of each
+sample in the next free slot of its cell; it also computes dgrid, and the largest exponent of each plane of
+dout. ``sum_slots`` then sums the samples in the slots around each pixel.
 
 A sample that finds no free slot is an extra. The first extra of a cell takes a holder: accumulators for each
 corner and channel. ``add_extras`` adds the terms of the extras to the holders with integer atomics. If there
@@ -73,33 +72,36 @@ class Tuning:
     pixels: int
     wide: int
     sum_warps: int
+    #: Slots that are loaded ahead in 2-D. In 3-D none are, since the code would be twice as long.
+    ahead: int
     #: Maximum programs of ``add_extras``, and samples of each.
     extra_programs: int
     extra_tile: int
     #: Words cleared per program.
     cleared: int
-    #: Maximum and minimum number of slots of a cell after the first.
-    slots: int = 3
-    least_slots: int = 1
+    #: Maximum and minimum number of slots of a cell.
+    slots: int = 4
+    least_slots: int = 2
     #: Maximum number of samples per pixel.
     most_dense: int = 2
     #: Samples for which there is room for one extra.
     samples_per_extra: int = 32
     #: Planes per program of ``settle_planes``.
     planes: int = 16
-    #: Maximum number of channels, and minimum number of elements of dout.
+    #: Minimum and maximum number of channels, and minimum number of elements of dout.
+    least_channels: int = 2
     most_channels: int = 4
     least_elements: int = 2**18
 
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, pixels=128, wide=32, sum_warps=4, extra_programs=528,
+        tile=256, warps=8, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
         extra_tile=128, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, extra_programs=2,
-        extra_tile=64, cleared=65536, slots=1, samples_per_extra=4, least_elements=1,
+        tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
+        extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -131,28 +133,9 @@ def measure(largest, d):
     tl.atomic_max(largest, tl.max(field, 0), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["tiles", "cells"])
-def claim_cells(
-    firsts, grid, tiles, cells, samples, sizes, out_sizes, grid_strides, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Store the numbers of TILE samples of an image, plus 1, in the first slots of their cells."""
-    follow()
-    n = tl.program_id(0) // tiles
-    number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
-    x, y, z = unravel(number, out_sizes, AXES)
-    first, _t, _scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), number < samples, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
-    )  # fmt: skip
-    cell, there = cell_of(first, sizes, AXES)
-    tl.store(firsts + n * cells + cell, number + 1, mask=there & (number < samples))
-
-
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
 def place_samples(
-    dgrid, firsts, counts, slots, extras, holders, tallies, largest, dout, image, grid,
+    dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
     tiles, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
@@ -173,20 +156,9 @@ def place_samples(
     cell, there = cell_of(first, sizes, AXES)
     cell += n * cells
     there = there & inside
-    there = there & (tl.load(firsts + cell, mask=there, other=0) != number + 1)
     arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
-    tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    extra = there & (arrival >= SLOTS)
-    if tl.max(extra.to(tl.int32), 0) > 0:
-        keep_extras(
-            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
-            most_extras, CORNERS * CHANNELS, SLOTS,
-        )  # fmt: skip
     base = dout + offset_of(n, x, y, z, dout_strides)
-    for channel in tl.static_range(CHANNELS):
-        d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-        measure(largest + (n * channels + channel) * SPREAD + tl.program_id(0) % SPREAD, d)
     if DGRID:
         zeros = tl.zeros([TILE], COMPUTE)
         changes = (zeros, zeros, zeros)
@@ -202,6 +174,17 @@ def place_samples(
             changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, corner, AXES, TAPS, MODE)
         target = offset_of(n, x, y, z, dgrid_strides)
         store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
+    # Reductions wait for all threads, so they come last.
+    for channel in tl.static_range(CHANNELS):
+        d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
+        measure(largest + (n * channels + channel) * SPREAD + tl.program_id(0) % SPREAD, d)
+    tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
+    extra = there & (arrival >= SLOTS)
+    if tl.max(extra.to(tl.int32), 0) > 0:
+        keep_extras(
+            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
+            most_extras, CORNERS * CHANNELS, SLOTS,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["planes", "most_extras", "fraction_bits"])
@@ -308,18 +291,15 @@ def word(dout, at, here, weight, scale):
 def add_round(
     q0, q1, q2, q3, k, samples, counts, grid, dout, scales, sizes, out_sizes, grid_strides, dout_strides,
     grid_step, dout_step,
-    FIRST: tl.constexpr, LESS: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
+    FIRST: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
     PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
     GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Add the terms of ``samples``, less LESS, of the four cells from that of corner FIRST.
-
-    A sample exists where ``counts`` is greater than ``k``.
-    """
+    """Add the terms of ``samples``, those in slot ``k`` of four cells, from that of corner FIRST."""
     for i in tl.static_range(4):
         here = counts[i] > k
         at, weight = load_term(
-            grid, samples[i] - LESS, here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
+            grid, samples[i], here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
             FIRST + i, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
         )  # fmt: skip
         q0 += word(dout, at, here, weight, scales[0])
@@ -355,15 +335,18 @@ def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
 def sum_slots(
-    dinput, firsts, counts, slots, holders, tallies, scales, dout, grid,
+    dinput, counts, slots, holders, tallies, scales, dout, grid,
     tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
     dout_strides, grid_strides, dinput_step, dout_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
     GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of PIXELS pixels of an image, one per thread, in all channels."""
+    """Sum a tile of PIXELS pixels of an image, one per thread, in all channels.
+
+    The first AHEAD slots of a cell are loaded together with its counter.
+    """
     follow()
     if tl.load(tallies + EXTRAS) > most_extras:
         return
@@ -397,19 +380,21 @@ def sum_slots(
     factors = (scale_0, scale_1, scale_2, scale_3)
     q0, q1 = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.int64)
     q2, q3 = q0, q1
-    for first in tl.static_range(0, CORNERS, 4):
-        samples = words_of_four(firsts, cell, exists, row, layer, first)
-        q0, q1, q2, q3 = add_round(
-            q0, q1, q2, q3, 0, samples, samples, own_grid, own_dout, factors, sizes, out_sizes, grid_strides,
-            dout_strides, grid_step, dout_step, first, 1, CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE,
-            TAPS, GRID_FLAT, FLAT,
-        )  # fmt: skip
-    for k in range(0, tl.minimum(most, SLOTS)):
+    # Empty slots hold any number.
+    for k in tl.static_range(AHEAD):
         for first in tl.static_range(0, CORNERS, 4):
             samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
             q0, q1, q2, q3 = add_round(
                 q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
-                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, 0, CHANNELS, AXES, MODE,
+                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
+                PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
+            )  # fmt: skip
+    for k in range(AHEAD, tl.minimum(most, SLOTS)):
+        for first in tl.static_range(0, CORNERS, 4):
+            samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
+            q0, q1, q2, q3 = add_round(
+                q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
+                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
                 PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
             )  # fmt: skip
     if most > SLOTS:
@@ -435,7 +420,7 @@ def sum_slots(
 class SlotSums:
     """Workspace regions and launches for dinput by slot, and dgrid if needed.
 
-    A cell has ``SLOTS`` slots after the first.
+    A cell has ``SLOTS`` slots.
     """
 
     def __init__(
@@ -458,11 +443,11 @@ class SlotSums:
 
     def _take(self, layout: WorkspaceLayout) -> None:
         spread = self.planes * SPREAD.value
-        sizes = [TALLIES.value, spread, self.all_cells, self.all_cells]
+        sizes = [TALLIES.value, spread, self.all_cells]
         padded = [-(-size // ALIGNED_TO) * ALIGNED_TO for size in sizes]
         self.words = layout.take(sum(padded), torch.int32)
         offsets = [self.words.offset + 4 * sum(padded[:i]) for i in range(len(padded))]
-        self.tallies, self.largest, self.counts, self.firsts = (
+        self.tallies, self.largest, self.counts = (
             Region(offset, size, torch.int32) for offset, size in zip(offsets, sizes, strict=True)
         )
         self.scales = layout.take(self.planes, torch.float32)
@@ -482,15 +467,15 @@ class SlotSums:
             desc.needs_dinput
             and desc.mode == Mode.BILINEAR
             and desc.compute.bits == 32
-            and 0 < desc.channels <= tuning.most_channels
+            and tuning.least_channels <= desc.channels <= tuning.most_channels
             and desc.samples <= tuning.most_dense * desc.pixels
-            and desc.batch * (tuning.slots + 2) * max(cells_of(desc), desc.samples) <= LIMIT
+            and desc.batch * (tuning.slots + 1) * max(cells_of(desc), desc.samples) <= LIMIT
             and desc.batch * desc.channels * desc.samples >= tuning.least_elements
         )
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
         """Add the launches."""
-        desc, tuning, dout, grid = self.desc, self.tuning, args.dout, args.grid
+        desc, tuning, grid = self.desc, self.tuning, args.grid
         words = self.words.count
         steps.add(
             clear_words, -(-words // tuning.cleared), self,
@@ -498,14 +483,9 @@ class SlotSums:
         )  # fmt: skip
         sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
-            "FLAT": is_flat(desc.output_size, tuple(dout.stride()[2:])),
-            "GRID_FLAT": is_flat(desc.output_size, tuple(grid.stride()[1:-1])),
+            "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
         }  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
-        steps.add(
-            claim_cells, desc.batch * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
-        )  # fmt: skip
         steps.add(
             place_samples, desc.batch * tiles, sources, self,
             tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
@@ -525,6 +505,7 @@ class SlotSums:
         steps.add(
             sum_slots, desc.batch * tiles, sources, self,
             tiles=tiles, stacked=stacked, PIXELS=tuning.pixels, WIDE=wide,
+            AHEAD=tuning.ahead if desc.axes == 2 else 0,
             num_warps=tuning.sum_warps,
         )  # fmt: skip
         self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras))

@@ -187,10 +187,10 @@ MUTANTS = (
         likely="257 channels",
     ),
     _backward(
-        "a sample in the first slot and in another",
+        "two samples in one slot",
         _SLOTS_GPU,
-        "there = there & (tl.load(firsts + cell, mask=there, other=0) != number + 1)",
-        "there = there & (tl.load(firsts + cell, mask=there, other=0) != number + 2)",
+        "tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))",
+        "tl.store(slots + (arrival // 2) * all_cells + cell, number, mask=there & (arrival < SLOTS))",
         likely="random",
     ),
     _backward(
@@ -205,13 +205,13 @@ MUTANTS = (
         _SLOTS_GPU,
         "scale = power_of_two(tl.minimum(shift, LARGEST_SHIFT), tl.float32)",
         "scale = power_of_two(tl.minimum(shift - 1, LARGEST_SHIFT), tl.float32)",
-        likely="random",
+        likely="gradients of a wide range, 4 channels",
     ),
     _backward(
         "numbers that are not finite in fast sums",
         _SLOTS_GPU,
         "refused = (field == 255) |",
         "refused = (field == 256) |",
-        likely="not finite",
+        likely="infinite gradients, 4 channels",
     ),
 )

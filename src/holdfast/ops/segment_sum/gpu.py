@@ -2,9 +2,9 @@
 
 First the terms are sorted by row (``MergeSort``): the terms of a row are ``starts[row]``
 to ``starts[row + 1]`` in sorted order. A place is a position in that order. A row of up to 32 terms is summed
-by one program, which is assigned the row or, if there are many rows, the row's first place. In the latter
-case rows without terms are filled with zeros separately. Sorting leaves most of the memory bandwidth unused,
-so a large output is filled with zeros beside the sort; rows with terms are then written again.
+by one program, which is assigned the row or, if there are more rows than terms, the row's first place. In the
+latter case rows without terms are filled with zeros separately. The last rows may be filled while the terms
+are still being sorted; those with terms are written again.
 
 A longer row is cut into chunks of 32. A window is 32 aligned places, and the program of a window sums the
 chunks that begin in it. At most two chunks of long rows begin in a window. At most one of them is not the
@@ -37,7 +37,7 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,
@@ -47,7 +47,7 @@ from holdfast.ops.segment_sum.indexed import (
 )
 
 CHUNK = tl.constexpr(indexed.CHUNK)
-#: Warps of ``clear`` and ``zero``.
+#: Warps of ``clear``.
 WARPS = 4
 
 
@@ -63,21 +63,17 @@ class Tuning:
     long_programs: int
     #: With at least this many tiles of places, a program processes ``parts`` tiles.
     parted: int
-    #: Bytes that a program fills with zeros.
+    #: Bytes that a program fill_programs with zeros.
     fill_bytes: int
-    #: An output of at least this many bytes and terms is zeroed beside the sort.
-    beside_bytes: int
-    beside_terms: int
     #: Elements per program of ``clear``.
     lanes: int
     parts: int = 4
     #: Maximum columns of a tile.
     most_columns: int = 1024
-    #: Rows of up to this many bytes use tiles of half the size; so do all rows if there are many.
+    #: Rows of up to this many bytes use tiles of half the size; so do all rows if there are more than terms.
     narrow_bytes: int = 1024
-    #: Programs that zero an output: one per multiprocessor, so that the sort finds room beside them.
-    zero_programs: int = 132
-    zero_tile_bytes: int = 16384
+    #: Rows are filled during the sort if at least 1 / worth_filling of them can be; some are written twice.
+    worth_filling: int = 4
     #: Terms loaded together.
     unroll: int = 4
     warps: int = 4
@@ -92,15 +88,11 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(
-        tile_bytes=8192, most_rows=64, long_programs=264, parted=4096, fill_bytes=16384,
-        beside_bytes=8 * 2**20, beside_terms=4096, lanes=2048,
-    ),
+    gpu=Tuning(tile_bytes=8192, most_rows=64, long_programs=264, parted=4096, fill_bytes=16384, lanes=2048),
     interpreter=Tuning(
-        tile_bytes=65536, most_rows=65536, long_programs=2, parted=2, fill_bytes=65536,
-        beside_bytes=4096, beside_terms=64, lanes=65536, zero_programs=2,
+        tile_bytes=65536, most_rows=65536, long_programs=2, parted=2, fill_bytes=65536, lanes=65536
     ),
-)  # fmt: skip
+)
 
 # Bounds of a row's places: ``starts[row]`` and ``starts[row + 1]``; a pair in ``spans``, zeros if the row has
 # none; or ``length`` places per row.
@@ -113,18 +105,6 @@ def clear(counts, count, TILE: tl.constexpr):
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(counts + number, tl.zeros([TILE], tl.int32), mask=number < count)
-
-
-@triton.jit
-def zero(out, count, programs, TILE: tl.constexpr):
-    """Zero ``count`` elements."""
-    zeros = tl.zeros([TILE], out.dtype.element_ty)
-    begin = tl.program_id(0).to(tl.int64) * TILE
-    while begin + TILE <= count:
-        tl.store(out + begin + tl.arange(0, TILE), zeros)
-        begin += programs * TILE
-    at = begin + tl.arange(0, TILE)
-    tl.store(out + at, zeros, mask=at < count)
 
 
 @triton.jit
@@ -293,22 +273,10 @@ def sum_long_rows(
 
 @triton.jit
 def rows_begun(keys, place, rows, count):
-    """Row of each place, and whether it is the row's first place."""
+    """Row of each place, and whether the place is the row's first."""
     row = tl.load(keys + place, mask=place < count, other=rows)
     before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
     return row, (row < rows) & (row != before)
-
-
-@triton.jit
-def places_begun(keys, places, place, rows, count):
-    """Row of each place, whether it is the row's first place, and the row's number of places, up to 33."""
-    row, begun = rows_begun(keys, place, rows, count)
-    at = place[:, None] + tl.arange(0, CHUNK)[None, :]
-    same = tl.load(keys + at, mask=at < count, other=-1) == row[:, None]
-    longer = tl.load(keys + place + CHUNK, mask=place + CHUNK < count, other=-1) == row
-    # Load the places now, so that the terms' loads of them need not wait for memory.
-    begun = begun & (tl.load(places + place, mask=place < count, other=0) >= 0)
-    return row, begun, tl.sum(same.to(tl.int32), 1) + longer.to(tl.int32)
 
 
 @triton.jit
@@ -323,12 +291,11 @@ def sum_short_rows(
     """Sum ROWS rows, or if SPARSE the rows that begin at ROWS places, if they have up to 32 terms."""
     number = block * ROWS + tl.arange(0, ROWS)
     if SPARSE:
-        first = number
-        row, exists, amount = places_begun(keys, places, number, rows, count)
+        row, exists = rows_begun(keys, number, rows, count)
     else:
         row = number
         exists = row < rows
-        first, amount = places_of(bounds, row, exists, length, BOUNDS)
+    first, amount = places_of(bounds, row, exists, length, BOUNDS)
     mine = exists & (amount <= CHUNK)
     if ACCUMULATE and not EVERY_ROW:
         mine = mine & (amount > 0)
@@ -505,7 +472,7 @@ class SegmentSumSteps:
     ) -> None:
         self.count, self.rows, self.columns, self.short, self.by_count = count, rows, columns, short, by_count
         self.itemsize = dtype.itemsize
-        self.sparse = 2 * rows > count
+        self.sparse = rows > count
         self.compute = torch.float64 if dtype == torch.float64 else torch.float32
         self.tuning = tuning = TUNING.on(device)
         half = self.sparse or columns * dtype.itemsize <= tuning.narrow_bytes
@@ -530,13 +497,14 @@ class SegmentSumSteps:
         every_row: bool = False,
         cleared: bool = False,
         only_long: bool = False,
-        zeroed: bool = False,
+        filled: int = 0,
     ) -> None:
         """Add the launches.
 
         ``term`` is the term function; ``terms`` and ``walk`` are its operands and their strides. Rows without
         terms are accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
-        ``zeroed``: the caller zeroes ``out``. ``only_long``: the caller sums the short rows.
+        ``filled``: the number of last rows that the caller zeroes. ``only_long``: the caller sums the short
+        rows.
         """
         (rows, columns), tuning = self.tile, self.tuning
         if self.windows and not cleared:
@@ -550,7 +518,7 @@ class SegmentSumSteps:
         fill_rows = 1
         if sparse:
             fill_rows = min(max(tuning.fill_bytes // (columns * self.itemsize), 1), tuning.most_rows)
-        fill_programs = -(-self.rows // fill_rows) if sparse and not (accumulate or zeroed) else 0
+        fill_programs = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
         steps.add(
             sum_segments, (long_programs + short_programs + fill_programs) * self.tiles,
             self, out, terms, bounds, walk,
@@ -571,96 +539,47 @@ def add_clear(steps: Steps, counts: Region, lanes: int) -> None:
     )
 
 
-class SortedSum:
-    """Workspace regions and launches that sort the terms of ``desc`` by row, and sum them."""
-
-    def __init__(self, layout: WorkspaceLayout, desc: IndexedDescriptor, device: torch.device) -> None:
-        self.desc = desc
-        self.order = MergeSort(layout, device, desc.count, desc.rows)
-        self.summing = SegmentSumSteps(
-            layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
-        )
-
-    def zeroes_beside(self, out: torch.Tensor, accumulate: bool) -> bool:
-        """Whether ``out`` is zeroed beside the sort."""
-        tuning, enough = self.summing.tuning, self.desc.count >= self.summing.tuning.beside_terms
-        large = out.is_contiguous() and out.numel() * out.itemsize >= tuning.beside_bytes
-        return self.summing.sparse and not accumulate and enough and large
-
-    def add_zero(self, steps: Steps, name: str, out: torch.Tensor) -> None:
-        """Zero the operand ``name`` beside the steps up to the sums."""
-        tuning, elements = self.summing.tuning, out.numel()
-        tile = tuning.zero_tile_bytes // out.itemsize
-        programs = min(-(-elements // tile), tuning.zero_programs)
-        steps.add(
-            zero, programs, out=name, count=elements, programs=programs, TILE=tile, num_warps=WARPS,
-            beside=True,
-        )  # fmt: skip
-
-    def add_steps(
-        self,
-        steps: Steps,
-        indices: str,
-        walk: Space,
-        out: Target,
-        terms: Terms,
-        terms_walk: Walk,
-        *,
-        term: Any = plain_term,
-        accumulate: bool,
-        zeroed: bool,
-    ) -> None:
-        """Add the launches. ``walk`` has the strides of the indices first. ``zeroed``: after ``add_zero``."""
-        every_row = not (self.summing.sparse and (accumulate or zeroed))
-        self.order.add_steps(
-            steps, indices, walk, self.desc.padding, self.summing.arrivals, every_row=every_row
-        )
-        if zeroed:
-            steps.join()
-        self.summing.add_steps(
-            steps,
-            out,
-            terms,
-            Bounds.of(self.order),
-            terms_walk,
-            term=term,
-            accumulate=accumulate,
-            cleared=True,
-            zeroed=zeroed,
-        )
-
-
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
     """Merge sort, then segment sum, for every plan that sums terms by row."""
 
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.sums = SortedSum(layout, desc, device)
-        self.sorted_by = self.sums.order.sorted_by
+        self.order = MergeSort(layout, device, desc.count, desc.rows)
+        self.sorted_by = self.order.sorted_by
         self.variant = f"sorted by {self.sorted_by or 'merging'}"
+        self.summing = SegmentSumSteps(
+            layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
+        )
         self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(DescribedSum.of_sums(self.desc))
 
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
+        desc, order = self.desc, self.order
         out, terms, indices = args.operands()
         out_name, terms_name, indices_name = operand_names(type(args))
-        walk = loops(self.desc.shape, indices.stride(), terms.stride())
+        walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
-        zeroed = self.sums.zeroes_beside(out, args.accumulate)
-        if zeroed:
-            self.sums.add_zero(steps, out_name, out)
-        self.sums.add_steps(
+        zero_fill, filled = None, 0
+        if self.summing.sparse and not args.accumulate and out.is_contiguous():
+            filled = min(order.fill_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
+        if filled * self.summing.tuning.worth_filling >= desc.rows:
+            begin = (desc.rows - filled) * desc.columns
+            zero_fill = ZeroFill(out_name, begin, filled * desc.columns, out.itemsize)
+        else:
+            filled = 0
+        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, zero_fill)
+        self.summing.add_steps(
             steps,
-            indices_name,
-            walk,
             Target.matrix(out_name, out),
-            Terms(terms_name, self.sums.order.places, None, None),
-            term_walk(walk, terms, self.desc.columns),
+            Terms(terms_name, order.places, None, None),
+            Bounds.of(order),
+            term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
-            zeroed=zeroed,
+            cleared=True,
+            filled=filled,
         )
         return steps.launch
 

@@ -5,6 +5,8 @@ and any sort of them is stable. Within a block, a word's rank is the number of s
 Then several sorted runs are merged at a time: a word's rank is its position in its own run plus the number of
 smaller words in each other run, found by binary search. Programs are independent and use only the workspace.
 Beyond ``max_merged`` indices torch's radix sort is faster.
+
+Sorting is bound by latency, so the same launches also zero memory that later kernels need.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -22,7 +24,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
-from holdfast.backends.tuning import Tuned
+from holdfast.backends.tuning import Tuned, constants_of
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
@@ -32,27 +34,35 @@ from holdfast.ops.segment_sum import indexed
 class Tuning:
     """Tuning of ``MergeSort``."""
 
-    #: Words per program of ``sort_blocks``; words compared with them at a time, and times per iteration.
+    #: Words per program of ``sort_blocks``, and words compared with them at a time.
     tile: int
     side: int
-    sides: int
     #: Elements per program that merges or loads rows, and per program of ``find_spans``.
     lanes: int
     span_lanes: int
-    #: Elements per program that zeroes spans.
+    #: Elements per program that zeroes memory.
     zero_tile: int
+    #: Bytes that can be zeroed during a pass of sorting or merging, and during ``find_spans``.
+    pass_bytes: int
+    span_bytes: int
     #: More indices than this are sorted by torch.sort.
     max_merged: int = 2**17
-    #: Words per block of ``sort_blocks``, and maximum number of runs merged at a time.
+    #: Words per block of ``sort_blocks``; runs merged at a time in several passes, or at most in one pass.
     block: int = 1024
+    few_ways: int = 4
     most_ways: int = 32
     warps: int = 4
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=32, side=32, sides=8, lanes=2048, span_lanes=512, zero_tile=4096),
-    interpreter=Tuning(tile=256, side=1024, sides=1, lanes=65536, span_lanes=65536, zero_tile=65536),
-)
+    gpu=Tuning(
+        tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=4096, pass_bytes=24 * 2**20,
+        span_bytes=8 * 2**20,
+    ),
+    interpreter=Tuning(
+        tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096
+    ),
+)  # fmt: skip
 
 
 @triton.jit
@@ -84,6 +94,15 @@ def load_row(indices, place, inside, rows, padding, sizes, strides):
 
 
 @triton.jit
+def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD: tl.constexpr):
+    """Row and place packed into one word; the largest word past the end."""
+    inside = place < count
+    row = load_row(indices, place, inside, rows, padding, sizes, strides)
+    word = (row.to(WORD) << shift) | place.to(WORD)
+    return tl.where(inside, word, 2**31 - 1 if tl.int32 == WORD else 2**63 - 1)
+
+
+@triton.jit
 def store_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr):
     """Store a word at its rank; after the LAST pass, store its row and place separately."""
     if LAST:
@@ -93,66 +112,69 @@ def store_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr)
         tl.store(words + at, word, mask=inside)
 
 
-@triton.jit
-def load_word(indices, place, count, rows, padding, sizes, strides, WORD: tl.constexpr, BLOCK: tl.constexpr):
-    """Row of each index, and its place in its block, in one word; the largest word past the end."""
-    inside = place < count
-    row = load_row(indices, place, inside, rows, padding, sizes, strides)
-    word = row.to(WORD) * BLOCK + place % BLOCK
-    return tl.where(inside, word, 2**31 - 1 if tl.int32 == WORD else 2**63 - 1)
-
-
-@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs"])
+@triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "span_programs"])
 def sort_blocks(
-    words, keys, places, spans, indices,
-    count, rows, padding, shift, programs, span_count, sizes, strides,
-    BLOCK_WORD: tl.constexpr, WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    SIDE: tl.constexpr, SIDES: tl.constexpr, LAST: tl.constexpr, ZERO_TILE: tl.constexpr,
+    words, keys, places, spans, fill, indices,
+    count, rows, padding, shift, programs, span_programs, span_count, fill_start, fill_count, sizes, strides,
+    WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
+    ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Sort each block by counting smaller words. Further programs zero the spans."""
+    """Sort each block by counting smaller words. Further programs zero the spans and ``fill``."""
     follow()
     program = tl.program_id(0)
     if program < programs:
         place = program * TILE + tl.arange(0, TILE)
         block = program * TILE // BLOCK * BLOCK
-        word = load_word(indices, place, count, rows, padding, sizes, strides, BLOCK_WORD, BLOCK)
+        word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
         less = tl.zeros([TILE, SIDE], tl.int32)
-        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE * SIDES):
-            for side in tl.static_range(SIDES):
-                at = begin + side * SIDE + tl.arange(0, SIDE)
-                other = load_word(indices, at, count, rows, padding, sizes, strides, BLOCK_WORD, BLOCK)
-                less += (other[None, :] < word[:, None]).to(tl.int32)
-        word = ((word // BLOCK).to(WORD) << shift) | place.to(WORD)
+        for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
+            other = load_word(
+                indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
+            )
+            less += (other[None, :] < word[:, None]).to(tl.int32)
         store_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
-    else:
+    elif program < programs + span_programs:
         store_zeros(spans, program - programs, span_count, ZERO_TILE)
+    else:
+        store_zeros(fill + fill_start, program - programs - span_programs, fill_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "run", "shift"])
-def merge_runs(
+@triton.jit
+def merge_tile(
     merged, keys, places, words, count, run, shift, TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr
 ):
     """Merge a tile of words, all in one run, into WAYS neighbouring runs of ``run`` words each."""
-    follow()
     begin = tl.program_id(0) * TILE
     place = begin + tl.arange(0, TILE)
     word = tl.load(words + place, mask=place < count, other=0)
     own = begin // run
     group = own // WAYS * WAYS
-    # Neighbouring threads search one run for neighbouring words, and so load neighbouring addresses.
     other = group + tl.arange(0, WAYS)
-    begin = (other * run)[:, None]
-    size = tl.where(other == own, 0, tl.minimum(tl.maximum(count - other * run, 0), run))[:, None]
-    less = tl.zeros([WAYS, TILE], tl.int32)
+    begin = (other * run)[None, :]
+    size = tl.where(other == own, 0, tl.minimum(tl.maximum(count - other * run, 0), run))[None, :]
+    less = tl.zeros([TILE, WAYS], tl.int32)
     step = run
     while step > 0:
         probe = less + step
         exists = probe <= size
         there = tl.load(words + (begin + probe - 1), mask=exists, other=0)
-        less = tl.where(exists & (there < word[None, :]), probe, less)
+        less = tl.where(exists & (there < word[:, None]), probe, less)
         step = step // 2
-    rank = place - own * run + tl.sum(less, 0)
+    rank = place - own * run + tl.sum(less, 1)
     store_word(merged, keys, places, group * run + rank, word, place < count, shift, LAST)
+
+
+@triton.jit(do_not_specialize=["count", "run", "shift", "programs"])
+def merge_runs(
+    merged, keys, places, words, fill, count, run, shift, programs, fill_start, fill_count,
+    TILE: tl.constexpr, WAYS: tl.constexpr, LAST: tl.constexpr, ZERO_TILE: tl.constexpr,
+):  # fmt: skip
+    """Merge runs. Further programs zero ``fill``."""
+    follow()
+    if tl.program_id(0) < programs:
+        merge_tile(merged, keys, places, words, count, run, shift, TILE, WAYS, LAST)
+    else:
+        store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
@@ -177,18 +199,27 @@ def load_rows_and_zero(
         store_zeros(spans, tl.program_id(0) - programs, span_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "counter_count"])
-def find_spans(spans, counters, keys, count, rows, counter_count, TILE: tl.constexpr):
-    """Store where each row with places begins and ends in the sorted keys, and zero the counters."""
+@triton.jit(do_not_specialize=["count", "rows", "counter_count", "programs"])
+def find_spans(
+    spans, counters, keys, fill, count, rows, counter_count, programs, fill_start, fill_count,
+    TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+):  # fmt: skip
+    """Store where each row with places begins and ends in the sorted keys, and zero the counters.
+
+    Further programs zero ``fill``.
+    """
     follow()
-    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = tl.load(keys + place, mask=place < count, other=rows)
-    before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
-    after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
-    at = spans + row.to(tl.int64) * 2
-    tl.store(at, place, mask=(row < rows) & (row != before))
-    tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
-    tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
+    if tl.program_id(0) < programs:
+        place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        row = tl.load(keys + place, mask=place < count, other=rows)
+        before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+        after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+        at = spans + row.to(tl.int64) * 2
+        tl.store(at, place, mask=(row < rows) & (row != before))
+        tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+        tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
+    else:
+        store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
 def power_below(count: int) -> int:
@@ -200,12 +231,32 @@ def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> Non
     torch.sort(keys, stable=True, out=(ordered, places))
 
 
+class ZeroFill(NamedTuple):
+    """``elements`` elements of an operand, from ``start``, to be zeroed."""
+
+    at: StepOperand
+    start: int
+    elements: int
+    itemsize: int
+
+    def split(self, size: int) -> tuple[ZeroFill, ZeroFill]:
+        """The first ``size`` bytes, and the rest."""
+        now = min(size // self.itemsize, self.elements)
+        rest = self._replace(start=self.start + now, elements=self.elements - now)
+        return self._replace(elements=now), rest
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameters of a kernel whose further programs zero memory."""
+        return {"fill": self.at, "fill_start": self.start, "fill_count": self.elements}
+
+
 class MergeSort:
     """Workspace regions and launches that sort ``count`` indices by row.
 
     ``places`` has one place per index, in sorted order, those of skipped indices last. ``keys`` are their
-    rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places. If the row
-    has none, they are zeros with ``every_row``, otherwise undefined.
+    rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places, zeros if it
+    has none.
     """
 
     key_step = indexed.CHUNK
@@ -217,7 +268,6 @@ class MergeSort:
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
-        self.block_word = tl.int64 if (rows + 1) * self.tuning.block > 2**31 else tl.int32
         self.keys = layout.take(count, torch.int32)
         self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
         # Triton specializes multiples of 16, and then zeroes whole vectors.
@@ -230,11 +280,22 @@ class MergeSort:
             self.words = (layout.take(count, torch.int32),)
 
     def _ways(self) -> list[int]:
-        """Number of runs that each pass merges at a time: powers of two, in as few passes as possible."""
-        doublings = (max(self.count - 1, 0) // self.tuning.block).bit_length()
-        most = self.tuning.most_ways.bit_length() - 1
-        passes = -(-doublings // most)
-        return [2 ** ((doublings + i) // passes) for i in reversed(range(passes))]
+        """Number of runs that each pass merges at a time."""
+        few, most = self.tuning.few_ways, self.tuning.most_ways
+        runs, ways = -(-self.count // self.tuning.block), []
+        if 1 < runs <= most:
+            return [most if runs > most // 2 else most // 2]
+        while runs > 1:
+            ways.append(few)
+            runs = -(-runs // few)
+        return ways
+
+    @property
+    def fill_bytes(self) -> int:
+        """Bytes that the launches can zero at no cost."""
+        if not self.merges or not self.count:
+            return 0
+        return (1 + len(self._ways())) * self.tuning.pass_bytes + self.tuning.span_bytes
 
     def add_steps(
         self,
@@ -243,52 +304,59 @@ class MergeSort:
         walk: Space,
         padding: int,
         counters: Region,
-        *,
-        every_row: bool,
+        fill: ZeroFill | None = None,
     ) -> None:
-        """Add the launches; ``walk`` has the strides of the indices first. They also zero ``counters``."""
+        """Add the launches; ``walk`` has the strides of the indices first.
+
+        They also zero ``counters``, and ``fill``, of up to ``fill_bytes``.
+        """
         count, tuning, zero_tile = self.count, self.tuning, self.tuning.zero_tile
+        fill = fill or ZeroFill(self.keys, 0, 0, 1)
         loaded = {
             "indices": indices,
             "padding": padding,
             "sizes": (*walk.sizes, 1),
             "strides": (*walk.strides[0], 0),
         }
-        programs = -(-count // (tuning.tile if self.merges else tuning.lanes))
-        span_count = self.spans.count if every_row else 0
-        zeroing = {"programs": programs, "span_count": span_count, "ZERO_TILE": zero_tile}
-        first_programs = programs + -(-span_count // zero_tile)
         if self.merges:
-            self._add_merges(steps, loaded, zeroing, first_programs)
+            fill = self._add_merges(steps, loaded, fill)
         else:
+            programs = -(-count // tuning.lanes)
             steps.add(
-                load_rows_and_zero, first_programs, self, loaded, zeroing,
-                keys=self.words[0], TILE=tuning.lanes, num_warps=tuning.warps,
+                load_rows_and_zero, programs + -(-self.spans.count // zero_tile), self, loaded,
+                keys=self.words[0], programs=programs, span_count=self.spans.count,
+                TILE=tuning.lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
             steps.call(sort, self.words[0], self.keys, self.places)
         if count:
+            programs = -(-max(count, counters.count) // tuning.span_lanes)
             steps.add(
-                find_spans, -(-max(count, counters.count) // tuning.span_lanes), self,
-                counters=counters, counter_count=counters.count, TILE=tuning.span_lanes,
-                num_warps=tuning.warps,
+                find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters,
+                counters=counters, counter_count=counters.count, programs=programs,
+                TILE=tuning.span_lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
 
-    def _add_merges(
-        self, steps: Steps, loaded: Mapping[str, Any], zeroing: Mapping[str, Any], first_programs: int
-    ) -> None:
-        """Add the launches that sort blocks and merge them."""
-        count, tuning, ways = self.count, self.tuning, self._ways()
+    def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill) -> ZeroFill:
+        """Add the launches that sort blocks and merge them. Returns the memory still to be zeroed."""
+        count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
+        programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
+        now, fill = fill.split(tuning.pass_bytes)
         steps.add(
-            sort_blocks, first_programs, self, loaded, zeroing,
-            words=(*self.words, self.keys)[0], BLOCK_WORD=self.block_word, WORD=self.word, BLOCK=tuning.block,
-            TILE=tuning.tile, SIDE=tuning.side, SIDES=tuning.sides, LAST=not ways, num_warps=tuning.warps,
+            sort_blocks, programs + span_programs + -(-now.elements // zero_tile),
+            self, now.parameters, loaded, constants_of(tuning),
+            words=(*self.words, self.keys)[0], programs=programs, span_programs=span_programs,
+            span_count=self.spans.count, WORD=self.word, LAST=not ways, num_warps=tuning.warps,
         )  # fmt: skip
         run = tuning.block
         for number, way in enumerate(ways):
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
-            tile = min(tuning.lanes // way, max(tuning.block // 8, 1))
+            tile = min(tuning.lanes // way, tuning.block)
+            programs = -(-count // tile)
+            now, fill = fill.split(tuning.pass_bytes)
             steps.add(
-                merge_runs, -(-count // tile), self, merged=target, words=source, run=run,
-                TILE=tile, WAYS=way, LAST=number == len(ways) - 1, num_warps=tuning.warps,
+                merge_runs, programs + -(-now.elements // zero_tile), self, now.parameters,
+                merged=target, words=source, run=run, programs=programs, TILE=tile, WAYS=way,
+                LAST=number == len(ways) - 1, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
             run *= way
+        return fill

@@ -1,0 +1,185 @@
+"""Folding of BatchNorm into the convolution before it.
+
+With the running statistics, ``factor = gamma / sqrt(variance + eps)``. The folded convolution has the weight
+``factor * weight``, which is quantized, and the bias ``beta + factor * (bias - mean)``.
+
+In evaluation the convolution is the folded one, and the BatchNorm returns its input. In training the
+convolution has the folded weight and the bias ``factor * bias``; the BatchNorm divides its input by the
+factor, and then normalizes by the statistics of the batch, as ever. So the quantizer sees the weight that is
+deployed, and the statistics are those of the unfolded output.
+
+All decisions follow the mode of the BatchNorm: after its ``eval()``, training uses the running statistics.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+from torch.nn.utils import parametrize
+
+from holdfast.core.checks import shown
+from holdfast.core.errors import InvalidArgs
+
+__all__ = ["BatchNorm", "FoldedWeight", "Folds", "find_folds", "finish_fold", "fold"]
+
+#: Convolutions, with the BatchNorm that is folded into each.
+Folds = dict[nn.Module, BatchNorm]
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def factor_of(norm: BatchNorm, training: bool) -> torch.Tensor:
+    """The factor of each channel. In training, gamma = 0 counts as 1: it is divided by."""
+    assert norm.running_var is not None
+    deviation = (norm.running_var + norm.eps).sqrt()
+    gamma = torch.ones_like(deviation) if norm.weight is None else norm.weight
+    return (torch.where(gamma == 0, 1.0, gamma) if training else gamma) / deviation
+
+
+class _Folded(nn.Module):
+    """A parametrization by a BatchNorm, which is no submodule: it belongs to the model already."""
+
+    def __init__(self, norm: BatchNorm) -> None:
+        super().__init__()
+        self._norm = (norm,)
+
+    @property
+    def norm(self) -> BatchNorm:
+        return self._norm[0]
+
+
+class FoldedWeight(_Folded):
+    """The parametrization of the weight of a folded convolution."""
+
+    def forward(self, weight: torch.Tensor, training: bool | None = None) -> torch.Tensor:
+        factor = factor_of(self.norm, self.norm.training if training is None else training)
+        return (weight * factor.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+
+
+class FoldedBias(_Folded):
+    """The parametrization of the bias of a folded convolution."""
+
+    def forward(self, bias: torch.Tensor) -> torch.Tensor:
+        norm = self.norm
+        factor = factor_of(norm, norm.training)
+        if norm.training:
+            return (bias * factor).to(bias.dtype)
+        assert norm.running_mean is not None
+        folded = (bias - norm.running_mean) * factor
+        return (folded if norm.bias is None else folded + norm.bias).to(bias.dtype)
+
+
+def _unfold_input(norm: BatchNorm, args: tuple[torch.Tensor]) -> Any:
+    """The forward pre-hook of the BatchNorm: its input without the factor."""
+    if not norm.training:
+        return None
+    x = args[0]
+    return ((x / factor_of(norm, True).reshape(1, -1, *[1] * (x.dim() - 2))).to(x.dtype),)
+
+
+def _return_input(norm: BatchNorm, args: tuple[torch.Tensor], output: torch.Tensor) -> Any:
+    """The forward hook of the BatchNorm: in evaluation it is folded already."""
+    return None if norm.training else args[0]
+
+
+def fold(convolution: Any, norm: BatchNorm) -> None:
+    """Fold ``norm`` into ``convolution``, whose weight is not parametrized yet."""
+    if convolution.bias is None:
+        del convolution._parameters["bias"]
+        convolution.register_buffer("bias", convolution.weight.new_zeros(convolution.out_channels))
+    parametrize.register_parametrization(convolution, "weight", FoldedWeight(norm), unsafe=True)
+    parametrize.register_parametrization(convolution, "bias", FoldedBias(norm), unsafe=True)
+    norm.register_forward_pre_hook(_unfold_input)
+    norm.register_forward_hook(_return_input)
+
+
+@torch.no_grad()
+def finish_fold(model: nn.Module) -> None:
+    """Write the folded biases to the convolutions, and replace the folded BatchNorms by Identity."""
+    gone: set[nn.Module] = set()
+    for module in list(model.modules()):
+        if parametrize.is_parametrized(module, "bias"):
+            owner: Any = module
+            biases = owner.parametrizations["bias"]
+            if isinstance(biases[0], FoldedBias):
+                gone.add(biases[0].norm.eval())
+                biases.original.copy_(owner.bias)
+                # Not removed: torch would remove it from the copies of the module as well.
+                biases[0] = nn.Identity()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if child in gone:
+                setattr(module, name, nn.Identity())
+
+
+def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds:
+    """The BatchNorm of each quantized convolution: ``given`` pairs of names, or True for a trace."""
+    if given is False:
+        return {}
+    found: Folds = {}
+    for first, second in _traced(model) if given is True else _checked(given):
+        convolution, norm = (_module(model, name) for name in (first, second))
+        if not isinstance(convolution, _CONVOLUTIONS) or not isinstance(norm, BatchNorm):
+            kinds = f"a {type(convolution).__name__} and a {type(norm).__name__}"
+            raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; folded are a Conv and a BatchNorm.")
+        if norm.running_var is None or norm.num_features != convolution.out_channels:
+            raise InvalidArgs(
+                f"{second!r} cannot be folded into {first!r}: it needs running statistics of the "
+                f"{convolution.out_channels} output channels."
+            )
+        if convolution in found or norm in found.values():
+            raise InvalidArgs(f"fold_batch_norm has {first!r} or {second!r} twice; each is in one pair.")
+        if convolution in quantized:
+            found[convolution] = norm
+    if not found:
+        raise InvalidArgs(
+            "fold_batch_norm finds nothing to fold: no Conv with a quantized weight has an output that goes "
+            "to a BatchNorm alone."
+        )
+    return found
+
+
+def _checked(given: Any) -> list[tuple[str, str]]:
+    try:
+        pairs = [(first, second) for first, second in given]
+    except (TypeError, ValueError):
+        pairs = []
+    if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
+        raise InvalidArgs(
+            f"fold_batch_norm is {shown(given)}; it must be True, False, or pairs of names such as "
+            "[('conv1', 'bn1')]."
+        )
+    return pairs
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise InvalidArgs(f"fold_batch_norm names {name!r}, which the model does not have.") from None
+
+
+def _traced(model: nn.Module) -> list[tuple[str, str]]:
+    """The names of each Conv and of the BatchNorm that alone takes its output."""
+    try:
+        nodes = list(torch.fx.symbolic_trace(model).graph.nodes)
+    except Exception as error:  # torch.fx raises errors of many types
+        raise InvalidArgs(
+            "fold_batch_norm=True needs a model that torch.fx can trace; pass pairs of names instead, such "
+            f"as [('conv1', 'bn1')]. torch.fx said: {error}"
+        ) from error
+    calls = [node for node in nodes if node.op == "call_module"]
+    once = [node for node in calls if sum(other.target == node.target for other in calls) == 1]
+    modules = dict(model.named_modules())
+    return [
+        (node.args[0].target, node.target)
+        for node in once
+        if isinstance(modules[node.target], BatchNorm)
+        and node.args
+        and node.args[0] in once
+        and isinstance(modules[node.args[0].target], _CONVOLUTIONS)
+        and len(node.args[0].users) == 1
+    ]
