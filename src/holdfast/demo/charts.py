@@ -11,35 +11,30 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 260, 52, 16, 14, 40
 
 
 def loss_chart(losses: Mapping[str, Sequence[float]]) -> str:
-    """Losses against steps on a logarithmic axis, one line for each series."""
-    longest = max(map(len, losses.values()))
+    """Losses against steps on a logarithmic axis. All series but the first start where the first ends."""
+    first = len(next(iter(losses.values())))
+    starts = [0] + [first] * (len(losses) - 1)
+    last = max(start + len(series) for start, series in zip(starts, losses.values(), strict=True))
     every = [loss for series in losses.values() for loss in series if loss > 0]
     low, high = math.floor(math.log10(min(every))), math.ceil(math.log10(max(every)))
 
-    def place(step: int, loss: float) -> tuple[float, float]:
-        return (
-            LEFT + WIDTH * step / max(longest - 1, 1),
-            TOP + HEIGHT * (high - math.log10(max(loss, 10.0**low))) / max(high - low, 1),
-        )
+    def across(step: int) -> float:
+        return LEFT + WIDTH * step / last
 
-    parts = []
+    def down(loss: float) -> float:
+        return TOP + HEIGHT * (high - math.log10(max(loss, 10.0**low))) / max(high - low, 1)
+
+    parts, bottom = [], TOP + HEIGHT
     for power in range(low, high + 1):
-        y = place(0, 10.0**power)[1]
+        y = down(10.0**power)
         parts += [_line(LEFT, y, LEFT + WIDTH, y), _text(LEFT - 8, y + 4, f"{10.0**power:g}", "end")]
-    for number, series in enumerate(losses.values()):
-        points = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in enumerate(series))
+    for step in range(0, last, max(last // 6 // 10, 1) * 10):
+        parts.append(_text(across(step), bottom + 18, str(step), "middle"))
+    parts.append(_text(LEFT + WIDTH / 2, bottom + 36, "step", "middle"))
+    for number, (start, series) in enumerate(zip(starts, losses.values(), strict=True)):
+        points = " ".join(f"{across(start + i):.1f},{down(loss):.1f}" for i, loss in enumerate(series))
         parts.append(f'<polyline class="line series{number}" points="{points}"/>')
-    parts += _steps(longest)
     return _drawing("Loss of each step, by format", parts)
-
-
-def _steps(longest: int) -> list[str]:
-    ticks = range(0, longest, max(longest // 6 // 10 * 10, 10))
-    places = [(LEFT + WIDTH * tick / max(longest - 1, 1), tick) for tick in ticks]
-    bottom = TOP + HEIGHT
-    return [_text(x, bottom + 18, str(tick), "middle") for x, tick in places] + [
-        _text(LEFT + WIDTH / 2, bottom + 36, "step", "middle")
-    ]
 
 
 def accuracy_chart(
@@ -60,6 +55,8 @@ def accuracy_chart(
         value = low + tick * step
         y = height(value)
         parts += [_line(LEFT, y, LEFT + WIDTH, y), _text(LEFT - 8, y + 4, f"{100 * value:.3g} %", "end")]
+    y = height(level)
+    parts.append(f'<line class="level" x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDTH}" y2="{y:.1f}"/>')
     room = WIDTH / len(groups)
     for number, (title, group) in enumerate(groups.items()):
         left, bar = LEFT + room * number + room * 0.1, room * 0.8 / len(group)
@@ -72,8 +69,6 @@ def accuracy_chart(
             )
             parts.append(_text(left + bar * (place + 0.5), y - 5, f"{100 * value:.1f}", "middle"))
         parts.append(_text(left + room * 0.4, TOP + HEIGHT + 18, title, "middle"))
-    y = height(level)
-    parts.append(f'<line class="level" x1="{LEFT}" y1="{y:.1f}" x2="{LEFT + WIDTH}" y2="{y:.1f}"/>')
     parts.append(_text(LEFT + WIDTH / 2, TOP + HEIGHT + 36, f"dashed: {level_name}, {level:.1%}", "middle"))
     return _drawing("Accuracy, by format and estimator", parts)
 

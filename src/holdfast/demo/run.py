@@ -27,7 +27,7 @@ class Extent:
 
 
 FULL = Extent(
-    ("QuantizePerTensorPlan", "FakeQuantizeBackwardPlan", "EmbeddingPlan"), None, 12, 6, tuple(hf.SteKind)
+    ("QuantizePerTensorPlan", "FakeQuantizeBackwardPlan", "EmbeddingPlan"), None, 24, 6, tuple(hf.SteKind)
 )
 #: For tests.
 QUICK = Extent(("LsqInitPlan",), 192, 2, 1, (ESTIMATOR,))
