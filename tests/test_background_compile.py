@@ -13,8 +13,10 @@ import torch
 
 import holdfast as hf
 from holdfast.proof import background_compile
-from holdfast.proof.conformance import cases_of
+from holdfast.proof.conformance import Difference, cases_of
+from holdfast.proof.verify import PlanReport, verify
 
+WRONG = Difference("LsqInitPlan", "a case", "cpu", "another bit")
 NAMES = ["SegmentSumPlan", "EmbeddingPlan", "AffineGridPlan", "LsqInitPlan", "ObserveRangePlan"]
 
 
@@ -55,3 +57,19 @@ def test_every_case_is_tried_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     background_compile.compile_all(NAMES[:2])
     assert tried == [case.name for name in NAMES[:2] for case in cases_of(hf.plans.all()[name])]
+
+
+def test_processes_find_what_one_finds() -> None:
+    names = ["LsqInitPlan", "AffineGridPlan"]
+    alone, together = verify(names).as_json(), verify(names, jobs=2).as_json()
+    for found in (alone, together):
+        assert found["passed"] and all(plan["runs"] and plan["mutants_caught"] for plan in found["plans"])
+        del found["seconds"], found["date"]
+    assert together == alone
+
+
+def test_processes_report_differences() -> None:
+    found = PlanReport("LsqInitPlan")
+    for part in (PlanReport("LsqInitPlan", cases=2), PlanReport("LsqInitPlan", cases=3, differences=[WRONG])):
+        found.add(part)
+    assert found.cases == 5 and found.differences == [WRONG] and not found.passed

@@ -15,6 +15,7 @@ from holdfast.backends import interpreted
 from holdfast.core import device_errors
 from holdfast.core.bits import digest
 from holdfast.core.case import poisoned_output
+from holdfast.ops.embedding_bag import cpu_sums
 from holdfast.ops.segment_sum.cases import index_values, row_values
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
@@ -202,6 +203,42 @@ def test_threads_change_no_bit(mode: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_number_of_columns(dtype: torch.dtype, streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single rows, which are not rounded, and sums; in vectors of every width; with streaming stores."""
+    monkeypatch.setattr(cpu_sums, "_STREAMED_FROM", 0 if streamed else 2**40)
+    tasks, run = [], cpu_sums.run_together
+    monkeypatch.setattr(cpu_sums, "run_together", lambda *given: (tasks.append(given[1]), run(*given)))
+    offsets = torch.tensor([0, 1, 2, 2, 3, 4, 40, 42, 80])
+    for columns in (1, 3, 6, 12, 16, 20, 32, 64, 100, 112, 250):
+        indices = index_values("uniform", f"{columns} columns", (81,), 37, torch.int64)
+        weight = row_values(f"{columns} columns", (37, columns), dtype, "special")
+        for mode in ("sum", "mean"):
+            out = run_plan("cpu", weight, indices, offsets, mode=mode)
+            wanted = run_plan("reference", weight, indices, offsets, mode=mode)
+            assert digest({"out": out}) == digest({"out": wanted}), columns
+    assert len(tasks) == 22 and any(task[7] for task in tasks) == streamed
+
+
+def test_a_repeated_call_sees_other_values() -> None:
+    """A launch that is repeated without Python's checks: bad values and bags that are too long for it."""
+    weight, indices = table(), index_values("uniform", "repeated", (3000,), ROWS, torch.int64)
+    good = torch.tensor([0, 1000, 2000, 3000])
+    for _ in range(4):
+        hf.embedding_bag(indices, weight, good, mode="sum")
+    for offsets, said in (([0, 2, 1, 3], r"offsets\[2\] is 1"), ([0, 5, 9, 3001], r"offsets\[3\] is 3001")):
+        with pytest.raises(IndexError, match=said):
+            hf.embedding_bag(indices, weight, torch.tensor(offsets), mode="sum")
+    long = torch.tensor([0, 2999, 3000, 3000])
+    made = hf.embedding_bag(indices, weight, long, mode="sum")
+    assert torch.equal(made, run_plan("reference", weight, indices, long, mode="sum"))
+    wrong = indices.clone()
+    wrong[7] = -1
+    with pytest.raises(IndexError, match=r"position 7 .* is -1"):
+        hf.embedding_bag(wrong, weight, good, mode="sum")
 
 
 def test_a_bag_has_the_same_bits_in_any_batch() -> None:

@@ -379,6 +379,8 @@ def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
     activations = [c.name for c in checked if c.kind == "activation"]
     assert activations == ["conv.input", "up.input", "linear.input", "head.input"]
     assert all(c.elements > 0 and c.different == 0 for c in checked)
+    alone = hf.export.check_onnx(path)
+    assert alone == [c for c in checked if c.kind == "weight"]
     with pytest.raises(hf.InvalidArgs, match="has 1 inputs, and 2 tensors"):
         hf.export.check_onnx(path, (tokens, tokens))
 
@@ -417,6 +419,22 @@ def test_layers_of_other_kinds(model: Any, config: Any, names: list[str], tmp_pa
     written(model, (x,), tmp_path / "model.onnx")
     checked = hf.export.check_onnx(tmp_path / "model.onnx", (x,))
     assert [c.name for c in checked] == names and all(c.different == 0 for c in checked)
+
+
+@pytest.mark.parametrize("name", ["w8a8", "int4, not symmetric", "w2a16-g32"])
+def test_weights_of_a_bfloat16_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = hf.qat.prepare(Network().bfloat16(), CONFIGS[name])
+    tokens = torch.randint(0, 16, (2, 6))
+    model(tokens)
+    proto = written(model, (tokens,), tmp_path / "model.onnx")
+    checked = hf.export.check_onnx(tmp_path / "model.onnx")
+    assert len(checked) == 4 and all(c.different == 0 for c in checked)
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    for weight_name, weight in hf.qat.quantized_weights(model).items():
+        if weight_name != "embed.weight":  # the head shares it
+            codes = arrays[f"{weight_name}_quantized"].astype(np.int32)
+            assert np.array_equal(codes, weight.codes.numpy())
 
 
 def test_a_folded_batch_norm_is_in_the_codes(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import njit, typeof, types
 from numba.extending import intrinsic
 
 from holdfast.backends import kernel_cache
 from holdfast.backends.notice import compiling
 from holdfast.backends.on_demand import callable_from_kernels
+from holdfast.backends.private import TaskFunction
 from holdfast.backends.private import numba as private
 from holdfast.core import fork
 from holdfast.core.importing import interrupts_wait
@@ -64,6 +65,33 @@ def _compile_c_function(function: Any, module: str) -> None:
                 function.compile()
 
 
+class TeamKernel:
+    """A kernel that the threads of a team run together, without Python; see ``threads.run_together``.
+
+    Its only argument is a pointer to a task: ``numbers`` int64 numbers, then values of no meaning whose types
+    are those of the elements that the kernel works on. There is one variant per such types.
+    """
+
+    def __init__(self, function: Callable[..., Any], numbers: int) -> None:
+        self._function, self._numbers = function, numbers
+        self._variants: dict[tuple[Any, ...], tuple[Any, TaskFunction]] = {}
+
+    def compiled(self, *values: Any) -> TaskFunction:
+        """The variant for the types of ``values``, compiled or loaded from disk."""
+        kinds = tuple(map(typeof, values))
+        if kinds not in self._variants:
+            task = types.Tuple([types.int64] * self._numbers + [*kinds])
+            made = _c_function(self._function, types.void(types.CPointer(task)))
+            _compile_c_function(made, self._function.__module__)
+            self._variants[kinds] = made, TaskFunction(made.address)  # the first owns the code
+        return self._variants[kinds][1]
+
+
+def team_kernel(numbers: int) -> Callable[[Callable[..., Any]], TeamKernel]:
+    """Declare a ``TeamKernel`` whose task has this many numbers."""
+    return lambda function: TeamKernel(function, numbers)
+
+
 def emit(builder: Callable[..., Any]) -> Any:
     """Declare a function for kernels that emits LLVM instructions."""
     return intrinsic(builder)
@@ -96,20 +124,29 @@ def _lanes_at(builder: Any, elements: Any, index: Any, lanes: int) -> tuple[Any,
     """A pointer to a vector of ``lanes`` elements that starts at ``elements[index]``, and its alignment."""
     element = elements.type.pointee
     vector = ir.VectorType(element, lanes).as_pointer()
-    size = {"float": 4, "double": 8}.get(str(element)) or element.width // 8
+    size = {"half": 2, "float": 4, "double": 8}.get(str(element)) or element.width // 8
     return builder.bitcast(builder.gep(elements, [index]), vector), size
 
 
-def load_lanes(builder: Any, elements: Any, index: Any, lanes: int) -> Any:
-    """Emit the load of ``lanes`` elements as a vector."""
-    place, align = _lanes_at(builder, elements, index, lanes)
-    return builder.load(place, align=align)
+def load_lanes(builder: Any, elements: Any, index: Any, lanes: int, align: int | None = None) -> Any:
+    """Emit the load of ``lanes`` elements as a vector; ``align``: its alignment if not that of an element."""
+    place, size = _lanes_at(builder, elements, index, lanes)
+    return builder.load(place, align=align or size)
 
 
-def store_lanes(builder: Any, vector: Any, elements: Any, index: Any) -> None:
-    """Emit the store of a vector to elements of its type."""
-    place, align = _lanes_at(builder, elements, index, vector.type.count)
-    builder.store(vector, place, align=align)
+def store_lanes(
+    builder: Any, vector: Any, elements: Any, index: Any, align: int | None = None, streamed: bool = False
+) -> None:
+    """Emit the store of a vector to elements of its type; ``streamed``: by a non-temporal store.
+
+    A streamed vector must be aligned to its size, or to a cache line if it is longer. A ``fence`` must follow
+    before another thread reads it.
+    """
+    place, size = _lanes_at(builder, elements, index, vector.type.count)
+    align = min(size * vector.type.count, LINE) if streamed else align or size
+    stored = builder.store(vector, place, align=align)
+    if streamed:
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
 
 
 def splat(builder: Any, value: Any, lanes: int) -> Any:
@@ -278,6 +315,27 @@ def stream_blocks(typingctx, target, source, count):
         return context.get_dummy_value()
 
     return types.none(target, source, count), build
+
+
+@emit
+def numbers_of(typingctx, task):
+    """The numbers of the task of a ``TeamKernel``, in memory."""
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.int64)(task), build
+
+
+@emit
+def take(typingctx, numbers, position, amount):
+    """Add an amount to a number that threads share, atomically. Returns the number before."""
+
+    def build(context, builder, signature, args):
+        shared = builder.gep(args[0], [args[1]])
+        return builder.atomic_rmw("add", shared, args[2], "monotonic")
+
+    return types.int64(numbers, types.int64, types.int64), build
 
 
 @emit

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -27,6 +28,8 @@ _RANGES = 8
 
 #: Minimum elements for more than one thread, and minimum elements per thread.
 _least, _per_thread = 2 * ELEMENTS_PER_THREAD, ELEMENTS_PER_THREAD
+#: How many times less work is worth a thread in ``run_together``.
+_QUICKER = 8
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_threads = 0
@@ -63,6 +66,24 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
         team(work, threads)
     if failures:
         raise failures[0]
+
+
+def run_together(function: private.TaskFunction, task: Any, elements: int) -> None:
+    """Call ``function(task)`` on several threads if there are enough elements.
+
+    The function takes parts of the work from the task, until none is left. So it does not matter how many
+    threads call it. Python is not involved, so threads start sooner than those of ``parallel``, and less work
+    is worth a thread. As in torch's own operators, all threads are started.
+    """
+    threads = threads_for(elements * _QUICKER)
+    if threads <= 1:
+        function.call(task)
+        return
+    team = None if _forked else private.team_of_torch()
+    if team is None:
+        _on_pool(lambda: function.call(task), threads)
+    else:
+        team.call(function, task, torch.get_num_threads())
 
 
 def threads_for(elements: int) -> int:

@@ -13,13 +13,18 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import torch
 
 _HUGE_PAGE = 2 * 2**20
 #: Smaller tensors are left to torch's allocator; bytes.
 MIN_BYTES = _HUGE_PAGE
+#: Most bytes for which the allocator of the C library uses freed memory again by itself. For a result up to
+#: this size that is written once, its memory is faster than a block, which Python lends.
+REUSED_BYTES = 32 * 2**20
 #: Maximum bytes of all waiting blocks, and of those that are not marked.
 WAITING_BYTES, UNMARKED_BYTES = 256 * 2**20, 32 * 2**20
 #: Advice to the system: use huge pages; these pages are not needed.
@@ -33,7 +38,9 @@ class Block:
         self.size = size
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=private)
-        self._begin = -torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+        address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
+        self._begin = -address % _HUGE_PAGE
+        self.address = address + self._begin
         self.marked = False
         assert _HUGE is not None
         self._memory.madvise(_HUGE, self._begin, size)
@@ -87,25 +94,46 @@ def _take(block: Block) -> bool:
 def _block_of(size: int) -> Block:
     """The smallest waiting block of at least ``size`` and less than twice as many bytes, or a new block."""
     size = -(-size // _HUGE_PAGE) * _HUGE_PAGE
+    newest = next(reversed(_waiting), None)
+    if newest is not None and newest.size == size and _take(newest):
+        return newest
     for block in sorted(_waiting, key=lambda block: block.size):
         if size <= block.size < 2 * size and _take(block):
             return block
     return Block(size)
 
 
-def wants_huge_pages(tensor: torch.Tensor) -> bool:
-    """Whether ``on_huge_pages`` has an effect on this tensor."""
-    return _HUGE is not None and tensor.is_cpu and tensor.nbytes >= MIN_BYTES
-
-
-def on_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """An uninitialized tensor like ``tensor`` on huge pages; ``tensor`` itself if it is small."""
-    size = tensor.nbytes
-    if not wants_huge_pages(tensor) or tensor.untyped_storage().nbytes() != size:
+def on_huge_pages(tensor: torch.Tensor, least: int = MIN_BYTES) -> torch.Tensor:
+    """An uninitialized tensor like ``tensor`` on huge pages; ``tensor`` itself if it has fewer bytes."""
+    if _HUGE is None or not tensor.is_cpu or tensor.nbytes < least:
         return tensor
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        return tensor
+    storage = _lent_storage(tensor.nbytes)
+    if storage is None:
+        return tensor
+    return tensor.new_empty(0).set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function that allocates a tensor with the metadata of ``like``, in a block if ``like`` is in one."""
+    shape, strides, size = tuple(like.shape), like.stride(), like.nbytes
+    empty = partial(torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device)
+    if not any(block.address == like.data_ptr() for block in list(_users)):
+        return empty
+    of_nothing = partial(torch.empty, 0, dtype=like.dtype)
+
+    def on_block() -> torch.Tensor:
+        storage = _lent_storage(size)
+        return empty() if storage is None else of_nothing().set_(storage, 0, shape, strides)
+
+    return on_block
+
+
+def _lent_storage(size: int) -> torch.UntypedStorage | None:
+    """A storage of ``size`` bytes in a block; None if there is no memory for a new block."""
     try:
         block = _block_of(size)
     except OSError:
-        return tensor
-    storage = torch.frombuffer(block.lend(size), dtype=torch.uint8).untyped_storage()
-    return tensor.new_empty(0).set_(storage, 0, tensor.shape, tensor.stride())
+        return None
+    return torch.frombuffer(block.lend(size), dtype=torch.uint8).untyped_storage()

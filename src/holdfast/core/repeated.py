@@ -16,7 +16,7 @@ import torch
 
 from holdfast.core import private
 from holdfast.core.device_errors import raise_reported
-from holdfast.core.huge_pages import on_huge_pages, wants_huge_pages
+from holdfast.core.huge_pages import allocation
 from holdfast.core.operands import misalignment_of
 from holdfast.core.plan import Plan, PreparedLaunch
 from holdfast.core.stream import CPU_STREAM, NO_WORKSPACE, Stream, Workspace
@@ -50,7 +50,8 @@ class Repeated:
         self.matches = matches
         #: Whether autograd records the call.
         self.recorded = recorded
-        #: Returns the result for these tensors; None if their memory is aligned otherwise or was freed.
+        #: Returns the result for these tensors; None if their memory is aligned otherwise or was freed, or if
+        #: their values need another launch.
         self.run = run
 
     @classmethod
@@ -82,7 +83,7 @@ def _written_out(
     }  # fmt: skip
     lines, given, addresses = [], [*map(repr, args.options())], []
     for i, made in enumerate(results):
-        known[f"empty{i}"] = _allocation(made)
+        known[f"empty{i}"] = allocation(made)
         lines.append(f"out{i} = empty{i}()")
     extents = {position: (extent, itemsize) for position, extent, itemsize in launch.extents.of_tensors}
     for position, operand in enumerate(args.operands()):
@@ -109,7 +110,8 @@ def _written_out(
         f"misalignment_of(({', '.join(addresses)},)) != misalignment" if launch.misalignment else aligned
     )
     lines += [f"if {differs}:", "    return None", "raise_reported()"]
-    bound, size = getattr(launch.launch, "bound", None), plan.kernel.workspace_size
+    bound = getattr(launch.launch, "bound", None)
+    size = plan.kernel.workspace_size if getattr(launch.launch, "bound_uses_workspace", True) else 0
     if bound is None:
         known["launch"] = launch.launch
         lines.append(f"args = make({', '.join(given)})")
@@ -123,7 +125,10 @@ def _written_out(
                 f"workspace_at = -(-workspace.data_ptr() // {ALIGNMENT}) * {ALIGNMENT}",
             ]
         handle = f"raw_stream({plan.device.index})" if plan.device.type == "cuda" else "0"
-        lines.append(f"launch({handle}, {'workspace_at' if size else '0'}, {', '.join(addresses)})")
+        lines += [
+            f"if launch({handle}, {'workspace_at' if size else '0'}, {', '.join(addresses)}) is False:",
+            "    return None",
+        ]
     several = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
     lines.append(f"return {several if isinstance(result, tuple) else 'out0'}")
     parameters = ", ".join(f"in{i}" for i, _ in enumerate(tensors))
@@ -161,13 +166,6 @@ class Calls:
 def _is_zero(argument: Any) -> bool:
     """Whether this is 0.0 or -0.0, which are equal as keys."""
     return type(argument) is float and argument == 0.0
-
-
-def _allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A function that allocates a tensor with the metadata of ``like``."""
-    shape, strides = tuple(like.shape), like.stride()
-    empty = partial(torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device)
-    return (lambda: on_huge_pages(empty())) if wants_huge_pages(like) else empty
 
 
 def current_stream(device: torch.device) -> Stream:

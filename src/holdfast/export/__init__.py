@@ -47,8 +47,9 @@ def onnx(
     integers with DequantizeLinear, fake quantization becomes QuantizeLinear and DequantizeLinear. Of a
     prepared model a copy is converted first; the model itself does not change.
 
-    ``opset``: the version of the ONNX operators. Without it, the file has 21 or what the formats need: 21 for
-    int4 and for scales per group or token, 25 for int2. An error leaves no file.
+    ``opset``: the version of the ONNX operators. int8 is there from 19 on, int4 and scales per group or token
+    from 21, int2 from 25. By default it is 21, 22 for a bfloat16 model, or what the formats need. An error
+    leaves no file.
 
     Needs the extra "onnx".
 
@@ -77,12 +78,15 @@ def onnx_session_options() -> onnxruntime.SessionOptions:
     return session_options()
 
 
-def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...]) -> list[CheckedQuantizer]:
+def check_onnx(
+    path: str | PathLike[str], args: tuple[torch.Tensor, ...] | None = None
+) -> list[CheckedQuantizer]:
     """Run an ONNX file in onnxruntime on ``args``, and compare every quantizer with the kernels.
 
     For an activation, the codes of onnxruntime are compared with those that ``hf.quantize`` gives for the
     same input; for a weight, its values with those of ``hf.dequantize``. Each record of the result has the
-    name of the tensor, its kind, the number of elements, and the number of those with different bits.
+    name of the tensor, its kind, the number of elements, and the number of those with different bits. Without
+    ``args`` only weights are compared, and no layer is run.
     """
     require_packages("onnxruntime", "onnx", "onnxruntime")
     from holdfast.export import onnx_check

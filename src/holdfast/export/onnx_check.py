@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.utils
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -41,10 +42,10 @@ def session_options() -> onnxruntime.SessionOptions:
     return options
 
 
-def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...]) -> list[CheckedQuantizer]:
+def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...] | None) -> list[CheckedQuantizer]:
     model = onnx.load(path)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    nodes = [node for node in model.graph.node if _is_checked(node, constants)]
+    nodes = [node for node in model.graph.node if _is_checked(node, constants, args is not None)]
     shown = [name for node in nodes for name in (*node.input, *node.output) if name and name not in constants]
     results = _run(model, args, list(dict.fromkeys(shown)))
     results |= {name: _torch(numpy_helper.to_array(tensor)) for name, tensor in constants.items()}
@@ -53,10 +54,10 @@ def check_onnx(path: str | PathLike[str], args: tuple[torch.Tensor, ...]) -> lis
     return [_checked(node, results, _FORMATS[kinds[_codes(node)]]) for node in nodes]
 
 
-def _is_checked(node: onnx.NodeProto, constants: dict[str, Any]) -> bool:
-    """Whether the node quantizes an activation or dequantizes a weight."""
+def _is_checked(node: onnx.NodeProto, constants: dict[str, Any], activations: bool) -> bool:
+    """Whether the node dequantizes a weight or, with ``activations``, quantizes an activation."""
     weight = node.op_type == "DequantizeLinear" and node.input[0] in constants
-    return weight or node.op_type == "QuantizeLinear"
+    return weight or (activations and node.op_type == "QuantizeLinear")
 
 
 def _codes(node: onnx.NodeProto) -> str:
@@ -87,19 +88,26 @@ def _granularity(node: onnx.NodeProto, scale: torch.Tensor) -> Granularity:
     return PerChannel(attributes.get("axis", 1)) if scale.dim() else PerTensor()
 
 
-def _run(model: onnx.ModelProto, args: tuple[torch.Tensor, ...], names: list[str]) -> dict[str, torch.Tensor]:
-    """The values of ``names``, each cast to float32, which holds all codes exactly."""
-    graph = model.graph
+def _run(
+    model: onnx.ModelProto, args: tuple[torch.Tensor, ...] | None, names: list[str]
+) -> dict[str, torch.Tensor]:
+    """The values of ``names``, each cast to float32, which holds all codes exactly.
+
+    Only the part of the model that they depend on is run.
+    """
+    graph, shown = model.graph, [f"{name}:float" for name in names]
     del graph.output[:]
-    for name in names:
-        graph.node.append(helper.make_node("Cast", [name], [f"{name}:float"], to=TensorProto.FLOAT))
-        graph.output.append(helper.make_tensor_value_info(f"{name}:float", TensorProto.FLOAT, None))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), session_options())
-    inputs = session.get_inputs()
-    if len(inputs) != len(args):
-        raise InvalidArgs(f"the file has {len(inputs)} inputs, and {len(args)} tensors are given.")
-    given = {known.name: _ort_value(x) for known, x in zip(inputs, args, strict=True)}
-    found = session.run_with_ort_values([f"{name}:float" for name in names], given)
+    for name, output in zip(names, shown, strict=True):
+        graph.node.append(helper.make_node("Cast", [name], [output], to=TensorProto.FLOAT))
+        graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
+    inputs = [] if args is None else [value.name for value in graph.input]
+    given = () if args is None else args
+    if len(inputs) != len(given):
+        raise InvalidArgs(f"the file has {len(inputs)} inputs, and {len(given)} tensors are given.")
+    part = onnx.utils.Extractor(model).extract_model(inputs, shown)
+    session = onnxruntime.InferenceSession(part.SerializeToString(), session_options())
+    values = {name: _ort_value(x) for name, x in zip(inputs, given, strict=True)}
+    found = session.run_with_ort_values(shown, values)
     return {name: _torch(value.numpy()) for name, value in zip(names, found, strict=True)}
 
 

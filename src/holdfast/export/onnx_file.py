@@ -15,7 +15,7 @@ import torch
 
 from holdfast.core.checks import whole_number
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.export.onnx_formats import DEFAULT_OPSET, codes_of, granularity_of, needed_opset
+from holdfast.export.onnx_formats import BFLOAT16_OPSET, DEFAULT_OPSET, codes_of, granularity_of, needed_opset
 from holdfast.export.onnx_lowering import RULES, lower
 from holdfast.export.onnx_operators import translations
 from holdfast.export.prepared import is_prepared
@@ -59,7 +59,7 @@ def write_onnx(
 
 def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
     """The opset to export to. Raise if ``opset`` lacks what the program uses."""
-    needed = DEFAULT_OPSET if opset is None else opset
+    needed = _usual_opset(program) if opset is None else opset
     for name, arguments in _calls(program):
         if name not in RULES:
             raise Unsupported(
@@ -77,6 +77,11 @@ def _opset(program: torch.export.ExportedProgram, opset: int | None) -> int:
             )
         needed = max(needed, least)
     return needed
+
+
+def _usual_opset(program: torch.export.ExportedProgram) -> int:
+    state = program.state_dict.values()
+    return BFLOAT16_OPSET if any(tensor.dtype == torch.bfloat16 for tensor in state) else DEFAULT_OPSET
 
 
 def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -20,6 +20,8 @@ OPSETS = {
 BLOCKED_OPSET = 21
 #: The opset of a file if the caller names none and the model needs no later one.
 DEFAULT_OPSET = 21
+#: The first opset in which convolutions take bfloat16.
+BFLOAT16_OPSET = 22
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from holdfast.proof.options import JsonOption, PlanOption, plan_names, write_jso
 from holdfast.proof.page import benchmarks, page
 from holdfast.proof.report import print_report, progress_bar
 from holdfast.proof.result_files import load_fuzz_report, load_report
-from holdfast.proof.verify import Report
+from holdfast.proof.verify import Report, default_jobs
 from holdfast.proof.verify import verify as run_verify
 
 
@@ -28,6 +28,10 @@ def verify(
     write_digests: Annotated[
         bool, typer.Option("--write-digests", help="Pin the current digests of the reference.")
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of processes. Default: one per CPU with a GPU, otherwise one."),
+    ] = None,
     against: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Compare with a --json FILE of another machine.")
     ] = None,
@@ -66,7 +70,10 @@ def verify(
         raise InvalidArgs("--bench is shown on the page only; say where to write it: --report FILE.")
     if found is None:
         with progress_bar(console) as progress:
-            found = run_verify(names, exhaustive=exhaustive, write_digests=write_digests, progress=progress)
+            found = run_verify(
+                names, exhaustive=exhaustive, write_digests=write_digests, jobs=jobs or default_jobs(),
+                progress=progress,
+            )  # fmt: skip
     found.fuzz = fuzzed or found.fuzz
     print_report(found, console)
     if write_digests:

@@ -6,10 +6,11 @@ It collects the results in a ``Report``. The caller prints them.
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -18,17 +19,17 @@ import torch
 
 from holdfast import __version__
 from holdfast.backends import interpreted
+from holdfast.core.case import Case
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.machine import Machine
 from holdfast.core.mutant import MutantError
 from holdfast.core.plan import AnyPlan
 from holdfast.core.registry import plans
 from holdfast.proof import digests
-from holdfast.proof.background_compile import compile_in_background, compile_in_processes
+from holdfast.proof.background_compile import compile_in_background, start_compiler_process
 from holdfast.proof.catalogue import Entry, entry
 from holdfast.proof.conformance import (
     Difference,
-    Way,
     cases_of,
     check,
     run_reference,
@@ -37,6 +38,9 @@ from holdfast.proof.conformance import (
 )
 from holdfast.proof.mutants import CONTROL, MUTANTS, rejection
 from holdfast.proof.sweeps import sweeps
+
+#: Cases that a process verifies before it takes others.
+CASES_AT_A_TIME = 4
 
 #: Called with the current step, the number of steps done, and the total number of steps.
 Progress = Callable[[str, int, int], None]
@@ -69,6 +73,13 @@ class PlanReport:
     @property
     def passed(self) -> bool:
         return not self.differences
+
+    def add(self, part: PlanReport) -> None:
+        """Add the results of a part of the cases, or of the mutants."""
+        for count in ("cases", "runs", "mutants", "mutants_caught", "pinned"):
+            setattr(self, count, getattr(self, count) + getattr(part, count))
+        self.digests |= part.digests
+        self.differences += part.differences
 
 
 @dataclass
@@ -109,37 +120,70 @@ def verify(
     *,
     exhaustive: bool = False,
     write_digests: bool = False,
+    jobs: int = 1,
     progress: Progress = _silent,
 ) -> Report:
-    """Verify the plans called ``names``, or all plans if it is empty."""
+    """Verify the plans called ``names``, or all plans if it is empty, in ``jobs`` processes."""
     began = time.perf_counter()
     chosen = {name: plan for name, plan in plans().items() if not names or name in names}
-    here = ways()
     machine = Machine.here(holdfast=__version__)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report = Report([str(way) for way in here], [], device_name(), machine, date)
-    written: digests.Digests = {}
-    with compile_in_background(list(chosen)):
-        if any(way.device == "cuda" for way in here):
-            cases = sum(len(cases_of(plan)) for plan in chosen.values())
-            compile_in_processes(list(chosen), cases, progress)
-        for plan in chosen.values():
-            found = _conformance(plan, here, written if write_digests else None, progress)
-            _mutants(plan, found, progress)
-            report.plans.append(found)
+    report = Report([str(way) for way in ways()], [], device_name(), machine, date)
+    if jobs > 1:
+        report.plans = _verify_in_processes(list(chosen), jobs, write_digests, progress)
+    else:
+        with compile_in_background(list(chosen)):
+            for plan in chosen.values():
+                found = _conformance(plan, cases_of(plan), write_digests, progress)
+                _mutants(plan, found, progress)
+                report.plans.append(found)
     if write_digests and report.passed:
-        digests.write(written)
-        report.digests_written = sum(map(len, written.values()))
+        digests.write({found.plan: found.digests for found in report.plans})
+        report.digests_written = sum(len(found.digests) for found in report.plans)
     if exhaustive:
         _exhaustive(report, progress)
     report.seconds = time.perf_counter() - began
     return report
 
 
-def _conformance(
-    plan: AnyPlan, here: Sequence[Way], written: digests.Digests | None, progress: Progress
-) -> PlanReport:
-    cases = cases_of(plan)
+def default_jobs() -> int:
+    """One process; with CUDA one per CPU, because Triton compiles in Python and many kernels are small."""
+    return os.cpu_count() or 1 if any(way.device == "cuda" for way in ways()) else 1
+
+
+def _verify_in_processes(
+    names: Sequence[str], jobs: int, write_digests: bool, progress: Progress
+) -> list[PlanReport]:
+    """Verify the plans in ``jobs`` processes, a few cases at a time."""
+    found = {name: PlanReport(name, promise=entry(plans()[name])) for name in names}
+    tasks: list[tuple[Any, ...]] = [(_part_of_mutants, name) for name in names]
+    for name in names:
+        count = max(len(cases_of(plans()[name])), 1)
+        tasks += [(_part_of_cases, name, first, write_digests) for first in range(0, count, CASES_AT_A_TIME)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=start_compiler_process) as pool:
+        running = [pool.submit(*task) for task in tasks]
+        for number, done in enumerate(as_completed(running)):
+            progress("verifying", number, len(running))
+            part = done.result()
+            found[part.plan].add(part)
+    for name, report in found.items():
+        report.digests = {case.name: report.digests[case.name] for case in cases_of(plans()[name])}
+    return list(found.values())
+
+
+def _part_of_cases(name: str, first: int, write_digests: bool) -> PlanReport:
+    plan = plans()[name]
+    return _conformance(plan, cases_of(plan)[first : first + CASES_AT_A_TIME], write_digests, _silent)
+
+
+def _part_of_mutants(name: str) -> PlanReport:
+    report = PlanReport(name)
+    _mutants(plans()[name], report, _silent)
+    return report
+
+
+def _conformance(plan: AnyPlan, cases: Sequence[Case], write_digests: bool, progress: Progress) -> PlanReport:
     report = PlanReport(plan.__name__, cases=len(cases), promise=entry(plan))
     if not cases:
         missing = Difference(plan.__name__, "none", "cases", "the plan has no cases to check")
@@ -150,20 +194,18 @@ def _conformance(
         report.digests[case.name] = found = digests.of(plan, reference)
         changed = digests.check(plan, case, found)
         report.pinned += changed is None
-        if written is not None:
-            written.setdefault(plan.__name__, {})[case.name] = found
-        else:
-            report.differences += [changed] if changed else []
-        for way in here:
+        report.differences += [changed] if changed and not write_digests else []
+        for way in ways():
             report.differences += check(plan, case, way, args, reference, select_on(way.backend))
             report.runs += way.times
     return report
 
 
 def _mutants(plan: AnyPlan, report: PlanReport, progress: Progress) -> None:
-    fitting = [mutant for mutant in MUTANTS if report.cases and mutant.fits(plan)]
+    has_cases = bool(cases_of(plan))
+    fitting = [mutant for mutant in MUTANTS if has_cases and mutant.fits(plan)]
     report.mutants = len(fitting)
-    control = rejection(CONTROL, plan) if report.cases else None
+    control = rejection(CONTROL, plan) if has_cases else None
     report.differences += [control] if control else []
     for number, mutant in enumerate(fitting):
         progress(f"{plan.__name__}: mutant {mutant.name}", number, len(fitting))

@@ -22,8 +22,6 @@ from holdfast.core.private import found_by
 #: The fallback of each interface, by name.
 FALLBACKS: dict[str, Callable[..., Any]] = {}
 
-#: Calls a function on a number of threads. The function's argument is not used.
-Team = Callable[[Callable[[object], None], int], None]
 #: Launches a compiled kernel; and the arguments to pass between the stream and the kernel's arguments.
 Entry = tuple[Callable[..., None], tuple[Any, ...]]
 
@@ -94,19 +92,53 @@ def prefer_shared_memory(handle: Any, percent: int) -> None:
 FALLBACKS["prefer_shared_memory"] = lambda handle, percent: None
 
 
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def task_of(count: int) -> Any:
+    """The type of a task: ``count`` numbers of type int64 in memory. It is called with the first of them."""
+    return ctypes.c_int64 * count
+
+
+class TaskFunction:
+    """A C function at an address that takes a pointer to a task."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        #: Calls the function, without holding Python's lock.
+        self.call: Callable[[Any], None] = _Callback(address)
+
+
+class Team:
+    """Calls functions on threads of an OpenMP library."""
+
+    def __init__(self, library: Any) -> None:
+        # ``GOMP_parallel`` is what GCC calls for a parallel region. Each item is a new object of ctypes.
+        self._of_python, self._of_c = library["GOMP_parallel"], library["GOMP_parallel"]
+        self._of_python.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        self._of_c.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        self._of_python.restype = self._of_c.restype = None
+
+    def __call__(self, work: Callable[[object], None], threads: int) -> None:
+        """Call ``work`` on this many threads. Its argument is not used."""
+        self._of_python(_Callback(work), None, threads, 0)
+
+    def call(self, function: TaskFunction, task: Any, threads: int) -> None:
+        """Call a function on this many threads with the same task."""
+        self._of_c(function.address, task, threads, 0)
+
+
 @cache
 def team_of_torch() -> Team | None:
-    """Calls a function on threads of torch's OpenMP library; None if the library is not found."""
+    """The threads of torch's OpenMP library; None if the library is not found."""
     return found_by(_find_team)
 
 
 FALLBACKS["team_of_torch"] = lambda: None
 
-_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
 
 def _find_team() -> Team | None:
-    """Find ``GOMP_parallel``, which GCC calls for a parallel region, in the library that torch has loaded."""
+    """Find the library that torch has loaded."""
     if sys.platform != "linux" or not torch.backends.openmp.is_available():
         return None
     home = Path(torch.__file__).parents[1]
@@ -114,14 +146,7 @@ def _find_team() -> Team | None:
     found = [path for path in mapped if Path(path).name.startswith("libgomp")]
     own = [path for path in found if Path(path).is_relative_to(home)]
     (library,) = own if own else found
-    parallel = ctypes.CDLL(library).GOMP_parallel
-    parallel.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    parallel.restype = None
-
-    def team(work: Callable[[object], None], threads: int) -> None:
-        parallel(_Callback(work), None, threads, 0)
-
-    threads, calls = torch.get_num_threads(), list[int]()
+    team, threads, calls = Team(ctypes.CDLL(library)), torch.get_num_threads(), list[int]()
     team(lambda _: calls.append(1), threads)
     return team if len(calls) == threads else None
 

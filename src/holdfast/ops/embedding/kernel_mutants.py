@@ -23,7 +23,7 @@ MUTANTS = (
     _mutant("one byte of a zero", _CPU, "for b in range(item):", "for b in range(1):"),
     _mutant("the row of another index", _CPU,
         "move(weight_at + index * row_step * item,",
-        "move(weight_at + n * row_step * item,"),
+        "move(weight_at + index // 2 * row_step * item,"),
     _mutant("a mask one column too wide", _GPU, "inside = column < columns", "inside = column <= columns"),
     _mutant("a row after the last", _GPU,
         "known = exists & (index >= 0) & (index < rows)",

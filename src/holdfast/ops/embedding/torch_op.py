@@ -21,7 +21,7 @@ from holdfast.core.checks import (
 from holdfast.core.contract import PlanPreference
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.core.huge_pages import on_huge_pages
+from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.stream import Stream
 from holdfast.core.torch_op import by_sample, define, register_vmap
@@ -69,7 +69,7 @@ def _backward_plan(shape, index_dtype, rows, columns, dtype, device, padding_idx
 
 def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
     plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
-    out = on_huge_pages(weight.new_empty((*input.shape, weight.shape[1])))
+    out = on_huge_pages(weight.new_empty((*input.shape, weight.shape[1])), least=REUSED_BYTES)
     args = EmbeddingArgs(weight=weight, indices=input, out=out)
     return Work(plan, args, out)
 

@@ -25,7 +25,14 @@ from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_addres
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
-from holdfast.ops.embedding_bag.cpu_sums import MOST_TERMS, begin_of, compile_sums, load_offset, sum_bags
+from holdfast.ops.embedding_bag.cpu_sums import (
+    OnePass,
+    begin_of,
+    check_offsets,
+    compile_sums,
+    element_of,
+    types_of,
+)
 from holdfast.ops.embedding_bag.plan import (
     BadOffset,
     BagDescriptor,
@@ -59,28 +66,6 @@ _SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
 
 #: Offsets as an operand of kernels: (address, item size, stride, count).
 Offsets = tuple[int, int, int, int]
-
-
-@kernel
-def check_offsets(offsets, count):
-    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
-    address, item, step, given = offsets
-    if given > 0 and item == 8 and step == 1:  # this loop vectorises
-        contiguous = pointer(address, np.int64)
-        longest, least = count - contiguous[given - 1], np.int64(0)
-        for entry in range(1, given):
-            size = contiguous[entry] - contiguous[entry - 1]
-            longest, least = max(longest, size), min(least, size)
-        if least >= 0 and contiguous[0] == 0 and contiguous[given - 1] <= count:
-            return -1, longest
-    before, longest = 0, 0
-    for entry in range(given):
-        offset = load_offset(offsets, entry)
-        if offset < before or offset > count or (entry == 0 and offset != 0):
-            return entry, longest
-        longest = max(longest, offset - before)
-        before = offset
-    return -1, max(longest, count - before)
 
 
 @jit
@@ -301,13 +286,6 @@ def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
     return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
 
 
-def element_of(desc: BagDescriptor) -> Any:
-    """A value of the type in which kernels read elements in place, bits for bfloat16; None if they cannot."""
-    if desc.dtype == desc.compute.torch:
-        return number(desc.compute)
-    return np.uint16(0) if desc.dtype == torch.bfloat16 else None
-
-
 class Found(NamedTuple):
     """Addresses of the results of ``find_bags``, and the length of the longest bag."""
 
@@ -390,44 +368,50 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         self.bags = Bags(layout, desc, by_index=False)
         self.weights = layout.take(desc.count, desc.compute.torch) if desc.per_sample_weights else None
         self.set_workspace(layout)
-        #: Values of the types that ``sum_bags`` works with; None if it does not serve this descriptor.
-        self.types: tuple[Any, ...] | None = None
-        like, stored = number(desc.compute), element_of(desc)
-        if desc.mode != "max" and stored is not None:
-            index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
-            self.types = (stored, index, like if desc.per_sample_weights else np.int8(0), like)
 
     def compile(self) -> None:
+        kinds = types_of(self.desc)
+        if kinds is not None:
+            compile_sums(kinds)
+        else:
+            self.compile_general()
+
+    def compile_general(self) -> None:
+        """Compile what serves every descriptor and layout."""
         _compile_finding()
-        if self.types is not None:
-            compile_sums(self.types)
-        elif self.desc.mode == "max":
+        if self.desc.mode == "max":
             _compile(max_bags, self.desc.compute)
         else:
             compile_for(self.desc.compute)
 
+    def one_pass(self, args: EmbeddingBagArgs) -> OnePass | None:
+        """The sum in one pass over tensors like ``args``; None if it does not serve their layout."""
+        desc, weights = self.desc, args.per_sample_weights
+        kinds = types_of(desc, widened=weights is not None and not weights.is_contiguous())
+        in_order = args.indices.is_contiguous() and args.weight.stride(1) == args.out.stride(1) == 1
+        return None if kinds is None or not in_order else OnePass(desc, args, kinds)
+
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
         desc, compute = self.desc, self.desc.compute
-        self.compile()
         walk = loops(desc.shape, args.indices.stride())
         table = table_of(walk.sizes, walk.strides[0])
         weight_table = table_of((desc.rows,), (args.weight.stride(0),))
-        contiguous = walk.strides[0] == (1,) or desc.count == 1
-        in_one_pass = (
-            self.types is not None and contiguous and args.weight.stride(1) == args.out.stride(1) == 1
-        )
+        one_pass = self.one_pass(args)
+        in_place = args.per_sample_weights is None or args.per_sample_weights.is_contiguous()
 
         def launch(
             stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
         ) -> None:
+            if one_pass is not None:
+                out_at, weight_at, indices_at, offsets_at, weights = addresses
+                if not in_place:
+                    _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
+                if one_pass.run(0, 0, out_at, weight_at, indices_at, offsets_at, weights):
+                    return
+            self.compile_general()
             first = first_address(workspace)
             raises = desc.bad_index == "raise"
             offsets, longest = checked_offsets(desc, args.offsets)
-            if in_one_pass and longest <= MOST_TERMS:
-                if raises:
-                    raise_outside(args.indices, table, desc.rows)
-                self.sum_in_one_pass(args, offsets, workspace)
-                return
             found = self.bags.find(first, args.indices, table, offsets, longest, raises)
             weight, out = _rows(args.weight, compute), _rows(args.out, compute)
             if desc.mode == "max":
@@ -440,7 +424,6 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
 
                 parallel(part, desc.bags, desc.count * desc.columns)
             else:
-                compile_for(compute)
                 launch_sums(
                     args.out,
                     Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
@@ -450,23 +433,10 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
                     by_count=found.counts if desc.mode == "mean" else 0,
                 )
 
+        if one_pass is not None and in_place:
+            launch.bound = lambda args: one_pass.run  # type: ignore[attr-defined]
+            launch.bound_uses_workspace = False  # type: ignore[attr-defined]
         return launch
-
-    def sum_in_one_pass(self, args: EmbeddingBagArgs, offsets: Offsets, workspace: Workspace) -> None:
-        """Run ``sum_bags``."""
-        desc, out = self.desc, args.out
-        _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
-        table = (args.weight.data_ptr(), args.weight.stride(0), desc.rows, desc.padding)
-        indices = (args.indices.data_ptr(), desc.count)
-        output = (out.data_ptr(), out.stride(0) * out.element_size())
-
-        def part(first: int, last: int) -> None:
-            sum_bags(
-                first, last, table, desc.columns, indices, offsets, desc.length, weights, output,
-                int(desc.mode == "mean"), _SCRATCH.of_thread(), self.types,
-            )  # fmt: skip
-
-        parallel(part, desc.bags, desc.count * desc.columns)
 
 
 class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):

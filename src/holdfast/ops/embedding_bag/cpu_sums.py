@@ -8,61 +8,87 @@ then the sums of the chunks. Longer bags than MOST_TERMS need more levels and ar
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 
 from holdfast.backends.cpu import (
     LINE,
-    compile_kernel,
     counted_loop,
     emit,
+    fence,
     jit,
     kernel,
+    numbers_of,
+    outlined,
     pointer,
     prefetch_line,
     splat,
     stack_slot,
+    take,
+    team_kernel,
 )
-from holdfast.numerics.cpu import load_real_lanes, store_real_lanes
+from holdfast.backends.private import TaskFunction, task_of
+from holdfast.backends.threads import run_together
+from holdfast.numerics.cpu import column_vectors, converts_float16, load_columns, store_columns
+from holdfast.numerics.cpu_walk import number
+from holdfast.ops.embedding_bag.plan import BagDescriptor, EmbeddingBagArgs, EmbeddingBagDescriptor
 from holdfast.ops.segment_sum import indexed
 
 CHUNK = indexed.CHUNK
 #: Most terms of a bag.
 MOST_TERMS = CHUNK * CHUNK
-#: Columns of a vector.
-_LANES = 16
 #: Prefetch distance in terms.
 _AHEAD = 32
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
+#: Ranges of bags per thread. A thread that ends a range takes the next one.
+_RANGES = 4
+#: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
+_STREAMED_FROM = 2**24
+
+# A task of ``check_bags`` and ``sum_bags``: 22 numbers, then values whose types are those of the elements of
+# the table and the output (int16 for bits of float16, uint16 for bits of bfloat16), of the indices, of the
+# weights (int8 for no weights), and of the sums.
+_NUMBERS, _NEXT, _SIMPLE = 22, 0, 1
+_Task = task_of(_NUMBERS + 4)
 
 
-def _column_sums(vectors: int, lanes: int) -> Any:
-    """Make an intrinsic that sums ``vectors * lanes`` columns of the rows of a bag, and stores the sum."""
+def _column_sums(columns: int) -> Any:
+    """Make an intrinsic that sums ``columns`` columns of the rows of a bag, and stores the sum."""
 
     @emit
     def sum_columns(typingctx, table, indices, terms, weights, out, column, like):
         """``table`` is (pointer, row stride, rows, padding); ``indices`` is a pointer to all indices.
 
         ``terms`` is (first, last, distance of the index to prefetch); ``weights`` is a pointer to the weights
-        of all indices, or to integers for none; ``out`` is (pointer to the row of the bag, 1 for the mean).
+        of all indices, or to int8 for none; ``out`` is (pointer to the row of the bag, 1 for the mean, 1 for
+        streaming stores).
         """
 
         def build(context, builder, signature, args):
             table, indices, terms, weights, out, column, _ = args
-            (table, row_step, rows, padding), (first, last, distance), (out, mean) = (
+            (table, row_step, rows, padding), (first, last, distance), (out, mean, streamed) = (
                 [builder.extract_value(operand, i) for i in range(len(operand.type))]
                 for operand in (table, terms, out)
             )
+            size = context.get_abi_sizeof(table.type.pointee)
+            if signature.args[0][0].dtype == types.int16:
+                table, out, weights = (
+                    builder.bitcast(elements, ir.HalfType().as_pointer())
+                    if elements.type.pointee == ir.IntType(16)
+                    else elements
+                    for elements in (table, out, weights)
+                )
             table, out = (builder.gep(elements, [column]) for elements in (table, out))
             count, real = column.type, args[-1].type
-            size = context.get_abi_sizeof(table.type.pointee)
-            vector = ir.VectorType(real, lanes)
-            sums, chunk_sums = ([stack_slot(builder, vector) for _ in range(vectors)] for _ in range(2))
+            zeros = [ir.Constant(kind, [0.0] * kind.count) for kind in column_vectors(table, columns, real)]
+            lanes = zeros[0].type.count
+            sums, chunk_sums = ([stack_slot(builder, zero.type) for zero in zeros] for _ in range(2))
+            is_weighted = weights.type.pointee != ir.IntType(8)
             skipped = stack_slot(builder, count)
             builder.store(count(0), skipped)
 
@@ -72,69 +98,91 @@ def _column_sums(vectors: int, lanes: int) -> Any:
             def row_of(index):
                 return builder.gep(table, [builder.mul(index, row_step)])
 
+            def is_kept(index):
+                is_padding = builder.icmp_signed("==", index, padding)
+                return builder.and_(builder.icmp_unsigned("<", index, rows), builder.not_(is_padding))
+
+            row_bytes = builder.mul(row_step, count(size))
+            either = builder.or_(builder.ptrtoint(table, count), row_bytes)
+            is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
+
             def prefetch(row):
-                for at in range(0, vectors * lanes, LINE // size):
+                for at in range(0, columns, LINE // size):
                     prefetch_line(builder, builder.gep(row, [count(at)]), level=2)
+                with builder.if_then(is_ragged):  # the columns end in one more cache line
+                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]), level=2)
 
             def add_to(slots, terms):
                 for slot, term in zip(slots, terms, strict=True):
                     builder.store(builder.fadd(builder.load(slot), term), slot)
 
             def add_row(slots, place, index):
-                row = row_of(index)
-                terms = [load_real_lanes(builder, row, count(i * lanes), lanes, real) for i in range(vectors)]
-                if weights.type.pointee == real:
-                    weight = splat(builder, builder.load(builder.gep(weights, [place])), lanes)
+                terms = load_columns(builder, row_of(index), columns, real)
+                if is_weighted:
+                    (weight,) = load_columns(builder, builder.gep(weights, [place]), 1, real)
+                    weight = splat(builder, builder.extract_element(weight, count(0)), lanes)
                     terms = [builder.fmul(term, weight) for term in terms]
                 add_to(slots, terms)
 
-            def skip():
-                builder.store(builder.add(builder.load(skipped), count(1)), skipped)
+            def clear(slots):
+                for slot, zero in zip(slots, zeros, strict=True):
+                    builder.store(zero, slot)
 
             def sum_chunk(begin, slots):
                 rest = builder.sub(last, begin)
                 whole = builder.icmp_signed(">", rest, count(CHUNK))
-                for slot in slots:
-                    builder.store(ir.Constant(vector, [0.0] * lanes), slot)
+                clear(slots)
                 with counted_loop(builder, builder.select(whole, count(CHUNK), rest)) as position:
                     place = builder.add(begin, position)
                     prefetch(row_of(index_at(builder.add(place, distance))))
                     index = index_at(place)
-                    valid = builder.icmp_unsigned("<", index, rows)
-                    with builder.if_else(valid, likely=True) as (inside, outside):
-                        with inside:
-                            is_padding = builder.icmp_signed("==", index, padding)
-                            with builder.if_else(is_padding, likely=False) as (padded, kept):
-                                with padded:
-                                    skip()
-                                with kept:
-                                    add_row(slots, place, index)
-                        with outside:
-                            skip()
+                    with builder.if_else(is_kept(index), likely=True) as (kept, left_out):
+                        with kept:
+                            add_row(slots, place, index)
+                        with left_out:
+                            builder.store(builder.add(builder.load(skipped), count(1)), skipped)
                 return builder.add(begin, count(CHUNK))
 
-            after_first = sum_chunk(first, sums)
-            more = builder.sub(builder.add(last, count(CHUNK - 1)), after_first)
-            with counted_loop(builder, builder.ashr(more, count(CHUNK.bit_length() - 1))) as chunk:
-                sum_chunk(builder.add(after_first, builder.mul(chunk, count(CHUNK))), chunk_sums)
-                add_to(sums, [builder.load(slot) for slot in chunk_sums])
-            with builder.if_then(builder.icmp_signed("!=", mean, count(0))):
-                terms = builder.sub(builder.sub(last, first), builder.load(skipped))
-                amount = builder.select(builder.icmp_signed(">", terms, count(1)), terms, count(1))
-                amount = splat(builder, builder.sitofp(amount, real), lanes)
-                for slot in sums:
-                    builder.store(builder.fdiv(builder.load(slot), amount), slot)
-            for i, slot in enumerate(sums):
-                store_real_lanes(builder, builder.load(slot), out, count(i * lanes))
+            def sum_all():
+                after_first = sum_chunk(first, sums)
+                more = builder.sub(builder.add(last, count(CHUNK - 1)), after_first)
+                with counted_loop(builder, builder.ashr(more, count(CHUNK.bit_length() - 1))) as chunk:
+                    sum_chunk(builder.add(after_first, builder.mul(chunk, count(CHUNK))), chunk_sums)
+                    add_to(sums, [builder.load(slot) for slot in chunk_sums])
+                with builder.if_then(builder.icmp_signed("!=", mean, count(0))):
+                    terms = builder.sub(builder.sub(last, first), builder.load(skipped))
+                    amount = builder.select(builder.icmp_signed(">", terms, count(1)), terms, count(1))
+                    amount = splat(builder, builder.sitofp(amount, real), lanes)
+                    for slot in sums:
+                        builder.store(builder.fdiv(builder.load(slot), amount), slot)
+                store([builder.load(slot) for slot in sums])
+
+            def store(totals, exact=False):
+                with builder.if_else(builder.icmp_signed("!=", streamed, count(0))) as (streaming, storing):
+                    with streaming:
+                        store_columns(builder, totals, out, streamed=True, exact=exact)
+                    with storing:
+                        store_columns(builder, totals, out, exact=exact)
+
+            if is_weighted:
+                sum_all()
+                return context.get_dummy_value()
+            is_single = builder.icmp_signed("==", builder.sub(last, first), count(1))
+            with builder.if_else(is_single) as (single, several):
+                with single:  # its sum is exact, and so is its mean
+                    prefetch(row_of(index_at(builder.add(first, distance))))
+                    index = index_at(first)
+                    clear(sums)
+                    with builder.if_then(is_kept(index), likely=True):
+                        add_row(sums, first, index)
+                    store([builder.load(slot) for slot in sums], exact=True)
+                with several:
+                    sum_all()
             return context.get_dummy_value()
 
         return types.none(table, indices, terms, weights, out, column, like), build
 
     return sum_columns
-
-
-_sum_8, _sum_4, _sum_2, _sum_1 = (_column_sums(vectors, _LANES) for vectors in (8, 4, 2, 1))
-_sum_column = _column_sums(1, 1)
 
 
 @jit
@@ -154,50 +202,199 @@ def begin_of(bag, offsets, length, count):
     return load_offset(offsets, bag) if bag < offsets[3] else count
 
 
+def _batch_sums(columns: int) -> Any:
+    """Make a function that sums ``columns`` columns of a batch of bags."""
+    sum_columns = _column_sums(columns)
+
+    @jit
+    def sum_batch(first, last, rows, places, bags, factors, out, column, stored, like):
+        """Sum the columns from ``column`` on of the bags ``first`` to ``last``, as ``_sum_range``.
+
+        ``rows``, ``places`` and ``factors`` are ``table``, ``indices`` and ``weights`` of ``sum_columns``.
+        """
+        outlined()
+        offsets, length, count = bags
+        address, step, mean, streamed = out
+        begin, batch_end = begin_of(first, offsets, length, count), begin_of(last, offsets, length, count)
+        distance = _AHEAD if batch_end + _AHEAD <= count else 0
+        for bag in range(first, last):
+            end = begin_of(bag + 1, offsets, length, count)
+            target = (pointer(address + bag * step, stored), mean, streamed)
+            sum_columns(rows, places, (begin, end, distance), factors, target, column, like)
+            begin = end
+
+    return sum_batch
+
+
+_sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))
+
+
 @kernel
-def sum_bags(first, last, table, columns, indices, offsets, length, weights, out, mean, scratch, types_of):
+def check_offsets(offsets, count):
+    """Position of the first wrong offset, -1 if there is none; and the length of the longest bag."""
+    address, item, step, given = offsets
+    if given > 0 and item == 8 and step == 1:  # this loop vectorises
+        contiguous = pointer(address, np.int64)
+        longest, least = count - contiguous[given - 1], np.int64(0)
+        for entry in range(1, given):
+            size = contiguous[entry] - contiguous[entry - 1]
+            longest, least = max(longest, size), min(least, size)
+        if least >= 0 and contiguous[0] == 0 and contiguous[given - 1] <= count:
+            return -1, longest
+    before, longest = 0, 0
+    for entry in range(given):
+        offset = load_offset(offsets, entry)
+        if offset < before or offset > count or (entry == 0 and offset != 0):
+            return entry, longest
+        longest = max(longest, offset - before)
+        before = offset
+    return -1, max(longest, count - before)
+
+
+@team_kernel(_NUMBERS)
+def check_bags(task):
+    """Set the number ``simple`` of the task to 1 if ``sum_bags`` can sum the bags.
+
+    That is if the offsets are right, no bag is too long, and, with ``raises``, all indices are in range.
+    """
+    (
+        _, _, _, _, indices, offsets, _, _, _, _, _, rows, _, _, count, item, step, given, length, _, _,
+        raises, index,
+    ) = task[0]  # fmt: skip
+    longest = length
+    if given > 0:
+        wrong, longest = check_offsets((offsets, item, step, given), count)
+        if wrong >= 0:
+            return
+    if longest > MOST_TERMS:
+        return
+    places, valid = pointer(indices, index), 0
+    if raises != 0:
+        for n in range(count):
+            valid += (places[n] >= 0) & (places[n] < rows)
+        if valid < count:
+            return
+    numbers_of(task)[_SIMPLE] = 1
+
+
+@jit
+def _sum_range(first, last, table, columns, indices, bags, weights, out, types_of):
     """Sum the bags ``first`` to ``last``.
 
-    ``table`` is (address, row stride, rows, padding); ``indices`` is (address, count); ``offsets`` is
-    (address, item size, stride, count); ``weights`` is an address; ``out`` is (address, row stride in bytes).
-    ``scratch`` has room for ``BATCH + 1`` integers. ``types_of`` has a value of each type: of the elements of
-    the table and the output, of the indices, of the weights (an integer for no weights), and of the sums.
+    ``table`` is (address, row stride, rows, padding); ``bags`` is (offsets, length of a bag without offsets,
+    number of indices) with ``offsets`` as in ``load_offset``; ``indices`` and ``weights`` are addresses;
+    ``out`` is (address, row stride in bytes, 1 for the mean, 1 for streaming stores); ``types_of`` has a
+    value of each type.
     """
     stored, index, weight, like = types_of
-    address, count = indices
     rows = (pointer(table[0], stored), table[1], table[2], table[3])
-    places, factors, begins = pointer(address, index), pointer(weights, weight), pointer(scratch, np.int64)
+    places, factors = pointer(indices, index), pointer(weights, weight)
     for batch in range(first, last, BATCH):
-        size = min(BATCH, last - batch)
-        for i in range(size + 1):
-            begins[i] = begin_of(batch + i, offsets, length, count)
-        distance = _AHEAD if begins[size] + _AHEAD <= count else 0
-        column = 0
+        end, column = min(batch + BATCH, last), 0
         while column < columns:
-            rest = columns - column
-            if rest < _LANES < columns:  # some columns are summed twice, with equal results
-                column, rest = columns - _LANES, _LANES
-            for i in range(size):
-                terms = (begins[i], begins[i + 1], distance)
-                target = (pointer(out[0] + (batch + i) * out[1], stored), mean)
-                if rest >= 8 * _LANES:
-                    _sum_8(rows, places, terms, factors, target, column, like)
-                elif rest >= 4 * _LANES:
-                    _sum_4(rows, places, terms, factors, target, column, like)
-                elif rest >= 2 * _LANES:
-                    _sum_2(rows, places, terms, factors, target, column, like)
-                elif rest >= _LANES:
-                    _sum_1(rows, places, terms, factors, target, column, like)
-                else:
-                    _sum_column(rows, places, terms, factors, target, column, like)
-            for lanes in (8 * _LANES, 4 * _LANES, 2 * _LANES, _LANES, 1):
-                if rest >= lanes:
-                    column += lanes
-                    break
+            width = _width_of(columns - column, columns)
+            column = min(column, columns - width)  # some columns are summed twice, with equal results
+            if width == 128:
+                _sum_128(batch, end, rows, places, bags, factors, out, column, stored, like)
+            elif width == 64:
+                _sum_64(batch, end, rows, places, bags, factors, out, column, stored, like)
+            elif width == 32:
+                _sum_32(batch, end, rows, places, bags, factors, out, column, stored, like)
+            elif width == 16:
+                _sum_16(batch, end, rows, places, bags, factors, out, column, stored, like)
+            elif width == 8:
+                _sum_8(batch, end, rows, places, bags, factors, out, column, stored, like)
+            elif width == 4:
+                _sum_4(batch, end, rows, places, bags, factors, out, column, stored, like)
+            else:
+                _sum_1(batch, end, rows, places, bags, factors, out, column, stored, like)
+            column += width
 
 
-@cache
-def compile_sums(types_of: tuple[Any, ...]) -> None:
-    """Compile ``sum_bags`` for these types."""
-    empty = (0, 0, (0, 1, 0, -1), 1, (0, 0), (0, 8, 1, 0), 1, 0, (0, 1), 0, 0)
-    compile_kernel(sum_bags, *empty, types_of)
+@jit
+def _width_of(rest, columns):
+    """How many of ``columns`` columns are summed next, if ``rest`` are left.
+
+    The fewest that cover the rest, if there are so many columns; else the most there are.
+    """
+    width = 128
+    for smaller in (64, 32, 16, 8, 4):
+        if width > columns or smaller >= rest:
+            width = smaller
+    return width if width <= columns else 1
+
+
+@team_kernel(_NUMBERS)
+def sum_bags(task):
+    """Take ranges of bags and sum them, until no range is left."""
+    (
+        _, _, out, table, indices, offsets, weights, streamed, bags, share, row_step, rows, padding, columns,
+        count, item, step, given, length, out_step, mean, _, stored, index, weight, like,
+    ) = task[0]  # fmt: skip
+    while True:
+        first = take(numbers_of(task), _NEXT, share)
+        if first >= bags:
+            break
+        _sum_range(
+            first, min(first + share, bags), (table, row_step, rows, padding), columns, indices,
+            ((offsets, item, step, given), length, count), weights, (out, out_step, mean, streamed),
+            (stored, index, weight, like),
+        )  # fmt: skip
+    fence()
+
+
+def element_of(desc: BagDescriptor) -> Any:
+    """A value of the type in which kernels read elements in place, bits for bfloat16; None if they cannot."""
+    if desc.dtype == desc.compute.torch:
+        return number(desc.compute)
+    return np.uint16(0) if desc.dtype == torch.bfloat16 else None
+
+
+def types_of(desc: EmbeddingBagDescriptor, *, widened: bool = False) -> tuple[Any, ...] | None:
+    """Values of the types that ``sum_bags`` works with; None if it does not serve this descriptor.
+
+    ``widened``: the weights of samples are in the compute type.
+    """
+    stored, like = element_of(desc), number(desc.compute)
+    if desc.dtype == torch.float16 and converts_float16():
+        stored = np.int16(0)
+    if desc.mode == "max" or stored is None:
+        return None
+    index = np.int32(0) if desc.index_dtype == torch.int32 else np.int64(0)
+    weight = (like if widened else stored) if desc.per_sample_weights else np.int8(0)
+    return stored, index, weight, like
+
+
+def compile_sums(kinds: tuple[Any, ...]) -> tuple[TaskFunction, TaskFunction]:
+    """``check_bags`` and ``sum_bags``, compiled for these types."""
+    return check_bags.compiled(kinds[1]), sum_bags.compiled(*kinds)
+
+
+class OnePass:
+    """``check_bags`` and ``sum_bags`` for tensors like ``args``; ``kinds`` is found by ``types_of``."""
+
+    def __init__(self, desc: EmbeddingBagDescriptor, args: EmbeddingBagArgs, kinds: tuple[Any, ...]) -> None:
+        self._check, self._sum = compile_sums(kinds)
+        self._bags, self._elements = desc.bags, desc.count * desc.columns
+        offsets, out_step = args.offsets, args.out.stride(0) * args.out.element_size()
+        layout = (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
+        self._constants = (
+            args.weight.stride(0), desc.rows, desc.padding, desc.columns, desc.count, *layout, desc.length,
+            out_step, desc.mode == "mean", desc.bad_index == "raise",
+        )  # fmt: skip
+        aligned = out_step % LINE == 0 and desc.columns * desc.dtype.itemsize % LINE == 0
+        self._large = aligned and args.out.nbytes >= _STREAMED_FROM
+
+    def run(
+        self, stream: int, workspace: int, out: int, table: int, indices: int, offsets: int, weights: int
+    ) -> bool:
+        """Sum the bags of tensors at these addresses. Returns False, and writes nothing, if it cannot."""
+        share = max(BATCH, -(-self._bags // (_RANGES * torch.get_num_threads())))
+        streamed = self._large and out % LINE == 0
+        task = _Task(
+            0, 0, out, table, indices, offsets, weights, streamed, self._bags, share, *self._constants
+        )
+        self._check.call(task)
+        if task[_SIMPLE]:
+            run_together(self._sum, task, self._elements)
+        return bool(task[_SIMPLE])

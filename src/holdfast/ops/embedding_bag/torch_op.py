@@ -11,7 +11,7 @@ import torch
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import require_bool, require_choice, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, Unsupported
-from holdfast.core.huge_pages import on_huge_pages
+from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import by_sample, define, register_vmap, select_plan
 from holdfast.ops.embedding.torch_op import (
@@ -81,7 +81,8 @@ def _embedding_bag(
             padding_idx,
         ),
     )  # fmt: skip
-    out = on_huge_pages(weight.new_empty((_bags(input, offsets, include_last_offset), columns)))
+    out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    out = on_huge_pages(out, least=REUSED_BYTES)
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out
     )
