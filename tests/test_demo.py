@@ -61,8 +61,8 @@ def test_the_table_says_that_all_is_equal(shown: tuple[Any, str]) -> None:
     assert "every bit equal: 4 trainings, twice each; 1,896,624 codes and values" in result.output
     for stage in (
         "verify LsqInit",
-        "train float32, twice",
-        "train int2 with in_range, twice",
+        "train float32 twice",
+        "train int2 twice",
         "convert, export",
     ):
         assert stage in result.output, "a line for each stage"

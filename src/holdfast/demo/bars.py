@@ -13,7 +13,7 @@ class Bars:
     """A bar for each stage. A stage ends when the next one begins."""
 
     def __init__(self, console: Console) -> None:
-        columns = TextColumn("{task.description:<32}"), BarColumn(30), TimeElapsedColumn()
+        columns = TextColumn("{task.description:<42}"), BarColumn(30), TimeElapsedColumn()
         self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self.console, self.stage, self.task = console, "", TaskID(0)
 

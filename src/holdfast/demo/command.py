@@ -58,10 +58,11 @@ def print_result(result: Result, console: Console) -> None:
             console.print(f"[red]differs[/] {training.recipe}: digests {', '.join(training.digests)}")
     verdict = "[green]every bit equal[/]" if result.passed else "[red]not equal[/]"
     compared = sum(made.elements for made in result.deployments.values())
+    deployed = f"{compared:,} codes and values of onnxruntime; " if compared else ""
     console.print(
-        f"{verdict}: {len(result.trainings)} trainings, twice each; {compared:,} codes and values of "
-        f"onnxruntime; {result.seconds:.1f} s"
-    )
+        f"{verdict}: {len(result.trainings)} trainings, twice each; {deployed}{result.seconds:.1f} s",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
 
 
 def _deployed(result: Result, training: Training) -> str:

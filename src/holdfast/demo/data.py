@@ -54,4 +54,4 @@ def shapes(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         drawn[label].roll(tuple(shift), dims=(1, 2))
         for label, shift in zip(labels.tolist(), shifts, strict=True)
     ])  # fmt: skip
-    return (images + 0.6 * torch.randn(images.shape, generator=generator)).clamp(0, 1), labels
+    return (images + 0.4 * torch.randn(images.shape, generator=generator)).clamp(0, 1), labels

@@ -12,7 +12,7 @@ from holdfast.demo import data, deployment, training
 from holdfast.demo.bars import Bars
 from holdfast.demo.deployment import Deployment
 from holdfast.demo.training import ESTIMATOR, FORMATS, Recipe, Training
-from holdfast.proof.verify import Report, verify
+from holdfast.proof.verify import Report, default_jobs, verify
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class Result:
 def run(extent: Extent, bars: Bars) -> Result:
     """Run all stages."""
     began = time.perf_counter()
-    proof = verify(extent.plans, progress=lambda what, done, total: bars.tell(
-        f"verify {what.partition(':')[0].removesuffix('Plan')}", done, total
+    proof = verify(extent.plans, jobs=default_jobs(), progress=lambda what, done, total: bars.tell(
+        f"verify {what.partition(':')[0].removesuffix('Plan')}" if ":" in what else what, done, total
     ))  # fmt: skip
     loaded = data.load(extent.images)
     with training.one_thread():
-        trained = [_train(Recipe(), training.classifier(), loaded, extent.float_epochs, bars)]
+        trained = _train([Recipe()], training.classifier(), loaded, extent.float_epochs, bars)
         start = trained[0].model
         for name in FORMATS:
-            for ste in extent.estimators:
-                trained.append(_train(Recipe(name, ste), start, loaded, extent.quantized_epochs, bars))
+            recipes = [Recipe(name, ste) for ste in extent.estimators]
+            trained += _train(recipes, start, loaded, extent.quantized_epochs, bars)
         deployments: dict[str, Deployment] = {}
         for one in trained:
             if one.recipe.ste is ESTIMATOR:
@@ -78,6 +78,11 @@ def run(extent: Extent, bars: Bars) -> Result:
     return Result(proof, loaded.name, len(loaded.test_images), trained, deployments, seconds)
 
 
-def _train(recipe: Recipe, start: nn.Module, loaded: data.Data, epochs: int, bars: Bars) -> Training:
-    bars.tell(f"train {recipe}, twice", 0, 2 * training.steps(loaded, epochs))
-    return training.train_twice(recipe, start, loaded, epochs, bars.step)
+def _train(
+    recipes: list[Recipe], start: nn.Module, loaded: data.Data, epochs: int, bars: Bars
+) -> list[Training]:
+    """Train each recipe twice. All of them have the same format, and one bar."""
+    many = f" with each of {len(recipes)} estimators" if len(recipes) > 1 else ""
+    steps = 2 * len(recipes) * training.steps(loaded, epochs)
+    bars.tell(f"train {recipes[0].format} twice{many}", 0, steps)
+    return [training.train_twice(recipe, start, loaded, epochs, bars.step) for recipe in recipes]
