@@ -40,5 +40,6 @@ stubs: $(INSTALLED)
 	$(BIN)/python scripts/stubs.py
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		holdfast-demo.html
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,4 @@
-"""The images of the demo: handwritten digits of scikit-learn, or drawn shapes without it. Nothing is loaded
-from a network."""
+"""The images of the demo: the handwritten digits of scikit-learn, or shapes drawn here if it is missing."""
 
 from __future__ import annotations
 
