@@ -289,7 +289,7 @@ def test_every_document_and_example_is_linked_from_the_readme_or_the_site() -> N
 def test_the_first_screen_of_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(python_blocks(text)) == 3
-    order = ("FakeQuantize", "hf.embedding", "hf.grid_sample", "Plan.select", "speed.svg", "## Install",
+    order = ("hf.qat.convert", "hf.embedding", "hf.grid_sample", "Plan.select", "speed.svg", "## Install",
              "make demo", "make test", "## The ops", "A whole training run", "## More")  # fmt: skip
     places = [text.index(word) for word in order]
     assert places == sorted(places)
@@ -330,3 +330,15 @@ def test_the_machines_that_were_run_are_named(name: str) -> None:
             assert gpu in text
         else:
             assert f"Triton {machine['versions']['triton']}" in text
+
+
+def test_the_speed_of_training_is_the_stored_one() -> None:
+    """The table of the page has the times of the stored run, in its order."""
+    stored = json.loads((ROOT / "benchmarks" / "qat" / "h200.json").read_text())["milliseconds"]
+    page = (ROOT / "docs" / "qat.md").read_text()
+    rows = re.findall(r"\| ([\d.]+) ms(?: \(([\d.]+).\))? \| ([\d.]+) ms(?: \(([\d.]+).\))? \|", page)
+    base, expected = stored["no QAT"], []
+    for times in stored.values():
+        cells = [(f"{times[k]:.2f}", f"{times[k] / base[k]:.2f}") for k in ("step", "update")]
+        expected.append(tuple(cell for pair in cells for cell in (pair[0], "" if times is base else pair[1])))
+    assert rows == expected
