@@ -1,5 +1,5 @@
 # make test   lint, types and tests, from a bare checkout
-# make demo   check the bits on this machine and time a few kernels
+# make demo   train a classifier at 8, 4 and 2 bits, deploy it, and compare every bit; at most three minutes
 # make bench  time every kernel on this machine
 # make docs   write the generated parts of docs/, and build the site in site/
 # make stubs  write the type stubs of the names that are found at import
@@ -40,5 +40,6 @@ stubs: $(INSTALLED)
 	$(BIN)/python scripts/stubs.py
 
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		holdfast-demo.html
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,12 +13,11 @@ PAGES = {
     "../README.md": "index.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../CHANGELOG.md": "changelog.md",
-    "../examples/spatial_transformer.py": "example.md",
 }
+#: The page that shows the sources of all examples, each under a heading with its name.
+EXAMPLES = "example.md"
 #: Pages that include a file of the repository root. Links in these files are relative to the root.
 INCLUDED = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
-#: Pages that show the source of a program at the end.
-SOURCES = {"example.md": "examples/spatial_transformer.py"}
 
 _LINK = re.compile(r"\]\(([^)#\s]+)((?:#[^)]*)?)\)")
 _DRAWING = re.compile(r'<img alt="[^"]*" src="(assets/[a-z0-9_]+\.svg)"\s*/?>')
@@ -30,9 +29,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if included:
         text = (DOCS.parent / included).read_text()
         markdown = _LINK.sub(lambda link: _from_root(link[0], link[1], link[2]), text)
-    markdown = _LINK.sub(lambda link: f"]({PAGES.get(link[1], link[1])}{link[2]})", markdown)
-    source = SOURCES.get(page.file.src_uri)
-    return f"{markdown}\n```python\n{(DOCS.parent / source).read_text()}```\n" if source else markdown
+    markdown = _LINK.sub(lambda link: f"]({_page_of(link[1])}{link[2]})", markdown)
+    return f"{markdown}\n{_sources()}" if page.file.src_uri == EXAMPLES else markdown
+
+
+def _page_of(target: str) -> str:
+    """The page of a link out of docs/. The heading of an example is its name, whose dot an anchor lacks."""
+    if target.startswith("../examples/"):
+        return f"{EXAMPLES}#{Path(target).stem}py"
+    return PAGES.get(target, target)
+
+
+def _sources() -> str:
+    files = sorted((DOCS.parent / "examples").glob("*.py"))
+    return "\n".join(f"## {file.name}\n\n```python\n{file.read_text()}```\n" for file in files)
 
 
 def _from_root(whole: str, target: str, anchor: str) -> str:

@@ -29,9 +29,10 @@ BELOW = {
     "export": {"core", "ops", "nn", "qat"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
+    "demo": {"core", "proof", "holdfast"},
     "testing": {"core"},
     "plans": {"core", "ops"},
-    "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "holdfast"},
+    "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "demo", "holdfast"},
     "__main__": {"cli"},
     "holdfast": {"core", "backends", "ops", "plans", "nn", "qat", "export", "testing"},
 }

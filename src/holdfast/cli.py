@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.bench.command import bench
 from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.errors import HoldfastError
+from holdfast.demo.command import demo
 from holdfast.proof.command import verify
 from holdfast.proof.explain import explain
 from holdfast.proof.fuzz.command import fuzz
@@ -43,15 +44,8 @@ app = typer.Typer(
     cls=_Commands, help="Deterministic kernels: list them, show which one would run, verify and time them.",
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
 )  # fmt: skip
-for command in (plans, explain, warmup, verify, fuzz, mutants, bench):
+for command in (plans, explain, warmup, verify, fuzz, mutants, bench, demo):
     app.command()(command)
-
-
-@app.command()
-def demo() -> None:
-    """Verify every plan, then run a short benchmark."""
-    verify()
-    bench(quick=True)
 
 
 def _show_version(requested: bool) -> None:

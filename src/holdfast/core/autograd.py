@@ -20,6 +20,8 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 LIBRARY = torch.library.Library("holdfast", "FRAGMENT")
 #: The arguments of each operator that was defined: their names and types.
 ARGUMENTS: dict[str, dict[str, str]] = {}
+#: The number of results of each operator.
+RESULTS: dict[str, int] = {}
 #: For each differentiable operator, functions that record a call for autograd without torch's dispatcher.
 #: Nothing may trace or transform the call.
 RECORDERS: dict[str, Recorder] = {}

@@ -15,7 +15,7 @@ import torch
 from torch.compiler import is_compiling
 
 from holdfast.core import private
-from holdfast.core.autograd import ARGUMENTS, LIBRARY, RECORDERS
+from holdfast.core.autograd import ARGUMENTS, LIBRARY, RECORDERS, RESULTS
 from holdfast.core.checks import require_dtype, require_memory
 from holdfast.core.contract import PlanPreference
 from holdfast.core.dtypes import dtype_name
@@ -36,7 +36,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
     traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
     """
-    ARGUMENTS[name] = arguments_in(schema)
+    ARGUMENTS[name], RESULTS[name] = arguments_in(schema), schema.partition("->")[2].count("Tensor")
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 
     def run(*arguments: Any) -> Any:

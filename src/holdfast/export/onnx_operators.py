@@ -14,6 +14,8 @@ import onnx
 import onnxscript
 import torch
 
+from holdfast.core.autograd import ARGUMENTS, RESULTS
+
 DOMAIN = "holdfast"
 #: The node of ``Tensor.view(dtype)``, which ONNX lacks. A converted model views stored bytes as float codes.
 BITCAST = "bitcast"
@@ -32,23 +34,23 @@ _TENSORS = [
 
 def translations(names: list[str]) -> dict[Callable[..., Any], Callable[..., Any]]:
     """The translation of each operator in ``names``, for ``custom_translation_table``."""
-    operators = [getattr(torch.ops.holdfast, name).default for name in names if name != BITCAST]
-    table: dict[Any, Callable[..., Any]] = {operator: _kept(operator) for operator in operators}
+    table: dict[Any, Callable[..., Any]] = {
+        getattr(torch.ops.holdfast, name).default: _kept(name) for name in names if name != BITCAST
+    }
     bitcast = _node(BITCAST, ["x"], {"to": "int"}, 1)
     table[torch.ops.aten.view.dtype] = lambda x, to: bitcast(x, to=int(to))
     return table
 
 
-def _kept(operator: Any) -> Callable[..., Any]:
+def _kept(operator: str) -> Callable[..., Any]:
     """A translation that emits a node with the name and the arguments of ``operator``."""
-    arguments = operator._schema.arguments
-    kinds = [str(argument.type).removeprefix("Optional[").removesuffix("]") for argument in arguments]
-    tensors = [argument.name for argument, kind in zip(arguments, kinds, strict=True) if kind == "Tensor"]
-    plain = {argument.name: kind for argument, kind in zip(arguments, kinds, strict=True) if kind != "Tensor"}
-    node = _node(operator._schema.name.partition("::")[2], tensors, plain, len(operator._schema.returns))
+    kinds = {name: kind.removesuffix("?") for name, kind in ARGUMENTS[operator].items()}
+    tensors = [name for name, kind in kinds.items() if kind == "Tensor"]
+    plain = {name: kind for name, kind in kinds.items() if kind != "Tensor"}
+    node = _node(operator, tensors, plain, RESULTS[operator])
 
     def translation(*given: Any) -> Any:
-        values = {argument.name: value for argument, value in zip(arguments, given, strict=True)}
+        values = dict(zip(kinds, given, strict=True))
         attributes = {name: values[name] for name in plain if values[name] is not None}
         attributes = {name: int(v) if isinstance(v, bool) else v for name, v in attributes.items()}
         return node(*(values[name] for name in tensors), **attributes)

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from holdfast.core.contract import printed_bound
 from holdfast.proof.report import SHOWN
@@ -30,15 +30,20 @@ def benchmarks(given: Sequence[Path] | None) -> list[dict[str, Any]]:
     return [load_benchmark(path) for path in (given or sorted(stored))]
 
 
+def templates() -> Environment:
+    """The templates of the package's pages, by path in the package."""
+    environment = Environment(
+        loader=FunctionLoader(lambda path: files("holdfast").joinpath(path).read_text("utf-8")),
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= FILTERS
+    return environment
+
+
 def page(report: Report, measured: Iterable[dict[str, Any]] = ()) -> str:
     """The page as HTML."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= FILTERS
-    template = environment.from_string((files("holdfast.proof") / "page.html").read_text("utf-8"))
     here = {report.machine.cpu, report.machine.gpu}
-    return template.render(
+    return templates().get_template("proof/page.html").render(
         report=report, plans=sorted(report.plans, key=lambda plan: plan.plan.removesuffix("Plan")),
         total={name: sum(getattr(plan, name) for plan in report.plans) for name in TOTALS}, combined=combined,
         fuzz=_fuzz(report.fuzz), machines=[_machine(made, made["device"] in here) for made in measured],

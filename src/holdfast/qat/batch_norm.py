@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.utils import parametrize
 
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
 
 __all__ = ["BatchNorm", "FoldedWeight", "Folds", "find_folds", "finish_fold", "fold"]
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 #: Convolutions, with the BatchNorm that is folded into each.
 Folds = dict[nn.Module, BatchNorm]
@@ -88,7 +89,7 @@ def _return_input(norm: BatchNorm, args: tuple[torch.Tensor], output: torch.Tens
 def fold(convolution: Any, norm: BatchNorm) -> None:
     """Fold ``norm`` into ``convolution``, whose weight is not parametrized yet."""
     if convolution.bias is None:
-        del convolution._parameters["bias"]
+        del convolution.bias
         convolution.register_buffer("bias", convolution.weight.new_zeros(convolution.out_channels))
     parametrize.register_parametrization(convolution, "weight", FoldedWeight(norm), unsafe=True)
     parametrize.register_parametrization(convolution, "bias", FoldedBias(norm), unsafe=True)

@@ -98,7 +98,7 @@ def _weight_quantizers(
     known: dict[int, tuple[str, WeightQuantizer, BatchNorm | None]] = {}
     for target in targets:
         for name in _weights_of(target):
-            label, weight = target.label(name), target.module._parameters[name]
+            label, weight = target.label(name), target.module.get_parameter(name)
             norm = folds.get(target.module)
             made = _weight_quantizer(target, label, weight, norm)
             first, quantizer, first_norm = known.setdefault(id(weight), (label, made, norm))
@@ -164,12 +164,13 @@ def _weights_of(target: Target) -> list[str]:
                 f"{target.label(name)} has the parametrization {type(last).__name__}; apply it first by "
                 "torch.nn.utils.parametrize.remove_parametrizations."
             )
-    found = [name for name in target.parameters if target.module._parameters.get(name) is not None]
+    own = dict(target.module.named_parameters(recurse=False, remove_duplicate=False))
+    found = [name for name in target.parameters if name in own]
     missing = target.config.parameters and set(target.config.parameters) - set(found)
     if missing or not found:
         named = ", ".join(sorted(missing or target.parameters))
         raise InvalidArgs(
             f"{target.name!r}, a {type(target.module).__name__}, has no parameter {named}; it has "
-            f"{', '.join(target.module._parameters) or 'none'}."
+            f"{', '.join(own) or 'none'}."
         )
     return found

@@ -28,7 +28,7 @@ MUTANTS = (
         "stop, scale[row], zero_point[row])",
         "stop, scale[row], zero_point[0])", plans=("DequantizePerGroupPlan",), likely="groups of 32"),
     _forward("bfloat16 cut, not rounded", "holdfast.numerics.cpu",
-        "rounded = builder.add(builder.add(bits, all_of(0x7FFF)), odd)",
+        "rounded = builder.add(builder.add(bits, _words(lanes, 0x7FFF)), odd)",
         "rounded = bits", likely="bfloat16"),
     _backward("accumulate lost", _CPU,
         "dq[i] += dy[i] * scale[i]",
