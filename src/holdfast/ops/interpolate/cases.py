@@ -88,6 +88,7 @@ def problems() -> list[Problem]:
         Problem("more columns than a run", (1, 1, 2, 300), (3, 517), dtype=torch.float64),
         Problem("a window of several runs", (1, 1, 600), (2,), Mode.AREA, dtype=torch.float64),
         Problem("windows of several runs", (1, 1, 2, 1000), (1, 3), antialias=True, dtype=torch.bfloat16),
+        Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
         Problem("no images", (0, 3, 4, 5), (8, 10)),
         Problem("no channels", (2, 0, 4, 5), (8, 10)),
         Problem("special values", (1, 2, 7, 9), (9, 8), values="special"),
