@@ -6,6 +6,10 @@ The other tests run the interpreter with its own tuning records, which have larg
 from __future__ import annotations
 
 import ast
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -170,3 +174,17 @@ def test_the_interpreter_has_tiles_of_its_own() -> None:
     with tuned_as_on_gpu():
         assert (tuned.on(cpu), tuned.on(cuda)) == (ELEMENTS, ELEMENTS)
     assert tuned.on(cpu) == 2 * ELEMENTS
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+    """The interpreter accepts what the compiler refuses, so the compiler runs too; it needs no GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    program = Path(__file__).with_name("compile_for_sm90.py")
+    done = subprocess.run(
+        [sys.executable, str(program), *hf.plans.all()], capture_output=True, text=True,
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout)
+    assert {kernel: error for kernel, error in errors.items() if error} == {}
+    assert launchable() - set(errors) == set()

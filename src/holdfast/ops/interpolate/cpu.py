@@ -1,7 +1,8 @@
 """interpolate on the CPU. A unit of work is up to RUN elements of one output row.
 
 Each input row that the unit reads is converted to the compute type in pieces, and summed over x for all
-elements of the unit. These sums are then added over y, and those over z.
+elements of the unit. These sums are then added over y, and those over z. The sums over x of the last rows are
+kept, since the output rows below use them again.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -26,10 +27,39 @@ from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.tables import Table, joined
 
 _RUN_BYTES = 8 * RUN
-_SCRATCH = Scratch("interpolate", Runs(6, _RUN_BYTES))
+#: Sums over x that are kept: of this many rows of a plane, and of this many planes.
+_ROWS, _PLANES = 8, 4
+_SCRATCH = Scratch("interpolate", Runs(6 + _ROWS * _PLANES, _RUN_BYTES))
 _STEP = step_of(_RUN_BYTES)
 #: Rows of the table: first tap, number of taps, first weight.
 _FIRST, _COUNT, _START = 0, 1, 2
+
+
+@jit
+def _taps(spans, begin, end):
+    """The number of taps of elements ``begin`` to ``end`` if all have as many, otherwise 0."""
+    taps = spans[_COUNT, begin]
+    different = 0
+    for i in range(begin, end):
+        different |= spans[_COUNT, i] ^ taps
+    return taps if different == 0 else 0
+
+
+@jit
+def _sum_pairs(begin, count, spans, weights, row, values):
+    """Sums of two taps each; the first element of ``values`` is the first tap of element ``begin``."""
+    start, origin = spans[_START, begin], spans[_FIRST, begin]
+    for i in range(count):
+        at = spans[_FIRST, begin + i] - origin
+        row[i] = weights[start + 2 * i] * values[at] + weights[start + 2 * i + 1] * values[at + 1]
+
+
+@jit
+def _sum_singles(begin, count, spans, weights, row, values):
+    """As ``_sum_pairs``, of one tap each."""
+    start, origin = spans[_START, begin], spans[_FIRST, begin]
+    for i in range(count):
+        row[i] = weights[start + i] * values[spans[_FIRST, begin + i] - origin]
 
 
 @jit
@@ -39,20 +69,29 @@ def _sum_row(line, source, begin, count, spans, weights, row, raw, wide, like):
     source_kind, step = source[1], source[6]
     end = begin + count
     last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
-    for i in range(count):
-        row[i] = zero(like)
+    taps = _taps(spans, begin, end) if last - spans[_FIRST, begin] <= RUN else 0
+    if taps != 1 and taps != 2:
+        for i in range(count):
+            row[i] = zero(like)
     for piece in range(spans[_FIRST, begin], last, RUN):
         columns = min(RUN, last - piece)
         at = line + piece * step * (source_kind & ITEM_SIZE)
         values = pointer(load_run(at, source_kind, step, columns, raw, wide, like), like)
-        for i in range(count):
-            first = spans[_FIRST, begin + i]
-            start = spans[_START, begin + i] - first
-            total = row[i]
-            for column in range(max(first, piece), min(first + spans[_COUNT, begin + i], piece + columns)):
-                product = weights[start + column] * values[column - piece]
-                total = product if column == first else total + product
-            row[i] = total
+        if taps == 1:
+            _sum_singles(begin, count, spans, weights, row, values)
+        elif taps == 2:
+            _sum_pairs(begin, count, spans, weights, row, values)
+        else:
+            for i in range(count):
+                first = spans[_FIRST, begin + i]
+                start = spans[_START, begin + i] - first
+                total = row[i]
+                for column in range(
+                    max(first, piece), min(first + spans[_COUNT, begin + i], piece + columns)
+                ):
+                    product = weights[start + column] * values[column - piece]
+                    total = product if column == first else total + product
+                row[i] = total
 
 
 @jit
@@ -75,13 +114,17 @@ def _resample(first, last, sizes, spans, weights, out, source, accumulate, scrat
     channels, depth, height, width = sizes
     source_item, out_kind, out_step = source[1] & ITEM_SIZE, out[1], out[6]
     raw, wide, old_at = scratch, scratch + _STEP, scratch + 2 * _STEP
-    row, plane = pointer(scratch + 3 * _STEP, like), pointer(scratch + 4 * _STEP, like)
+    kept, plane = pointer(scratch + 3 * _STEP, np.int64(0)), pointer(scratch + 4 * _STEP, like)
     total_at = scratch + 5 * _STEP
     total = pointer(total_at, like)
     chunks = (width + RUN - 1) // RUN
+    # The input row and the first element of each kept sum.
+    for slot in range(_ROWS * _PLANES if first < last else 0):
+        kept[2 * slot] = 0
     for unit in range(first, last):
-        begin, line = unit % chunks * RUN, unit // chunks
-        y, z, image = line % height, line // height % depth, line // height // depth
+        y, chunk = unit % height, unit // height % chunks
+        begin, line = chunk * RUN, unit // height // chunks
+        z, image = line % depth, line // depth
         n, c = image // channels, image % channels
         count = min(RUN, width - begin)
         of_y, of_z = width + y, width + height + z
@@ -90,9 +133,14 @@ def _resample(first, last, sizes, spans, weights, out, source, accumulate, scrat
             total[i] = zero(like)
         for in_z in range(spans[_COUNT, of_z]):
             for in_y in range(spans[_COUNT, of_y]):
-                offset = (spans[_FIRST, of_z] + in_z) * source[4] + (spans[_FIRST, of_y] + in_y) * source[5]
-                at = source[0] + (n * source[2] + c * source[3] + offset) * source_item
-                _sum_row(at, source, begin, count, spans, weights, row, raw, wide, like)
+                from_z, from_y = spans[_FIRST, of_z] + in_z, spans[_FIRST, of_y] + in_y
+                offset = n * source[2] + c * source[3] + from_z * source[4] + from_y * source[5]
+                at = source[0] + offset * source_item
+                slot = from_z % _PLANES * _ROWS + from_y % _ROWS
+                row = pointer(scratch + (6 + slot) * _STEP, like)
+                if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
+                    _sum_row(at, source, begin, count, spans, weights, row, raw, wide, like)
+                    kept[2 * slot], kept[2 * slot + 1] = at, begin
                 _add(plane, weights[spans[_START, of_y] + in_y], row, count, in_y == 0)
             _add(total, weights[spans[_START, of_z] + in_z], plane, count, in_z == 0)
         offset = n * out[2] + c * out[3] + z * out[4] + y * out[5] + begin * out_step
