@@ -17,7 +17,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile -e '.[dev]' -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c $(CONSTRAINTS)
 	touch $@
 
 test: $(INSTALLED)
