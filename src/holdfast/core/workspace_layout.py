@@ -14,6 +14,8 @@ from holdfast.core.stream import Workspace
 
 #: Alignment of the address of every region, bytes; also if the workspace itself is unaligned.
 ALIGNMENT = 256
+#: Alignment of the parts of a region, elements.
+TOGETHER = 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,14 @@ class WorkspaceLayout:
         self._ranges.append((self._end, self._end + count * dtype.itemsize))
         self._end += step_of(count * dtype.itemsize)
         return region
+
+    def take_together(self, sizes: Sequence[int], dtype: torch.dtype) -> tuple[Region, list[Region]]:
+        """Take one region, so that one launch can clear it, and its parts of ``sizes`` elements."""
+        padded = [-(-size // TOGETHER) * TOGETHER for size in sizes]
+        whole = self.take(sum(padded), dtype)
+        offsets = [whole.offset + dtype.itemsize * sum(padded[:i]) for i in range(len(padded))]
+        parts = [Region(offset, size, dtype) for offset, size in zip(offsets, sizes, strict=True)]
+        return whole, parts
 
     def take_rows(self, rows: int, size: int) -> Region:
         """Take ``rows`` regions of ``size`` bytes, ``step_of(size)`` bytes apart; return the first."""

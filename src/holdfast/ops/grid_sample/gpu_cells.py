@@ -29,7 +29,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.workspace_layout import Region, WorkspaceLayout
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import widen
 from holdfast.ops.grid_sample.gpu_coordinates import (
     grid_strides_of,
@@ -49,8 +49,6 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 SKIPPED, ASSIGNED, SEGMENTS, LONG, TALLIES = (tl.constexpr(number) for number in (1, 2, 3, 4, 8))
 #: The largest exponent for which both 2**shift and 2**-shift are normal numbers.
 LARGEST_SHIFT = tl.constexpr(126)
-#: Alignment of the parts of a region, elements.
-ALIGNED_TO = 16
 
 
 @dataclass(frozen=True)
@@ -299,11 +297,8 @@ class Cells:
         self.samples, self.channels, self.cells = desc.samples, desc.channels, cells_of(desc)
         self._set_images(images)
         sizes = [TALLIES.value, self.planes, self.planes, self.all_cells]
-        padded = [-(-size // ALIGNED_TO) * ALIGNED_TO for size in sizes]
-        self.words = layout.take(sum(padded), torch.int32)
-        offsets = [self.words.offset + 4 * sum(padded[:i]) for i in range(len(padded))]
-        self.tallies, self.largest, self.special, self.counts = (
-            Region(offset, size, torch.int32) for offset, size in zip(offsets, sizes, strict=True)
+        self.words, (self.tallies, self.largest, self.special, self.counts) = layout.take_together(
+            sizes, torch.int32
         )
         self.starts = layout.take(self.all_cells, torch.int32)
         self.scales = layout.take(self.planes, torch.float32)

@@ -24,10 +24,9 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.workspace_layout import Region, WorkspaceLayout
+from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import widen
 from holdfast.ops.grid_sample.gpu_cells import (
-    ALIGNED_TO,
     LARGEST_SHIFT,
     cell_of,
     cells_of,
@@ -444,12 +443,7 @@ class SlotSums:
     def _take(self, layout: WorkspaceLayout) -> None:
         spread = self.planes * SPREAD.value
         sizes = [TALLIES.value, spread, self.all_cells]
-        padded = [-(-size // ALIGNED_TO) * ALIGNED_TO for size in sizes]
-        self.words = layout.take(sum(padded), torch.int32)
-        offsets = [self.words.offset + 4 * sum(padded[:i]) for i in range(len(padded))]
-        self.tallies, self.largest, self.counts = (
-            Region(offset, size, torch.int32) for offset, size in zip(offsets, sizes, strict=True)
-        )
+        self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
         self.scales = layout.take(self.planes, torch.float32)
         start = layout.size
         self.slots = layout.take((self.SLOTS + 1) * self.all_cells, torch.int32)
