@@ -2,6 +2,7 @@
 
 from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
 from holdfast import (
+    distributed as distributed,
     export as export,
     nn as nn,
     plans as plans,
@@ -95,6 +96,7 @@ __all__ = [
     "check_errors",
     "choose_scale",
     "dequantize",
+    "distributed",
     "dynamic_fake_quantize",
     "dynamic_quantize",
     "embedding",

@@ -1,0 +1,265 @@
+"""Sums in rank order: ``ordered_all_reduce``, the hook of DDP and the reduce-scatter of FSDP2.
+
+The checks run in four processes, also in groups of two of them. Run as a script, this file is one of the
+processes.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed, nn
+
+import holdfast as hf
+import ranks
+
+RANKS, SECONDS = 4, 200
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def shard(number: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Values of many magnitudes, so that another order of the sum has other bits."""
+    drawn = torch.Generator().manual_seed(number)
+    exponents = torch.randint(-6, 7, shape, generator=drawn).to(torch.float64)
+    return (torch.randn(shape, generator=drawn, dtype=torch.float64) * 2.0**exponents).to(dtype)
+
+
+def by_numpy(shards: list[torch.Tensor], divisor: float = 1) -> torch.Tensor:
+    """The definition, in NumPy."""
+    compute = np.float64 if shards[0].dtype == torch.float64 else np.float32
+    total, *others = (shard.double().numpy().astype(compute) for shard in shards)
+    for other in others:
+        total = (total + other).astype(compute)
+    return torch.from_numpy(np.asarray(total / compute(divisor), compute)).to(shards[0].dtype)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.dtype == b.dtype and a.shape == b.shape
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    assert torch.equal(a.contiguous().view(whole), b.contiguous().view(whole)), (a - b).abs().max()
+
+
+def rank() -> int:
+    return distributed.get_rank()
+
+
+@cache
+def halves() -> list[Any]:
+    """The groups of ranks 0 and 1, and of 2 and 3."""
+    return [distributed.new_group([0, 1]), distributed.new_group([2, 3])]
+
+
+def half() -> Any:
+    return halves()[rank() // 2]
+
+
+@check
+def sums_have_the_bits_of_the_definition() -> None:
+    for dtype in FLOATS:
+        for shape in ((), (1,), (3,), (7, 5), (64,), (0, 2)):
+            shards = [shard(r, shape, dtype) for r in range(RANKS)]
+            same_bits(hf.distributed.ordered_all_reduce(shards[rank()]), by_numpy(shards))
+            mean = hf.distributed.ordered_all_reduce(shards[rank()], divisor=3)
+            same_bits(mean, by_numpy(shards, 3))
+            pair = shards[rank() // 2 * 2 :][:2]
+            same_bits(hf.distributed.ordered_all_reduce(pair[rank() % 2], half()), by_numpy(pair))
+
+
+@check
+def another_order_would_have_other_bits() -> None:
+    shards = [shard(r, (1000,), torch.float32) for r in range(RANKS)]
+    assert not torch.equal(by_numpy(shards), by_numpy(shards[::-1]))
+    pairs = by_numpy([by_numpy(shards[:2]), by_numpy(shards[2:])])
+    assert not torch.equal(by_numpy(shards), pairs)
+
+
+@check
+def neither_the_buffer_nor_the_strides_change_a_bit() -> None:
+    shards = [shard(r, (37, 11), torch.bfloat16) for r in range(RANKS)]
+    for size in (1, 8, 100, 2**20):
+        same_bits(hf.distributed.ordered_all_reduce(shards[rank()], buffer_bytes=size), by_numpy(shards))
+    same_bits(hf.distributed.ordered_all_reduce(shards[rank()].t()), by_numpy(shards).t())
+
+
+@check
+def delays_change_no_bit() -> None:
+    pause = random.Random(rank())
+    shards = [shard(r, (501,), torch.float16) for r in range(RANKS)]
+    for _ in range(6):
+        time.sleep(pause.random() / 20)
+        same_bits(hf.distributed.ordered_all_reduce(shards[rank()]), by_numpy(shards))
+
+
+@check
+def zeros_keep_their_signs_and_nan_stays() -> None:
+    for values in ((-0.0,) * 4, (0.0, -0.0, -0.0, -0.0), (1.0, float("nan"), 2.0, 3.0), (65504.0,) * 4):
+        shards = [torch.tensor([value], dtype=torch.float16) for value in values]
+        found, expected = hf.distributed.ordered_all_reduce(shards[rank()]), by_numpy(shards)
+        assert (found.isnan() and expected.isnan()) or found.view(torch.int16) == expected.view(torch.int16)
+
+
+@check
+def the_same_shards_on_one_two_and_four_ranks() -> None:
+    """Also where the ranks have different numbers of shards."""
+    for dtype in FLOATS:
+        shards = [shard(s, (9, 3), dtype) for s in range(4)]
+        of_four = hf.distributed.ordered_all_reduce([shards[rank()]], divisor=4)
+        two = 2 * (rank() % 2)
+        of_two = hf.distributed.ordered_all_reduce(shards[two : two + 2], half(), divisor=4)
+        uneven = [shards[:3], [shards[3], None, None]][rank() % 2]
+        same_bits(of_four, by_numpy(shards, 4))
+        same_bits(of_two, of_four)
+        same_bits(hf.distributed.ordered_all_reduce(uneven, half(), divisor=4), of_four)
+        alone = [distributed.new_group([r]) for r in range(RANKS)][rank()]
+        same_bits(hf.distributed.ordered_all_reduce(shards, alone, divisor=4), of_four)
+
+
+@check
+def the_gradient_is_the_sum_of_the_gradients() -> None:
+    mine = [shard(10 * rank() + i, (5,), torch.float32).requires_grad_() for i in range(2)]
+    factors = [shard(100 + r, (5,), torch.float32) for r in range(RANKS)]
+    (hf.distributed.ordered_all_reduce(mine, divisor=3) * factors[rank()]).sum().backward()
+    for term in mine:
+        assert term.grad is not None
+        same_bits(term.grad, by_numpy(factors, 3))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        hf.nn.Embedding(20, 8),
+        nn.Linear(8, 8),
+        hf.nn.FakeQuantize(mode="learned", scale_shape=(1,)),
+        nn.Linear(8, 4),
+    )
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.randint(20, (6,), generator=torch.Generator().manual_seed(number))
+
+
+def gradients_of(module: nn.Module, number: int) -> dict[str, torch.Tensor]:
+    """The gradients that one rank computes from a batch."""
+    module.zero_grad()
+    module(batch(number)).square().sum().backward()
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def averaged(start: nn.Module, members: int) -> dict[str, torch.Tensor]:
+    """The mean over the batches of all ranks, by the definition."""
+    found = [gradients_of(start, r) for r in range(members)]
+    return {name: by_numpy([gradients[name] for gradients in found], members) for name in found[0]}
+
+
+def settled() -> nn.Sequential:
+    """A model whose scale was set on one batch, so that a forward pass needs no collective."""
+    made = model()
+    made[2].initialize(torch.tensor([[0.5, -1.0]]))
+    return made
+
+
+@check
+def the_hook_of_ddp_has_the_bits_of_the_definition() -> None:
+    halves()
+    for group, members, dtype in ((None, RANKS, torch.float32), (half(), 2, torch.bfloat16)):
+        expected = averaged(settled().to(dtype), members)
+        for size in (25, 1e-4):  # one bucket, and many
+            ddp = nn.parallel.DistributedDataParallel(
+                settled().to(dtype), process_group=group, bucket_cap_mb=size
+            )
+            ddp.register_comm_hook(group, hf.distributed.ordered_hook)
+            for _ in range(2):  # DDP makes new buckets after the first step
+                found = gradients_of(ddp, rank() % members)
+                for name, gradient in expected.items():
+                    same_bits(found[f"module.{name}"], gradient)
+
+
+@check
+def the_reduce_scatter_of_fsdp_has_the_bits_of_the_definition() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = averaged(settled().to(dtype), RANKS)
+        sharded = settled().to(dtype)
+        for layer in (sharded[1], sharded[2], sharded):  # the scale stays float32
+            fully_shard(layer)
+            layer.set_custom_reduce_scatter(hf.distributed.OrderedReduceScatter())
+        found = gradients_of(sharded, rank())
+        for name, gradient in expected.items():
+            same_bits(found[name].full_tensor(), gradient)
+
+
+@check
+def training_on_two_ranks_has_the_bits_of_four() -> None:
+    """Four batches in each step: one on each of four ranks, or two on each of two."""
+    of_two, of_four = settled(), settled()
+    for members, group, made in ((4, None, of_four), (2, half(), of_two)):
+        own = range(4)[rank() % members * (4 // members) :][: 4 // members]
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.01, momentum=0.9)
+        for _ in range(3):
+            found = [gradients_of(made, number) for number in own]
+            for name, parameter in made.named_parameters():
+                terms = [gradients[name] for gradients in found]
+                parameter.grad = hf.distributed.ordered_all_reduce(terms, group, divisor=4)
+            optimizer.step()
+    for a, b in zip(of_two.parameters(), of_four.parameters(), strict=True):
+        same_bits(a.detach(), b.detach())
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return ranks.run(__file__, tmp_path_factory.mktemp("ranks"), RANKS, SECONDS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_four_ranks(name: str, failures: list[dict[str, str]]) -> None:
+    for number, of_rank in enumerate(failures):
+        assert not of_rank[name], f"rank {number}: {of_rank[name]}"
+
+
+def test_without_a_process_group_there_is_one_rank() -> None:
+    terms = [shard(s, (7,), torch.bfloat16) for s in range(3)]
+    same_bits(hf.distributed.ordered_all_reduce(terms, divisor=3), by_numpy(terms, 3))
+    found = hf.distributed.ordered_all_reduce(terms[0])
+    same_bits(found, terms[0])
+    assert found.data_ptr() != terms[0].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tensor": 1.0}, "tensor is a float; it must be a torch tensor"),
+        ({"tensor": []}, "there is no tensor to reduce; pass a tensor"),
+        ({"tensor": [None]}, "there is no tensor to reduce; pass a tensor"),
+        ({"tensor": torch.ones(2, dtype=torch.int32)}, "tensor has dtype torch.int32; accepted are"),
+        ({"tensor": [torch.ones(2), torch.ones(3)]}, r"the shards \(2,\) torch.float32 on cpu and \(3,\)"),
+        ({"divisor": 0}, "divisor is 0; it must be a number other than 0"),
+        ({"divisor": float("nan")}, "divisor is nan; it must be a finite number"),
+        ({"buffer_bytes": 0}, "buffer_bytes is 0; accepted are whole numbers from 1"),
+    ],
+)
+def test_a_bad_argument_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(hf.InvalidArgs, match=said):
+        hf.distributed.ordered_all_reduce(**{"tensor": torch.ones(2), **given})
+
+
+def test_the_reduce_scatter_refuses_other_operations() -> None:
+    with pytest.raises(hf.Unsupported, match="accepted are the sum and the average, synchronously"):
+        hf.distributed.OrderedReduceScatter()(torch.ones(1), torch.ones(1), None, distributed.ReduceOp.MAX)
+
+
+if __name__ == "__main__":
+    ranks.main(CHECKS)
