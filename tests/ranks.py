@@ -1,7 +1,7 @@
 """Runs checks in several processes of one group. Every check runs on all ranks, in the same order.
 
 ``run`` starts the processes. Each runs the file of the test, which calls ``main`` with the checks. For each
-check the process saves the traceback of its failure, or "", and goes on with the next one.
+check the process saves "", or the traceback of its failure, which ends it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,25 @@ def run(file: str, folder: Path, ranks: int, seconds: float) -> list[dict[str, s
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
+def assert_passed(name: str, failures: list[dict[str, str]]) -> None:
+    """Show what failed on each rank. Ranks that lost the connection to another one come last."""
+    found = [f"rank {rank}: {of_rank[name]}" for rank, of_rank in enumerate(failures) if of_rank[name]]
+    assert not found, "\n".join(sorted(found, key=lambda text: "closed by peer" in text))
+
+
 def main(checks: Mapping[str, Callable[[], None]], waiting: timedelta = timedelta(seconds=60)) -> None:
     """The process of one rank."""
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     meeting = (folder.resolve() / "rendezvous").as_uri()
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=waiting)
-    failures = {}
-    for name, check in checks.items():
-        failures[name] = ""
-        try:
+    failures = dict.fromkeys(checks, "an earlier check failed, so this one did not run")
+    try:
+        for name, check in checks.items():
             check()
-        except Exception:  # the test shows it
-            failures[name] = traceback.format_exc()
+            failures[name] = ""
+        distributed.barrier()
+        distributed.destroy_process_group()
+    except Exception:  # the test shows it; the others notice that this rank is gone
+        failures[name] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))
-    distributed.barrier()
-    distributed.destroy_process_group()

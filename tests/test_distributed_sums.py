@@ -226,8 +226,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_four_ranks(name: str, failures: list[dict[str, str]]) -> None:
-    for number, of_rank in enumerate(failures):
-        assert not of_rank[name], f"rank {number}: {of_rank[name]}"
+    ranks.assert_passed(name, failures)
 
 
 def test_without_a_process_group_there_is_one_rank() -> None:

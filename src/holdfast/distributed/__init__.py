@@ -8,6 +8,16 @@ from __future__ import annotations
 
 from holdfast.distributed.all_reduce import ordered_all_reduce
 from holdfast.distributed.ddp import ordered_hook
+from holdfast.distributed.dtensor import register_if_imported, register_sharding_rules
 from holdfast.distributed.fsdp import OrderedReduceScatter
+from holdfast.distributed.partial import reduce_partial
 
-__all__ = ["OrderedReduceScatter", "ordered_all_reduce", "ordered_hook"]
+__all__ = [
+    "OrderedReduceScatter",
+    "ordered_all_reduce",
+    "ordered_hook",
+    "reduce_partial",
+    "register_sharding_rules",
+]
+
+register_if_imported()

@@ -13,9 +13,9 @@ from holdfast.distributed.ordered_sum import sum_over_ranks
 from holdfast.nn.collectives import world_size
 
 if torch.distributed.is_available():
-    from torch.distributed import GradBucket
+    from torch.distributed import GradBucket  # type: ignore[attr-defined]
 else:  # a build of torch without distributed
-    GradBucket = Any
+    GradBucket = Any  # type: ignore[misc,assignment]
 
 
 def ordered_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -38,7 +38,7 @@ class OrderedReduceScatter:
         if async_op or op not in (distributed.ReduceOp.SUM, distributed.ReduceOp.AVG):
             raise Unsupported(
                 f"op is {op} and async_op is {async_op}; accepted are the sum and the average, "
-                "synchronously. Call set_force_sum_reduction_for_comms(True) if a gradient divide factor is set."
+                "synchronously. With a gradient divide factor, call set_force_sum_reduction_for_comms(True)."
             )
         divisor = ranks if op == distributed.ReduceOp.AVG else 1
         received = exchanged(input_tensor.view(ranks, -1), group)
