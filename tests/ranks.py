@@ -52,6 +52,6 @@ def main(checks: Mapping[str, Callable[[], None]], waiting: timedelta = timedelt
             failures[name] = ""
         distributed.barrier()
         distributed.destroy_process_group()
-    except Exception:  # the test shows it; the others notice that this rank is gone
+    except BaseException:  # the test shows it, and the other ranks notice that this one is gone
         failures[name] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))

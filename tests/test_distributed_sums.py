@@ -19,6 +19,8 @@ from torch import distributed, nn
 
 import holdfast as hf
 import ranks
+from holdfast.core.calls import Call
+from public_calls import CALLS
 
 RANKS, SECONDS = 4, 200
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -46,10 +48,10 @@ def by_numpy(shards: list[torch.Tensor], divisor: float = 1) -> torch.Tensor:
     return torch.from_numpy(np.asarray(total / compute(divisor), compute)).to(shards[0].dtype)
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> None:
-    assert a.dtype == b.dtype and a.shape == b.shape
+def same_bits(a: torch.Tensor, b: torch.Tensor, where: Any = "") -> None:
+    assert a.dtype == b.dtype and a.shape == b.shape, where
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    assert torch.equal(a.contiguous().view(whole), b.contiguous().view(whole)), (a - b).abs().max()
+    assert torch.equal(a.contiguous().view(whole), b.contiguous().view(whole)), (where, a, b)
 
 
 def rank() -> int:
@@ -217,6 +219,101 @@ def training_on_two_ranks_has_the_bits_of_four() -> None:
             optimizer.step()
     for a, b in zip(of_two.parameters(), of_four.parameters(), strict=True):
         same_bits(a.detach(), b.detach())
+
+
+class Op(nn.Module):
+    """A public function. Its differentiable arguments are parameters; the others are constants."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+        # FSDP takes no scalar parameters, and all of one dtype.
+        self.given = nn.ParameterDict(
+            {name: call.arguments[name].detach().float() for name in call.by if name in call.tensors}
+        )
+        self.shift = nn.Parameter(torch.ones(3))
+
+    def forward(self, number: int) -> torch.Tensor:
+        given = {name: given.to(self.call.arguments[name].dtype) for name, given in self.given.items()}
+        return weighted(self.call(**given), number) + weighted(self.shift * 2, number)
+
+
+class Layer(nn.Module):
+    """A module, called with the same batch on all ranks."""
+
+    def __init__(self, layer: nn.Module, x: torch.Tensor) -> None:
+        super().__init__()
+        self.layer, self.x, self.shift = layer, x, nn.Parameter(torch.ones(3))
+
+    def forward(self, number: int) -> torch.Tensor:
+        return weighted(self.layer(self.x), number) + weighted(self.shift, number)
+
+
+def weighted(found: Any, number: int) -> torch.Tensor:
+    """A sum of all results, with weights that depend on the rank."""
+    results = [result.float() for result in (found if isinstance(found, tuple) else (found,))]
+    drawn = [shard(50 + number, tuple(result.shape), torch.float32) for result in results]
+    terms = [(result * weights).sum() for result, weights in zip(results, drawn, strict=True)]
+    return torch.stack(terms).sum()
+
+
+class Everything(nn.Module):
+    """Every public function and module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        x, tokens = torch.randn(4, 6), torch.randint(20, (3, 4))
+        quantized = hf.qat.prepare(nn.Sequential(nn.Linear(6, 5)), hf.qat.Config(
+            weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2, axis=1), mode="learned"),
+            activation=hf.qat.Quantizer(mode="ema"),
+        ))  # fmt: skip
+        layers = {
+            "embedding": Layer(hf.nn.Embedding(20, 4, padding_idx=1), tokens),
+            "embedding_bag": Layer(hf.nn.EmbeddingBag(20, 4, mode="mean"), tokens),
+            "learned": Layer(hf.nn.FakeQuantize(mode="learned", scale_shape=(1,)), x),
+            "ema": Layer(hf.nn.FakeQuantize(granularity=hf.PerChannel(1)), x),
+            "per batch": Layer(hf.nn.FakeQuantize(mode="per_batch"), x),
+            "fixed": Layer(hf.nn.FakeQuantize(mode="fixed", scale=0.1), x),
+            "qat": Layer(quantized, x),
+        }
+        self.parts = nn.ModuleList([*map(Op, CALLS.values()), *layers.values()])
+
+    def forward(self, number: int) -> torch.Tensor:
+        return torch.stack([part(number) for part in self.parts]).sum()
+
+
+def of_everything(module: nn.Module, number: int) -> dict[str, torch.Tensor]:
+    module.zero_grad()
+    module(number).backward()
+    named = module.named_parameters()
+    return {name.removeprefix("module."): p.grad for name, p in named if p.grad is not None}
+
+
+@check
+def a_step_of_everything_by_ddp_and_fsdp_on_two_and_four_ranks() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    terms = [of_everything(Everything(), number) for number in range(RANKS)]
+    assert len(terms[0]) > 2 * len(CALLS)
+    for group, members in ((None, RANKS), (half(), 2)):
+        expected = {name: by_numpy([term[name] for term in terms[:members]], members) for name in terms[0]}
+        ddp = nn.parallel.DistributedDataParallel(Everything(), process_group=group)
+        ddp.register_comm_hook(group, hf.distributed.ordered_hook)
+        mesh = DeviceMesh.from_group(group or distributed.group.WORLD, "cpu")
+        fsdp = Everything()
+        for part in (*fsdp.parts, fsdp):
+            fully_shard(part, mesh=mesh)
+            part.set_custom_reduce_scatter(hf.distributed.OrderedReduceScatter())
+        for step in range(2):
+            for how in (ddp, fsdp):
+                found = of_everything(how, rank() % members)
+                assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+                for name, gradient in expected.items():
+                    got = found[name].full_tensor() if how is fsdp else found[name]
+                    if step == 0 or "layer" not in name:  # the state of modules goes on
+                        same_bits(got, gradient, (name, members, how is fsdp, step))
 
 
 @pytest.fixture(scope="module")

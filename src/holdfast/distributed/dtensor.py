@@ -39,14 +39,14 @@ def register_sharding_rules() -> None:
             return
         from torch.distributed.tensor import DTensor
 
-        rules = _rules()
+        rules = rules_of_operators()
         for name in ARGUMENTS:
             distribute = partial(_distribute, name, rules.get(name, Rule()))
             torch.library.register_torch_dispatch(f"holdfast::{name}", DTensor, distribute, lib=LIBRARY)
         _registered = True
 
 
-def _rules() -> dict[str, Rule]:
+def rules_of_operators() -> dict[str, Rule]:
     """The rule of each operator that has one. The others run on copies of everything."""
     modules = [*ops.modules("sharding"), importlib.import_module("holdfast.nn.sharding")]
     return {name: rule for module in modules for name, rule in getattr(module, "RULES", {}).items()}
@@ -75,9 +75,10 @@ def _distribute(
     with torch.no_grad():
         sharded = {key: _as_dtensor(key, tensor, mesh) for key, tensor in tensors.items()}
         given |= sharded
+        offered = list(rule.options(Whole(given, mesh.size())))
         whole = operator(**{key: _described(value) for key, value in given.items()})
         results = whole if isinstance(whole, tuple) else (whole,)
-        options = [Option({}, (None,) * len(results)), *rule.options(Whole(given, mesh.size()))]
+        options = [Option({}, (None,) * len(results)), *offered]
         chosen = [_cheapest(options, sharded, results[0], mesh, dim) for dim in range(mesh.ndim)]
         inputs = {key: [option.inputs.get(key) for option in chosen] for key in sharded}
         outputs = [[option.outputs[i] for option in chosen] for i in range(len(results))]

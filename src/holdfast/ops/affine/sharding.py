@@ -29,6 +29,8 @@ def place_of_scale(
     """
     view = granularity.view(shape)
     scales = view.scale_shape if scale_shape is None else tuple(scale_shape)
+    if view.scale_strides(scales, [0] * len(scales)) is None:
+        raise NotAligned  # a wrong shape, which the plan refuses
     if view.split is None and not view.varies[dim]:
         return None
     groups = shape[dim]

@@ -10,7 +10,8 @@ from holdfast.ops.affine.sharding import from_data
 
 def _each_range(results: int) -> Callable[[Whole], Iterator[Option]]:
     def options(whole: Whole) -> Iterator[Option]:
-        for dim in range(whole["low"].dim()):
+        same = whole["low"].shape == whole["high"].shape  # otherwise the operator refuses them
+        for dim in range(whole["low"].dim() if same else 0):
             yield Option({"low": dim, "high": dim}, (dim,) * results)
 
     return options

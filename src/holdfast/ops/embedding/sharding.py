@@ -28,11 +28,12 @@ def _lookup(operator: Callable[..., Any], local: dict[str, Any], shards: Shards)
         return operator(**local)
     indices, rows = local["input"], shards.whole["weight"].shape[0]
     begin, end = shards.range_of(shards.inputs["weight"], 0, rows)
-    elsewhere = ((indices >= 0) & (indices < begin)) | ((indices >= end) & (indices < rows))
-    # Any row stands in for one of another rank. An index of no rank stays bad.
-    local["input"] = torch.where(elsewhere, 0, torch.where(indices < begin, -1, indices - begin))
+    here = (indices >= begin) & (indices < end)
+    elsewhere = (indices >= 0) & (indices < rows) & ~here
+    # Any row stands in for one of another rank. An index of no rank stays as it is, out of range.
+    local["input"] = torch.where(here, indices - begin, torch.where(elsewhere, 0, indices))
     if begin == end:
-        local["bad_index"] = "skip"  # there is no row to stand in
+        local["weight"] = local["weight"].new_zeros(1, local["weight"].shape[1])
     return operator(**local).masked_fill_(elsewhere.unsqueeze(-1), -0.0)
 
 
