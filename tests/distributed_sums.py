@@ -1,7 +1,6 @@
-"""Sums in rank order: ``ordered_all_reduce``, the hook of DDP and the reduce-scatter of FSDP2.
+"""Checks of sums in rank order: ``ordered_all_reduce``, the hook of DDP, the reduce-scatter of FSDP2.
 
-The checks run in four processes, also in groups of two of them. Run as a script, this file is one of the
-processes.
+``test_distributed`` runs them in four processes. Some run in groups of two of them.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import distributed, nn
 
 import holdfast as hf
-import ranks
 from holdfast.core.calls import Call
 from public_calls import CALLS
 
-RANKS, SECONDS = 4, 200
+RANKS = 4
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -314,48 +311,3 @@ def a_step_of_everything_by_ddp_and_fsdp_on_two_and_four_ranks() -> None:
                     got = found[name].full_tensor() if how is fsdp else found[name]
                     if step == 0 or "layer" not in name:  # the state of modules goes on
                         same_bits(got, gradient, (name, members, how is fsdp, step))
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return ranks.run(__file__, tmp_path_factory.mktemp("ranks"), RANKS, SECONDS)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(name: str, failures: list[dict[str, str]]) -> None:
-    ranks.assert_passed(name, failures)
-
-
-def test_without_a_process_group_there_is_one_rank() -> None:
-    terms = [shard(s, (7,), torch.bfloat16) for s in range(3)]
-    same_bits(hf.distributed.ordered_all_reduce(terms, divisor=3), by_numpy(terms, 3))
-    found = hf.distributed.ordered_all_reduce(terms[0])
-    same_bits(found, terms[0])
-    assert found.data_ptr() != terms[0].data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"tensor": 1.0}, "tensor is a float; it must be a torch tensor"),
-        ({"tensor": []}, "there is no tensor to reduce; pass a tensor"),
-        ({"tensor": [None]}, "there is no tensor to reduce; pass a tensor"),
-        ({"tensor": torch.ones(2, dtype=torch.int32)}, "tensor has dtype torch.int32; accepted are"),
-        ({"tensor": [torch.ones(2), torch.ones(3)]}, r"the shards \(2,\) torch.float32 on cpu and \(3,\)"),
-        ({"divisor": 0}, "divisor is 0; it must be a number other than 0"),
-        ({"divisor": float("nan")}, "divisor is nan; it must be a finite number"),
-        ({"buffer_bytes": 0}, "buffer_bytes is 0; accepted are whole numbers from 1"),
-    ],
-)
-def test_a_bad_argument_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(hf.InvalidArgs, match=said):
-        hf.distributed.ordered_all_reduce(**{"tensor": torch.ones(2), **given})
-
-
-def test_the_reduce_scatter_refuses_other_operations() -> None:
-    with pytest.raises(hf.Unsupported, match="accepted are the sum and the average, synchronously"):
-        hf.distributed.OrderedReduceScatter()(torch.ones(1), torch.ones(1), None, distributed.ReduceOp.MAX)
-
-
-if __name__ == "__main__":
-    ranks.main(CHECKS)

@@ -1,13 +1,10 @@
-"""DTensors: a call on shards has the bits of the call on whole tensors, without communication.
+"""Checks of DTensors: a call on shards has the bits of the call on whole tensors, without communication.
 
-The checks run in four processes, on a mesh of four ranks and on one of two by two. Run as a script, this file
-is one of the processes.
+``test_distributed`` runs them in four processes, on a mesh of four ranks and on one of two by two.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,15 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import holdfast as hf
-import ranks
-from holdfast.core.autograd import ARGUMENTS
-from holdfast.distributed.dtensor import rules_of_operators
 from public_calls import CALLS
 
-RANKS, SECONDS = 4, 200
+RANKS = 4
 CHECKS: dict[str, Callable[[], None]] = {}
 SUM = "sum"
 Place = int | str | None
@@ -509,41 +502,3 @@ def compiled_graphs_have_the_same_bits() -> None:
         same_bits("compiled", a.full_tensor(), b.full_tensor())
     for a, b in zip(eager[:2], compiled[:2], strict=True):
         same_bits("compiled", a.grad.full_tensor(), b.grad.full_tensor())
-
-
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return ranks.run(__file__, tmp_path_factory.mktemp("ranks"), RANKS, SECONDS)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_four_ranks(name: str, failures: list[dict[str, str]]) -> None:
-    ranks.assert_passed(name, failures)
-
-
-def test_every_rule_is_used_by_a_case() -> None:
-    called: set[str] = set()
-
-    class Recording(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            called.add(str(func).removeprefix("holdfast.").removesuffix(".default"))
-            return func(*args, **(kwargs or {}))
-
-    for case in CASES.values():
-        plain = {key: t.clone().requires_grad_(key in case.gradients) for key, t in case.tensors.items()}
-        with Recording():
-            found = flat(case.function(**plain))[0]
-            if case.gradients:
-                found.sum().backward()
-    sparse = {"embedding_touched_rows_backward", "embedding_bag_touched_rows_backward"}
-    of_modules = {"scale_in_use", "scale_in_use_backward"}
-    assert set(rules_of_operators()) == (called & set(ARGUMENTS)) | sparse | of_modules
-
-
-def test_importing_holdfast_does_not_import_dtensors() -> None:
-    code = "import sys, holdfast; sys.exit('torch.distributed.tensor' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-if __name__ == "__main__":
-    ranks.main(CHECKS)
