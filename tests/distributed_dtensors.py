@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.nn.scale_in_use import scale_in_use
 from public_calls import CALLS
 
 RANKS = 4
@@ -199,6 +200,13 @@ CASES = {
         (0, 0),
     ),
     "lsq_init": Case(of(hf.lsq_init, dtype=INT4, granularity=PER_ROW), {"x": X}, {"x": 0}, (0,)),
+    "scale_in_use": Case(
+        of(scale_in_use, dtype=torch.bfloat16),
+        {"scale": ROWS, "floor": ROWS[[5, 4, 3, 2, 1, 0]]},
+        {"scale": 0, "floor": 0},
+        (0,),
+        {"scale": 0},
+    ),
     "embedding of split indices": Case(
         of(hf.embedding, padding_idx=2),
         {"input": indices(6, 3), "weight": TABLE},

@@ -83,8 +83,7 @@ def test_every_rule_is_used_by_a_case() -> None:
             if case.gradients:
                 found.sum().backward()
     sparse = {"embedding_touched_rows_backward", "embedding_bag_touched_rows_backward"}
-    of_modules = {"scale_in_use", "scale_in_use_backward"}
-    assert set(rules_of_operators()) == (called & set(ARGUMENTS)) | sparse | of_modules
+    assert set(rules_of_operators()) == (called & set(ARGUMENTS)) | sparse
 
 
 def test_importing_holdfast_does_not_import_dtensors() -> None:
