@@ -438,6 +438,26 @@ def rows_split_on_one_dimension_of_a_mesh_and_columns_on_the_other() -> None:
 
 
 @check
+def modules_in_a_tensor_parallel_model() -> None:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    tokens = indices(6, 3)
+    for style in (
+        RowwiseParallel(input_layouts=Replicate(), use_local_output=True),
+        ColwiseParallel(output_layouts=Replicate(), use_local_output=True),
+    ):
+        alone, split = (hf.nn.Embedding.from_pretrained(TABLE, freeze=False, padding_idx=2) for _ in "ab")
+        parallelize_module(split, meshes()[0], style)
+        expected, found = alone(tokens), split(tokens)
+        same_bits(style, found, expected)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+        assert alone.weight.grad is not None and split.weight.grad.placements == split.weight.placements
+        same_bits(style, split.weight.grad.full_tensor(), alone.weight.grad)
+
+
+@check
 def zeros_keep_their_signs_in_split_rows() -> None:
     from torch.distributed.tensor import distribute_tensor
 

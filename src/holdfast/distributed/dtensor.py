@@ -94,7 +94,7 @@ def _distribute(
 
 
 def _as_dtensor(name: str, tensor: Any, mesh: Any) -> Any:
-    """``tensor`` as a DTensor on ``mesh``. A plain tensor of one element is the same on every rank."""
+    """``tensor`` as a DTensor on ``mesh``. A plain tensor of one number is the same on every rank."""
     from torch.distributed.tensor import DTensor, Replicate
 
     if isinstance(tensor, DTensor):
@@ -104,7 +104,8 @@ def _as_dtensor(name: str, tensor: Any, mesh: Any) -> Any:
                 "to one mesh."
             )
         return tensor
-    if tensor.numel() != 1 or tensor.requires_grad:
+    several = any(step and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if several or tensor.requires_grad:
         raise InvalidArgs(
             f"{name} is a plain tensor of shape {tuple(tensor.shape)} and another argument is a DTensor; "
             "make it a DTensor too, with distribute_tensor or DTensor.from_local."
