@@ -57,7 +57,7 @@ def loaded_weights(weights, count, TAPS: tl.constexpr):
     """The weights of TAPS taps, 0 from ``count`` on."""
     found = (tl.load(weights, mask=0 < count, other=0.0),)
     for number in tl.static_range(1, TAPS):
-        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # noqa: RUF005
+        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # noqa: RUF005  # type: ignore[assignment]
     return found
 
 
@@ -201,7 +201,7 @@ class _Resample(DescribedKernel[plans.D]):
             COMPUTE=tl.float64 if self.desc.compute.bits == 64 else tl.float32,
             INDEX=tl.int32 if blocks * tuning.block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
             TAPS_X=taps[0], TAPS_Y=taps[1], TAPS_Z=taps[2], BLOCK=tuning.block, PLANES=tuning.planes,
-            num_warps=tuning.warps,
+            num_warps=min(8, tuning.warps * (2 if math.prod(self.most) > 8 else 1)),
         )  # fmt: skip
         return steps.launch
 
