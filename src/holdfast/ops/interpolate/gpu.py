@@ -57,7 +57,7 @@ def loaded_weights(weights, count, TAPS: tl.constexpr):
     """The weights of TAPS taps, 0 from ``count`` on."""
     found = (tl.load(weights, mask=0 < count, other=0.0),)
     for number in tl.static_range(1, TAPS):
-        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # noqa: RUF005  # type: ignore[assignment]
+        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
