@@ -458,6 +458,21 @@ def modules_in_a_tensor_parallel_model() -> None:
 
 
 @check
+def a_rank_outside_the_mesh_has_no_shards() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = DeviceMesh("cpu", [0, 1])
+    x = distribute_tensor(X, mesh, [placement(0)])
+    y, scale = hf.dynamic_fake_quantize(x, dtype=INT4, return_scale=True)
+    assert y.shape == X.shape and scale.shape == (6,)
+    if torch.distributed.get_rank() < 2:
+        same_bits("two ranks", y.full_tensor(), hf.dynamic_fake_quantize(X, dtype=INT4))
+    else:
+        assert not y.to_local().numel()
+
+
+@check
 def zeros_keep_their_signs_in_split_rows() -> None:
     from torch.distributed.tensor import distribute_tensor
 

@@ -41,12 +41,18 @@ def ordered_all_reduce(
     the shards are exchanged at a time; this bounds the memory for the pieces and changes no bit.
 
     The gradient of each shard is the ordered sum of the gradients of the result on all ranks, divided by
-    ``divisor``, so all ranks must run the backward pass.
+    ``divisor``, so all ranks must run the backward pass. ``torch.compile`` breaks the graph here.
 
     >>> import torch, holdfast as hf
     >>> hf.distributed.ordered_all_reduce([torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])], divisor=2)
     tensor([0.7500, 1.1250])
     """
+    if torch.compiler.is_compiling():  # a compiler could fuse the sum, and change its bits
+        return torch.compiler.disable(_ordered_all_reduce)(tensor, group, divisor, buffer_bytes)  # type: ignore[no-any-return]
+    return _ordered_all_reduce(tensor, group, divisor, buffer_bytes)
+
+
+def _ordered_all_reduce(tensor: Any, group: Group, divisor: float, buffer_bytes: int) -> torch.Tensor:
     given = [tensor] if isinstance(tensor, torch.Tensor) or not isinstance(tensor, Sequence) else list(tensor)
     like = _checked(given)
     divisor = finite_number("divisor", divisor)

@@ -82,15 +82,19 @@ def _distribute(
         chosen = [_cheapest(options, sharded, results[0], mesh, dim) for dim in range(mesh.ndim)]
         inputs = {key: [option.inputs.get(key) for option in chosen] for key in sharded}
         outputs = [[option.outputs[i] for option in chosen] for i in range(len(results))]
-        local = given | {key: _moved(sharded[key], places) for key, places in inputs.items()}
-        shards = Shards(Whole(given, mesh.size()), inputs, outputs, mesh.shape, mesh.get_coordinate() or ())
-        found = rule.run(operator, local, shards)
-        if not isinstance(found, tuple):
-            return _wrapped(found, whole, mesh, outputs[0])
-        return tuple(
-            _wrapped(local, result, mesh, places)
-            for local, result, places in zip(found, results, outputs, strict=True)
+        coordinate = mesh.get_coordinate()
+        if coordinate is None:  # this rank is not in the mesh and has no shards
+            found: Any = tuple(result.new_empty(0, device=mesh.device_type) for result in results)
+        else:
+            shards = Shards(Whole(given, mesh.size()), inputs, outputs, mesh.shape, coordinate)
+            local = {key: _moved(sharded[key], places) for key, places in inputs.items()}
+            found = rule.run(operator, given | local, shards)
+        parts = found if isinstance(found, tuple) else (found,)
+        wrapped = tuple(
+            _wrapped(part, result, mesh, places)
+            for part, result, places in zip(parts, results, outputs, strict=True)
         )
+        return wrapped if isinstance(whole, tuple) else wrapped[0]
 
 
 def _as_dtensor(name: str, tensor: Any, mesh: Any) -> Any:
