@@ -43,8 +43,6 @@ class Case:
     places: dict[str, int]
     outputs: tuple[Place, ...]
     gradients: dict[str, Place] = field(default_factory=dict)
-    #: The gradient of the results may have to be moved.
-    quiet: bool = True
 
 
 def of(function: Callable[..., Any], **given: Any) -> Callable[..., Any]:

@@ -7,7 +7,6 @@ shards, and the results are DTensors. Terms of a sum are added in rank order bef
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.sharding import SUM, Option, Place, Rule, Shards, Whole, wanted_placements
 from holdfast.core.torch_op import ON_OTHER_TENSORS
 from holdfast.distributed.partial import reduce_partial
+from holdfast.nn import sharding as of_modules
 
 _lock = threading.Lock()
 _registered = False
@@ -48,7 +48,7 @@ def register_sharding_rules() -> None:
 
 def rules_of_operators() -> dict[str, Rule]:
     """The rule of each operator that has one. The others run on copies of everything."""
-    modules = [*ops.modules("sharding"), importlib.import_module("holdfast.nn.sharding")]
+    modules = [*ops.modules("sharding"), of_modules]
     return {name: rule for module in modules for name, rule in getattr(module, "RULES", {}).items()}
 
 
