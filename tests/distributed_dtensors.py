@@ -375,6 +375,12 @@ def every_public_call_with_any_split_has_the_bits_of_one_process() -> None:
     from torch.distributed.tensor import distribute_tensor
 
     mesh = meshes()[0]
+
+    def spread(value: Any, place: Place = None) -> Any:
+        if isinstance(value, tuple):  # may hold tensors
+            return tuple(map(spread, value))
+        return distribute_tensor(value, mesh, [placement(place)]) if torch.is_tensor(value) else value
+
     tried = 0
     for name, call in CALLS.items():
         if name in ("pack", "unpack"):  # made of torch's own operators
@@ -383,8 +389,8 @@ def every_public_call_with_any_split_has_the_bits_of_one_process() -> None:
         for argument, tensor in call.tensors.items():
             for dim in range(tensor.dim()):
                 given = {
-                    key: distribute_tensor(t, mesh, [placement(dim if key == argument else None)])
-                    for key, t in call.tensors.items()
+                    key: spread(value, dim if key == argument else None)
+                    for key, value in call.arguments.items()
                 }
                 for result, whole in zip(flat(call(**given)), expected, strict=True):
                     same_bits((name, argument, dim), result.full_tensor(), whole)

@@ -226,12 +226,13 @@ class Op(nn.Module):
         self.call = call
         # FSDP takes no scalar parameters, and all of one dtype.
         self.given = nn.ParameterDict(
-            {name: call.arguments[name].detach().float() for name in call.by if name in call.tensors}
+            {f"of_{name}": call.arguments[name].detach().float() for name in call.by if name in call.tensors}
         )
         self.shift = nn.Parameter(torch.ones(3))
 
     def forward(self, number: int) -> torch.Tensor:
-        given = {name: given.to(self.call.arguments[name].dtype) for name, given in self.given.items()}
+        given = {name.removeprefix("of_"): parameter for name, parameter in self.given.items()}
+        given = {name: value.to(self.call.arguments[name].dtype) for name, value in given.items()}
         return weighted(self.call(**given), number) + weighted(self.shift * 2, number)
 
 
