@@ -160,6 +160,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     dim, base, reduce, alpha = ctx.kind
     dinput, dsrc = dout, dout
     if reduce == "mean" or base == "kept":
+        require_memory("dout", dout)
         counts = _counts(index, ctx.size, dim)
         if base == "kept":
             dinput = dout.masked_fill(counts > 0, 0)
