@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import (
@@ -443,6 +444,8 @@ def index_put(
             "accumulate is False; values with the same index would overwrite each other. Call "
             "torch.index_put, or leave accumulate out to add them."
         )
+    _require_readable("input", input)
+    _require_readable("values", values)
     given = _index_tensors(input, indices)
     axes = [axis for axis, index in enumerate(given) if index is not None]
     sizes = [input.shape[axis] for axis in axes]
@@ -473,6 +476,12 @@ def _broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
         raise InvalidArgs(f"{what} {', '.join(map(str, shapes))}; they must broadcast.") from None
 
 
+def _require_readable(name: str, tensor: torch.Tensor) -> None:
+    """Raise if torch's own operators cannot read a tensor. A traced tensor has no memory."""
+    if not is_compiling():
+        require_memory(name, tensor)
+
+
 def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
     """One tensor of integers or None for each axis of ``input``. A mask stands for several axes."""
     if not isinstance(indices, Sequence) or isinstance(indices, str):
@@ -493,7 +502,7 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
                     f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
                     f"the axes that it stands for, {covered}."
                 )
-            require_memory(f"indices[{number}]", index)
+            _require_readable(f"indices[{number}]", index)
             found += index.nonzero(as_tuple=True)
         elif index.dtype in INDEX_DTYPES:
             found.append(index)
@@ -512,7 +521,7 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
 
 def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
     """Indices counted from 0; those out of range are unchanged."""
-    require_memory("indices", index)
+    _require_readable("indices", index)
     return torch.where((index < 0) & (index >= -size), index + size, index)
 
 
@@ -565,7 +574,8 @@ def segment_reduce(
         return _sum(None, segments, data, size, 0, "zeros", reduce, 1.0)  # type: ignore[no-any-return]
     if segments.shape[0] and not count:
         _refuse_all(segments, 0)
-    require_memory("segments", segments)
+    _require_readable("segments", segments)
+    _require_readable("data", data)
     ordered, order = segments.long().sort(stable=True)
     bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=segments.device))
     # A row of -1 is refused: it stands for a segment that does not exist.
