@@ -257,10 +257,10 @@ def _axis(dim: Any, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def _require_index(index: Any) -> None:
-    require_tensor("index", index)
+def _require_index(index: Any, name: str = "index") -> None:
+    require_tensor(name, index)
     if index.dtype not in INDEX_DTYPES:
-        raise InvalidArgs(f"index has dtype {index.dtype}; accepted are torch.int32 and torch.int64.")
+        raise InvalidArgs(f"{name} has dtype {index.dtype}; accepted are torch.int32 and torch.int64.")
 
 
 def _require_same_dtype(name: str, src: Any, input: torch.Tensor) -> None:
@@ -428,9 +428,9 @@ def index_put(
     """``torch.index_put`` with ``accumulate=True``: ``input`` plus all values at the same index.
 
     ``indices`` are tensors of int32, int64 or bool, one for each of the first axes of ``input``, or None for
-    an axis that is not indexed. They are broadcast, and ``values`` are broadcast to the shape that indexing
-    has. Negative indices count from the end. The values of an element are summed in the order of the
-    flattened indices; see ``scatter_add``.
+    an axis that is not indexed. They may be on the CPU if ``input`` is not. They are broadcast, and
+    ``values`` are broadcast to the shape that indexing has. Negative indices count from the end. The values
+    of an element are summed in the order of the flattened indices; see ``scatter_add``.
 
     >>> import torch, holdfast as hf
     >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
@@ -465,6 +465,8 @@ def index_put(
     values = values.expand(wanted).reshape((*before, flat.numel(), *after))
     table = input.permute(order).reshape((*before, prod(sizes), *after))
     out = _sum(table, flat.reshape(-1), values, tuple(table.shape), first, "added", "sum", 1.0)
+    if order == list(range(input.dim())):
+        return out if out.shape == input.shape else out.reshape(input.shape)  # type: ignore[no-any-return]
     back = [order.index(axis) for axis in range(input.dim())]
     return out.reshape((*before, *sizes, *after)).permute(back).contiguous()  # type: ignore[no-any-return]
 
@@ -503,9 +505,9 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
                     f"the axes that it stands for, {covered}."
                 )
             _require_readable(f"indices[{number}]", index)
-            found += index.nonzero(as_tuple=True)
+            found += index.to(input.device).nonzero(as_tuple=True)
         elif index.dtype in INDEX_DTYPES:
-            found.append(index)
+            found.append(index.to(input.device))
         else:
             raise InvalidArgs(
                 f"indices[{number}] has dtype {index.dtype}; accepted are torch.int32, torch.int64 and "
@@ -560,7 +562,7 @@ def segment_reduce(
             [3., 4.]])
     """
     require_tensor("data", data)
-    _require_index(segments)
+    _require_index(segments, "segments")
     require_choice("reduce", reduce, (*REDUCTIONS, "max"))
     require_bool("sorted", sorted)
     count = whole_number("num_segments", num_segments, 0, LIMIT - 1)
