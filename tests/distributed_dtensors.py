@@ -275,6 +275,57 @@ CASES = {
         (3,),
         {"input": SUM, "grid": 2},
     ),
+    "scatter_add, an untouched dimension split": Case(
+        of(hf.scatter_add, dim=0),
+        {"input": TABLE, "index": indices(6, 8), "src": X},
+        {"input": 1, "index": 1, "src": 1},
+        (1,),
+        {"input": 1, "src": 1},
+    ),
+    "scatter_reduce, an untouched dimension split": Case(
+        of(hf.scatter_reduce, dim=1, reduce="mean", include_self=False),
+        {"input": drawn(6, 11), "index": indices(6, 8), "src": X},
+        {"input": 0, "index": 0, "src": 0},
+        (0,),
+        {"input": 0, "src": 0},
+    ),
+    "index_add, columns split": Case(
+        of(hf.index_add, dim=0, alpha=0.5),
+        {"input": TABLE, "index": indices(6), "source": X},
+        {"input": 1, "source": 1},
+        (1,),
+        {"input": 1, "source": 1},
+    ),
+    "gather, an untouched dimension split": Case(
+        of(hf.gather, dim=0),
+        {"input": TABLE, "index": indices(6, 8)},
+        {"input": 1, "index": 1},
+        (1,),
+        {"input": 1},
+    ),
+    "gather of split indices": Case(
+        of(hf.gather, dim=0), {"input": TABLE, "index": indices(6, 8)}, {"index": 0}, (0,), {"input": SUM}
+    ),
+    "index_select of split columns": Case(
+        of(hf.index_select, dim=0), {"input": TABLE, "index": indices(6)}, {"input": 1}, (1,), {"input": 1}
+    ),
+    "index_select of split indices": Case(
+        of(hf.index_select, dim=0), {"input": TABLE, "index": indices(6)}, {"index": 0}, (0,), {"input": SUM}
+    ),
+    "segment_reduce of split columns": Case(
+        of(hf.segment_reduce, num_segments=11, reduce="mean"),
+        {"data": X, "segments": indices(6)},
+        {"data": 1},
+        (1,),
+        {"data": 1},
+    ),
+    "segment_reduce of split rows": Case(
+        of(hf.segment_reduce, num_segments=11),
+        {"data": X, "segments": indices(6)},
+        {"data": 0, "segments": 0},
+        (SUM,),
+        {"data": 0},
+    ),
     "affine_grid": Case(
         of(hf.affine_grid, size=(6, 3, 4, 5)), {"theta": drawn(6, 2, 3)}, {"theta": 0}, (0,), {"theta": 0}
     ),
