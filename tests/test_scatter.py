@@ -11,8 +11,11 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.backends.threads import shared_finely
 from holdfast.core.errors import HoldfastError, InvalidDescriptor, InvalidIndex
 from holdfast.core.stream import CPU_STREAM
+from holdfast.ops.scatter import cpu_elements
+from holdfast.ops.scatter.cpu import Scatter
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor, ScatterPlan
 from holdfast.ops.scatter.torch_op import gather_values, index_put_values, scatter_values
 
@@ -180,6 +183,32 @@ def test_a_wrong_claim_of_sorted_segments_changes_nothing() -> None:
     for reduce in ("sum", "mean", "max"):
         found = [hf.segment_reduce(data, segments, 20, reduce=reduce, sorted=s) for s in (False, True)]
         assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_tiles_of_elements_change_nothing(reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(8)
+    for shape, table, dim in [((90, 40), (3, 40), 0), ((7, 50), (7, 5), 1), ((4, 70, 33), (4, 2, 33), 1)]:
+        index = torch.randint(0, table[dim], shape, generator=generator)
+        index[index == table[dim] - 1] = 0  # rows without terms, and long rows
+        input, src = (torch.randn(size, generator=generator) for size in (table, shape))
+        desc, found = ScatterDescriptor(shape=shape, table=table, dim=dim, reduce=reduce), []
+        for rows in (2**17, 24):
+            monkeypatch.setattr(cpu_elements, "_TILE_ROWS", rows)
+            monkeypatch.setattr(cpu_elements, "_TILE_COLUMNS", min(rows, 64))
+            kernel = Scatter(desc, torch.device("cpu"))
+            assert kernel.elements is not None and (kernel.elements.tiling.tiles > 1) == (rows == 24)
+            args = ScatterArgs(input=input, index=index, src=src, out=torch.empty(table))
+            addresses = [tensor.data_ptr() for tensor in args.operands() if tensor is not None]
+            workspace = hf.Workspace.allocate(kernel.workspace_size, "cpu")
+            with shared_finely(1, 1):
+                kernel.prepare(args)(CPU_STREAM, workspace, args, addresses)
+            found.append(args.out)
+        assert torch.equal(found[0].view(torch.int32), found[1].view(torch.int32))
+        index.view(-1)[-1] = table[dim]
+        with pytest.raises(InvalidIndex, match=f"position {index.numel() - 1} "):
+            kernel.prepare(args)(CPU_STREAM, workspace, args, addresses)
+        assert torch.equal(found[0].view(torch.int32), found[1].view(torch.int32))
 
 
 def test_an_index_that_does_not_vary_gives_the_same_bits() -> None:

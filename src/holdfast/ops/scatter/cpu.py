@@ -1,7 +1,4 @@
-"""Scatter on the CPU: the row of each term, then the sort and the ordered sum of ``segment_sum``. Gather.
-
-The loops over the index are split into runs of the innermost loop, whose strides are constant.
-"""
+"""Scatter on the CPU: the row of each term, then the sort and the ordered sum of ``segment_sum``. Gather."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, copy, kernel, pointer
+from holdfast.backends.cpu import compile_kernel, copy, jit, kernel, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
@@ -22,6 +19,14 @@ from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import kind
 from holdfast.numerics.cpu_walk import move, number, offset_of, size_of, table_of
 from holdfast.ops.scatter.cpu_elements import ElementSums
+from holdfast.ops.scatter.cpu_index import (
+    INDICES,
+    RANDOM,
+    compile_check,
+    first_bad,
+    first_outside,
+    rows_of_run,
+)
 from holdfast.ops.scatter.plan import (
     BadScatterIndex,
     GatherArgs,
@@ -39,7 +44,6 @@ from holdfast.ops.segment_sum.cpu import (
     Ordering,
     compile_for,
     counting_sort,
-    first_outside,
     in_units,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
@@ -48,8 +52,7 @@ Table = np.ndarray[Any, Any]
 
 #: What input is for. In all other cases it is kept where there are no terms.
 _ROLES = {("sum", "added"): ADDED, ("mean", "added"): JOINED}
-#: A value of the type of the index, and of unsigned integers of an element's size.
-_INDICES: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
+#: An unsigned zero of an element's size.
 _BITS = {2: np.uint16(0), 4: np.uint32(0), 8: np.uint64(0)}
 
 
@@ -60,18 +63,30 @@ def find_rows(first, last, index, table, extent, step, found_at, like):
     ``table`` has the sizes of the loops over the index, its strides, and the strides of the rows. ``like`` is
     a value of the type of the index.
     """
-    found, at, inner = pointer(found_at, np.int32), first, table.shape[1] - 1
+    indices, at, inner = pointer(index, like), first, table.shape[1] - 1
     while at < last:
         run = min(table[0, inner] - at % table[0, inner], last - at)
-        indices, index_step = offset_of(at, table), table[1, inner]
+        place, index_step = offset_of(at, table), table[1, inner]
+        bad = first_bad(indices, place, index_step, extent, run)
+        if bad >= 0:
+            return at + bad
+        found = pointer(found_at + at * 4, np.int32)
         line, line_step = offset_of(at, table, 2), table[2, inner]
-        for i in range(run):
-            row = np.int64(pointer(index, like)[indices + i * index_step])
-            if row < 0 or row >= extent:
-                return at + i
-            found[at + i] = row * step + line + i * line_step
+        rows_of_run(indices, place, index_step, line, line_step, step, run, found)
         at += run
     return -1
+
+
+@jit
+def _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent, count, bits):
+    """Copy ``count`` elements. ``strides`` are of the index, the output, input, and its indexed axis."""
+    index_step, target_step, line_step, row_step = strides
+    for i in range(count):
+        row = np.int64(indices[place + i * index_step])
+        if np.uint64(row) < np.uint64(extent):
+            outputs[targets + i * target_step] = inputs[lines + i * line_step + row * row_step]
+        else:
+            outputs[targets + i * target_step] = bits
 
 
 @kernel
@@ -92,11 +107,12 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
         run = min(length - at % length, last - at)
         place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
         if columns == 1:
-            for i in range(run):
-                row = np.int64(indices[place + i * index_step])
-                known = row >= 0 and row < extent
-                value = inputs[lines + i * line_step + row * row_step] if known else bits
-                outputs[targets + i * target_step] = value
+            if index_step == 1 and target_step == 1 and line_step == 0 and row_step == 1:
+                strides = (1, 1, 0, 1)
+                _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent, run, bits)
+            else:
+                strides = (index_step, target_step, line_step, row_step)
+                _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent, run, bits)
             at += run
             continue
         for i in range(run):
@@ -115,13 +131,14 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
 
 @cache
 def _compile(index_dtype: torch.dtype) -> None:
-    compile_kernel(find_rows, 0, 0, 0, np.zeros((3, 1), np.int64), 0, 0, 0, _INDICES[index_dtype])
+    compile_kernel(find_rows, 0, 0, 0, np.zeros((3, 1), np.int64), 0, 0, 0, INDICES[index_dtype])
 
 
 @cache
 def _compile_gather(index_dtype: torch.dtype, item: int) -> None:
     table = np.ones((4, 1), np.int64)
-    compile_kernel(gather_rows, 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, _INDICES[index_dtype], _BITS[item])
+    compile_check(index_dtype)
+    compile_kernel(gather_rows, 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, INDICES[index_dtype], _BITS[item])
 
 
 def _table(walk: Any, *operands: int) -> Table:
@@ -149,7 +166,7 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
 
     def compile(self) -> None:
         if self.elements is not None:
-            self.elements.compile(_INDICES[self.desc.index_dtype])
+            self.elements.compile()
         else:
             _compile(self.desc.index_dtype)
             compile_for(self.desc.compute)
@@ -161,7 +178,7 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
         index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
         if self.elements is None:
             return self.by_row(args, walk, index_table, role)
-        add = self.elements.prepare(args, walk, index_table, _INDICES[desc.index_dtype], role)
+        add = self.elements.prepare(args, walk, index_table, role)
 
         def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
             wrong = add(first_address(workspace), addresses)
@@ -202,13 +219,13 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
 
     def find(self, index: int, table: Table, rows: int, args: ScatterArgs) -> None:
         """``find_rows``. Raises if an index is out of range."""
-        desc, like = self.desc, _INDICES[self.desc.index_dtype]
+        desc, like = self.desc, INDICES[self.desc.index_dtype]
         bad: list[int] = []
 
         def part(first: int, last: int) -> None:
             bad.append(find_rows(first, last, index, table, desc.extent, desc.step, rows, like))
 
-        parallel(part, desc.count, desc.count)
+        parallel(part, desc.count, 2 * desc.count)
         wrong = [position for position in bad if position >= 0]
         if wrong:
             raise _bad_index(args.index, min(wrong), desc.extent)
@@ -227,12 +244,12 @@ class Gather(IndexedKernel[GatherDescriptor]):
         walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
         table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
         steps = (desc.column_step(args.out), desc.column_step(args.input), args.input.stride(desc.dim))
-        like, bits = _INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
+        like, bits = INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
 
         def launch(stream: Stream, workspace: Workspace, args: GatherArgs, addresses: Sequence[int]) -> None:
             out, input, index = addresses
             if desc.bad_index == "raise":
-                wrong = first_outside(index, like.itemsize, index_table, desc.count, desc.extent)
+                wrong = first_outside(index, index_table, desc.count, desc.extent, like)
                 if wrong >= 0:
                     raise _bad_index(args.index, wrong, desc.extent)
 
@@ -241,7 +258,7 @@ class Gather(IndexedKernel[GatherDescriptor]):
                     first, last, input, index, out, table, steps, desc.columns, desc.extent, like, bits
                 )
 
-            parallel(part, desc.count, desc.count * desc.columns)
+            parallel(part, desc.count, desc.count * max(desc.columns, RANDOM))
 
         return launch
 

@@ -4,7 +4,8 @@ The terms are read in the order of the index, and each is added to the running s
 sum of a row's current chunk, and the number of its terms. A row of more than 32 terms also has a slot with
 the levels of its chunk sums, as in ``sum_row`` of ``segment_sum``. The last step adds up the levels.
 
-Lines along ``dim`` share no rows, so groups of lines that follow one another are summed by several threads.
+Lines along ``dim`` share no rows. They are divided into tiles: whole groups of lines that follow one another,
+or some columns of one group. The states of a tile stay in the cache, and threads sum different tiles.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,8 +25,16 @@ from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
-from holdfast.numerics.cpu import kind, zero
-from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_of, size_of, store_span
+from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
+from holdfast.numerics.cpu_walk import RUN, load_run, load_span, number, offset_of, size_of, store_span
+from holdfast.ops.scatter.cpu_index import (
+    INDICES,
+    RANDOM,
+    compile_check,
+    first_bad,
+    first_outside,
+    rows_of_run,
+)
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor
 from holdfast.ops.segment_sum.cpu import CHUNK, JOINED, KEPT, LEVELS
 from holdfast.ops.segment_sum.indexed import loops
@@ -37,6 +46,9 @@ _COUNT_BITS = 6
 _COUNT = 2**_COUNT_BITS - 1
 #: Minimum number of terms of a row with a slot.
 _LONG = CHUNK + 1
+
+#: Rows of a tile if it has several lines, so that their states fit a cache, and minimum columns of a tile.
+_TILE_ROWS, _TILE_COLUMNS = 2**17, 64
 
 _SCRATCH = Scratch("scatter", Runs(4, 8 * RUN))
 _RUN_STEP = step_of(8 * RUN)
@@ -71,159 +83,273 @@ def _next_chunk(row, word, slots_at, used, sums, like):
     return slot << _COUNT_BITS
 
 
-@kernel
-def add_elements(
-    first, last, groups, states_at, slots_at, source, index, index_table, bounds, scratch, like, index_type
-):  # fmt: skip
-    """Sum the terms of the groups ``first`` to ``last``. Returns the first bad index, or -1.
+@jit
+def _add_run(rows, values, count, sums, words, word_step, slots_at, used, like):
+    """Add a run of terms to the states of their rows. Returns the number of used slots."""
+    for i in range(count):
+        row = np.int64(rows[i])
+        word = words[row * word_step]
+        if word & _COUNT == CHUNK:
+            new = word >> _COUNT_BITS == 0
+            word = np.int32(_next_chunk(row, word, slots_at, used, sums, like))
+            used += new
+        sums[2 * row] += values[i]
+        words[row * word_step] = word + 1
+    return used
 
-    ``groups`` is (terms of a group, rows of a group). ``source`` is (address, kind, table of loops).
-    ``index_table`` has the sizes of the loops over the index, its strides, and the strides of the rows.
-    ``bounds`` is (exclusive limit of the indices, distance of the rows of two consecutive indices).
+
+@jit
+def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, scratch, like):
+    """Add the terms ``begin`` to ``end``. Returns the number of used slots, or -1 - position of a bad index.
+
+    The rows of a tile count from ``tile_row``. With a ``width``, these are consecutive columns of the tile.
     """
-    group_terms, group_rows = groups
-    src_at, src_kind, src_table = source
-    extent, step = bounds
-    size, inner = size_of(like), index_table.shape[1] - 1
+    src_at, src_kind, src_table, index, index_table, extent, step, index_type = problem
+    size, inner, item = size_of(like), index_table.shape[1] - 1, src_kind & ITEM_SIZE
     length, index_step, line_step = index_table[0, inner], index_table[1, inner], index_table[2, inner]
-    clear(states_at + first * group_rows * 2 * size, (last - first) * group_rows * 2 * size)
     sums, words, word_step = pointer(states_at, like), pointer(states_at + size, np.int32), 2 * size // 4
-    raw, wide = scratch, scratch + _RUN_STEP
-    at, end = first * group_terms, last * group_terms
-    used = at // _LONG
-    indices, values = pointer(index, index_type), pointer(wide, like)
+    raw, wide, rows = scratch, scratch + _RUN_STEP, pointer(scratch + 2 * _RUN_STEP, np.int32)
+    indices, at = pointer(index, index_type), begin
     while at < end:
-        stop = min(at + RUN, end)
-        load_span(src_at, src_kind, src_table, at, stop, raw, wide, like)
-        begin = at
-        while at < stop:
-            run = min(length - at % length, stop - at)
-            place, line = offset_of(at, index_table), offset_of(at, index_table, 2)
-            for i in range(run):
-                given = np.int64(indices[place + i * index_step])
-                if given < 0 or given >= extent:
-                    return at + i
-                row = given * step + line + i * line_step
-                word = words[row * word_step]
-                if word & _COUNT == CHUNK:
-                    new = word >> _COUNT_BITS == 0
-                    word = np.int32(_next_chunk(row, word, slots_at, used, sums, like))
-                    used += new
-                sums[2 * row] += values[at - begin + i]
-                words[row * word_step] = word + 1
-            at += run
+        run = min(min(length - at % length, end - at), RUN)
+        place = offset_of(at, index_table)
+        bad = first_bad(indices, place, index_step, extent, run)
+        if bad >= 0:
+            return -1 - at - bad
+        if width:
+            rows_of_run(indices, place, index_step, at - begin, 1, width, run, rows)
+        else:
+            line = offset_of(at, index_table, 2) - tile_row
+            rows_of_run(indices, place, index_step, line, line_step, step, run, rows)
+        source = src_at + offset_of(at, src_table) * item
+        values = pointer(load_run(source, src_kind, src_table[1, inner], run, raw, wide, like), like)
+        used = _add_run(rows, values, run, sums, words, word_step, slots_at, used, like)
+        at += run
+    return used
+
+
+@jit
+def _finish_long(words, states, slots_at, count, made, counts, word_step, like):
+    """The sums and numbers of terms of rows of which some have slots."""
+    outlined()
+    size = size_of(like)
+    for i in range(count):
+        word, made[i] = words[i * word_step + word_step // 2], states[2 * i]
+        counts[i] = word & _COUNT
+        if word >> _COUNT_BITS != 0:
+            slot_at = slots_at + ((word >> _COUNT_BITS) - 1) * _SLOT * size
+            counts[i] += pointer(slot_at + LEVELS * size, np.int32)[0] * CHUNK
+            _push(slot_at, made[i], like)
+            levels = pointer(slot_at, like)
+            for level in range(LEVELS - 1):
+                levels[level + 1] += levels[level]
+            made[i] = levels[LEVELS - 1]
+
+
+@jit
+def _finish_short(states, words, word_step, old, added, alpha, count, made):
+    """The results of rows without slots that are sums. A loop without branches, so that it vectorises."""
+    for i in range(count):
+        total, kept, word = states[2 * i], old[i], words[i * word_step + word_step // 2]
+        total = alpha * total
+        total = kept + total if added else total
+        made[i] = total if word != 0 else kept
+
+
+@jit
+def _finish(begin, end, states_at, slots_at, output, scratch, like):
+    """Store the rows ``begin`` to ``end``, whose states start at ``states_at``.
+
+    ``output`` is (address, kind, table of loops, address of the base or 0, its table of loops, its role,
+    whether to divide by the number of terms, alpha).
+    """
+    out_at, out_kind, out_table, base_at, base_table, role, by_count, alpha = output
+    size = size_of(like)
+    word_step = 2 * size // 4
+    raw, old_at, made_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
+    old, made, counts = (
+        pointer(old_at, like),
+        pointer(made_at, like),
+        pointer(scratch + 3 * _RUN_STEP, np.int32),
+    )
+    for first in range(begin, end, RUN):
+        last = min(first + RUN, end)
+        count = last - first
+        state = states_at + (first - begin) * 2 * size
+        states, words = pointer(state, like), pointer(state, np.int32)
+        if base_at != 0:
+            load_span(base_at, out_kind, base_table, first, last, raw, old_at, like)
+        else:
+            clear(old_at, RUN * size)
+        most = 0
+        for i in range(count):
+            most |= words[i * word_step + word_step // 2]
+        if most >> _COUNT_BITS == 0 and not by_count:
+            if role == KEPT:
+                _finish_short(states, words, word_step, old, False, alpha, count, made)
+            else:
+                _finish_short(states, words, word_step, old, True, alpha, count, made)
+            store_span(made_at, out_at, out_kind, out_table, first, last, False, raw, old_at, like)
+            continue
+        _finish_long(words, states, slots_at, count, made, counts, word_step, like)
+        # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
+        if alpha != 1:
+            for i in range(count):
+                made[i] = alpha * made[i]
+        if by_count and role != JOINED:
+            for i in range(count):
+                made[i] = made[i] / (np.int32(counts[i]) + zero(like))
+        if role != KEPT:
+            for i in range(count):
+                made[i] = old[i] + made[i]
+        if by_count and role == JOINED:
+            for i in range(count):
+                made[i] = made[i] / (np.int32(counts[i] + 1) + zero(like))
+        for i in range(count):
+            total, kept = made[i], old[i]
+            made[i] = total if counts[i] != 0 else kept
+        store_span(made_at, out_at, out_kind, out_table, first, last, False, raw, old_at, like)
+
+
+@kernel
+def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish, scratch, like):
+    """Sum the terms of the tiles ``first`` to ``last``. Returns the first bad index, or -1.
+
+    ``tiling`` is (lines before ``dim``, length of the index along it, columns after it, its extent, groups
+    of a tile, columns of a tile). ``problem`` is (address of src, kind, table of loops, address of the index,
+    sizes of the loops over it with its strides and the strides of the rows, exclusive limit of the indices,
+    distance of the rows of two consecutive indices, a value of the type of the index). ``output`` is that of
+    ``_finish``; with ``finish``, the rows are stored.
+    """
+    groups, length, columns, extent, tile_groups, tile_columns = tiling
+    per_group, size = (columns + tile_columns - 1) // tile_columns, size_of(like)
+    tile_terms, tile_rows = tile_groups * length * tile_columns, tile_groups * extent * tile_columns
+    # The first tile's part of the states and slots is used again by all others.
+    states_at += 2 * size * first * tile_rows
+    slots_at += first * (tile_terms // _LONG + 1) * _SLOT * size
+    for tile in range(first, last):
+        group, column = tile // per_group * tile_groups, tile % per_group * tile_columns
+        width = min(tile_columns, columns - column) if tile_columns < columns else 0
+        count = min(tile_groups, groups - group)
+        row, begin = group * extent * columns + column, group * length * columns + column
+        clear(states_at, 2 * size * (extent * width if width else count * extent * columns))
+        used = np.int64(0)
+        # A part of the columns has a run of terms for each position along dim, and a run of rows.
+        for i in range(length if width else 1):
+            start = begin + i * columns
+            end = start + (width if width else count * length * columns)
+            used = _add_terms(start, end, row, width, states_at, slots_at, used, problem, scratch, like)
+            if used < 0:
+                return -1 - used
+        for i in range((extent if width else 1) if finish else 0):
+            start = row + i * columns
+            end = start + (width if width else count * extent * columns)
+            _finish(start, end, states_at + 2 * size * i * width, slots_at, output, scratch, like)
     return -1
 
 
 @kernel
-def finish_elements(first, last, rows, states_at, slots_at, output, base, by_count, alpha, scratch, like):
-    """Store the rows of the runs ``first`` to ``last``.
-
-    ``output`` is (address, kind, table of loops); ``base`` is (address or 0, table of loops, role).
-    """
-    out_at, out_kind, out_table = output
-    base_at, base_table, role = base
-    size = size_of(like)
-    states, words, word_step = pointer(states_at, like), pointer(states_at + size, np.int32), 2 * size // 4
-    raw, old_at, made_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
-    old, made = pointer(old_at, like), pointer(made_at, like)
-    for run in range(first, last):
-        begin, end = run * RUN, min(run * RUN + RUN, rows)
-        if base_at != 0:
-            load_span(base_at, out_kind, base_table, begin, end, raw, old_at, like)
-        else:
-            clear(old_at, RUN * size)
-        for i in range(end - begin):
-            row = begin + i
-            word, made[i] = words[row * word_step], states[2 * row]
-            if word == 0:
-                made[i] = old[i]
-                continue
-            terms = word & _COUNT
-            if word >> _COUNT_BITS != 0:
-                slot_at = slots_at + ((word >> _COUNT_BITS) - 1) * _SLOT * size
-                terms += pointer(slot_at + LEVELS * size, np.int32)[0] * CHUNK
-                _push(slot_at, made[i], like)
-                levels = pointer(slot_at, like)
-                for level in range(LEVELS - 1):
-                    levels[level + 1] += levels[level]
-                made[i] = levels[LEVELS - 1]
-            # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
-            if alpha != 1:
-                made[i] = alpha * made[i]
-            if by_count and role != JOINED:
-                made[i] = made[i] / (np.int32(terms) + zero(like))
-            if role != KEPT:
-                made[i] = old[i] + made[i]
-            if by_count and role == JOINED:
-                made[i] = made[i] / (np.int32(terms + 1) + zero(like))
-        store_span(made_at, out_at, out_kind, out_table, begin, end, False, raw, old_at, like)
+def finish_rows(first, last, rows, states_at, slots_at, output, scratch, like):
+    """``_finish`` of the runs ``first`` to ``last`` of all rows."""
+    begin, end = first * RUN, min(last * RUN, rows)
+    _finish(begin, end, states_at + 2 * size_of(like) * begin, slots_at, output, scratch, like)
 
 
 @cache
-def _compile(compute: Float, index_type: Any) -> None:
+def _compile(compute: Float, index_dtype: torch.dtype) -> None:
     like, table = number(compute), np.ones((2, 1), np.int64)
-    compile_kernel(
-        add_elements, 0, 0, (0, 0), 0, 0, (0, like.itemsize, table), 0, np.ones((3, 1), np.int64), (0, 0),
-        _SCRATCH.of_thread(), like, index_type,
-    )  # fmt: skip
-    compile_kernel(
-        finish_elements, 0, 0, 0, 0, 0, (0, like.itemsize, table), (0, table, KEPT), False, like,
-        _SCRATCH.of_thread(), like,
-    )  # fmt: skip
+    problem = (0, like.itemsize, table, 0, np.ones((3, 1), np.int64), 0, 0, INDICES[index_dtype])
+    output, scratch = (0, like.itemsize, table, 0, table, KEPT, False, like), _SCRATCH.of_thread()
+    compile_check(index_dtype)
+    compile_kernel(sum_tiles, 0, 0, (1,) * 6, 0, 0, problem, output, False, scratch, like)
+    compile_kernel(finish_rows, 0, 0, 0, 0, 0, output, scratch, like)
+
+
+class _Tiling(NamedTuple):
+    """The index as (groups, length, columns), with ``dim`` in the middle, and the size of a tile."""
+
+    groups: int
+    length: int
+    columns: int
+    extent: int
+    tile_groups: int
+    tile_columns: int
+
+    @classmethod
+    def of(cls, desc: ScatterDescriptor) -> Self:
+        """One tile if the index does not cover the table along the axes other than ``dim``."""
+        dim, shape, table = desc.dim, desc.shape, desc.table
+        groups, columns = math.prod(shape[:dim]), math.prod(shape[dim + 1 :])
+        if not desc.count or (*shape[:dim], *shape[dim + 1 :]) != (*table[:dim], *table[dim + 1 :]):
+            return cls(1, desc.count, 1, desc.rows, 1, 1)
+        lines = _TILE_ROWS // desc.extent // 16 * 16
+        if lines >= 4 * columns:
+            sizes = (min(groups, lines // columns // 4), columns)
+        else:
+            sizes = (1, min(columns, max(lines, _TILE_COLUMNS)))
+        return cls(groups, shape[dim], columns, desc.extent, *sizes)
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.groups // self.tile_groups) * -(-self.columns // self.tile_columns)
+
+    @property
+    def terms(self) -> int:
+        """Maximum number of terms of a tile."""
+        return self.tile_groups * self.length * self.tile_columns
+
+    @property
+    def rows(self) -> int:
+        """Maximum number of rows of a tile."""
+        return self.tile_groups * self.extent * self.tile_columns
 
 
 class ElementSums:
-    """Workspace regions and runs of ``add_elements`` and ``finish_elements``."""
+    """Workspace regions and runs of ``sum_tiles`` and ``finish_rows``."""
 
     def __init__(self, layout: WorkspaceLayout, desc: ScatterDescriptor) -> None:
-        self.desc = desc
-        wide = desc.compute.torch
-        self.states = layout.take(2 * desc.rows, wide)
-        self.slots = layout.take((desc.count // _LONG + 1) * _SLOT, wide)
+        self.desc, self.tiling = desc, _Tiling.of(desc)
+        wide, tiles = desc.compute.torch, self.tiling.tiles
+        self.states = layout.take(tiles * self.tiling.rows * 2, wide)
+        self.slots = layout.take(tiles * (self.tiling.terms // _LONG + 1) * _SLOT, wide)
 
-    def compile(self, index_type: Any) -> None:
-        _compile(self.desc.compute, index_type)
+    def compile(self) -> None:
+        _compile(self.desc.compute, self.desc.index_dtype)
 
-    def prepare(self, args: ScatterArgs, walk: Space, index_table: Any, index_type: Any, role: int) -> Any:
+    def prepare(self, args: ScatterArgs, walk: Space, index_table: Any, role: int) -> Any:
         """A function that runs the sums. It returns the position of a bad index, or -1.
 
         ``walk`` has the strides of src second.
         """
-        desc, compute = self.desc, self.desc.compute
-        like, code = number(compute), kind(desc.dtype, compute.torch)
+        desc, tiling, compute = self.desc, self.tiling, self.desc.compute
+        like, code, index_type = number(compute), kind(desc.dtype, compute.torch), INDICES[desc.index_dtype]
         alpha = type(like)(desc.alpha)
         src_table = np.array([walk.sizes, walk.strides[1]], np.int64)
         base_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
-        before = math.prod(desc.shape[: desc.dim])
-        # Groups of lines that follow one another; the index covers the table along the axes before ``dim``.
-        groups = before if desc.shape[: desc.dim] == desc.table[: desc.dim] and before else 1
-        sizes, runs = (desc.count // groups, desc.rows // groups), -(-desc.rows // RUN)
+        check_table, several = index_table[:2].copy(), tiling.tiles > 1
 
         def run(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
             states, slots = first + self.states.offset, first + self.slots.offset
-            bad: list[int] = []
+            problem = (src, code, src_table, index, index_table, desc.extent, desc.step, index_type)
+            output = (out, code, out_table, input, base_table, role, desc.by_count, alpha)
+            # Nothing is written if an index is bad.
+            bad = [first_outside(index, check_table, desc.count, desc.extent, index_type)] if several else []
 
             def add(first: int, last: int) -> None:
-                bad.append(
-                    add_elements(
-                        first, last, sizes, states, slots, (src, code, src_table), index, index_table,
-                        (desc.extent, desc.step), _SCRATCH.of_thread(), like, index_type,
-                    )
-                )  # fmt: skip
+                scratch = _SCRATCH.of_thread()
+                sums = (first, last, tuple(tiling), states, slots, problem, output, several, scratch, like)
+                bad.append(sum_tiles(*sums))
 
             def finish(first: int, last: int) -> None:
-                finish_elements(
-                    first, last, desc.rows, states, slots, (out, code, out_table), (input, base_table, role),
-                    desc.by_count, alpha, _SCRATCH.of_thread(), like,
-                )  # fmt: skip
+                finish_rows(first, last, desc.rows, states, slots, output, _SCRATCH.of_thread(), like)
 
-            parallel(add, groups, desc.count)
-            wrong = [position for position in bad if position >= 0]
-            if not wrong:
-                parallel(finish, runs, desc.rows)
-            return min(wrong, default=-1)
+            if max(bad, default=-1) < 0:
+                parallel(add, tiling.tiles, desc.count * RANDOM)
+            wrong = max(bad)
+            if wrong < 0 and not several:
+                parallel(finish, -(-desc.rows // RUN), 2 * desc.rows)
+            return wrong
 
         return run
 

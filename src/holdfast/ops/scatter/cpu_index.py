@@ -1,0 +1,88 @@
+"""The index of scatter and gather on the CPU, read in runs of its innermost loop, whose strides are constant.
+
+The loops over a run have no branches, so that they vectorise.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import compile_kernel, jit, kernel, pointer
+from holdfast.backends.threads import parallel
+from holdfast.numerics.cpu_walk import offset_of
+
+#: A value of the type of the index.
+INDICES: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
+#: Reading one index and one element at random costs as much as this many elements read in order.
+RANDOM = 8
+
+
+@jit
+def _all_inside(indices, place, step, extent, count):
+    inside = 0
+    for i in range(count):
+        inside += (np.int64(indices[place + i * step]) >= 0) & (np.int64(indices[place + i * step]) < extent)
+    return inside == count
+
+
+@jit
+def first_bad(indices, place, step, extent, count):
+    """Position in a run of the first index out of range, or -1."""
+    if _all_inside(indices, place, 1, extent, count) if step == 1 else False:
+        return -1
+    for i in range(count):
+        given = np.int64(indices[place + i * step])
+        if given < 0 or given >= extent:
+            return i
+    return -1
+
+
+@jit
+def _store_rows(indices, place, index_step, line, line_step, step, count, rows):
+    for i in range(count):
+        rows[i] = np.int64(indices[place + i * index_step]) * step + line + i * line_step
+
+
+@jit
+def rows_of_run(indices, place, index_step, line, line_step, step, count, rows):
+    """Store the rows of a run: ``index * step + line + i * line_step``."""
+    if index_step == 1 and step == 1 and line_step == 0:
+        _store_rows(indices, place, 1, line, 0, 1, count, rows)
+    elif index_step == 1:
+        _store_rows(indices, place, 1, line, line_step, step, count, rows)
+    else:
+        _store_rows(indices, place, index_step, line, line_step, step, count, rows)
+
+
+@kernel
+def check(first, last, index, table, extent, like):
+    """Position of the first index out of range of those from ``first`` to ``last``, or -1.
+
+    ``table`` has the sizes of the loops over the index and its strides. ``like`` is a value of its type.
+    """
+    indices, inner, at = pointer(index, like), table.shape[1] - 1, first
+    length, step = table[0, inner], table[1, inner]
+    while at < last:
+        run = min(length - at % length, last - at)
+        bad = first_bad(indices, offset_of(at, table), step, extent, run)
+        if bad >= 0:
+            return at + bad
+        at += run
+    return -1
+
+
+@cache
+def compile_check(index_dtype: torch.dtype) -> None:
+    compile_kernel(check, 0, 0, 0, np.ones((2, 1), np.int64), 0, INDICES[index_dtype])
+
+
+def first_outside(index: int, table: Any, count: int, extent: int, like: Any) -> int:
+    """``check`` of all indices."""
+    bad: list[int] = []
+    parallel(lambda first, last: bad.append(check(first, last, index, table, extent, like)), count, 2 * count)
+    return min((position for position in bad if position >= 0), default=-1)
