@@ -62,6 +62,8 @@ PROBLEMS = (
     Problem("elements, neighbouring long", (sum(LENGTHS),), (len(LENGTHS),), spread="lengths"),
     Problem("elements of a matrix, dim 0", (40, 9), (11, 9), 0),
     Problem("elements of a matrix, dim 1", (9, 40), (9, 11), 1, base="zeros"),
+    Problem("elements of a matrix, tiles of columns", (3, 70), (2000, 70), 0),
+    Problem("elements of a matrix, tiles of lines", (40, 60), (40, 1000), 1, spread="zipf"),
     Problem("elements of a part", (7, 4, 5), (9, 3, 6), 1, spread="zipf"),
     Problem("elements of rank 5", (2, 3, 8, 2, 3), (2, 4, 5, 2, 3), 2, index_dtype=_I32),
     Problem("alpha", (500,), (12,), width=9, spread="zipf", alpha=-0.3),

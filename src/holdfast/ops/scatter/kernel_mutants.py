@@ -41,6 +41,8 @@ MUTANTS = (
         "used = _add_run(rows, values, run,",
         "used = _add_run(rows, values, run - (run == RUN),",
         likely="all equal"),
+    _mutant("the first column of a tile for all", _ELEMENTS,
+        "start = row + i * columns", "start = row - column + i * columns", likely="tiles of columns"),
     _mutant("the line of an element forgotten", _ELEMENTS,
         "line = offset_of(at, index_table, 2) - tile_row", "line = 0 * tile_row", likely="matrix"),
     _gathers("the stride of the output for that of input", _CPU,
