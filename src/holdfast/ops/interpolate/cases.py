@@ -89,6 +89,8 @@ def problems() -> list[Problem]:
         Problem("a window of several runs", (1, 1, 600), (2,), Mode.AREA, dtype=torch.float64),
         Problem("windows of several runs", (1, 1, 2, 1000), (1, 3), antialias=True, dtype=torch.bfloat16),
         Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
+        Problem("twice as large", (1, 2, 5, 20), (10, 40)),
+        Problem("twice as large, nearest, two runs", (1, 2, 1, 150), (2, 300), Mode.NEAREST),
         Problem("no images", (0, 3, 4, 5), (8, 10)),
         Problem("no channels", (2, 0, 4, 5), (8, 10)),
         Problem("special values", (1, 2, 7, 9), (9, 8), values="special"),

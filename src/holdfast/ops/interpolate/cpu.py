@@ -15,83 +15,103 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import clear, compile_kernel, copy, jit, kernel, outlined, pointer
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.numerics.cpu_walk import RUN, load_run, number, store_run
+from holdfast.numerics.cpu import ITEM_SIZE, kind
+from holdfast.numerics.cpu_walk import RUN, load_run, number, size_of, store_run
 from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.tables import Table, joined
 
 _RUN_BYTES = 8 * RUN
 #: Sums over x that are kept: of this many rows of a plane, and of this many planes.
 _ROWS, _PLANES = 8, 4
-_SCRATCH = Scratch("interpolate", Runs(6 + _ROWS * _PLANES, _RUN_BYTES))
+_SCRATCH = Scratch("interpolate", Runs(6 + _PLANES + _ROWS * _PLANES, _RUN_BYTES))
 _STEP = step_of(_RUN_BYTES)
-#: Rows of the table: first tap, number of taps, first weight.
-_FIRST, _COUNT, _START = 0, 1, 2
+#: Rows of the table: first tap, number of taps, first weight, how many elements from this one on have as many
+#: taps, and how many have first taps that are 2 apart.
+_FIRST, _COUNT, _START, _SAME, _EVEN = 0, 1, 2, 3, 4
+#: Minimum number of such elements that are summed together.
+_VECTOR = 8
 
 
 @jit
-def _taps(spans, begin, end):
-    """The number of taps of elements ``begin`` to ``end`` if all have as many, otherwise 0."""
-    taps = spans[_COUNT, begin]
-    different = 0
-    for i in range(begin, end):
-        different |= spans[_COUNT, i] ^ taps
-    return taps if different == 0 else 0
-
-
-@jit
-def _sum_pairs(begin, count, spans, weights, row, values):
-    """Sums of two taps each; the first element of ``values`` is the first tap of element ``begin``."""
-    start, origin = spans[_START, begin], spans[_FIRST, begin]
+def _sum_same(count, taps, firsts, weights, row, values):
+    """Sums of ``taps`` taps each. ``values`` start with the first tap of the first element."""
+    origin = np.int64(firsts[0])
+    if taps == 2:
+        for i in range(count):
+            at = firsts[i] - origin
+            row[i] = weights[2 * i] * values[at] + weights[2 * i + 1] * values[at + 1]
+        return
     for i in range(count):
-        at = spans[_FIRST, begin + i] - origin
-        row[i] = weights[start + 2 * i] * values[at] + weights[start + 2 * i + 1] * values[at + 1]
+        row[i] = weights[taps * i] * values[firsts[i] - origin]
+    for tap in range(1, taps):
+        for i in range(count):
+            row[i] = row[i] + weights[taps * i + tap] * values[firsts[i] - origin + tap]
 
 
 @jit
-def _sum_singles(begin, count, spans, weights, row, values):
-    """As ``_sum_pairs``, of one tap each."""
-    start, origin = spans[_START, begin], spans[_FIRST, begin]
+def _sum_even(count, taps, weights, row, values):
+    """``_sum_same`` of 2 or 4 taps, where the first taps are 2 apart. Such loads vectorise best."""
+    if taps == 2:
+        for i in range(count):
+            row[i] = weights[2 * i] * values[2 * i] + weights[2 * i + 1] * values[2 * i + 1]
+    else:
+        for i in range(count):
+            total = weights[4 * i] * values[2 * i] + weights[4 * i + 1] * values[2 * i + 1]
+            total = total + weights[4 * i + 2] * values[2 * i + 2]
+            row[i] = total + weights[4 * i + 3] * values[2 * i + 3]
+
+
+@jit
+def _sum_any(begin, count, spans, weights, row, values, piece, columns):
+    """Add the taps in the columns ``piece`` to ``piece + columns``, whose values these are, to sums."""
     for i in range(count):
-        row[i] = weights[start + i] * values[spans[_FIRST, begin + i] - origin]
+        first = spans[_FIRST, begin + i]
+        start = spans[_START, begin + i] - first
+        total = row[i]
+        for column in range(max(first, piece), min(first + spans[_COUNT, begin + i], piece + columns)):
+            product = weights[start + column] * values[column - piece]
+            total = product if column == first else total + product
+        row[i] = total
 
 
 @jit
-def _sum_row(line, source, begin, count, spans, weights, row, raw, wide, like):
+def _sum_row(line, source, begin, count, spans, weights, row_at, raw, wide, like):
     """Sums over x of elements ``begin`` to ``begin + count``, from the input row at ``line``."""
     outlined()
     source_kind, step = source[1], source[6]
-    end = begin + count
+    end, origin, size = begin + count, spans[_FIRST, begin], size_of(like)
     last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
-    taps = _taps(spans, begin, end) if last - spans[_FIRST, begin] <= RUN else 0
-    if taps != 1 and taps != 2:
-        for i in range(count):
-            row[i] = zero(like)
-    for piece in range(spans[_FIRST, begin], last, RUN):
+    clear(row_at, count * size)
+    for piece in range(origin, last, RUN):
         columns = min(RUN, last - piece)
         at = line + piece * step * (source_kind & ITEM_SIZE)
-        values = pointer(load_run(at, source_kind, step, columns, raw, wide, like), like)
-        if taps == 1:
-            _sum_singles(begin, count, spans, weights, row, values)
-        elif taps == 2:
-            _sum_pairs(begin, count, spans, weights, row, values)
-        else:
-            for i in range(count):
-                first = spans[_FIRST, begin + i]
-                start = spans[_START, begin + i] - first
-                total = row[i]
-                for column in range(
-                    max(first, piece), min(first + spans[_COUNT, begin + i], piece + columns)
-                ):
-                    product = weights[start + column] * values[column - piece]
-                    total = product if column == first else total + product
-                row[i] = total
+        values_at = load_run(at, source_kind, step, columns, raw, wide, like)
+        if last - origin > RUN:
+            row, values = pointer(row_at, like), pointer(values_at, like)
+            _sum_any(begin, count, spans, weights, row, values, piece, columns)
+            continue
+        i = begin
+        while i < end:
+            same = min(spans[_SAME, i], end - i)
+            first = spans[_FIRST, i]
+            row = pointer(row_at + (i - begin) * size, like)
+            values = pointer(values_at + (first - origin) * size, like)
+            taps = np.int64(spans[_COUNT, i])
+            firsts = pointer(spans.ctypes.data + i * 4, np.int32)
+            of_first = pointer(weights.ctypes.data + spans[_START, i] * size, like)
+            if same >= _VECTOR and (taps == 2 or taps == 4) and spans[_EVEN, i] >= same:
+                _sum_even(same, taps, of_first, row, values)
+            elif same >= _VECTOR and taps > 0:
+                _sum_same(same, taps, firsts, of_first, row, values)
+            else:
+                _sum_any(i, same, spans, weights, row, values, first, last - first)
+            i += same
 
 
 @jit
@@ -105,22 +125,63 @@ def _add(total, weight, terms, count, is_first):
             total[i] = total[i] + weight * terms[i]
 
 
+@jit
+def _add_all(total, weights, start, terms, taps, runs_at, count, like):
+    """The sum of one to four runs times their weights; ``terms`` are the numbers of the runs."""
+    a, b = pointer(runs_at + terms[0] * _STEP, like), pointer(runs_at + terms[1] * _STEP, like)
+    c, d = pointer(runs_at + terms[2] * _STEP, like), pointer(runs_at + terms[3] * _STEP, like)
+    u, v = weights[start], weights[start + min(1, taps - 1)]
+    w, x = weights[start + min(2, taps - 1)], weights[start + taps - 1]
+    if taps == 1:
+        _add(total, u, a, count, True)
+    elif taps == 2:
+        for i in range(count):
+            total[i] = u * a[i] + v * b[i]
+    elif taps == 3:
+        for i in range(count):
+            total[i] = (u * a[i] + v * b[i]) + w * c[i]
+    else:
+        for i in range(count):
+            total[i] = ((u * a[i] + v * b[i]) + w * c[i]) + x * d[i]
+
+
+@jit
+def _pick(source, step, spans, begin, count, target, item):
+    """Copy the only tap of each element; ``source`` is the address of the input row."""
+    outlined()
+    firsts = pointer(spans.ctypes.data + begin * 4, np.int32)
+    if item == 2:
+        for i in range(count):
+            pointer(target, np.uint16)[i] = pointer(source, np.uint16)[firsts[i] * step]
+    elif item == 4:
+        for i in range(count):
+            pointer(target, np.uint32)[i] = pointer(source, np.uint32)[firsts[i] * step]
+    else:
+        for i in range(count):
+            pointer(target, np.uint64)[i] = pointer(source, np.uint64)[firsts[i] * step]
+
+
 @kernel
-def _resample(first, last, sizes, spans, weights, out, source, accumulate, scratch, like):
+def _resample(first, last, sizes, spans, weights, out, source, copies, accumulate, scratch, like):
     """Units ``first`` to ``last``. ``sizes`` are C, D, H, W of the output.
 
     A tensor is (address, kind, strides of n, c, z, y, x). The table has the columns of x, then of y, then z.
+    ``copies``: all elements have one tap, with weight 1.
     """
     channels, depth, height, width = sizes
     source_item, out_kind, out_step = source[1] & ITEM_SIZE, out[1], out[6]
+    out_item = out_kind & ITEM_SIZE
     raw, wide, old_at = scratch, scratch + _STEP, scratch + 2 * _STEP
-    kept, plane = pointer(scratch + 3 * _STEP, np.int64(0)), pointer(scratch + 4 * _STEP, like)
-    total_at = scratch + 5 * _STEP
-    total = pointer(total_at, like)
+    kept, total_at = pointer(scratch + 3 * _STEP, np.int64(0)), scratch + 4 * _STEP
+    terms = pointer(scratch + 5 * _STEP, np.int64(0))
+    planes_at, rows_at = scratch + 6 * _STEP, scratch + (6 + _PLANES) * _STEP
+    in_place = out_kind == out_item and out_step == 1 and not accumulate
+    only_copies = copies and out_step == 1 and not accumulate
     chunks = (width + RUN - 1) // RUN
     # The input row and the first element of each kept sum.
     for slot in range(_ROWS * _PLANES if first < last else 0):
         kept[2 * slot] = 0
+    before_at = before_target = np.int64(0)
     for unit in range(first, last):
         y, chunk = unit % height, unit // height % chunks
         begin, line = chunk * RUN, unit // height // chunks
@@ -128,36 +189,63 @@ def _resample(first, last, sizes, spans, weights, out, source, accumulate, scrat
         n, c = image // channels, image % channels
         count = min(RUN, width - begin)
         of_y, of_z = width + y, width + height + z
-        for i in range(count):
-            plane[i] = zero(like)
-            total[i] = zero(like)
-        for in_z in range(spans[_COUNT, of_z]):
-            for in_y in range(spans[_COUNT, of_y]):
-                from_z, from_y = spans[_FIRST, of_z] + in_z, spans[_FIRST, of_y] + in_y
-                offset = n * source[2] + c * source[3] + from_z * source[4] + from_y * source[5]
-                at = source[0] + offset * source_item
-                slot = from_z % _PLANES * _ROWS + from_y % _ROWS
-                row = pointer(scratch + (6 + slot) * _STEP, like)
-                if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
-                    _sum_row(at, source, begin, count, spans, weights, row, raw, wide, like)
-                    kept[2 * slot], kept[2 * slot + 1] = at, begin
-                _add(plane, weights[spans[_START, of_y] + in_y], row, count, in_y == 0)
-            _add(total, weights[spans[_START, of_z] + in_z], plane, count, in_z == 0)
         offset = n * out[2] + c * out[3] + z * out[4] + y * out[5] + begin * out_step
-        target = out[0] + offset * (out_kind & ITEM_SIZE)
+        target = out[0] + offset * out_item
+        from_z, from_y = spans[_FIRST, of_z], spans[_FIRST, of_y]
+        corner = n * source[2] + c * source[3] + from_z * source[4] + from_y * source[5]
+        corner_at = source[0] + corner * source_item
+        if only_copies:
+            if corner_at == before_at and y > 0:
+                copy(target, before_target, count * out_item)
+            else:
+                _pick(corner_at, source[6], spans, begin, count, target, out_item)
+            before_at, before_target = corner_at, target
+            continue
+        taps_y, taps_z = spans[_COUNT, of_y], spans[_COUNT, of_z]
+        start_y, start_z = spans[_START, of_y], spans[_START, of_z]
+        one_plane = taps_z == 1 and weights[start_z] == 1
+        few_rows, few_planes = 0 < taps_y <= 4, 0 < taps_z <= 4
+        sum_at = target if in_place else total_at
+        total = pointer(sum_at, like)
+        if taps_y == 0 or taps_z == 0:
+            clear(sum_at, count * size_of(like))
+        for in_z in range(taps_z):
+            plane = total if one_plane else pointer(planes_at + (in_z % _PLANES) * _STEP, like)
+            for in_y in range(taps_y):
+                at = corner_at + (in_z * source[4] + in_y * source[5]) * source_item
+                slot = (from_z + in_z) % _PLANES * _ROWS + (from_y + in_y) % _ROWS
+                row_at = rows_at + slot * _STEP
+                if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
+                    _sum_row(at, source, begin, count, spans, weights, row_at, raw, wide, like)
+                    kept[2 * slot], kept[2 * slot + 1] = at, begin
+                if few_rows:
+                    terms[in_y] = slot
+                else:
+                    _add(plane, weights[start_y + in_y], pointer(row_at, like), count, in_y == 0)
+            if few_rows:
+                for empty in range(taps_y, 4):
+                    terms[empty] = terms[0]
+                _add_all(plane, weights, start_y, terms, taps_y, rows_at, count, like)
+            if not few_planes:
+                _add(total, weights[start_z + in_z], plane, count, in_z == 0)
+        if few_planes and not one_plane and taps_y > 0:
+            for number in range(4):
+                terms[number] = number if number < taps_z else 0
+            _add_all(total, weights, start_z, terms, taps_z, planes_at, count, like)
         if accumulate:
             old = pointer(load_run(target, out_kind, out_step, count, raw, old_at, like), like)
             for i in range(count):
                 total[i] = old[i] + total[i]
-        store_run(total_at, count, target, out_kind, out_step, raw, like)
+        if not in_place:
+            store_run(total_at, count, target, out_kind, out_step, raw, like)
 
 
 @cache
 def _compile(compute: Float) -> None:
     like = number(compute)
-    spans, weights = np.zeros((3, 3), np.int32), np.zeros(3, type(like))
+    spans, weights = np.zeros((5, 3), np.int32), np.zeros(3, type(like))
     tensor = (0, 4, 0, 0, 0, 0, 0)
-    compile_kernel(_resample, 0, 0, (1, 1, 1, 1), spans, weights, tensor, tensor, False, 0, like)
+    compile_kernel(_resample, 0, 0, (1, 1, 1, 1), spans, weights, tensor, tensor, False, False, 0, like)
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -166,7 +254,10 @@ class _Resample(DescribedKernel[plans.D]):
     def __init__(self, desc: plans.D, device: torch.device) -> None:
         super().__init__(desc, device)
         spans, weights = joined(self.tables())
-        self.spans, self.weights = spans, weights.astype(type(number(desc.compute)))
+        first, count = spans[_FIRST], spans[_COUNT]
+        self.spans = np.stack([*spans, _until(np.diff(count) != 0), _until(np.diff(first) != 2)])
+        self.weights = weights.astype(type(number(desc.compute)))
+        self.copies = bool((spans[_COUNT] == 1).all() and (weights == 1).all())
 
     def tables(self) -> tuple[Table, ...]:
         raise NotImplementedError
@@ -176,7 +267,7 @@ class _Resample(DescribedKernel[plans.D]):
 
     def _prepared(self, out: torch.Tensor, source: torch.Tensor, accumulate: bool) -> Launch[Any]:
         self.compile()
-        compute, spans, weights = self.desc.compute, self.spans, self.weights
+        compute, spans, weights, copies = self.desc.compute, self.spans, self.weights, self.copies
         like, code = number(compute), kind(self.desc.dtype, compute.torch)
         channels, depth, height, width = _sizes(out.shape)
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
@@ -190,11 +281,18 @@ class _Resample(DescribedKernel[plans.D]):
             def part(first: int, last: int) -> None:
                 scratch = _SCRATCH.of_thread()
                 sizes = (channels, depth, height, width)
-                _resample(first, last, sizes, spans, weights, to, of, accumulate, scratch, like)
+                _resample(first, last, sizes, spans, weights, to, of, copies, accumulate, scratch, like)
 
             parallel(part, units, int(work))
 
         return launch
+
+
+def _until(changes: Any) -> Any:
+    """For each element: the number of elements from it on, up to a change between an element and the next."""
+    ends = np.append(np.flatnonzero(changes) + 1, len(changes) + 1)
+    index = np.arange(len(changes) + 1, dtype=np.int32)
+    return ends[np.searchsorted(ends, index, "right")].astype(np.int32) - index
 
 
 def _sizes(shape: Sequence[int]) -> tuple[int, int, int, int]:
