@@ -91,6 +91,7 @@ def problems() -> list[Problem]:
         Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
         Problem("twice as large", (1, 2, 5, 20), (10, 40)),
         Problem("twice as large, nearest, two runs", (1, 2, 1, 150), (2, 300), Mode.NEAREST),
+        Problem("rows that no pixel reads", (1, 1, 2, 9, 6), (9, 3, 14), Mode.TRILINEAR, dtype=torch.float64),
         Problem("no images", (0, 3, 4, 5), (8, 10)),
         Problem("no channels", (2, 0, 4, 5), (8, 10)),
         Problem("special values", (1, 2, 7, 9), (9, 8), values="special"),

@@ -201,13 +201,14 @@ def _resample(first, last, sizes, spans, weights, out, source, copies, accumulat
                 _pick(corner_at, source[6], spans, begin, count, target, out_item)
             before_at, before_target = corner_at, target
             continue
-        taps_y, taps_z = spans[_COUNT, of_y], spans[_COUNT, of_z]
+        taps_y = spans[_COUNT, of_y]
+        taps_z = spans[_COUNT, of_z] if taps_y > 0 else 0
         start_y, start_z = spans[_START, of_y], spans[_START, of_z]
         one_plane = taps_z == 1 and weights[start_z] == 1
         few_rows, few_planes = 0 < taps_y <= 4, 0 < taps_z <= 4
         sum_at = target if in_place else total_at
         total = pointer(sum_at, like)
-        if taps_y == 0 or taps_z == 0:
+        if taps_z == 0:
             clear(sum_at, count * size_of(like))
         for in_z in range(taps_z):
             plane = total if one_plane else pointer(planes_at + (in_z % _PLANES) * _STEP, like)
@@ -228,7 +229,7 @@ def _resample(first, last, sizes, spans, weights, out, source, copies, accumulat
                 _add_all(plane, weights, start_y, terms, taps_y, rows_at, count, like)
             if not few_planes:
                 _add(total, weights[start_z + in_z], plane, count, in_z == 0)
-        if few_planes and not one_plane and taps_y > 0:
+        if few_planes and not one_plane:
             for number in range(4):
                 terms[number] = number if number < taps_z else 0
             _add_all(total, weights, start_z, terms, taps_z, planes_at, count, like)
