@@ -105,14 +105,13 @@ def first_outside(address, item, table, count, rows):
     return -1
 
 
-@kernel
-def counting_sort(address, item, table, count, rows, padding, starts_at, places_at):
-    """Stable counting sort of the places by row. Returns the maximum number of places of a row."""
-    starts, places = pointer(starts_at, np.int32), pointer(places_at, np.int32)
+@jit
+def _sort(indices, contiguous, table, count, rows, padding, starts, places):
+    """``counting_sort`` of indices of one type."""
     for row in range(rows + 2):
         starts[row] = 0
     for n in range(count):
-        index = load_index(address, item, n, table)
+        index = np.int64(indices[n if contiguous else offset_of(n, table)])
         if index >= 0 and index < rows and index != padding:
             starts[index + 2] += 1
     most = 0
@@ -121,11 +120,25 @@ def counting_sort(address, item, table, count, rows, padding, starts_at, places_
         starts[row] += starts[row - 1]
     # Now starts[row + 1] is the begin of the row. Each place of the row increments it, up to the row's end.
     for n in range(count):
-        index = load_index(address, item, n, table)
+        index = np.int64(indices[n if contiguous else offset_of(n, table)])
         if index >= 0 and index < rows and index != padding:
             places[starts[index + 1]] = n
             starts[index + 1] += 1
     return most
+
+
+@kernel
+def counting_sort(address, item, table, count, rows, padding, starts_at, places_at):
+    """Stable counting sort of the places by row. Returns the maximum number of places of a row."""
+    starts, places = pointer(starts_at, np.int32), pointer(places_at, np.int32)
+    singles, doubles = pointer(address, np.int32), pointer(address, np.int64)
+    if table.shape[1] == 1 and table[1, 0] == 1:
+        if item == 4:
+            return _sort(singles, True, table, count, rows, padding, starts, places)
+        return _sort(doubles, True, table, count, rows, padding, starts, places)
+    if item == 4:
+        return _sort(singles, False, table, count, rows, padding, starts, places)
+    return _sort(doubles, False, table, count, rows, padding, starts, places)
 
 
 @on_demand
