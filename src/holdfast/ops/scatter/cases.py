@@ -43,6 +43,7 @@ PROBLEMS = (
     Problem("rows, neighbouring long", (sum(LENGTHS),), (len(LENGTHS),), width=9, spread="lengths"),
     Problem("rows, all equal", (1100,), (7,), width=5, spread="equal"),
     Problem("rows, all distinct", (300,), (300,), width=64, spread="distinct", index_dtype=_I32),
+    Problem("rows, ascending", (205,), (40,), width=9, spread="sorted", dtype=_BF16),
     Problem("rows, few terms", (60,), (900,), width=33, spread="zipf"),
     Problem("rows, few terms, zeros", (60,), (900,), width=33, spread="zipf", base="zeros"),
     Problem("rows, few terms, kept", (60,), (900,), width=33, spread="zipf", base="kept", dtype=_BF16),

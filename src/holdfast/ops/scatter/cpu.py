@@ -77,6 +77,24 @@ def find_rows(first, last, index, table, extent, step, found_at, like):
     return -1
 
 
+@kernel
+def starts_if_sorted(found_at, count, rows, starts_at):
+    """The starts of ``counting_sort`` for rows that ascend. Returns the longest row's length, or -1."""
+    found, starts = pointer(found_at, np.int32), pointer(starts_at, np.int32)
+    for n in range(1, count):
+        if found[n] < found[n - 1]:
+            return -1
+    row, most = 0, 0
+    for n in range(count):
+        while row <= found[n]:
+            starts[row] = n
+            row += 1
+        most = max(most, n + 1 - starts[row - 1])
+    for empty in range(row, rows + 2):
+        starts[empty] = count
+    return most
+
+
 @jit
 def _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent, count, bits):
     """Copy ``count`` elements. ``strides`` are of the index, the output, input, and its indexed axis."""
@@ -131,6 +149,7 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
 
 @cache
 def _compile(index_dtype: torch.dtype) -> None:
+    compile_kernel(starts_if_sorted, 0, 0, -2, 0)
     compile_kernel(find_rows, 0, 0, 0, np.zeros((3, 1), np.int64), 0, 0, 0, INDICES[index_dtype])
 
 
@@ -152,7 +171,10 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
 
 
 class Scatter(IndexedKernel[ScatterDescriptor]):
-    """``find_rows``, ``counting_sort``, then ``sum_segments``; ``ElementSums`` for a single column."""
+    """``find_rows``, ``counting_sort`` unless the rows ascend, then ``sum_segments``.
+
+    ``ElementSums`` for a single column.
+    """
 
     def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -202,7 +224,11 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
             rows, starts = first + self.rows.offset, first + self.starts.offset
             places = first + self.places.offset
             self.find(index, index_table, rows, args)
-            longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
+            longest = starts_if_sorted(rows, desc.count, desc.rows, starts)
+            if longest < 0:
+                longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
+            else:
+                places = 0
             in_units(
                 Ordering(starts, places, desc.rows, desc.count, longest),
                 desc.columns,
