@@ -11,7 +11,7 @@ import torch
 
 from holdfast.core import fork
 from holdfast.core.errors import HoldfastError, InvalidIndex
-from holdfast.install import branches, private
+from holdfast.install import private, tracing
 from holdfast.install.catalogue import catalogue
 from holdfast.install.counts import Counts
 from holdfast.install.operators import Operator
@@ -39,7 +39,7 @@ class Frame:
             for name in names:
                 for key in set(devices()) & set(catalogue()[name].devices):
                     self._register(catalogue()[name], key)
-        self._restore_branches = branches.replace(names)
+        self._restore_tracing = tracing.replace(names)
 
     def _register(self, operator: Operator, key: str) -> None:
         counts = self.counts[operator.name, key] = Counts()
@@ -50,7 +50,7 @@ class Frame:
         _kept.append(torch.library.get_kernel(name, key))
 
     def remove(self) -> None:
-        self._restore_branches()
+        self._restore_tracing()
         private.destroy(self._library)
 
 

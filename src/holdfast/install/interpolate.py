@@ -9,7 +9,7 @@ import torch
 
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
-from holdfast.install.operators import WITH_FLAG, Operator, with_out
+from holdfast.install.operators import Operator, with_out
 from holdfast.install.serving import PassOn, empty, layout_of, plan_of, require_float
 from holdfast.ops.interpolate.plan import (
     InterpolateArgs,
@@ -119,7 +119,7 @@ def _pool(axes: int) -> tuple[Callable, Callable]:
     return forward, backward
 
 
-_UPSAMPLE = {
+UPSAMPLE = {
     "upsample_nearest1d": (Mode.NEAREST, 1, False, False),
     "upsample_nearest2d": (Mode.NEAREST, 2, False, False),
     "upsample_nearest3d": (Mode.NEAREST, 3, False, False),
@@ -136,19 +136,18 @@ _UPSAMPLE = {
 
 
 def operators() -> Iterator[Operator]:
-    for name, kind in _UPSAMPLE.items():
+    for name, kind in UPSAMPLE.items():
         forward, backward = _upsample(*kind)
-        yield from with_out(Operator(name, "interpolate", forward, WITH_FLAG), "out", "out")
-        yield from with_out(
-            Operator(f"{name}_backward", "interpolate", backward, WITH_FLAG), "grad_input", "grad_input"
-        )
+        yield from with_out(Operator(name, "interpolate", forward), "out", "out")
+        backward_name = f"{name}_backward"
+        yield from with_out(Operator(backward_name, "interpolate", backward), "grad_input", "grad_input")
     for axes in (2, 3):
         forward, backward = _pool(axes)
         yield Operator(f"_adaptive_avg_pool{axes}d", "adaptive_avg_pool", forward)
         yield Operator(f"_adaptive_avg_pool{axes}d_backward", "adaptive_avg_pool", backward)
 
 
-def can_resize(image: torch.Tensor, size: Sequence[int], mode: str, align_corners: bool) -> bool:
-    """Whether holdfast has a gradient for this call."""
+def gradient_plan(image: torch.Tensor, size: Sequence[int], mode: str, align_corners: bool) -> None:
+    """Raise if holdfast has no gradient for this call."""
     fields = _fields(tuple(image.shape), tuple(size), image.dtype, mode, align_corners, False, None)
-    return plan_of(InterpolateBackwardPlan, image.device, **fields) is not None
+    plan_of(InterpolateBackwardPlan, image.device, **fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,7 +64,73 @@ def linear_branch() -> Any:
     return None
 
 
-def upsample_linear(input: torch.Tensor, size: Any, align_corners: bool, scales: Any) -> torch.Tensor:
-    """What torch's ``interpolate`` calls with the flag off: bilinear for 4 axes, trilinear for 5."""
-    vec = {4: torch.ops.aten.upsample_bilinear2d.vec, 5: torch.ops.aten.upsample_trilinear3d.vec}[input.dim()]
-    return vec(input, size, align_corners, scales)  # type: ignore[no-any-return]
+def _set_key(kernels: dict[Any, Any], key: Any, value: Any) -> Callable[[], None]:
+    """Set a value of a dict, or remove it if the value is None; return a function that restores it."""
+    before = kernels.pop(key, None)
+    if value is not None:
+        kernels[key] = value
+
+    def restore() -> None:
+        kernels.pop(key, None)
+        if before is not None:
+            kernels[key] = before
+
+    return restore
+
+
+def _probe_trace_as_operator() -> Any:
+    keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    probed: Any = torch.ops.aten.upsample_bilinear2d.vec
+
+    def trace_as_operator(name: str, vec: Callable[..., Any]) -> Callable[[], None]:
+        packet: Any = getattr(torch.ops.aten, name)
+        undo = [_set_key(packet.vec.py_kernels, key, vec) for key in keys]
+        undo += [_set_key(packet.default.py_kernels, key, None) for key in keys]
+
+        def forget() -> None:
+            packet.vec._dispatch_cache.clear()
+            packet.default._dispatch_cache.clear()
+
+        def restore() -> None:
+            for one in undo:
+                one()
+            forget()
+
+        forget()
+        return restore
+
+    found = keys[0] in probed.py_kernels and isinstance(probed._dispatch_cache, dict)
+    return trace_as_operator if found else None
+
+
+@instead_of(_probe_trace_as_operator, FALLBACKS)
+def trace_as_operator(name: str, vec: Callable[..., Any]) -> Callable[[], None]:
+    """Trace an upsampling operator as itself: its overload ``vec`` by this function, and no Python code.
+
+    Returns a function that restores torch's Python code. Fallback: nothing changes.
+    """
+    return lambda: None
+
+
+def _probe_without_cache_of_traces() -> Any:
+    config: Any = importlib.import_module("torch._functorch.config")
+
+    def without_cache_of_traces() -> Callable[[], None]:
+        before = config.enable_autograd_cache
+        config.enable_autograd_cache = False
+
+        def restore() -> None:
+            config.enable_autograd_cache = before
+
+        return restore
+
+    return without_cache_of_traces if isinstance(config.enable_autograd_cache, bool) else None
+
+
+@instead_of(_probe_without_cache_of_traces, FALLBACKS)
+def without_cache_of_traces() -> Callable[[], None]:
+    """Ignore traces that torch.compile keeps on disk: their key does not tell how an operator was traced.
+
+    Returns a function that restores the setting. Fallback: nothing changes.
+    """
+    return lambda: None

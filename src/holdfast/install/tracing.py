@@ -1,0 +1,87 @@
+"""Python code of torch that avoids an operator: branches for the deterministic flag, and tracing.
+
+- ``torch.nn.functional.interpolate`` calls a decomposition for bilinear and trilinear images on CUDA if
+  deterministic algorithms are on. Its gradient is many times slower than an operator's.
+- While torch traces, for ``torch.compile`` and ``torch.export``, it runs Python code instead of the upsampling
+  operators. Its gradient is an ``index_put``, which compiled code adds up in the order of arrival.
+
+While ``install`` holds, both reach the operators, and so the gradient kernels of holdfast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from holdfast.core.errors import HoldfastError
+from holdfast.install import interpolate, private
+
+
+def replace(names: Collection[str]) -> Callable[[], None]:
+    """Replace the code that avoids these operators; return a function that restores it."""
+    stack = ExitStack()
+    served = [name for name in interpolate.UPSAMPLE if {name, f"{name}_backward"} <= set(names)]
+    for name in served:
+        stack.callback(private.trace_as_operator(name, _vec(name)))
+    if served:
+        stack.callback(private.without_cache_of_traces())
+    if {"upsample_bilinear2d", "upsample_trilinear3d"} & set(served):
+        stack.callback(_replace_branch(served))
+    return stack.close
+
+
+def _vec(name: str) -> Callable[..., Any]:
+    """The overload of F.interpolate, which takes sizes or factors, in terms of the operator."""
+    operator = getattr(torch.ops.aten, name).default
+
+    def vec(input: Any, output_size: Any, *rest: Any) -> Any:
+        *corners, factors = rest
+        size = output_size or _sizes(input.shape[2:], factors)
+        return operator(input, size, *corners, *(factors or ()))
+
+    return vec
+
+
+def _sizes(sizes: Sequence[Any], factors: Sequence[float]) -> list[Any]:
+    """The sizes of the output, which may be symbols."""
+    return [
+        size * int(factor) if int(factor) == factor else torch.sym_int(size * factor)
+        for size, factor in zip(sizes, factors, strict=True)
+    ]
+
+
+def _replace_branch(served: Collection[str]) -> Callable[[], None]:
+    module = private.linear_branch()
+    if module is None:
+        return lambda: None
+    original = module._upsample_linear_vec
+    names = {4: "upsample_bilinear2d", 5: "upsample_trilinear3d"}
+
+    def upsample_linear_vec(input: Any, output_size: Any, align_corners: Any, scale_factors: Any) -> Any:
+        name = names.get(input.dim())
+        if name in served and (is_compiling() or _has_gradient(input, output_size, align_corners)):
+            vec = getattr(torch.ops.aten, name).vec
+            return vec(input, output_size, align_corners, scale_factors)
+        return original(input, output_size, align_corners, scale_factors)
+
+    module._upsample_linear_vec = upsample_linear_vec
+
+    def restore() -> None:
+        module._upsample_linear_vec = original
+
+    return restore
+
+
+def _has_gradient(image: torch.Tensor, size: Any, align_corners: bool) -> bool:
+    """Whether holdfast has the gradient. Otherwise torch's operator would raise in backward."""
+    mode = "bilinear" if image.dim() == 4 else "trilinear"
+    sizes = size or tuple(image.shape[2:])
+    try:
+        interpolate.gradient_plan(image, sizes, mode, align_corners)
+    except HoldfastError:
+        return False
+    return True
