@@ -1,4 +1,4 @@
-"""Unchanged models: plain torch, written without a thought of holdfast. Tests and the benchmark train them."""
+"""Models of plain torch, which the tests and the benchmark of ``hf.install`` train unchanged."""
 
 from __future__ import annotations
 
@@ -169,7 +169,9 @@ PROBLEMS: dict[str, Problem] = {
         ("upsample_bilinear2d", "upsample_bilinear2d_backward"),
     ),
     "graph": Problem(
-        lambda: GraphNetwork(16), _graph, ("scatter_add_", "index_add", "scatter_reduce.two", "_index_put_impl_")
+        lambda: GraphNetwork(16),
+        _graph,
+        ("scatter_add_", "index_add", "scatter_reduce.two", "_index_put_impl_"),
     ),
     "recommender": Problem(
         lambda: Recommender(500, 16),

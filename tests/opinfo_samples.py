@@ -66,8 +66,10 @@ def results(function: Callable[..., Any], sample: Any, wide: torch.dtype | None 
     draw = torch.Generator().manual_seed(1)
     narrow = sample.input.dtype if sample.input.is_floating_point() else torch.bfloat16
     wanted = [torch.randn(one.shape, generator=draw).to(narrow).to(one) for one in recorded]
-    gradients = torch.autograd.grad(recorded, leaves, wanted, allow_unused=True) if recorded and leaves else ()
-    return [*(one.detach() for one in outs), *gradients]
+    found = [one.detach() for one in outs]
+    if not (recorded and leaves):
+        return found
+    return [*found, *torch.autograd.grad(recorded, leaves, wanted, allow_unused=True)]
 
 
 def compare(found: list[Any], expected: list[Any], sample: Any) -> None:

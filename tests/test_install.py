@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import holdfast as hf
 from holdfast.install import catalogue, private
+from holdfast.install.interpolate import UPSAMPLE
 from holdfast.install.operators import Operator
 
 
@@ -30,7 +32,11 @@ def dispatch_tables() -> dict[str, str]:
     """Every kernel of every replaceable operator, and every name that the frame touches."""
     names = torch._C._dispatch_get_all_op_names()
     found = {name: torch._C._dispatch_dump(name) + torch._C._dispatch_dump_table(name) for name in names}
-    found["branch"] = str(private.linear_branch()._upsample_linear_vec)
+    found["branch"] = str(decompositions._upsample_linear_vec)
+    packets = [getattr(torch.ops.aten, name) for name in UPSAMPLE]
+    kernels = [overload.py_kernels for packet in packets for overload in (packet.vec, packet.default)]
+    found["traced"] = str([sorted(map(str, by_key.items())) for by_key in kernels])
+    found["cache"] = str(torch._functorch.config.enable_autograd_cache)
     return found
 
 
@@ -165,7 +171,7 @@ def test_it_works_with_every_setting_of_the_flag(warn_only: bool | None) -> None
 
 def test_the_branch_of_interpolate_with_the_flag_reaches_the_operator() -> None:
     """On CUDA ``interpolate`` calls this function; it takes tensors of any device."""
-    branch: Any = private.linear_branch()
+    branch: Any = decompositions
     for x, axes, name in ((image(1, 2, 3, 4), 2, "bilinear2d"), (image(1, 2, 3, 4, 5), 3, "trilinear3d")):
         expected = branch._upsample_linear_vec(x, None, False, [2.0] * axes)
         with hf.installed():

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from install_models import PROBLEMS, prepared, step
 
 import holdfast as hf
+from install_models import PROBLEMS, prepared, step
 
 
 @pytest.fixture(autouse=True)

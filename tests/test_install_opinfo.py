@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from opinfo_samples import compare, op_infos, results, samples
 
 import holdfast as hf
+from opinfo_samples import compare, op_infos, results, samples
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CASES = [
@@ -37,7 +37,7 @@ def test_results_and_gradients_are_those_of_torch(info: Any, dtype: torch.dtype)
     with hf.installed():
         found = [[results(info.op, sample) for sample in given] for _ in range(2)]
         assert any(row.served for row in hf.status())
-    for sample, one, other, again in zip(given, *found, expected, strict=True):
-        compare(one, again, sample)
-        for first, second in zip(one, other, strict=True):
+    for sample, one, again, other in zip(given, *found, expected, strict=True):
+        compare(one, other, sample)
+        for first, second in zip(one, again, strict=True):
             assert first is None or torch.equal(first.nan_to_num(7), second.nan_to_num(7))

@@ -83,7 +83,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
 
 
 def below_autograd(kernel: Any) -> Any:
-    """A function that calls ``kernel`` inside a backend kernel of another operator, where torch records nothing.
+    """A function that calls ``kernel`` inside a backend kernel of torch, where nothing is recorded.
 
     ``kernel`` returns ``Work``, as for ``define``. The arguments are plain tensors and plain values.
     """

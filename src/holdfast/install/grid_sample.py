@@ -10,7 +10,7 @@ import torch
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
 from holdfast.install.operators import Operator
-from holdfast.install.serving import PassOn, empty, plan_of, require_float
+from holdfast.install.serving import PassOn, Serve, empty, plan_of, require_float
 from holdfast.ops.affine_grid.plan import AffineGridArgs, AffineGridPlan
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -46,7 +46,9 @@ def _forward(image, grid, *kind):
 @below_autograd
 def _backward(dout, image, grid, needs_dinput, *kind):
     fields = _fields(image.shape, grid, image.dtype, *kind)
-    plan = plan_of(GridSampleBackwardPlan, image.device, **fields, needs_dinput=needs_dinput, needs_dgrid=True)
+    plan = plan_of(
+        GridSampleBackwardPlan, image.device, **fields, needs_dinput=needs_dinput, needs_dgrid=True
+    )
     shape = tuple(image.shape) if needs_dinput else (0,)
     dinput = empty(image, shape, torch.contiguous_format)
     dgrid = empty(grid, tuple(grid.shape), torch.contiguous_format)
@@ -68,7 +70,7 @@ def _kind(interpolation_mode, padding_mode, align_corners):
     return _MODES[interpolation_mode], _PADDINGS[padding_mode], align_corners
 
 
-def _sampler(axes: int):
+def _sampler(axes: int) -> tuple[Serve, Serve]:
     def forward(input, grid, *kind):
         _require(input, grid, axes)
         return _forward(input, grid, *_kind(*kind))

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
 from holdfast.install.operators import Operator, with_out
-from holdfast.install.serving import PassOn, empty, layout_of, plan_of, require_float
+from holdfast.install.serving import PassOn, Serve, empty, layout_of, plan_of, require_float
 from holdfast.ops.interpolate.plan import (
     InterpolateArgs,
     InterpolateBackwardArgs,
@@ -65,7 +65,7 @@ def _require_image(image: torch.Tensor, axes: int) -> None:
         raise PassOn("the input is empty")
 
 
-def _upsample(mode: Mode, axes: int, aligned: bool, antialias: bool) -> tuple[Callable, Callable]:
+def _upsample(mode: Mode, axes: int, aligned: bool, antialias: bool) -> tuple[Serve, Serve]:
     """The functions for an upsampling operator and its gradient. ``aligned``: it has ``align_corners``."""
 
     def forward(input, output_size, *rest):
@@ -90,7 +90,7 @@ def _upsample(mode: Mode, axes: int, aligned: bool, antialias: bool) -> tuple[Ca
     return forward, backward
 
 
-def _pool(axes: int) -> tuple[Callable, Callable]:
+def _pool(axes: int) -> tuple[Serve, Serve]:
     """The functions for adaptive average pooling, which is interpolate's mode "area", and its gradient."""
 
     def batched(image: torch.Tensor) -> torch.Tensor:

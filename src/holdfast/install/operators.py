@@ -9,7 +9,7 @@ from holdfast.install.serving import Serve, into
 
 #: What torch.compile does with an operator.
 KEPT = "yes: the compiled code calls the operator"
-WITH_FLAG = "with torch.use_deterministic_algorithms(True): the compiled code then calls index_put or scatter_add"
+WITH_FLAG = "with the deterministic flag: the compiled code then calls this operator or index_put"
 
 
 @dataclass(frozen=True)

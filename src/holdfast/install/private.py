@@ -1,4 +1,4 @@
-"""Private interfaces of torch that ``install`` needs, each with a probe and a fallback (see ``core.private``)."""
+"""Private interfaces of torch that ``install`` needs, with probes and fallbacks as in ``core.private``."""
 
 from __future__ import annotations
 
@@ -50,18 +50,29 @@ def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-def _probe_linear_branch() -> Any:
+def _probe_replace_branch() -> Any:
     module: Any = importlib.import_module("torch._decomp.decompositions")
-    return (lambda: module) if callable(module._upsample_linear_vec) else None
+
+    def replace_branch(replaced: Callable[[Any], Any]) -> Callable[[], None]:
+        original = module._upsample_linear_vec
+        module._upsample_linear_vec = replaced(original)
+
+        def restore() -> None:
+            module._upsample_linear_vec = original
+
+        return restore
+
+    return replace_branch if callable(module._upsample_linear_vec) else None
 
 
-@instead_of(_probe_linear_branch, FALLBACKS)
-def linear_branch() -> Any:
-    """The module whose ``_upsample_linear_vec`` torch's ``interpolate`` calls on CUDA with the flag on.
+@instead_of(_probe_replace_branch, FALLBACKS)
+def replace_branch(replaced: Callable[[Any], Any]) -> Callable[[], None]:
+    """Replace the function that torch's ``interpolate`` calls on CUDA if deterministic algorithms are on.
 
-    Fallback: None. Then that branch keeps torch's decomposition, which is deterministic and slow.
+    ``replaced`` takes torch's function. Returns a function that restores it. Fallback: nothing changes, and
+    that branch keeps torch's decomposition, which is deterministic and slow.
     """
-    return None
+    return lambda: None
 
 
 def _set_key(kernels: dict[Any, Any], key: Any, value: Any) -> Callable[[], None]:

@@ -45,13 +45,16 @@ def layout_of(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format if tensor.is_contiguous() else private.suggested_format(tensor)
 
 
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def into(serve: Serve, name: str) -> Serve:
     """``serve`` for the overload of the operator that writes into the argument ``name``."""
 
     def serve_into(*arguments: Any, **options: Any) -> Any:
         out = options.pop(name)
-        storage = out.untyped_storage().data_ptr()
-        if any(given.untyped_storage().data_ptr() == storage for given in arguments if torch.is_tensor(given)):
+        if any(_address(given) == _address(out) for given in arguments if torch.is_tensor(given)):
             raise PassOn("the output shares memory with an input")
         found = serve(*arguments, **options)
         if found.shape != out.shape or found.dtype != out.dtype or found.device != out.device:

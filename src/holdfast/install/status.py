@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from holdfast.core.dtypes import FLOATS
 from holdfast.install.catalogue import catalogue
@@ -43,27 +44,35 @@ class Status:
         return {row.operator: row for row in self.operators}[operator.removeprefix("aten::")]
 
     def __str__(self) -> str:
-        head = ("operator", "installed", "devices", "dtypes", "served", "passed on", "compiled")
-        rows = [head, *map(_cells, self.operators)]
+        head = ("operator", "family", "installed", "dtypes", "sizes", "served", "passed on", "compiled")
+        rows = [head, *(_cells(name, list(same)) for name, same in groupby(self.operators, _base))]
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         notes = [
-            f"{row.operator}: {count} passed on, {reason}"
+            f"{row.operator}: {count} passed on, because {reason}"
             for row in self.operators
             for reason, count in row.passed_on.items()
         ]
         return "\n".join([*lines, *notes])
 
 
-def _cells(row: OperatorStatus) -> tuple[str, ...]:
-    return (
-        row.operator, "yes" if row.installed else "no", ", ".join(row.devices), ", ".join(row.dtypes),
-        str(row.served), str(sum(row.passed_on.values())), row.compiled.partition(":")[0],
-    )  # fmt: skip
+def _base(row: OperatorStatus) -> str:
+    return row.operator.partition(".")[0]
+
+
+def _cells(name: str, rows: list[OperatorStatus]) -> tuple[str, ...]:
+    """The line of an operator; its overloads with an output are counted with it."""
+    first = rows[0]
+    installed = [row for row in rows if row.installed]
+    devices = ", ".join(installed[0].devices) if installed else "no"
+    dtypes = " ".join(dtype.replace("bfloat", "bf").replace("float", "f") for dtype in first.dtypes)
+    served = sum(row.served for row in rows)
+    passed_on = sum(sum(row.passed_on.values()) for row in rows)
+    compiled = first.compiled.partition(":")[0]
+    return name, first.family, devices, dtypes, first.sizes, str(served), str(passed_on), compiled
 
 
 def status_of(frame: Frame | None) -> Status:
-    dtypes = tuple(FLOATS)
     rows = []
     for name, operator in catalogue().items():
         on = tuple(key for key in operator.devices if key in devices())
@@ -71,8 +80,15 @@ def status_of(frame: Frame | None) -> Status:
         reasons = sum((count.reasons for count in counts), Counter[str]())
         rows.append(
             OperatorStatus(
-                name, operator.family, bool(counts), on, dtypes, operator.sizes,
-                sum(count.served for count in counts), dict(reasons), operator.compiled,
-            )  # fmt: skip
+                operator=name,
+                family=operator.family,
+                installed=bool(counts),
+                devices=on,
+                dtypes=tuple(FLOATS),
+                sizes=operator.sizes,
+                served=sum(count.served for count in counts),
+                passed_on=dict(reasons),
+                compiled=operator.compiled,
+            )
         )
     return Status(tuple(rows))

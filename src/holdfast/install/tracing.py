@@ -2,8 +2,8 @@
 
 - ``torch.nn.functional.interpolate`` calls a decomposition for bilinear and trilinear images on CUDA if
   deterministic algorithms are on. Its gradient is many times slower than an operator's.
-- While torch traces, for ``torch.compile`` and ``torch.export``, it runs Python code instead of the upsampling
-  operators. Its gradient is an ``index_put``, which compiled code adds up in the order of arrival.
+- While torch traces for ``torch.compile`` it runs Python code instead of the upsampling operators. Its
+  gradient is an ``index_put``, which compiled code adds up in the order of arrival.
 
 While ``install`` holds, both reach the operators, and so the gradient kernels of holdfast.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def replace(names: Collection[str]) -> Callable[[], None]:
     if served:
         stack.callback(private.without_cache_of_traces())
     if {"upsample_bilinear2d", "upsample_trilinear3d"} & set(served):
-        stack.callback(_replace_branch(served))
+        stack.callback(private.replace_branch(partial(_branch, served)))
     return stack.close
 
 
@@ -54,26 +55,18 @@ def _sizes(sizes: Sequence[Any], factors: Sequence[float]) -> list[Any]:
     ]
 
 
-def _replace_branch(served: Collection[str]) -> Callable[[], None]:
-    module = private.linear_branch()
-    if module is None:
-        return lambda: None
-    original = module._upsample_linear_vec
+def _branch(served: Collection[str], original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that ``interpolate`` calls if deterministic algorithms are on. ``original`` is torch's."""
     names = {4: "upsample_bilinear2d", 5: "upsample_trilinear3d"}
+    overloads = {axes: getattr(torch.ops.aten, name).vec for axes, name in names.items() if name in served}
 
     def upsample_linear_vec(input: Any, output_size: Any, align_corners: Any, scale_factors: Any) -> Any:
-        name = names.get(input.dim())
-        if name in served and (is_compiling() or _has_gradient(input, output_size, align_corners)):
-            vec = getattr(torch.ops.aten, name).vec
+        vec = overloads.get(input.dim())
+        if vec is not None and (is_compiling() or _has_gradient(input, output_size, align_corners)):
             return vec(input, output_size, align_corners, scale_factors)
         return original(input, output_size, align_corners, scale_factors)
 
-    module._upsample_linear_vec = upsample_linear_vec
-
-    def restore() -> None:
-        module._upsample_linear_vec = original
-
-    return restore
+    return upsample_linear_vec
 
 
 def _has_gradient(image: torch.Tensor, size: Any, align_corners: bool) -> bool:
