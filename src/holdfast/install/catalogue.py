@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
-from holdfast.install import embedding, grid_sample, interpolate
+from holdfast.install import embedding, grid_sample, interpolate, scatter
 from holdfast.install.operators import Operator
 
 #: Replaced only on request.
@@ -19,7 +19,7 @@ ON_REQUEST = frozenset({"fake_quantize"})
 @cache
 def catalogue() -> dict[str, Operator]:
     """The operators by name."""
-    modules = (embedding, grid_sample, interpolate)
+    modules = (embedding, grid_sample, interpolate, scatter)
     return {operator.name: operator for module in modules for operator in module.operators()}
 
 

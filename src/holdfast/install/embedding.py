@@ -11,6 +11,7 @@ from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
 from holdfast.install.operators import WITH_FLAG, Operator
+from holdfast.install.scatter import largest_rows
 from holdfast.install.serving import PassOn, plan_of, require_float
 from holdfast.ops.embedding.plan import EmbeddingBackwardArgs, EmbeddingBackwardPlan
 from holdfast.ops.embedding_bag.plan import EmbeddingBagBackwardArgs, EmbeddingBagBackwardPlan
@@ -70,7 +71,7 @@ def _embedding_bag(
     if not num_weights or not grad.numel() or not indices.numel() or grad.dim() != 2 or indices.dim() != 1:
         raise PassOn("a tensor is empty or has another rank")
     if _BAG_MODES[mode] == "max":
-        raise PassOn('the mode is "max"')
+        return largest_rows(grad, maximum_indices, bag_size, num_weights)
     if per_sample_weights is not None and per_sample_weights.dtype != grad.dtype:
         raise PassOn("the weights of the samples have another dtype than the gradient")
     # The indices are in the order of the bags, so the first index of a bag is found by bisection.
