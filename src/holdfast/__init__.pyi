@@ -64,6 +64,13 @@ from holdfast.ops.packing.torch_op import (
     unpack as unpack,
 )
 from holdfast.ops.quantize.torch_op import quantize as quantize
+from holdfast.ops.scatter.torch_op import (
+    gather as gather,
+    index_add as index_add,
+    index_select as index_select,
+    scatter_add as scatter_add,
+    scatter_reduce as scatter_reduce,
+)
 
 __version__: str
 
@@ -102,7 +109,10 @@ __all__ = [
     "export",
     "fake_quantize",
     "formats",
+    "gather",
     "grid_sample",
+    "index_add",
+    "index_select",
     "interpolate",
     "lsq_init",
     "nn",
@@ -113,6 +123,8 @@ __all__ = [
     "quantize",
     "quantize_dynamic",
     "scale_of_range",
+    "scatter_add",
+    "scatter_reduce",
     "testing",
     "unpack",
 ]
