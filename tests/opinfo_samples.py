@@ -18,6 +18,8 @@ NAMES = {
     "nn.functional.adaptive_avg_pool3d", "nn.functional.affine_grid", "nn.functional.embedding",
     "nn.functional.embedding_bag", "nn.functional.grid_sample", "nn.functional.interpolate",
     "nn.functional.upsample_bilinear", "nn.functional.upsample_nearest", "grid_sampler_2d", "grid_sampler_3d",
+    "__getitem__", "gather", "index_add", "index_put", "index_select", "put", "repeat_interleave",
+    "scatter_add", "scatter_reduce", "take", "take_along_dim",
 }  # fmt: skip
 #: Maximum number of samples of one OpInfo, and of elements of a sample's input.
 MOST, LARGEST = 24, 4096

@@ -107,10 +107,11 @@ def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     given = list(torch.broadcast_tensors(*given))
     order = [*dims, *(d for d in range(self.dim()) if d not in dims)]
     # As in torch, the indexed dims stay where they are if they are neighbours, and come first otherwise.
-    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
-    view = self if first or dims[0] == 0 else self.permute(order)
+    neighbours = dims == list(range(dims[0], dims[-1] + 1))
+    first, view = (dims[0], self) if neighbours else (0, self.permute(order))
     shape = (*view.shape[:first], *given[0].shape, *view.shape[first + len(dims) :])
-    if torch.broadcast_shapes(values.shape, shape) != shape:
+    lengths = zip(reversed(values.shape), reversed(shape), strict=False)
+    if values.dim() > len(shape) or any(own not in (1, length) for own, length in lengths):
         raise PassOn("the values do not have the shape of the indexed tensor")
     sizes = view.shape[first : first + len(dims)]
     index = _linear(view, [one.reshape(-1) for one in given], sizes)
