@@ -387,3 +387,132 @@ def test_every_operator_of_the_catalogue_exists_in_torch() -> None:
         assert overload in packet.overloads(), operator.name
         keys = ("CompositeImplicitAutograd", "Autograd")
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator.name}", keys[0])
+
+
+def test_fake_quantize_is_replaced_on_request_only() -> None:
+    x = image(4, 33)
+
+    def both() -> list[torch.Tensor]:
+        scale, zero = torch.tensor([0.1, 0.2, 0.5, 0.03]), torch.tensor([0, 1, -3, 0], dtype=torch.int32)
+        calls = (
+            lambda x: torch.fake_quantize_per_tensor_affine(x, 0.11, 2, -8, 7),
+            lambda x: torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -128, 127),
+        )
+        return [one for call in calls for one in gradients_of(call, x)]
+
+    expected = both()
+    hf.install()
+    both()
+    assert not any(row.installed for row in hf.status() if row.family == "fake_quantize")
+    hf.install(fake_quantize=True)
+    found = both()
+    rows = [row for row in hf.status() if row.family == "fake_quantize"]
+    assert [row.served for row in rows] == [1, 1], rows
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    own = hf.fake_quantize(x, 0.11, 2, q_min=-8, q_max=7)
+    assert torch.equal(found[0], own)
+
+
+def test_a_sharded_tensor() -> None:
+    """DTensor picks its rules by torch's operators, and calls them on the shards."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = distribute_tensor(torch.randn(6, 4), mesh, [Shard(1)]).requires_grad_()
+        index = distribute_tensor(torch.tensor([1, 1, 5]), mesh, None)
+        with hf.installed():
+            F.embedding(index, weight).sum().backward()
+            assert served("embedding_dense_backward") == 1
+        assert weight.grad is not None and weight.grad.full_tensor().sum() == 12
+    finally:
+        dist.destroy_process_group()
+
+
+def embedded(weight: torch.Tensor) -> torch.Tensor:
+    return F.embedding(torch.tensor([1, 1, 4]), weight)
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return x.gather(0, torch.tensor([[1, 1, 0], [1, 0, 0]])) + x[torch.tensor([1, 1])].sum()
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(5, 3).index_add(0, torch.tensor([1, 1, 1, 0]), x)
+
+
+def compiled_gradients(function: Any, x: torch.Tensor, **options: Any) -> tuple[list[torch.Tensor], set[str]]:
+    """The results of compiled code, and the names of the operators that it calls."""
+    torch._dynamo.reset()
+    try:
+        compiled = torch.compile(function, **options)
+        gradients_of(compiled, x)
+        with torch.autograd.profiler.profile() as profile:
+            found = gradients_of(compiled, x)
+    finally:
+        torch._dynamo.reset()
+    return found, {event.key for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "flag", "operators"),
+    [
+        (upsampled, (1, 2, 6, 6), False, {"holdfast::interpolate_backward"}),
+        (upsampled, (1, 2, 6, 6), True, {"holdfast::interpolate_backward"}),
+        (embedded, (5, 3), False, {"holdfast::embedding_backward"}),
+        (gathered, (5, 3), True, {"aten::scatter_reduce_", "aten::_index_put_impl_"}),
+        (mixed, (4, 3), True, {"aten::_index_put_impl_"}),
+    ],
+    ids=["interpolate", "interpolate with the flag", "embedding", "gather", "index_add"],
+)
+def test_compiled_code_uses_the_kernels(
+    function: Any, shape: tuple[int, ...], flag: bool, operators: set[str]
+) -> None:
+    x = image(*shape)
+    expected = gradients_of(function, x)
+    torch.use_deterministic_algorithms(flag)
+    try:
+        with hf.installed():
+            found, called = compiled_gradients(function, x)
+            assert operators <= called, called
+            for name in ("_index_put_impl_", "scatter_reduce_.two"):
+                assert not hf.status()[name].passed_on
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_compiled_code_takes_any_size() -> None:
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=1.5, mode="bicubic")
+
+    with hf.installed():
+        torch._dynamo.reset()
+        compiled = torch.compile(resized, dynamic=True, backend="aot_eager")
+        for size in (4, 7, 10):
+            x = image(1, 2, size, size + 1)
+            for one, other in zip(gradients_of(compiled, x), gradients_of(resized, x), strict=True):
+                torch.testing.assert_close(one, other)
+    torch._dynamo.reset()
+    codes = torch.ones(1, 1, 4, 4, dtype=torch.uint8)
+    with hf.installed():
+        found = torch.compile(upsampled, backend="aot_eager")(codes)
+    assert found.dtype == torch.uint8
+    torch._dynamo.reset()
+
+
+def test_an_exported_program_calls_the_operators_of_torch() -> None:
+    x = image(1, 2, 4, 4).detach()
+    with hf.installed():
+        program = torch.export.export(torch.nn.Upsample(scale_factor=2, mode="bilinear"), (x,))
+        targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        assert targets == ["aten.upsample_bilinear2d.vec"]
+        before = served("upsample_bilinear2d")
+        program.module()(x)
+        assert served("upsample_bilinear2d") == before + 1

@@ -38,6 +38,12 @@ from holdfast.core.stream import (
     Stream as Stream,
     Workspace as Workspace,
 )
+from holdfast.install import (
+    install as install,
+    installed as installed,
+    status as status,
+    uninstall as uninstall,
+)
 from holdfast.ops.affine_grid.torch_op import affine_grid as affine_grid
 from holdfast.ops.choose_scale.torch_op import (
     choose_scale as choose_scale,
@@ -113,6 +119,8 @@ __all__ = [
     "grid_sample",
     "index_add",
     "index_select",
+    "install",
+    "installed",
     "interpolate",
     "lsq_init",
     "nn",
@@ -125,6 +133,8 @@ __all__ = [
     "scale_of_range",
     "scatter_add",
     "scatter_reduce",
+    "status",
     "testing",
+    "uninstall",
     "unpack",
 ]

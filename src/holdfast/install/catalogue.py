@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
-from holdfast.install import embedding, grid_sample, interpolate, scatter
+from holdfast.install import embedding, fake_quantize, grid_sample, interpolate, scatter
 from holdfast.install.operators import Operator
 
 #: Replaced only on request.
@@ -19,15 +19,15 @@ ON_REQUEST = frozenset({"fake_quantize"})
 @cache
 def catalogue() -> dict[str, Operator]:
     """The operators by name."""
-    modules = (embedding, grid_sample, interpolate, scatter)
+    modules = (embedding, grid_sample, interpolate, scatter, fake_quantize)
     return {operator.name: operator for module in modules for operator in module.operators()}
 
 
-def chosen(include: Any, exclude: Any, fake_quantize: bool) -> frozenset[str]:
+def chosen(include: Any, exclude: Any, with_fake_quantize: bool) -> frozenset[str]:
     """The names of the operators to replace."""
-    requested = frozenset() if fake_quantize else ON_REQUEST
-    default = {name for name, operator in catalogue().items() if operator.family not in requested}
-    found = default if include is None else _named("include", include)
+    left_out = frozenset() if with_fake_quantize else ON_REQUEST
+    found = set(catalogue()) if include is None else _named("include", include)
+    found = {name for name in found if catalogue()[name].family not in left_out}
     return frozenset(found - _named("exclude", exclude or ()))
 
 

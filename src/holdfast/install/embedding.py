@@ -10,7 +10,7 @@ import torch
 from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
-from holdfast.install.operators import WITH_FLAG, Operator
+from holdfast.install.operators import TRACED, Operator
 from holdfast.install.scatter import largest_rows
 from holdfast.install.serving import PassOn, plan_of, require_float
 from holdfast.ops.embedding.plan import EmbeddingBackwardArgs, EmbeddingBackwardPlan
@@ -84,5 +84,5 @@ def _embedding_bag(
 
 
 def operators() -> Iterator[Operator]:
-    yield Operator("embedding_dense_backward", "embedding", _embedding, WITH_FLAG)
+    yield Operator("embedding_dense_backward", "embedding", _embedding, TRACED)
     yield Operator("_embedding_bag_dense_backward", "embedding_bag", _embedding_bag)

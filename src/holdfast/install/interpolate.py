@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import below_autograd
-from holdfast.install.operators import Operator, with_out
+from holdfast.install.operators import TRACED, Operator, with_out
 from holdfast.install.serving import PassOn, Serve, empty, layout_of, plan_of, require_float
 from holdfast.ops.interpolate.plan import (
     InterpolateArgs,
@@ -65,14 +66,25 @@ def _require_image(image: torch.Tensor, axes: int) -> None:
         raise PassOn("the input is empty")
 
 
-def _upsample(mode: Mode, axes: int, aligned: bool, antialias: bool) -> tuple[Serve, Serve]:
-    """The functions for an upsampling operator and its gradient. ``aligned``: it has ``align_corners``."""
+class Kind(NamedTuple):
+    """What an upsampling operator does."""
+
+    mode: Mode
+    axes: int
+    #: Whether it has an argument ``align_corners``.
+    aligned: bool = True
+    antialias: bool = False
+
+
+def _upsample(kind: Kind) -> tuple[Serve, Serve]:
+    """The functions for an upsampling operator and its gradient."""
+    mode, axes, aligned, antialias = kind
 
     def forward(input, output_size, *rest):
         corners, scales = (rest[0], rest[1:]) if aligned else (False, rest)
         _require_image(input, axes)
-        kind = str(mode), corners, antialias, _scales(scales)
-        return _forward(input, tuple(output_size), _LAYOUTS.index(layout_of(input)), *kind)
+        settled = str(mode), corners, antialias, _scales(scales)
+        return _forward(input, tuple(output_size), _LAYOUTS.index(layout_of(input)), *settled)
 
     # torch returns these two gradients in the default layout.
     plain = mode == Mode.BICUBIC or (axes == 3 and mode != Mode.TRILINEAR)
@@ -80,12 +92,12 @@ def _upsample(mode: Mode, axes: int, aligned: bool, antialias: bool) -> tuple[Se
     def backward(grad_output, output_size, input_size, *rest):
         corners, scales = (rest[0], rest[1:]) if aligned else (False, rest)
         _require_image(grad_output, axes)
-        kind = str(mode), corners, antialias, _scales(scales)
+        settled = str(mode), corners, antialias, _scales(scales)
         shape = tuple(input_size)
         if tuple(grad_output.shape) != (*shape[:2], *output_size):
             raise PassOn("the gradient has another shape than the output")
         layout = torch.contiguous_format if plain else layout_of(grad_output)
-        return _backward(grad_output, shape, _LAYOUTS.index(layout), *kind)
+        return _backward(grad_output, shape, _LAYOUTS.index(layout), *settled)
 
     return forward, backward
 
@@ -120,27 +132,29 @@ def _pool(axes: int) -> tuple[Serve, Serve]:
 
 
 UPSAMPLE = {
-    "upsample_nearest1d": (Mode.NEAREST, 1, False, False),
-    "upsample_nearest2d": (Mode.NEAREST, 2, False, False),
-    "upsample_nearest3d": (Mode.NEAREST, 3, False, False),
-    "_upsample_nearest_exact1d": (Mode.NEAREST_EXACT, 1, False, False),
-    "_upsample_nearest_exact2d": (Mode.NEAREST_EXACT, 2, False, False),
-    "_upsample_nearest_exact3d": (Mode.NEAREST_EXACT, 3, False, False),
-    "upsample_linear1d": (Mode.LINEAR, 1, True, False),
-    "upsample_bilinear2d": (Mode.BILINEAR, 2, True, False),
-    "upsample_trilinear3d": (Mode.TRILINEAR, 3, True, False),
-    "upsample_bicubic2d": (Mode.BICUBIC, 2, True, False),
-    "_upsample_bilinear2d_aa": (Mode.BILINEAR, 2, True, True),
-    "_upsample_bicubic2d_aa": (Mode.BICUBIC, 2, True, True),
+    "upsample_nearest1d": Kind(Mode.NEAREST, 1, aligned=False),
+    "upsample_nearest2d": Kind(Mode.NEAREST, 2, aligned=False),
+    "upsample_nearest3d": Kind(Mode.NEAREST, 3, aligned=False),
+    "_upsample_nearest_exact1d": Kind(Mode.NEAREST_EXACT, 1, aligned=False),
+    "_upsample_nearest_exact2d": Kind(Mode.NEAREST_EXACT, 2, aligned=False),
+    "_upsample_nearest_exact3d": Kind(Mode.NEAREST_EXACT, 3, aligned=False),
+    "upsample_linear1d": Kind(Mode.LINEAR, 1),
+    "upsample_bilinear2d": Kind(Mode.BILINEAR, 2),
+    "upsample_trilinear3d": Kind(Mode.TRILINEAR, 3),
+    "upsample_bicubic2d": Kind(Mode.BICUBIC, 2),
+    "_upsample_bilinear2d_aa": Kind(Mode.BILINEAR, 2, antialias=True),
+    "_upsample_bicubic2d_aa": Kind(Mode.BICUBIC, 2, antialias=True),
 }
 
 
 def operators() -> Iterator[Operator]:
     for name, kind in UPSAMPLE.items():
-        forward, backward = _upsample(*kind)
-        yield from with_out(Operator(name, "interpolate", forward), "out", "out")
+        forward, backward = _upsample(kind)
+        yield from with_out(Operator(name, "interpolate", forward, TRACED), "out", "out")
         backward_name = f"{name}_backward"
-        yield from with_out(Operator(backward_name, "interpolate", backward), "grad_input", "grad_input")
+        yield from with_out(
+            Operator(backward_name, "interpolate", backward, TRACED), "grad_input", "grad_input"
+        )
     for axes in (2, 3):
         forward, backward = _pool(axes)
         yield Operator(f"_adaptive_avg_pool{axes}d", "adaptive_avg_pool", forward)

@@ -9,6 +9,7 @@ from holdfast.install.serving import Serve, into
 
 #: What torch.compile does with an operator.
 KEPT = "yes: the compiled code calls the operator"
+TRACED = "yes: the compiled code calls the operator of holdfast"
 WITH_FLAG = "with the deterministic flag: the compiled code then calls this operator or index_put"
 
 

@@ -75,50 +75,34 @@ def replace_branch(replaced: Callable[[Any], Any]) -> Callable[[], None]:
     return lambda: None
 
 
-def _set_key(kernels: dict[Any, Any], key: Any, value: Any) -> Callable[[], None]:
-    """Set a value of a dict, or remove it if the value is None; return a function that restores it."""
-    before = kernels.pop(key, None)
-    if value is not None:
-        kernels[key] = value
-
-    def restore() -> None:
-        kernels.pop(key, None)
-        if before is not None:
-            kernels[key] = before
-
-    return restore
-
-
-def _probe_trace_as_operator() -> Any:
+def _probe_trace_as() -> Any:
     keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
     probed: Any = torch.ops.aten.upsample_bilinear2d.vec
 
-    def trace_as_operator(name: str, vec: Callable[..., Any]) -> Callable[[], None]:
-        packet: Any = getattr(torch.ops.aten, name)
-        undo = [_set_key(packet.vec.py_kernels, key, vec) for key in keys]
-        undo += [_set_key(packet.default.py_kernels, key, None) for key in keys]
-
-        def forget() -> None:
-            packet.vec._dispatch_cache.clear()
-            packet.default._dispatch_cache.clear()
+    def trace_as(overload: Any, replaced: Callable[[Any], Any]) -> Callable[[], None]:
+        kernels = overload.py_kernels
+        before = {key: kernels[key] for key in keys if key in kernels}
+        function = replaced(next(iter(before.values()), overload))
+        kernels.update(dict.fromkeys(before or keys[1:], function))
+        overload._dispatch_cache.clear()
 
         def restore() -> None:
-            for one in undo:
-                one()
-            forget()
+            for key in keys:
+                kernels.pop(key, None)
+            kernels.update(before)
+            overload._dispatch_cache.clear()
 
-        forget()
         return restore
 
     found = keys[0] in probed.py_kernels and isinstance(probed._dispatch_cache, dict)
-    return trace_as_operator if found else None
+    return trace_as if found else None
 
 
-@instead_of(_probe_trace_as_operator, FALLBACKS)
-def trace_as_operator(name: str, vec: Callable[..., Any]) -> Callable[[], None]:
-    """Trace an upsampling operator as itself: its overload ``vec`` by this function, and no Python code.
+@instead_of(_probe_trace_as, FALLBACKS)
+def trace_as(overload: Any, replaced: Callable[[Any], Any]) -> Callable[[], None]:
+    """Trace an operator as another function. ``replaced`` takes torch's own function, and returns the other.
 
-    Returns a function that restores torch's Python code. Fallback: nothing changes.
+    Returns a function that restores torch's own. Fallback: nothing changes.
     """
     return lambda: None
 

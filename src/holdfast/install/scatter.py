@@ -74,6 +74,8 @@ def _scatter_reduce(self, dim, index, src, reduce, *, include_self=True):
 
 
 def _scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
+    if reduce == "sum" and include_self:
+        return _scatter_add_(self, dim, index, src)
     return self.copy_(_scatter_reduce(self, dim, index, src, reduce, include_self=include_self))
 
 
@@ -173,4 +175,3 @@ def largest_rows(grad: torch.Tensor, indices: torch.Tensor, sizes: torch.Tensor,
     terms = grad.masked_fill(~read, 0)
     with torch.no_grad():
         return scatter_add(grad.new_zeros(rows, grad.shape[1]), 0, indices.clamp(min=0), terms)
-

@@ -24,6 +24,11 @@ class PassOn(Exception):
 _FLOATS = frozenset(dtype.torch for dtype in FLOATS.values())
 
 
+def is_served(dtype: torch.dtype) -> bool:
+    """Whether holdfast's kernels take this dtype."""
+    return dtype in _FLOATS
+
+
 def require_float(tensor: torch.Tensor) -> None:
     """Pass the call on unless the tensor has a dtype of holdfast."""
     if tensor.dtype not in _FLOATS:

@@ -3,9 +3,10 @@
 - ``torch.nn.functional.interpolate`` calls a decomposition for bilinear and trilinear images on CUDA if
   deterministic algorithms are on. Its gradient is many times slower than an operator's.
 - While torch traces for ``torch.compile`` it runs Python code instead of the upsampling operators. Its
-  gradient is an ``index_put``, which compiled code adds up in the order of arrival.
+  gradient is an ``index_put``, which compiled code adds up in the order of arrival. So is the gradient of
+  ``embedding``.
 
-While ``install`` holds, both reach the operators, and so the gradient kernels of holdfast.
+While ``install`` holds, all of them reach the operators or holdfast's own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch.compiler import is_compiling
 
 from holdfast.core.errors import HoldfastError
 from holdfast.install import interpolate, private
+from holdfast.install.serving import is_served
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
 
 
 def replace(names: Collection[str]) -> Callable[[], None]:
@@ -27,24 +30,45 @@ def replace(names: Collection[str]) -> Callable[[], None]:
     stack = ExitStack()
     served = [name for name in interpolate.UPSAMPLE if {name, f"{name}_backward"} <= set(names)]
     for name in served:
-        stack.callback(private.trace_as_operator(name, _vec(name)))
-    if served:
+        overload = getattr(torch.ops.aten, name).vec
+        stack.callback(private.trace_as(overload, partial(_upsample, interpolate.UPSAMPLE[name])))
+    if "embedding_dense_backward" in names:
+        stack.callback(private.trace_as(torch.ops.aten.embedding_backward.default, _embedding_backward))
+    if served or "embedding_dense_backward" in names:
         stack.callback(private.without_cache_of_traces())
     if {"upsample_bilinear2d", "upsample_trilinear3d"} & set(served):
         stack.callback(private.replace_branch(partial(_branch, served)))
     return stack.close
 
 
-def _vec(name: str) -> Callable[..., Any]:
-    """The overload of F.interpolate, which takes sizes or factors, in terms of the operator."""
-    operator = getattr(torch.ops.aten, name).default
+def _upsample(kind: interpolate.Kind, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What F.interpolate is traced as. ``original`` is torch's function."""
 
-    def vec(input: Any, output_size: Any, *rest: Any) -> Any:
+    def upsample(input: Any, output_size: Any, *rest: Any) -> Any:
+        if not _is_served(input):
+            return original(input, output_size, *rest)
         *corners, factors = rest
         size = output_size or _sizes(input.shape[2:], factors)
-        return operator(input, size, *corners, *(factors or ()))
+        operator = torch.ops.holdfast.interpolate
+        return operator(input, size, str(kind.mode), any(corners), kind.antialias, factors or ())
 
-    return vec
+    return upsample
+
+
+def _embedding_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What the gradient of F.embedding is traced as. ``original`` is torch's function."""
+
+    def embedding_backward(grad: Any, indices: Any, *rest: Any) -> Any:
+        *options, sparse = rest
+        if sparse or not _is_served(grad) or indices.dtype not in INDEX_DTYPES:
+            return original(grad, indices, *rest)
+        return torch.ops.holdfast.embedding_backward(grad, indices, *options)
+
+    return embedding_backward
+
+
+def _is_served(tensor: Any) -> bool:
+    return tensor.device.type in ("cpu", "cuda") and is_served(tensor.dtype)
 
 
 def _sizes(sizes: Sequence[Any], factors: Sequence[float]) -> list[Any]:
