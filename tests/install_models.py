@@ -42,9 +42,11 @@ class DeformableAttention(nn.Module):
 class Detector(nn.Module):
     """A small backbone with three feature maps, and decoder layers with deformable attention."""
 
-    def __init__(self, width: int, queries: int, layers: int, heads: int = 4, points: int = 4) -> None:
+    def __init__(
+        self, width: int, queries: int, layers: int, heads: int = 4, points: int = 4, stride: int = 4
+    ) -> None:
         super().__init__()
-        strides = (4, 2, 2)
+        strides = (stride, 2, 2)
         channels = (3, width, width)
         self.stages = nn.ModuleList(
             nn.Sequential(nn.Conv2d(c, width, 3, stride=s, padding=1), nn.GroupNorm(4, width), nn.SiLU())

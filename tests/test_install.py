@@ -17,13 +17,14 @@ from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import holdfast as hf
-from holdfast.install import catalogue, private
+from holdfast.install import catalogue, private, scatter
 from holdfast.install.interpolate import UPSAMPLE
 from holdfast.install.operators import Operator
 
 
 @pytest.fixture(autouse=True)
-def uninstalled() -> Iterator[None]:
+def uninstalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(scatter, "SMALL", 0)
     yield
     hf.uninstall()
 
@@ -516,3 +517,51 @@ def test_an_exported_program_calls_the_operators_of_torch() -> None:
         before = served("upsample_bilinear2d")
         program.module()(x)
         assert served("upsample_bilinear2d") == before + 1
+
+
+def test_few_terms_on_the_cpu_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    table, index = torch.zeros(4, 8), torch.tensor([1, 1, 3])
+    many = torch.randint(0, 4, (2**11,), generator=torch.Generator().manual_seed(0))
+    with hf.installed():
+        table.index_add(0, index, torch.ones(3, 8))
+        table.bfloat16().index_add(0, index, torch.ones(3, 8).bfloat16())
+        table.index_add(0, many, torch.ones(2**11, 8))
+        row = hf.status()["index_add"]
+        assert (row.served, list(row.passed_on.values())) == (2, [1])
+
+
+def test_an_index_out_of_range_is_refused() -> None:
+    table, terms = torch.zeros(4, 8), torch.ones(2, 8)
+    calls = [
+        lambda index: table.index_add_(0, index, terms),
+        lambda index: table.index_put_((index,), terms, accumulate=True),
+        lambda index: table.index_put_((index, index), torch.ones(2), accumulate=True),
+        lambda index: table.scatter_add_(0, index[:, None].expand(2, 8), terms),
+        lambda index: table.t().index_put_((index,), torch.ones(2, 4), accumulate=True),
+    ]
+    with hf.installed():
+        for call in calls:
+            for bad in (8, -9):
+                with pytest.raises(IndexError):
+                    call(torch.tensor([0, bad]))
+    assert not table.any()
+
+
+def test_in_place_sums_have_the_bits_of_new_ones() -> None:
+    draw = torch.Generator().manual_seed(3)
+    for dtype in (torch.float32, torch.bfloat16):
+        table = torch.randn(5, 7, generator=draw).to(dtype)
+        index = torch.randint(0, 5, (300,), generator=draw)
+        terms = torch.randn(300, 7, generator=draw).to(dtype)
+        expected = hf.index_add(table, 0, index, terms)
+        with hf.installed():
+            for found in (
+                table.index_add(0, index, terms),
+                table.clone().index_add_(0, index, terms),
+                table.clone().index_put_((index,), terms, accumulate=True),
+                table.clone().scatter_add_(0, index[:, None].expand(300, 7), terms),
+                table.t().contiguous().t().index_put((index - 5,), terms, accumulate=True),
+                table.scatter_reduce(0, index[:, None].expand(300, 7), terms, "sum"),
+            ):
+                assert torch.equal(found, expected)

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.install import scatter
 from install_models import PROBLEMS, prepared, step
 
 
 @pytest.fixture(autouse=True)
-def deterministic() -> Iterator[None]:
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(scatter, "SMALL", 0)
     torch.use_deterministic_algorithms(True)
     with hf.installed():
         yield

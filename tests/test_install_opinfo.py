@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.install import scatter
 from opinfo_samples import compare, op_infos, results, samples
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -22,7 +23,8 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(scatter, "SMALL", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # samples use what torch warns of
         yield

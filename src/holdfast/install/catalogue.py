@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+import torch
+
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
 from holdfast.install import embedding, fake_quantize, grid_sample, interpolate, scatter
@@ -18,9 +20,16 @@ ON_REQUEST = frozenset({"fake_quantize"})
 
 @cache
 def catalogue() -> dict[str, Operator]:
-    """The operators by name."""
+    """The operators by name, without those that this version of torch does not have."""
     modules = (embedding, grid_sample, interpolate, scatter, fake_quantize)
-    return {operator.name: operator for module in modules for operator in module.operators()}
+    found = (operator for module in modules for operator in module.operators())
+    return {operator.name: operator for operator in found if _exists(operator)}
+
+
+def _exists(operator: Operator) -> bool:
+    packet = getattr(torch.ops.aten, operator.base, None)
+    overload = operator.name.partition(".")[2] or "default"
+    return packet is not None and overload in packet.overloads()
 
 
 def chosen(include: Any, exclude: Any, with_fake_quantize: bool) -> frozenset[str]:

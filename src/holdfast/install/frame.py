@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable
@@ -34,18 +35,22 @@ class Frame:
         self.names = names
         self.counts: dict[tuple[str, str], Counts] = {}
         self._library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")
-            for name in names:
-                for key in set(devices()) & set(catalogue()[name].devices):
-                    self._register(catalogue()[name], key)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Warning only once for all operators")
+                for name in names:
+                    for key in set(devices()) & set(catalogue()[name].devices):
+                        self._register(catalogue()[name], key)
+        except BaseException:
+            private.destroy(self._library)
+            raise
         self._restore_tracing = tracing.replace(names)
 
     def _register(self, operator: Operator, key: str) -> None:
         counts = self.counts[operator.name, key] = Counts()
         name = f"aten::{operator.name}"
         kernel = _kernel(operator.serve, torch.library.get_kernel(name, key), counts)
-        self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        self._library.impl(name, kernel, key, with_keyset=True, **_OPTIONS)
         # A thread may still be about to call this kernel when it is removed, so it is never freed.
         _kept.append(torch.library.get_kernel(name, key))
 
@@ -55,6 +60,12 @@ class Frame:
 
 
 _kept: list[Any] = []
+#: Later versions of torch refuse to replace a kernel without this option, earlier ones do not have it.
+_OPTIONS: dict[str, Any] = (
+    {"allow_override": True}
+    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters
+    else {}
+)
 
 
 def _kernel(serve: Serve, original: Any, counts: Counts) -> Callable[..., Any]:

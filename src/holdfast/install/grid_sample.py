@@ -44,16 +44,19 @@ def _forward(image, grid, *kind):
 
 
 @below_autograd
-def _backward(dout, image, grid, needs_dinput, *kind):
+def _backward(dout, image, grid, needs_dinput, needs_dgrid, *kind):
     fields = _fields(image.shape, grid, image.dtype, *kind)
     plan = plan_of(
-        GridSampleBackwardPlan, image.device, **fields, needs_dinput=needs_dinput, needs_dgrid=True
+        GridSampleBackwardPlan, image.device, **fields, needs_dinput=needs_dinput, needs_dgrid=needs_dgrid
     )
-    shape = tuple(image.shape) if needs_dinput else (0,)
-    dinput = empty(image, shape, torch.contiguous_format)
-    dgrid = empty(grid, tuple(grid.shape), torch.contiguous_format)
+    dinput = empty(image, tuple(image.shape) if needs_dinput else (0,), torch.contiguous_format)
+    dgrid = empty(grid, tuple(grid.shape) if needs_dgrid else (0,), torch.contiguous_format)
     args = GridSampleBackwardArgs(
-        dout=dout, grid=grid, input=image, dinput=dinput if needs_dinput else None, dgrid=dgrid
+        dout=dout,
+        grid=grid,
+        input=image if needs_dgrid else None,
+        dinput=dinput if needs_dinput else None,
+        dgrid=dgrid if needs_dgrid else None,
     )
     return Work(plan, args, (dinput, dgrid))
 
@@ -78,8 +81,10 @@ def _sampler(axes: int) -> tuple[Serve, Serve]:
     def backward(grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask):
         _require(input, grid, axes)
         kind = _kind(interpolation_mode, padding_mode, align_corners)
-        dinput, dgrid = _backward(grad_output, input, grid, output_mask[0], *kind)
-        return dinput if output_mask[0] else None, dgrid
+        if not any(output_mask):
+            return None, None
+        found = _backward(grad_output, input, grid, *output_mask, *kind)
+        return tuple(one if needed else None for one, needed in zip(found, output_mask, strict=True))
 
     return forward, backward
 
@@ -91,7 +96,7 @@ def _cudnn(self, grid):
 
 def _cudnn_backward(self, grid, grad_output):
     _require(self, grid, 2)
-    return _backward(grad_output, self, grid, True, "bilinear", "zeros", True)
+    return _backward(grad_output, self, grid, True, True, "bilinear", "zeros", True)
 
 
 @below_autograd
