@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from holdfast.core.checks import require_bool
 from holdfast.install.catalogue import chosen
 from holdfast.install.frame import Frame, lock
-from holdfast.install.status import OperatorStatus, Status, status_of
+from holdfast.install.report import OperatorStatus, Status, status_of
 
 __all__ = ["OperatorStatus", "Status", "install", "installed", "status", "uninstall"]
 

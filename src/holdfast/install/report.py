@@ -1,4 +1,4 @@
-"""``status``: which operators of torch are replaced, and what became of their calls."""
+"""What ``hf.status`` returns: which operators of torch are replaced, and what became of their calls."""
 
 from __future__ import annotations
 
