@@ -40,12 +40,12 @@ def op_infos() -> list[Any]:
     return [info for info in op_db if info.name in NAMES]
 
 
-def samples(info: Any, dtype: torch.dtype, device: str) -> list[Any]:
+def samples(info: Any, dtype: torch.dtype, device: str, most: int = MOST) -> list[Any]:
     torch.manual_seed(0)
     differentiable = dtype in info.supported_backward_dtypes(device)
     found = list(info.sample_inputs(device, dtype, requires_grad=differentiable))
     found = [sample for sample in found if sample.input.numel() <= LARGEST]
-    return found[:: -(-len(found) // MOST)]
+    return found[:: -(-len(found) // most)]
 
 
 def results(function: Callable[..., Any], sample: Any, wide: torch.dtype | None = None) -> list[Any]:

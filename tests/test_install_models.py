@@ -10,7 +10,7 @@ import torch
 
 import holdfast as hf
 from holdfast.install import scatter
-from install_models import PROBLEMS, prepared, step
+from install_models import HARMLESS, PROBLEMS, prepared, step
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_a_model_is_trained_twice_with_equal_bits(name: str) -> None:
     assert found.outputs > 5
     for operator in PROBLEMS[name].operators:
         row = hf.status()[operator]
-        assert row.served and not row.passed_on, row
+        assert row.served and row.passed_on.keys() <= HARMLESS, row
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

@@ -24,9 +24,9 @@ def test_about_fifty_names() -> None:
 def test_the_names_that_others_rely_on() -> None:
     functions = {
         "affine_grid", "choose_scale", "dequantize", "dynamic_fake_quantize", "embedding", "embedding_bag",
-        "fake_quantize", "gather", "grid_sample", "index_add", "index_select", "interpolate", "lsq_init",
-        "observe_range", "pack", "quantize", "quantize_dynamic", "scale_of_range", "scatter_add",
-        "scatter_reduce", "unpack",
+        "fake_quantize", "gather", "grid_sample", "index_add", "index_put", "index_select", "interpolate",
+        "lsq_init", "observe_range", "pack", "quantize", "quantize_dynamic", "scale_of_range", "scatter_add",
+        "scatter_reduce", "segment_reduce", "unpack",
     }  # fmt: skip
     assert functions <= set(hf.__all__)
     assert hf.quantize_dynamic is hf.dynamic_quantize  # the function of DynamicQuantizePlan

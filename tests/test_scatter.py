@@ -102,6 +102,68 @@ def test_gather_and_index_select_are_those_of_torch() -> None:
             same_gradients(own, other, (input,))
 
 
+def drawn_indices(seed: int) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """input and indices of index_put: broadcast tensors, negative indices, masks, axes left out."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    size = [rng.randint(1, 5) for _ in range(rng.randint(1, 4))]
+    input = torch.randn(size, dtype=torch.float64, generator=generator)
+    if len(size) > 1 and rng.random() < 0.3:
+        input = input.transpose(0, 1).contiguous().transpose(0, 1)
+    shape = [rng.randint(1, 4) for _ in range(rng.randint(0, 3))]
+    masked, indices = rng.random() < 0.3, list[torch.Tensor | None]()
+    for d, n in enumerate(size):
+        if rng.random() < 0.35 and d < len(size) - 1:
+            indices.append(None)
+        elif masked:
+            covered = size[d : d + rng.randint(1, len(size) - d)]
+            indices.append(torch.rand(covered, generator=generator) < 0.6)
+            break
+        else:
+            own = [m if rng.random() < 0.7 else 1 for m in shape][rng.randint(0, len(shape)) :]
+            indices.append(torch.randint(-n, n, own, generator=generator))
+    return input.requires_grad_(), indices
+
+
+def test_index_put_is_that_of_torch() -> None:
+    for seed in range(200):
+        input, indices = drawn_indices(seed)
+        shape = list(torch.ops.aten.index(input, indices).shape)
+        narrower = [n if seed % 3 else 1 for n in shape][
+            seed % 5 % (len(shape) + 1) if seed % 4 == 0 else 0 :
+        ]
+        values = torch.randn(narrower, dtype=torch.float64, requires_grad=True)
+        own = hf.index_put(input, tuple(indices), values)
+        other = torch.ops.aten.index_put(input, indices, values, True)
+        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12)
+        same_gradients(own, other, (input, values))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_segments_are_those_of_torch(reduce: str) -> None:
+    for seed in range(60):
+        rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        count, rows = rng.choice((0, 1, 30, 300)), rng.randint(1, 20)
+        shape = (count, *(rng.randint(1, 4) for _ in range(rng.randint(0, 2))))
+        data = torch.randn(shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        segments = torch.randint(0, rows, (count,), generator=generator)
+        is_sorted = seed % 2 == 1
+        segments = segments.sort()[0] if is_sorted else segments
+        own = hf.segment_reduce(data, segments, rows, reduce=reduce, sorted=is_sorted)
+        index = segments.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        zeros = torch.zeros(rows, *shape[1:], dtype=torch.float64)
+        other = zeros.scatter_reduce(0, index, data, {"max": "amax"}.get(reduce, reduce), include_self=False)
+        close(own, other)
+        if count:
+            same_gradients(own, other, (data,))
+
+
+def test_a_wrong_claim_of_sorted_segments_changes_nothing() -> None:
+    data, segments = torch.randn(500, 3), torch.randint(0, 20, (500,))
+    for reduce in ("sum", "mean", "max"):
+        found = [hf.segment_reduce(data, segments, 20, reduce=reduce, sorted=s) for s in (False, True)]
+        assert torch.equal(*found)
+
+
 def test_an_index_that_does_not_vary_gives_the_same_bits() -> None:
     """Rows of an expanded index, elements of a full one, and index_add: one order of sums."""
     table, terms = torch.randn(11, 3, 5), torch.randn(200, 3, 5)
@@ -188,6 +250,15 @@ def test_operators_compile_and_map() -> None:
         out = hf.scatter_add(x, 0, index, src).square().sum()
         return out + hf.index_add(x, 0, index[:, 0], src).square().sum() + hf.gather(x, 0, index).sum()
 
+    def others(x: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+        out = hf.index_put(x, (index[:, 0],), src).square().sum()
+        out = out + hf.index_put(x, (index, torch.arange(3)), src).square().sum()
+        return out + sum(hf.segment_reduce(src, index[:, 0], 4, reduce=r).sum() for r in ("mean", "max"))
+
+    compiled = torch.compile(others, fullgraph=True, backend="aot_eager", dynamic=True)
+    given = x, index, src
+    plain, traced = (torch.autograd.grad(f(*given), (x, src)) for f in (others, compiled))
+    assert all(map(torch.equal, plain, traced))
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=True)
     for count in (5, 8):
         given = x, torch.randint(0, 4, (count, 3)), torch.randn(count, 3, requires_grad=True)
@@ -217,6 +288,12 @@ def test_an_index_out_of_range_raises_before_anything_is_written(bad: int) -> No
         with pytest.raises(InvalidIndex):
             plan.run(CPU_STREAM, hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
         assert out.tolist() == [7.0] * 4
+    for reduce in ("sum", "max"):
+        with pytest.raises(InvalidIndex):
+            hf.segment_reduce(torch.ones(4), index, 4, reduce=reduce)
+    if bad != -1:
+        with pytest.raises(InvalidIndex):
+            hf.index_put(torch.zeros(4, 3), (index, index), torch.ones(4))
     with pytest.raises(InvalidIndex, match="has no rows"):
         hf.index_add(torch.zeros(0, 3), 0, torch.tensor([0]), torch.zeros(1, 3))
 
@@ -237,6 +314,19 @@ def test_an_index_out_of_range_raises_before_anything_is_written(bad: int) -> No
         (lambda x, i: hf.index_add(x, 0, i[0, :2], x), r"and source the shape \(2, 3\)"),
         (lambda x, i: hf.index_add(x, 0, i[0], x, alpha=float("nan")), "alpha is nan"),
         (lambda x, i: hf.gather(x, 0, i[0]), "both must have the same number of axes"),
+        (lambda x, i: hf.index_put(x, i, x), "indices is a Tensor; it must be a tuple"),
+        (lambda x, i: hf.index_put(x, (None,), x), "index at least one axis"),
+        (lambda x, i: hf.index_put(x, (i, i, i), x), "index at least one axis, and no more"),
+        (lambda x, i: hf.index_put(x, (i.float(),), x), r"indices\[0\] has dtype torch.float32"),
+        (lambda x, i: hf.index_put(x, (i[0] > 0, i > 0), x), r"indices\[1\] is a mask of shape"),
+        (lambda x, i: hf.index_put(x, (i[0], i[:2, 0]), x), "they must broadcast"),
+        (lambda x, i: hf.index_put(x, (i[0, :2],), x), "they must broadcast"),
+        (lambda x, i: hf.index_put(x, (i[0],), x[None]), "values must broadcast to it"),
+        (lambda x, i: hf.index_put(x, (i[0],), x, accumulate=False), "accumulate is False"),
+        (lambda x, i: hf.segment_reduce(x, i, 3), "segments must have one axis"),
+        (lambda x, i: hf.segment_reduce(x, i[0], -1), "num_segments is -1"),
+        (lambda x, i: hf.segment_reduce(x, i[0], 3, reduce="min"), "reduce is 'min'; accepted are"),
+        (lambda x, i: hf.segment_reduce(x, i[0], 3, sorted=1), "sorted is 1"),
         (lambda x, i: hf.index_select(x, 0, i), "index must have one axis"),
     ],
 )

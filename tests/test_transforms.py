@@ -62,6 +62,15 @@ CALLS: dict[str, Differentiable] = {
         (TABLE, TABLE[:2] * 0.3),
     ),
     "index_add": (lambda w, x: hf.index_add(w, 0, INDICES[0], x, alpha=0.3), (TABLE, TABLE[:3] * 0.3)),
+    "index_put": (
+        lambda w, x: hf.index_put(w, (INDICES, None), x),
+        (TABLE, torch.stack([TABLE[:3], TABLE[2:5]])),
+    ),
+    "segment_reduce": (lambda w: hf.segment_reduce(w, INDICES.flatten(), 5, reduce="mean"), (TABLE[:6],)),
+    "segment_reduce max": (
+        lambda w: hf.segment_reduce(w, INDICES.flatten(), 5, reduce="max"),
+        (TABLE[:6],),
+    ),
     "gather": (lambda w: hf.gather(w, 0, INDICES), (TABLE,)),
     "index_select": (lambda w: hf.index_select(w, 0, INDICES[1]), (TABLE,)),
     "grid_sample": (hf.grid_sample, (IMAGE, GRID)),

@@ -73,9 +73,11 @@ from holdfast.ops.quantize.torch_op import quantize as quantize
 from holdfast.ops.scatter.torch_op import (
     gather as gather,
     index_add as index_add,
+    index_put as index_put,
     index_select as index_select,
     scatter_add as scatter_add,
     scatter_reduce as scatter_reduce,
+    segment_reduce as segment_reduce,
 )
 
 __version__: str
@@ -118,6 +120,7 @@ __all__ = [
     "gather",
     "grid_sample",
     "index_add",
+    "index_put",
     "index_select",
     "install",
     "installed",
@@ -133,6 +136,7 @@ __all__ = [
     "scale_of_range",
     "scatter_add",
     "scatter_reduce",
+    "segment_reduce",
     "status",
     "testing",
     "uninstall",

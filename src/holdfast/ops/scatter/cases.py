@@ -51,6 +51,7 @@ PROBLEMS = (
     Problem("rows of 4096", (50,), (6,), 0, 4096, "zipf"),
     Problem("rows in lines", (3, 60), (5, 11), 1, 6, "zipf"),
     Problem("rows in lines, first axis", (60, 3), (11, 4), 0, 6, "zipf", _F16),
+    Problem("rows in lines, several threads", (9, 4001), (9, 50), 1, 2, base="zeros"),
     Problem("elements", (700,), (90,), spread="zipf"),
     Problem("elements, float16", (700,), (90,), spread="zipf", dtype=_F16),
     Problem("elements, bfloat16", (700,), (90,), spread="zipf", dtype=_BF16, index_dtype=_I32),
@@ -84,6 +85,8 @@ PROBLEMS = (
     Problem("transposed elements", (13, 21), (15, 21), 0, layouts=("transposed",) * 4),
     Problem("sliced to padded rows", (130,), (9,), width=6, dtype=_F16,
             layouts=("sliced", "sliced", "sliced", "padded rows")),
+    Problem("few terms, sliced to padded rows", (20,), (60,), width=6,
+            layouts=("sliced", "contiguous", "contiguous", "padded rows")),
     Problem("sliced elements", (5, 30), (6, 30), 0, layouts=("padded rows", "sliced", "sliced", "sliced")),
     Problem("unaligned", (210,), (9,), width=64, layouts=("unaligned",) * 4),
     Problem("broadcast", (130,), (9,), width=6,
@@ -93,6 +96,7 @@ PROBLEMS = (
     Problem("special values", (200,), (90,), width=6, values="special"),
     Problem("special values, bfloat16", (200,), (90,), width=6, dtype=_BF16, values="special", base="kept"),
     Problem("zeros of either sign", (60,), (90,), width=4, values="zeros"),
+    Problem("zeros of either sign, more terms", (90,), (60,), width=4, spread="zipf", values="zeros"),
     Problem("elements, zeros of either sign", (60,), (90,), values="zeros", base="kept"),
 )  # fmt: skip
 

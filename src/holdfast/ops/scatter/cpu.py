@@ -17,9 +17,11 @@ from holdfast.backends.cpu import compile_kernel, copy, kernel, pointer
 from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import kind
 from holdfast.numerics.cpu_walk import move, number, offset_of, size_of, table_of
+from holdfast.ops.scatter.cpu_elements import ElementSums
 from holdfast.ops.scatter.plan import (
     BadScatterIndex,
     GatherArgs,
@@ -78,22 +80,32 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
 
     ``table`` has the sizes of the loops over the index, its strides, those of the output, and those of input.
     ``steps`` are the column strides of the output and of input, and the stride of input along its indexed
-    axis. ``bits`` is an unsigned integer of an element's size.
+    axis. ``bits`` is an unsigned zero of an element's size.
     """
     out_step, step, row_step = steps
     at, inner, item = first, table.shape[1] - 1, size_of(bits)
+    indices, outputs, inputs = pointer(index, like), pointer(out, bits), pointer(input, bits)
+    length, index_step, target_step, line_step = (
+        table[0, inner], table[1, inner], table[2, inner], table[3, inner],
+    )  # fmt: skip
     while at < last:
-        run = min(table[0, inner] - at % table[0, inner], last - at)
-        indices, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
+        run = min(length - at % length, last - at)
+        place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
+        if columns == 1:
+            for i in range(run):
+                row = np.int64(indices[place + i * index_step])
+                known = row >= 0 and row < extent
+                value = inputs[lines + i * line_step + row * row_step] if known else bits
+                outputs[targets + i * target_step] = value
+            at += run
+            continue
         for i in range(run):
-            row = np.int64(pointer(index, like)[indices + i * table[1, inner]])
-            target = targets + i * table[2, inner]
-            source = lines + i * table[3, inner] + row * row_step
+            row = np.int64(indices[place + i * index_step])
+            target = targets + i * target_step
+            source = lines + i * line_step + row * row_step
             if row < 0 or row >= extent:
                 for c in range(columns):
-                    pointer(out, bits)[target + c * out_step] = 0
-            elif columns == 1:
-                pointer(out, bits)[target] = pointer(input, bits)[source]
+                    outputs[target + c * out_step] = bits
             elif out_step == 1 and step == 1:
                 copy(out + target * item, input + source * item, columns * item)
             else:
@@ -123,29 +135,49 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
 
 
 class Scatter(IndexedKernel[ScatterDescriptor]):
-    """``find_rows``, ``counting_sort``, then ``sum_segments``."""
+    """``find_rows``, ``counting_sort``, then ``sum_segments``; ``ElementSums`` for a single column."""
 
     def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.rows = layout.take(desc.count, torch.int32)
-        self.starts = layout.take(desc.rows + 2, torch.int32)
-        self.places = layout.take(desc.count, torch.int32)
+        self.elements = ElementSums(layout, desc) if desc.columns == 1 else None
+        if self.elements is None:
+            self.rows = layout.take(desc.count, torch.int32)
+            self.starts = layout.take(desc.rows + 2, torch.int32)
+            self.places = layout.take(desc.count, torch.int32)
         self.set_workspace(layout)
 
     def compile(self) -> None:
-        _compile(self.desc.index_dtype)
-        compile_for(self.desc.compute)
+        if self.elements is not None:
+            self.elements.compile(_INDICES[self.desc.index_dtype])
+        else:
+            _compile(self.desc.index_dtype)
+            compile_for(self.desc.compute)
 
     def prepare(self, args: ScatterArgs) -> Launch[ScatterArgs]:
         self.compile()
-        desc, compute = self.desc, self.desc.compute
+        desc = self.desc
         walk = loops(desc.shape, args.index.stride(), args.src.stride(), desc.line_strides)
-        index_table, src_table = _table(walk, 0, 2), _table(walk, 1)
+        index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
+        if self.elements is None:
+            return self.by_row(args, walk, index_table, role)
+        add = self.elements.prepare(args, walk, index_table, _INDICES[desc.index_dtype], role)
+
+        def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
+            wrong = add(first_address(workspace), addresses)
+            if wrong >= 0:
+                raise _bad_index(args.index, wrong, desc.extent)
+
+        return launch
+
+    def by_row(self, args: ScatterArgs, walk: Space, index_table: Table, role: int) -> Launch[ScatterArgs]:
+        """The launch for rows of several columns."""
+        desc, compute = self.desc, self.desc.compute
+        src_table = _table(walk, 1)
         input_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
         input_step, src_step, out_step = map(desc.column_step, (args.input, args.src, args.out))
         code, in_order = kind(desc.dtype, compute.torch), table_of((max(desc.count, 1),), (1,))
-        role, alpha = _ROLES.get((desc.reduce, desc.base), KEPT), type(number(compute))(desc.alpha)
+        alpha = type(number(compute))(desc.alpha)
 
         def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
             out, input, index, src = addresses

@@ -9,19 +9,33 @@ from holdfast.core.mutant import KernelMutant
 _mutant = partial(KernelMutant, plans=("ScatterPlan",))
 _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
+_ELEMENTS = "holdfast.ops.scatter.cpu_elements"
 _SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_merge_sort"
 
 # fmt: off
 MUTANTS = (
     _mutant("the line of a term forgotten", _CPU,
         "found[at + i] = row * step + line + i * line_step",
-        "found[at + i] = row * step + i * line_step", likely="matrix"),
+        "found[at + i] = row * step + i * line_step", likely="lines"),
     _mutant("runs that leave their line", _CPU,
         "        run = min(table[0, inner] - at % table[0, inner], last - at)\n        indices, index_step",
-        "        run = min(table[0, inner], last - at)\n        indices, index_step", likely="transposed"),
+        "        run = min(table[0, inner], last - at)\n        indices, index_step",
+        likely="several threads"),
     _gathers("a row after the last", _CPU,
         "            if row < 0 or row >= extent:\n                for c",
         "            if row < 0 or row > extent:\n                for c", likely="bad"),
+    _gathers("an element after the last", _CPU,
+        "known = row >= 0 and row < extent", "known = row >= 0 and row <= extent", likely="bad"),
+    _mutant("a full chunk not pushed", _ELEMENTS,
+        "if word & _COUNT == CHUNK:", "if word & _COUNT == CHUNK + 1:", likely="elements, all equal"),
+    _mutant("levels not carried", _ELEMENTS,
+        "    while full % CHUNK == 0:", "    while full % CHUNK == 0 and level < 0:", likely="elements, all"),
+    _mutant("a slot for several rows", _ELEMENTS,
+        "                    used += new\n", "", likely="elements, neighbouring"),
+    _mutant("input counted in no mean", _ELEMENTS,
+        "(np.int32(terms + 1) + zero(like))", "(np.int32(terms) + zero(like))", likely="mean of elements"),
+    _mutant("the line of a term forgotten", _ELEMENTS,
+        "row = given * step + line + i * line_step", "row = given * step + i * line_step", likely="matrix"),
     _gathers("the stride of the output for that of input", _CPU,
         "move(input + source * item, step, columns,",
         "move(input + source * item, out_step, columns,", likely="sliced"),

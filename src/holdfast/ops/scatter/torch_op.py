@@ -14,6 +14,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import (
@@ -24,13 +25,22 @@ from holdfast.core.checks import (
     require_tensor,
     whole_number,
 )
-from holdfast.core.errors import InvalidArgs, InvalidIndex
+from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import REDUCTIONS, GatherArgs, GatherPlan, ScatterArgs, ScatterPlan
-from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
 
-__all__ = ["gather", "index_add", "index_select", "scatter_add", "scatter_reduce"]
+__all__ = [
+    "gather",
+    "index_add",
+    "index_put",
+    "index_select",
+    "scatter_add",
+    "scatter_reduce",
+    "segment_reduce",
+]
 
 
 @lru_cache(maxsize=4096)
@@ -247,10 +257,10 @@ def _axis(dim: Any, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def _require_index(index: Any) -> None:
-    require_tensor("index", index)
+def _require_index(index: Any, name: str = "index") -> None:
+    require_tensor(name, index)
     if index.dtype not in INDEX_DTYPES:
-        raise InvalidArgs(f"index has dtype {index.dtype}; accepted are torch.int32 and torch.int64.")
+        raise InvalidArgs(f"{name} has dtype {index.dtype}; accepted are torch.int32 and torch.int64.")
 
 
 def _require_same_dtype(name: str, src: Any, input: torch.Tensor) -> None:
@@ -406,3 +416,173 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
     if input.dim() == 0:
         return _read(input.reshape(1), index.reshape(-1), axis, "raise").reshape(())  # type: ignore[no-any-return]
     return _read(input, index.reshape(-1), axis, "raise")  # type: ignore[no-any-return]
+
+
+def index_put(
+    input: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    *,
+    accumulate: bool = True,
+) -> torch.Tensor:
+    """``torch.index_put`` with ``accumulate=True``: ``input`` plus all values at the same index.
+
+    ``indices`` are tensors of int32, int64 or bool, one for each of the first axes of ``input``, or None for
+    an axis that is not indexed. They may be on the CPU if ``input`` is not. They are broadcast, and
+    ``values`` are broadcast to the shape that indexing has. Negative indices count from the end. The values
+    of an element are summed in the order of the flattened indices; see ``scatter_add``.
+
+    >>> import torch, holdfast as hf
+    >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
+    tensor([4., 0., 2.])
+    """
+    require_tensor("input", input)
+    _require_same_dtype("values", values, input)
+    require_bool("accumulate", accumulate)
+    if not accumulate:
+        raise Unsupported(
+            "accumulate is False; values with the same index would overwrite each other. Call "
+            "torch.index_put, or leave accumulate out to add them."
+        )
+    _require_readable("input", input)
+    _require_readable("values", values)
+    given = _index_tensors(input, indices)
+    axes = [axis for axis, index in enumerate(given) if index is not None]
+    sizes = [input.shape[axis] for axis in axes]
+    shape = _broadcast([tuple(given[axis].shape) for axis in axes], "the tensors of indices have shapes")
+    pairs = zip((given[axis] for axis in axes), sizes, strict=True)
+    flat = _flattened([_from_the_front(index, n) for index, n in pairs], sizes).expand(shape)
+    others = [axis for axis in range(input.dim()) if axis not in axes]
+    together = axes == list(range(axes[0], axes[-1] + 1))
+    first = axes[0] if together else 0
+    order = [*others[:first], *axes, *others[first:]]
+    before, after = ([input.shape[axis] for axis in some] for some in (others[:first], others[first:]))
+    wanted = (*before, *shape, *after)
+    if _broadcast([tuple(values.shape), wanted], "values and indexing have shapes") != wanted:
+        raise InvalidArgs(
+            f"values has shape {tuple(values.shape)}, and indexing has {wanted}; values must broadcast to it."
+        )
+    values = values.expand(wanted).reshape((*before, flat.numel(), *after))
+    table = input.permute(order).reshape((*before, prod(sizes), *after))
+    out = _sum(table, flat.reshape(-1), values, tuple(table.shape), first, "added", "sum", 1.0)
+    if order == list(range(input.dim())):
+        return out if out.shape == input.shape else out.reshape(input.shape)  # type: ignore[no-any-return]
+    back = [order.index(axis) for axis in range(input.dim())]
+    return out.reshape((*before, *sizes, *after)).permute(back).contiguous()  # type: ignore[no-any-return]
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise InvalidArgs(f"{what} {', '.join(map(str, shapes))}; they must broadcast.") from None
+
+
+def _require_readable(name: str, tensor: torch.Tensor) -> None:
+    """Raise if torch's own operators cannot read a tensor. A traced tensor has no memory."""
+    if not is_compiling():
+        require_memory(name, tensor)
+
+
+def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
+    """One tensor of integers or None for each axis of ``input``. A mask stands for several axes."""
+    if not isinstance(indices, Sequence) or isinstance(indices, str):
+        raise InvalidArgs(
+            f"indices is a {type(indices).__name__}; it must be a tuple of tensors, with None for axes that "
+            "are not indexed."
+        )
+    found: list[Any] = []
+    for number, index in enumerate(indices):
+        if index is None:
+            found.append(None)
+            continue
+        require_tensor(f"indices[{number}]", index)
+        if index.dtype == torch.bool:
+            covered = tuple(input.shape[len(found) : len(found) + index.dim()])
+            if tuple(index.shape) != covered or not index.dim():
+                raise InvalidArgs(
+                    f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
+                    f"the axes that it stands for, {covered}."
+                )
+            _require_readable(f"indices[{number}]", index)
+            found += index.to(input.device).nonzero(as_tuple=True)
+        elif index.dtype in INDEX_DTYPES:
+            found.append(index.to(input.device))
+        else:
+            raise InvalidArgs(
+                f"indices[{number}] has dtype {index.dtype}; accepted are torch.int32, torch.int64 and "
+                "torch.bool."
+            )
+    if len(found) > input.dim() or all(index is None for index in found):
+        raise InvalidArgs(
+            f"indices stand for {len(found)} axes, and input has {input.dim()}; index at least one axis, and "
+            "no more than input has."
+        )
+    return found + [None] * (input.dim() - len(found))
+
+
+def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
+    """Indices counted from 0; those out of range are unchanged."""
+    _require_readable("indices", index)
+    return torch.where((index < 0) & (index >= -size), index + size, index)
+
+
+def _flattened(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """One index for several axes. It is out of range if any of them is."""
+    if len(indices) == 1:
+        return indices[0]
+    flat: Any = 0
+    bad: Any = False
+    for index, size in zip(indices, sizes, strict=True):
+        bad = bad | (index < 0) | (index >= size)
+        flat = flat * size + index.long()
+    return torch.where(bad, prod(sizes), flat)
+
+
+def segment_reduce(
+    data: torch.Tensor,
+    segments: torch.Tensor,
+    num_segments: int,
+    *,
+    reduce: str = "sum",
+    sorted: bool = False,
+) -> torch.Tensor:
+    """The sum, mean or maximum of the rows of ``data`` in each segment.
+
+    ``segments`` has the number of the segment of each row, from 0 to ``num_segments - 1``. ``reduce`` is
+    "sum", "mean" or "max". The rows of a segment are summed in their order; see ``scatter_add``. The maximum
+    is NaN if any of its elements is; its gradient goes to the first of equal elements. A segment without
+    rows is zeros. ``sorted=True`` states that the numbers ascend. The result is the same with or without it.
+
+    >>> import torch, holdfast as hf
+    >>> data = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> hf.segment_reduce(data, torch.tensor([0, 2, 0]), 3, reduce="mean")
+    tensor([[3., 4.],
+            [0., 0.],
+            [3., 4.]])
+    """
+    require_tensor("data", data)
+    _require_index(segments, "segments")
+    require_choice("reduce", reduce, (*REDUCTIONS, "max"))
+    require_bool("sorted", sorted)
+    count = whole_number("num_segments", num_segments, 0, LIMIT - 1)
+    if data.dim() == 0 or segments.dim() != 1 or segments.shape[0] != data.shape[0]:
+        raise InvalidArgs(
+            f"data has shape {tuple(data.shape)} and segments {tuple(segments.shape)}; segments must have "
+            "one axis, with one number for each row of data."
+        )
+    size = (count, *data.shape[1:])
+    if reduce != "max":
+        return _sum(None, segments, data, size, 0, "zeros", reduce, 1.0)  # type: ignore[no-any-return]
+    if segments.shape[0] and not count:
+        _refuse_all(segments, 0)
+    _require_readable("segments", segments)
+    _require_readable("data", data)
+    ordered, order = segments.long().sort(stable=True)
+    bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=segments.device))
+    # A row of -1 is refused: it stands for a segment that does not exist.
+    rows = torch.where((ordered >= 0) & (ordered < count), order, -1)
+    # Rows of segments that do not exist are in no bag, except that the first bag begins with the first row.
+    bounds = torch.where(torch.arange(count + 1, device=segments.device) == 0, 0, bounds)
+    flat = data.reshape(data.shape[0], prod(data.shape[1:]))
+    return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
