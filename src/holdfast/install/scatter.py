@@ -105,10 +105,11 @@ def _index_add_(self, dim, index, source, *, alpha=1):
 def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     if not accumulate:
         raise PassOn("nothing is accumulated")
-    given = [index for index in indices if index is not None]
-    if not given or values.device != self.device or any(index.device != self.device for index in given):
-        raise PassOn("there is no index, or tensors are on different devices")
-    dims, given = _whole_numbers(list(indices))
+    require_float(self)
+    if all(index is None for index in indices):
+        raise PassOn("there is no index")
+    values = values if values.dim() else values.to(self.device)
+    dims, given = _whole_numbers([index if index is None else index.to(self.device) for index in indices])
     _require(self, given[0], values)
     if dims[-1] >= self.dim():
         raise PassOn("there are more indices than dims")
