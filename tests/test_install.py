@@ -14,7 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._decomp import decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import holdfast as hf
 from holdfast.install import catalogue, private, scatter
@@ -243,6 +245,36 @@ def test_fake_and_meta_tensors_reach_no_kernel() -> None:
         assert upsampled(torch.empty(1, 2, 4, 4, device="meta")).shape == (1, 2, 8, 8)
         assert fake.grad is not None and fake.grad.shape == fake.shape
         assert not any(row.served or row.passed_on for row in hf.status())
+
+
+def test_meta_tensors_take_the_branch_of_the_flag() -> None:
+    meta = torch.empty(1, 2, 4, 4, device="meta", requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with hf.installed():
+            upsampled(meta).sum().backward()
+            assert not served("upsample_bilinear2d")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert meta.grad is not None and meta.grad.is_meta
+
+
+def test_a_traced_gradient_of_embedding_that_is_sparse_or_of_integers_is_torch_s() -> None:
+    index = torch.tensor([1, 1, 4])
+
+    def gradient(dout: torch.Tensor, index: torch.Tensor, sparse: bool = False) -> torch.Tensor:
+        return torch.ops.aten.embedding_backward(dout, index, 5, -1, False, sparse)
+
+    with hf.installed():
+        for dtype in (torch.float32, torch.complex64):
+            dout = torch.ones(3, 2, dtype=dtype)
+            traced = make_fx(gradient, tracing_mode="symbolic")(dout, index)
+            ours = "holdfast.embedding_backward" in str(traced.graph)
+            assert ours == (dtype == torch.float32)
+            if ours:
+                torch.testing.assert_close(traced(dout, index), gradient(dout, index))
+        with enable_python_dispatcher():
+            assert gradient(torch.ones(3, 2), index, sparse=True).is_sparse
 
 
 def test_autocast_and_inference_mode() -> None:
@@ -565,3 +597,20 @@ def test_in_place_sums_have_the_bits_of_new_ones() -> None:
                 table.scatter_reduce(0, index[:, None].expand(300, 7), terms, "sum"),
             ):
                 assert torch.equal(found, expected)
+
+
+def test_sums_go_into_out() -> None:
+    table, index, terms = torch.ones(4, 3), torch.tensor([1, 1, 3]), torch.ones(3, 3)
+    elements = index[:, None].expand(3, 3)
+    with hf.installed():
+        out = torch.empty(4, 3)
+        assert torch.index_add(table, 0, index, terms, out=out) is out
+        assert out.sum() == 21 and served("index_add.out") == 1
+        torch.scatter_add(table, 0, elements, terms, out=out)
+        assert out.sum() == 21 and served("scatter_add.out") == 1
+        torch.ops.aten.scatter_reduce.two_out(table, 0, elements, terms, "mean", out=out)
+        assert out.sum() == 12 and served("scatter_reduce.two_out") == 1
+        shared = table.clone()
+        torch.scatter_add(shared, 0, elements, terms, out=shared)
+        assert shared.sum() == 21
+        assert hf.status()["scatter_add.out"].passed_on == {"the output shares memory with an input": 1}

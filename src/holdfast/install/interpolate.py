@@ -15,6 +15,7 @@ from holdfast.install.serving import PassOn, Serve, empty, layout_of, plan_of, r
 from holdfast.ops.interpolate.plan import (
     InterpolateArgs,
     InterpolateBackwardArgs,
+    InterpolateBackwardDescriptor,
     InterpolateBackwardPlan,
     InterpolatePlan,
     Mode,
@@ -161,7 +162,9 @@ def operators() -> Iterator[Operator]:
         yield Operator(f"_adaptive_avg_pool{axes}d_backward", "adaptive_avg_pool", backward)
 
 
-def gradient_plan(image: torch.Tensor, size: Sequence[int], mode: str, align_corners: bool) -> None:
-    """Raise if holdfast has no gradient for this call."""
+def describe(
+    image: torch.Tensor, size: Sequence[int], mode: str, align_corners: bool
+) -> InterpolateBackwardDescriptor:
+    """The descriptor of the gradient of a call. It raises if holdfast has no such gradient."""
     fields = _fields(tuple(image.shape), tuple(size), image.dtype, mode, align_corners, False, None)
-    plan_of(InterpolateBackwardPlan, image.device, **fields)
+    return InterpolateBackwardDescriptor(**fields)

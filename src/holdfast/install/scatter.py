@@ -108,8 +108,9 @@ def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     require_float(self)
     if all(index is None for index in indices):
         raise PassOn("there is no index")
-    values = values if values.dim() else values.to(self.device)
-    dims, given = _whole_numbers([index if index is None else index.to(self.device) for index in indices])
+    # As in torch, indices and a single value may be on the CPU.
+    values = values if values.dim() else _on(self.device, values)
+    dims, given = _whole_numbers([index if index is None else _on(self.device, index) for index in indices])
     _require(self, given[0], values)
     if dims[-1] >= self.dim():
         raise PassOn("there are more indices than dims")
@@ -126,6 +127,12 @@ def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     index = _linear(view, [one.reshape(-1) for one in given], sizes)
     add_rows(view, first, len(dims), index, values.expand(shape))
     return self
+
+
+def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device != device and tensor.device.type != "cpu":
+        raise PassOn("the tensors are on different devices")
+    return tensor.to(device)
 
 
 def _linear(self: torch.Tensor, given: list[torch.Tensor], sizes: torch.Size) -> torch.Tensor:

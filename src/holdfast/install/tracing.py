@@ -33,7 +33,8 @@ def replace(names: Collection[str]) -> Callable[[], None]:
         overload = getattr(torch.ops.aten, name).vec
         stack.callback(private.trace_as(overload, partial(_upsample, interpolate.UPSAMPLE[name])))
     if "embedding_dense_backward" in names:
-        stack.callback(private.trace_as(torch.ops.aten.embedding_backward.default, _embedding_backward))
+        overload = torch.ops.aten.embedding_backward.default
+        stack.callback(private.trace_as(overload, lambda original: _embedding_backward))
     if served or "embedding_dense_backward" in names:
         stack.callback(private.without_cache_of_traces())
     if {"upsample_bilinear2d", "upsample_trilinear3d"} & set(served):
@@ -55,16 +56,16 @@ def _upsample(kind: interpolate.Kind, original: Callable[..., Any]) -> Callable[
     return upsample
 
 
-def _embedding_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What the gradient of F.embedding is traced as. ``original`` is torch's function."""
-
-    def embedding_backward(grad: Any, indices: Any, *rest: Any) -> Any:
-        *options, sparse = rest
-        if sparse or not _is_served(grad) or indices.dtype not in INDEX_DTYPES:
-            return original(grad, indices, *rest)
-        return torch.ops.holdfast.embedding_backward(grad, indices, *options)
-
-    return embedding_backward
+def _embedding_backward(grad: Any, indices: Any, *rest: Any) -> Any:
+    """What the gradient of F.embedding is traced as."""
+    *options, sparse = rest
+    if sparse:
+        operator: Any = torch.ops.aten.embedding_sparse_backward.default
+    elif _is_served(grad) and indices.dtype in INDEX_DTYPES:
+        operator = torch.ops.holdfast.embedding_backward.default
+    else:
+        operator = torch.ops.aten.embedding_dense_backward.default
+    return operator(grad, indices, *options)
 
 
 def _is_served(tensor: Any) -> bool:
@@ -98,7 +99,7 @@ def _has_gradient(image: torch.Tensor, size: Any, align_corners: bool) -> bool:
     mode = "bilinear" if image.dim() == 4 else "trilinear"
     sizes = size or tuple(image.shape[2:])
     try:
-        interpolate.gradient_plan(image, sizes, mode, align_corners)
+        interpolate.describe(image, sizes, mode, align_corners).validate()
     except HoldfastError:
         return False
     return True
