@@ -14,6 +14,7 @@ import holdfast as hf
 from holdfast.core.errors import HoldfastError, InvalidDescriptor, InvalidIndex
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor, ScatterPlan
+from holdfast.ops.scatter.torch_op import gather_values, index_put_values, scatter_values
 
 REDUCED = [
     ("add", {}),
@@ -155,6 +156,23 @@ def test_segments_are_those_of_torch(reduce: str) -> None:
         close(own, other)
         if count:
             same_gradients(own, other, (data,))
+
+
+def test_values_below_autograd() -> None:
+    for seed in range(0, 60, 3):
+        input, indices = drawn_indices(seed)
+        values = torch.randn(torch.ops.aten.index(input, indices).shape, dtype=torch.float64)
+        with torch.no_grad():
+            found = index_put_values(input, indices, values)
+        assert torch.equal(found, hf.index_put(input, tuple(indices), values)) and found.grad_fn is None
+        input, dim, index, src = drawn(seed)
+        if not input.dim():
+            continue
+        axis = dim % input.dim()
+        assert torch.equal(gather_values(input, axis, index), hf.gather(input, dim, index))
+        if index.numel():
+            found = scatter_values(input.detach(), axis, index, src.detach(), reduce="mean", base="kept")
+            assert torch.equal(found, hf.scatter_reduce(input, dim, index, src, "mean", include_self=False))
 
 
 def test_a_wrong_claim_of_sorted_segments_changes_nothing() -> None:

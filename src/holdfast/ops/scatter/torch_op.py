@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
@@ -446,29 +446,51 @@ def index_put(
         )
     _require_readable("input", input)
     _require_readable("values", values)
-    given = _index_tensors(input, indices)
-    axes = [axis for axis, index in enumerate(given) if index is not None]
-    sizes = [input.shape[axis] for axis in axes]
-    shape = _broadcast([tuple(given[axis].shape) for axis in axes], "the tensors of indices have shapes")
-    pairs = zip((given[axis] for axis in axes), sizes, strict=True)
-    flat = _flattened([_from_the_front(index, n) for index, n in pairs], sizes).expand(shape)
-    others = [axis for axis in range(input.dim()) if axis not in axes]
-    together = axes == list(range(axes[0], axes[-1] + 1))
-    first = axes[0] if together else 0
-    order = [*others[:first], *axes, *others[first:]]
-    before, after = ([input.shape[axis] for axis in some] for some in (others[:first], others[first:]))
-    wanted = (*before, *shape, *after)
-    if _broadcast([tuple(values.shape), wanted], "values and indexing have shapes") != wanted:
-        raise InvalidArgs(
-            f"values has shape {tuple(values.shape)}, and indexing has {wanted}; values must broadcast to it."
-        )
-    values = values.expand(wanted).reshape((*before, flat.numel(), *after))
-    table = input.permute(order).reshape((*before, prod(sizes), *after))
-    out = _sum(table, flat.reshape(-1), values, tuple(table.shape), first, "added", "sum", 1.0)
-    if order == list(range(input.dim())):
-        return out if out.shape == input.shape else out.reshape(input.shape)  # type: ignore[no-any-return]
-    back = [order.index(axis) for axis in range(input.dim())]
-    return out.reshape((*before, *sizes, *after)).permute(back).contiguous()  # type: ignore[no-any-return]
+    put = _Put.of(input, indices, values)
+    return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
+
+
+class _Put(NamedTuple):
+    """``index_put`` as ``index_add``: its table, axis, index of rows, and terms."""
+
+    table: torch.Tensor
+    dim: int
+    rows: torch.Tensor
+    terms: torch.Tensor
+    size: tuple[int, ...]
+    #: The axes of ``size`` in the order of the table, where all indexed axes are one.
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, input: torch.Tensor, indices: Any, values: torch.Tensor) -> _Put:
+        given = _index_tensors(input, indices)
+        axes = [axis for axis, index in enumerate(given) if index is not None]
+        sizes = [input.shape[axis] for axis in axes]
+        shape = _broadcast([tuple(given[axis].shape) for axis in axes], "the tensors of indices have shapes")
+        pairs = zip((given[axis] for axis in axes), sizes, strict=True)
+        flat = _flattened([_from_the_front(index, n) for index, n in pairs], sizes).expand(shape)
+        others = [axis for axis in range(input.dim()) if axis not in axes]
+        first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+        order = (*others[:first], *axes, *others[first:])
+        before, after = ([input.shape[axis] for axis in some] for some in (others[:first], others[first:]))
+        wanted = (*before, *shape, *after)
+        if _broadcast([tuple(values.shape), wanted], "values and indexing have shapes") != wanted:
+            raise InvalidArgs(
+                f"values has shape {tuple(values.shape)}, and indexing has {wanted}; values must broadcast "
+                "to it."
+            )
+        terms = values.expand(wanted).reshape((*before, flat.numel(), *after))
+        table = input.permute(order).reshape((*before, prod(sizes), *after))
+        return cls(table, first, flat.reshape(-1), terms, tuple(input.shape), order)
+
+    def restored(self, out: torch.Tensor) -> torch.Tensor:
+        """The result with the axes of ``input``."""
+        if out.shape == self.size:
+            return out if self.order == tuple(range(len(self.size))) else self._permuted(out)
+        return self._permuted(out.reshape([self.size[axis] for axis in self.order]))
+
+    def _permuted(self, out: torch.Tensor) -> torch.Tensor:
+        return out.permute([self.order.index(axis) for axis in range(len(self.size))]).contiguous()
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
@@ -586,3 +608,37 @@ def segment_reduce(
     bounds = torch.where(torch.arange(count + 1, device=segments.device) == 0, 0, bounds)
     flat = data.reshape(data.shape[0], prod(data.shape[1:]))
     return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
+
+
+# For callers below autograd: the values of the functions, without checks of arguments.
+
+
+def scatter_values(
+    input: torch.Tensor | None,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    *,
+    size: Sequence[int] = (),
+    base: str = "added",
+    reduce: str = "sum",
+    alpha: float = 1.0,
+) -> torch.Tensor:
+    """``scatter_add``, ``scatter_reduce`` and ``index_add`` below autograd.
+
+    ``dim`` is not negative, and ``index`` has the shape of ``src``, or one axis. Without ``input`` the
+    result has shape ``size``, and ``base`` is "zeros".
+    """
+    size = size if input is None else input.shape
+    return _scatter(input, index, src, size, dim, base, reduce, alpha).run()  # type: ignore[no-any-return]
+
+
+def gather_values(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """``gather`` below autograd, and ``index_select`` for an index of one axis. ``dim`` is not negative."""
+    return _gather(input, index, dim, "raise").run()  # type: ignore[no-any-return]
+
+
+def index_put_values(input: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> torch.Tensor:
+    """``index_put`` below autograd."""
+    put = _Put.of(input, indices, values)
+    return put.restored(scatter_values(put.table, put.dim, put.rows, put.terms))
