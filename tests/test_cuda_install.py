@@ -26,7 +26,7 @@ CASES = [
     pytest.param(info, dtype, id=f"{info.formatted_name}-{str(dtype).removeprefix('torch.')}")
     for info in (op_infos() if torch.cuda.is_available() else ())
     for dtype in DTYPES
-    if dtype in info.supported_dtypes("cuda")
+    if dtype in info.supported_dtypes("cuda") and info.variant_test_name != "prod"  # refused with the flag on
 ]
 
 
@@ -130,6 +130,8 @@ def test_a_graph_of_cuda_captures_the_kernels() -> None:
 def test_samples_of_torch(info: Any, dtype: torch.dtype) -> None:
     wide = torch.float32 if dtype.itemsize == 2 else None
     given = samples(info, dtype, "cuda", most=3)  # each may need a kernel that is yet to be compiled
+    if info.name == "put":  # without ``accumulate`` torch refuses it with the flag on
+        given = [sample for sample in given if sample.args[-1] is True]
     expected = [results(info.op, sample, wide) for sample in given]
     torch.use_deterministic_algorithms(True)
     with hf.installed():

@@ -92,11 +92,13 @@ def _upsample(kind: Kind) -> tuple[Serve, Serve]:
 
     def backward(grad_output, output_size, input_size, *rest):
         corners, scales = (rest[0], rest[1:]) if aligned else (False, rest)
-        _require_image(grad_output, axes)
-        settled = str(mode), corners, antialias, _scales(scales)
         shape = tuple(input_size)
         if tuple(grad_output.shape) != (*shape[:2], *output_size):
             raise PassOn("the gradient has another shape than the output")
+        if not grad_output.numel():
+            return grad_output.new_zeros(shape)
+        _require_image(grad_output, axes)
+        settled = str(mode), corners, antialias, _scales(scales)
         layout = torch.contiguous_format if plain else layout_of(grad_output)
         return _backward(grad_output, shape, _LAYOUTS.index(layout), *settled)
 
@@ -123,6 +125,8 @@ def _pool(axes: int) -> tuple[Serve, Serve]:
         return found if self.dim() == axes + 2 else found.squeeze(0)
 
     def backward(grad_output, self):
+        if not grad_output.numel() and grad_output.dtype == self.dtype:
+            return torch.zeros_like(self)
         dout, image = batched(grad_output), batched(self)
         if dout.dtype != image.dtype or dout.shape[:2] != image.shape[:2]:
             raise PassOn("the gradient has another dtype or shape than the output")

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.install.operators import WITH_FLAG, Operator, with_out
 from holdfast.install.rows import add_rows, refuse_bad_indices
-from holdfast.install.serving import PassOn, require_float
+from holdfast.install.serving import PassOn, Serve, require_float
 from holdfast.ops.scatter.torch_op import index_add, scatter_add, scatter_reduce
 
 _INDICES = (torch.int32, torch.int64)
@@ -28,14 +28,25 @@ def _require(self: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -> None
     require_float(self)
     if src.dtype != self.dtype:
         raise PassOn("the tensors have different dtypes")
-    if not (self.numel() and index.numel() and src.numel()):
-        raise PassOn("a tensor is empty")
-    if not self.dim():
-        raise PassOn("the tensor is a scalar")
     if index.dtype not in _INDICES:
         raise PassOn(f"the index is {index.dtype}")
     if self.device.type == "cpu" and src.numel() < SMALL and self.dtype.itemsize > 2:
         raise PassOn("there are few terms, which torch adds on one thread")
+
+
+def _with_scalars(serve: Serve, *, in_place: bool) -> Serve:
+    """``serve``, also for a tensor without dims, which is one element, and an empty index of any dtype."""
+
+    def serve_any(self, dim, index, src, *rest, **options):
+        index = index if index.numel() else index.long()
+        if self.dim():
+            return serve(self, dim, index, src, *rest, **options)
+        if dim not in (0, -1):
+            raise PassOn("there is no such dim")
+        found = serve(self.view(1), 0, index.reshape(-1), src.reshape(-1), *rest, **options)
+        return self if in_place else found.view(())
+
+    return serve_any
 
 
 def _axis(self: torch.Tensor, dim: int) -> int:
@@ -160,10 +171,11 @@ def _put_(self, index, source, accumulate=False):
     if not accumulate:
         raise PassOn("nothing is accumulated")
     _require(self, index, source)
-    if not self.is_contiguous() or index.numel() != source.numel():
-        raise PassOn("the tensor is not contiguous, or the index has another size than the source")
-    _index_put_(self.view(-1), [index.reshape(-1)], source.reshape(-1), accumulate=True)
-    return self
+    if index.numel() != source.numel():
+        raise PassOn("the index has another size than the source")
+    flat = self.reshape(-1)
+    _index_put_(flat, [index.reshape(-1)], source.reshape(-1), accumulate=True)
+    return self if self.is_contiguous() else self.copy_(flat.view(self.shape))
 
 
 def operators() -> Iterator[Operator]:
@@ -173,6 +185,8 @@ def operators() -> Iterator[Operator]:
         ("scatter_reduce", "two", "scatter_reduce", _scatter_reduce, _scatter_reduce_),
     ):
         end = f".{overload}" if overload else ""
+        serve = _with_scalars(serve, in_place=False)
+        serve_in_place = _with_scalars(serve_in_place, in_place=True)
         out = f"{overload}_out" if overload else "out"
         yield from with_out(Operator(f"{name}{end}", family, serve, WITH_FLAG, sizes=_SIZES), out, "out")
         yield Operator(f"{name}_{end}", family, serve_in_place, WITH_FLAG, sizes=_SIZES)
