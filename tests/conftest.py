@@ -38,6 +38,11 @@ if not torch.cuda.is_available():
         _require_boolean_masks()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run long tests first."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture
 def shared_finely() -> Iterator[None]:
     """Let threads share small problems, too, so that thread tests can be small."""

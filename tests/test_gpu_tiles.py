@@ -176,6 +176,7 @@ def test_the_interpreter_has_tiles_of_its_own() -> None:
     assert tuned.on(cpu) == 2 * ELEMENTS
 
 
+@pytest.mark.long
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts what the compiler refuses, so the compiler runs too; it needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

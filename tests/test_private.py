@@ -288,6 +288,7 @@ def test_a_kernel_is_launched_in_the_best_way_there_is(
     ]
 
 
+@pytest.mark.long
 def test_without_private_interfaces_of_numba_the_results_are_the_same() -> None:
     """Each process then compiles all kernels."""
     assert run(SHORT_PROGRAM, "backends.private.numba") == run(SHORT_PROGRAM)
