@@ -67,27 +67,30 @@ class NoGpu(DriverBase):  # type: ignore[misc]
 @contextmanager
 def compiled(found: dict[str, str]) -> Iterator[None]:
     """Compile what would be launched, once for each kernel, and keep the errors."""
-    prepare = steps.prepare
+    prepare, add = steps.prepare, steps.Steps.add
+
+    def name_of(kernel: Any) -> str:
+        return f"{kernel.fn.__module__}.{kernel.fn.__name__}"
+
+    def add_new(self: steps.Steps, kernel: Any, *given: Any, **options: Any) -> None:
+        if name_of(kernel) not in found:
+            add(self, kernel, *given, **options)
 
     def compile_only(kernel: Any, given: Any, *, grid: Any, num_warps: int, **options: Any) -> Any:
-        key = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
-        if key not in found:
-            found[key] = ""
-            chosen = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": options.get("registers")}
-            scalars = (gpu._WIDE,) * len(given.each_run)
-            try:
-                kernel.warmup(
-                    *given.tensors, *scalars, *given.compiled, **given.constants, grid=(1,), **chosen
-                )
-            except Exception as error:  # any failure of the compiler is a finding
-                found[key] = f"{type(error).__name__}: {error}"
+        found[name_of(kernel)] = ""
+        chosen = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": options.get("registers")}
+        scalars = (gpu._WIDE,) * len(given.each_run)
+        try:
+            kernel.warmup(*given.tensors, *scalars, *given.compiled, **given.constants, grid=(1,), **chosen)
+        except Exception as error:  # any failure of the compiler is a finding
+            found[name_of(kernel)] = f"{type(error).__name__}: {error}"
         return gpu.Launcher(lambda *given: None)
 
-    steps.prepare = compile_only
+    steps.prepare, steps.Steps.add = compile_only, add_new  # type: ignore[method-assign]
     try:
         yield
     finally:
-        steps.prepare = prepare
+        steps.prepare, steps.Steps.add = prepare, add  # type: ignore[method-assign]
 
 
 def _unpinned(full: Any, *given: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
