@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
+
+# Workers and their processes have more threads than there are processors. A thread that waits must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch  # the library of threads reads the setting when it is loaded
 
 
 def _require_boolean_masks() -> None:
