@@ -94,7 +94,7 @@ def test_it_is_listed_verified_fuzzed_and_timed(package: Path, run: Run, tmp_pat
     report, fuzzed, timed = (tmp_path / f"{name}.json" for name in ("verify", "fuzz", "bench"))
     run(
         f"verify --plan ScaledAdd --json {report}",
-        f"fuzz --plan ScaledAdd --seconds 2 --jobs 1 --interpret --json {fuzzed}",
+        f"fuzz --plan ScaledAdd --seconds 1 --jobs 1 --interpret --json {fuzzed}",
         f"bench --device cpu --quick --only scaled_add --elements 65536 --json {timed}",
     )
     (plan,) = json.loads(report.read_text())["plans"]
