@@ -42,6 +42,7 @@ def test_codes_are_those_of_the_cpu_and_conversion_keeps_the_bits(
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("mode", ["batch", "ema", "learned"])
 def test_a_compiled_model_trains_with_the_quantizers_of_an_eager_one(mode: str) -> None:
     torch.manual_seed(0)

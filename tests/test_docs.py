@@ -60,8 +60,8 @@ def test_code_of_documents_runs(path: Path) -> None:
 def test_most_documents_have_code() -> None:
     without = {path.name for path in DOCUMENTS if not python_blocks(path.read_text())}
     assert without <= {
-        "api.md", "api_export.md", "api_nn.md", "api_qat.md", "changelog.md", "contributing.md", "example.md",
-        "layers.md", "results.md",
+        "api.md", "api_distributed.md", "api_export.md", "api_nn.md", "api_qat.md", "changelog.md",
+        "contributing.md", "example.md", "layers.md", "results.md",
     }  # fmt: skip
 
 
@@ -305,7 +305,7 @@ def test_every_public_name_has_a_docstring() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     reference = (DOCS / "api.md").read_text() + (DOCS / "api_nn.md").read_text()
     elsewhere = {"NUMERICS_VERSION", "Granularity", "__version__", "export", "formats", "nn", "plans", "qat"}
-    elsewhere.add("testing")
+    elsewhere |= {"distributed", "testing"}
     elsewhere.add("quantize_dynamic")  # another name of dynamic_quantize
     errors = {"HoldfastError", *(kind.__name__ for kind in hf.HoldfastError.__subclasses__())}
     listed = set(re.findall(r"^::: holdfast\.(\w+)$", reference, re.MULTILINE))
@@ -315,6 +315,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(hf.qat.__all__) == set(of_qat)
     of_export = re.findall(r"::: holdfast\.export\.(?:\w+\.)?(\w+)", (DOCS / "api_export.md").read_text())
     assert set(hf.export.__all__) == set(of_export)
+    of_distributed = re.findall(
+        r"::: holdfast\.distributed\.(\w+)", (DOCS / "api_distributed.md").read_text()
+    )
+    assert set(hf.distributed.__all__) == set(of_distributed)
 
 
 @pytest.mark.parametrize("name", ["fuzz_cpu", "fuzz_h200", "h200"])

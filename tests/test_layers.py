@@ -26,6 +26,7 @@ BELOW = {
     "numerics": {"core", "backends"},
     "ops": {"core", "backends", "numerics"},
     "nn": {"core", "ops"},
+    "distributed": {"core", "ops", "nn"},
     "qat": {"core", "ops", "nn"},
     "export": {"core", "ops", "nn", "qat"},
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
@@ -35,7 +36,7 @@ BELOW = {
     "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "demo", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "plans", "nn", "qat", "export", "testing"},
+    "holdfast": {"core", "backends", "ops", "plans", "nn", "distributed", "qat", "export", "testing"},
 }
 
 

@@ -56,6 +56,23 @@ CALLS: dict[str, Differentiable] = {
         lambda w, p: hf.embedding_bag(INDICES, w, per_sample_weights=p, mode="sum"),
         (TABLE, torch.tensor([[0.5, 2.0, -1.0], [3.0, 0.25, 1.0]])),
     ),
+    "scatter_add": (lambda w, x: hf.scatter_add(w, 0, INDICES, x), (TABLE, TABLE[:2] * 0.3)),
+    "scatter_reduce": (
+        lambda w, x: hf.scatter_reduce(w, 0, INDICES, x, "mean", include_self=False),
+        (TABLE, TABLE[:2] * 0.3),
+    ),
+    "index_add": (lambda w, x: hf.index_add(w, 0, INDICES[0], x, alpha=0.3), (TABLE, TABLE[:3] * 0.3)),
+    "index_put": (
+        lambda w, x: hf.index_put(w, (INDICES, None), x),
+        (TABLE, torch.stack([TABLE[:3], TABLE[2:5]])),
+    ),
+    "segment_reduce": (lambda w: hf.segment_reduce(w, INDICES.flatten(), 5, reduce="mean"), (TABLE[:6],)),
+    "segment_reduce max": (
+        lambda w: hf.segment_reduce(w, INDICES.flatten(), 5, reduce="max"),
+        (TABLE[:6],),
+    ),
+    "gather": (lambda w: hf.gather(w, 0, INDICES), (TABLE,)),
+    "index_select": (lambda w: hf.index_select(w, 0, INDICES[1]), (TABLE,)),
     "grid_sample": (hf.grid_sample, (IMAGE, GRID)),
     "grid_sample of an image": (lambda image: hf.grid_sample(image, GRID, "bicubic"), (IMAGE,)),
     "interpolate": (lambda image: hf.interpolate(image, (4, 7), mode="bicubic"), (IMAGE,)),

@@ -2,6 +2,7 @@
 
 from holdfast.core.contract import NUMERICS_VERSION as NUMERICS_VERSION
 from holdfast import (
+    distributed as distributed,
     export as export,
     nn as nn,
     plans as plans,
@@ -64,6 +65,15 @@ from holdfast.ops.packing.torch_op import (
     unpack as unpack,
 )
 from holdfast.ops.quantize.torch_op import quantize as quantize
+from holdfast.ops.scatter.torch_op import (
+    gather as gather,
+    index_add as index_add,
+    index_put as index_put,
+    index_select as index_select,
+    scatter_add as scatter_add,
+    scatter_reduce as scatter_reduce,
+    segment_reduce as segment_reduce,
+)
 
 __version__: str
 
@@ -95,6 +105,7 @@ __all__ = [
     "check_errors",
     "choose_scale",
     "dequantize",
+    "distributed",
     "dynamic_fake_quantize",
     "dynamic_quantize",
     "embedding",
@@ -102,7 +113,11 @@ __all__ = [
     "export",
     "fake_quantize",
     "formats",
+    "gather",
     "grid_sample",
+    "index_add",
+    "index_put",
+    "index_select",
     "interpolate",
     "lsq_init",
     "nn",
@@ -113,6 +128,9 @@ __all__ = [
     "quantize",
     "quantize_dynamic",
     "scale_of_range",
+    "scatter_add",
+    "scatter_reduce",
+    "segment_reduce",
     "testing",
     "unpack",
 ]

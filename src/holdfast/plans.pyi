@@ -90,6 +90,14 @@ from holdfast.ops.lsq_init.plan import (
     LsqInitDescriptor as LsqInitDescriptor,
     LsqInitPlan as LsqInitPlan,
 )
+from holdfast.ops.scatter.plan import (
+    GatherArgs as GatherArgs,
+    GatherDescriptor as GatherDescriptor,
+    GatherPlan as GatherPlan,
+    ScatterArgs as ScatterArgs,
+    ScatterDescriptor as ScatterDescriptor,
+    ScatterPlan as ScatterPlan,
+)
 from holdfast.ops.segment_sum.plan import (
     SegmentSumArgs as SegmentSumArgs,
     SegmentSumDescriptor as SegmentSumDescriptor,

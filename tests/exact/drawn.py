@@ -18,6 +18,7 @@ from holdfast.ops.fake_quantize.plan import SteKind
 from holdfast.ops.grid_sample.plan import Mode, Padding
 from holdfast.ops.interpolate.plan import ANTIALIASED, AXES
 from holdfast.ops.interpolate.plan import Mode as Resize
+from holdfast.ops.scatter.plan import BASES, REDUCTIONS
 
 REALS = [record.torch for record in FLOATS.values()]
 
@@ -53,6 +54,28 @@ def segment_sum(plan: Any, rng: Rng) -> Problem:
     return made(
         plan.__name__, desc, terms=real(rng, (*desc.shape, desc.width), desc.dtype),
         destinations=indices(rng, desc.shape, desc.segments),
+    )  # fmt: skip
+
+
+def scatter(plan: Any, rng: Rng) -> Problem:
+    shape = (size(rng, 20), size(rng, 20))
+    dim, table = int(rng.integers(2)), list(shape)
+    table[dim] = size(rng, 20)
+    index = torch.from_numpy(rng.integers(0, min(size(rng, 64), table[dim]), shape))
+    if plan.op == "gather":
+        desc = plan.Descriptor(shape=shape, table=tuple(table), dim=dim, dtype=one_of(rng, REALS))
+        return made(plan.__name__, desc, input=real(rng, table, desc.dtype), index=index)
+    base, reduce = one_of(rng, BASES), one_of(rng, REDUCTIONS)
+    alpha = one_of(rng, [1.0, 0.3]) if (base, reduce) == ("added", "sum") else 1.0
+    desc = plan.Descriptor(
+        shape=shape, table=tuple(table), dim=dim, width=one_of(rng, [None, 3]), base=base, reduce=reduce,
+        alpha=alpha, dtype=one_of(rng, REALS),
+    )  # fmt: skip
+    given = desc.expected("input")
+    return made(
+        plan.__name__, desc, src=real(rng, desc.expected("src")[0], desc.dtype),
+        input=None if given is None else real(rng, given[0], desc.dtype),
+        index=index,
     )  # fmt: skip
 
 
@@ -284,6 +307,8 @@ def _of_chosen_scale(plan: Any, rng: Rng, fields: dict[str, Any]) -> Problem:
 #: By op, the function that draws a problem of one of its plans.
 DRAWN: dict[str, Callable[[Any, Rng], Problem]] = {
     "segment_sum": segment_sum,
+    "scatter": scatter,
+    "gather": scatter,
     "embedding": embedding,
     "embedding_bag": embedding_bag,
     "grid_sample": grid_sample,

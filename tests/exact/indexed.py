@@ -12,7 +12,9 @@ import torch
 
 from exact.element import Element, as_given, sampled, summed
 from exact.numbers import Array, Exact, lost_below
+from holdfast.numerics.reference import compute_type
 from holdfast.ops.embedding_bag.reference import begins_of, chosen_places, gathered, kept_indices
+from holdfast.ops.scatter.reference import destinations
 
 
 def numbers(tensor: torch.Tensor) -> Array:
@@ -37,6 +39,38 @@ def by_row(desc: Any, output: str, rows: Array, terms: torch.Tensor) -> Iterator
 
 def segment_sum(desc: Any, args: Any) -> Iterator[Element]:
     yield from by_row(desc, "out", args.destinations.numpy().reshape(-1), args.terms)
+
+
+def scatter(desc: Any, args: Any) -> Iterator[Element]:
+    rows = destinations(args.index.numpy(), desc)
+    values = numbers(args.src).reshape(desc.count, desc.columns)
+    inputs = None if args.input is None else numbers(args.input).reshape(desc.rows, desc.columns)
+    alpha = float(compute_type(desc.compute)(desc.alpha))
+    for place in sampled(desc.rows * desc.columns):
+        row, column = divmod(place, desc.columns)
+        own = values[rows == row, column]
+        given = np.zeros(0) if inputs is None else inputs[row, column][None]
+        if not _finite(own, given):
+            continue
+        if not len(own):
+            yield as_given("out", place, float(given[0]) if len(given) else 0.0)
+            continue
+        factors = np.full(len(own), alpha)
+        if desc.base == "added":
+            own, factors = np.append(own, given), np.append(factors, 1.0)
+        times = Fraction(1, len(own)) if desc.by_count else Fraction(1)
+        yield summed("out", place, Exact.of(own) * Exact.of(factors), times)
+
+
+def gather(desc: Any, args: Any) -> Iterator[Element]:
+    index, rows = args.index.numpy().reshape(-1), destinations(args.index.numpy(), desc)
+    values = numbers(args.input).reshape(desc.rows, desc.columns)
+    for place in sampled(desc.count * desc.columns):
+        position, column = divmod(place, desc.columns)
+        known = 0 <= index[position] < desc.extent
+        value = values[rows[position], column] if known else 0.0
+        if np.isfinite(value):
+            yield as_given("out", place, float(value))
 
 
 def embedding_backward(desc: Any, args: Any) -> Iterator[Element]:

@@ -65,6 +65,15 @@ def segment_sum(of: Long) -> Iterator[Problem]:
     yield made("SegmentSumPlan", desc, terms=of.terms(2), destinations=of.zeros)
 
 
+def scatter(of: Long) -> Iterator[Problem]:
+    for reduce, base in (("sum", "added"), ("mean", "added"), ("mean", "zeros")):
+        desc = hf.plans.ScatterDescriptor(
+            shape=(of.count,), table=(1,), dtype=of.dtype, reduce=reduce, base=base
+        )
+        given = None if base == "zeros" else of.terms()[:1, 0].clone()
+        yield made("ScatterPlan", desc, input=given, index=of.zeros, src=of.terms()[:, 0])
+
+
 def embedding_backward(of: Long) -> Iterator[Problem]:
     for by_count in (False, True):
         desc = hf.plans.EmbeddingBackwardDescriptor(
@@ -195,6 +204,7 @@ def lsq_init(of: Long) -> Iterator[Problem]:
 #: For every plan with sums of variable length, functions that make a problem of a given length.
 LONG: dict[str, Callable[[Long], Iterator[Problem]]] = {
     "SegmentSumPlan": segment_sum,
+    "ScatterPlan": scatter,
     "EmbeddingBackwardPlan": embedding_backward,
     "EmbeddingBagPlan": embedding_bag,
     "EmbeddingBagBackwardPlan": embedding_bag_backward,

@@ -27,6 +27,8 @@ _BY_OP: dict[tuple[str, str], Exactly] = {
     ("grid_sample", "backward"): sampling.grid_sample_backward,
     ("affine_grid", "forward"): sampling.affine_grid,
     ("affine_grid", "backward"): sampling.affine_grid_backward,
+    ("scatter", "forward"): indexed.scatter,
+    ("gather", "forward"): indexed.gather,
     ("interpolate", "forward"): resized.interpolate,
     ("interpolate", "backward"): resized.interpolate_backward,
     ("quantize", "forward"): scaled.quantize,

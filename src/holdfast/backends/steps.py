@@ -100,7 +100,7 @@ class Steps:
     """
 
     def __init__(self, device: torch.device, args: Args) -> None:
-        self._device = device
+        self.device = device
         self._names = operand_names(type(args))
         self._tensors = [
             _bits(operand) if isinstance(operand, torch.Tensor) else None for operand in args.operands()
@@ -142,7 +142,7 @@ class Steps:
             kernel,
             given,
             grid=(programs, 1) if isinstance(programs, int) else programs,
-            device=self._device,
+            device=self.device,
             num_warps=num_warps,
             registers=registers,
             shared_percent=shared_percent,
@@ -220,7 +220,7 @@ class Steps:
         """Launches all steps in order. It keeps no reference to the args that it was prepared for."""
         if interpreted():
             return self._interpreted()
-        launch, device = self._written_out(), self._device
+        launch, device = self._written_out(), self.device
         if torch.cuda.device_count() == 1:
             return launch
 
@@ -238,7 +238,7 @@ class Steps:
     def _written_out(self) -> Launch[Any]:
         """``launch`` with all its launches written out: loops over parameters take as long as a launch."""
         names: dict[str, Any] = {"first_address": first_address, "torch_stream": _torch_stream}
-        names |= {"device": self._device, "fork": _side.fork, "join": _side.join}
+        names |= {"device": self.device, "fork": _side.fork, "join": _side.join}
         operands = (operand for step in self._steps for operand in step.operands)
         names["kept"] = [operand for operand in operands if isinstance(operand, torch.Tensor)]
         places = sorted({place for step in self._steps for place in step.places})

@@ -29,6 +29,9 @@ _ON_FIRST_RUN = PlanPreference(precompile=False)
 
 P = TypeVar("P", bound=Plan[Any, Any])
 
+#: Called before an operator gets a tensor of another class, such as a DTensor.
+ON_OTHER_TENSORS: list[Callable[[], None]] = []
+
 
 def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     """Register ``holdfast::name`` for CPU, CUDA and tracing; return a function that calls it.
@@ -58,6 +61,8 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         kinds = tuple(map(type, arguments))
         parts = None if private.is_watched() else _parts(kinds)
         if parts is None:
+            for prepare in ON_OTHER_TENSORS:
+                prepare()
             return operator(*map(_in_memory, arguments))
         tensors = parts[0](arguments)
         records = torch.is_grad_enabled()

@@ -23,6 +23,7 @@ from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
+from holdfast.core.sharding import wanting
 from holdfast.core.stream import Stream
 from holdfast.core.torch_op import by_sample, define, register_vmap
 from holdfast.ops.embedding.plan import (
@@ -137,10 +138,14 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) 
     ctx.save_for_backward(input)
     ctx.rows, ctx.sparse = weight.shape[0], sparse
     ctx.options = padding_idx, scale_grad_by_freq
+    ctx.placements = getattr(weight, "placements", None)  # of a DTensor
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
+    if ctx.placements is not None and not ctx.sparse:
+        with wanting(ctx.placements):
+            return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
     if not ctx.sparse:
         return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
     return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.options), *[None] * 4

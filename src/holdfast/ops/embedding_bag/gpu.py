@@ -310,8 +310,9 @@ def sum_short_bags(
             TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
         )  # fmt: skip
         finish(
-            out, bag, mine, total, counted, column, inside, out_sizes, out_strides, False, BY_COUNT, COMPUTE
-        )
+            out, factors, bag, mine, total, amount, counted, column, inside, out_sizes, out_strides,
+            factor_strides, numbers, False, BY_COUNT, COMPUTE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "padding", "bags", "length"])

@@ -1,13 +1,15 @@
 """dinput and dgrid of many small 2-D problems, in Triton: one program processes one image at a time.
 
-A program has few accumulators, for one band of pixels. It stores zeros in the bands that no sample touches.
-For the other bands it clears the accumulators, adds the terms with integer atomics, and stores the sums.
+The accumulators are those of the smallest box around all pixels that the samples of an image touch, or of
+some rows of the box if it is large. A program clears them, adds the terms with integer atomics, and stores
+the sums. All other pixels of the image are zero.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +49,7 @@ from holdfast.ops.segment_sum import indexed
 class Tuning:
     """Tuning of ``differentiate_images``."""
 
-    #: Pixels of a band, programs, and warps.
+    #: Accumulators of a program, programs, and warps. There are more programs if an image has many pixels.
     band: int
     programs: int
     warps: int
@@ -57,7 +59,7 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(band=1024, programs=2112, warps=4, least_images=64, most_samples=1024),
+    gpu=Tuning(band=512, programs=2112, warps=4, least_images=64, most_samples=1024),
     interpreter=Tuning(band=64, programs=2, warps=4, least_images=5, most_samples=256),
 )
 
@@ -73,6 +75,52 @@ def store_band(
     if ACCUMULATE:
         value = widen(tl.load(at, mask=inside, other=0.0), COMPUTE) + value
     tl.store(at, narrow(value, dinput.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def box_of(pixels, masks, sizes):
+    """First and last x, first and last y of the pixels with a mask; one pixel if there is none."""
+    x0, x1 = tl.zeros_like(pixels[0]) + sizes[0], tl.zeros_like(pixels[0])
+    y0, y1 = tl.zeros_like(pixels[0]) + sizes[1], tl.zeros_like(pixels[0])
+    for k in tl.static_range(4):
+        x, y = pixels[k] % sizes[0], pixels[k] // sizes[0]
+        x0, x1 = tl.where(masks[k], tl.minimum(x0, x), x0), tl.where(masks[k], tl.maximum(x1, x), x1)
+        y0, y1 = tl.where(masks[k], tl.minimum(y0, y), y0), tl.where(masks[k], tl.maximum(y1, y), y1)
+    right, bottom = tl.max(x1, 0), tl.max(y1, 0)
+    return tl.minimum(tl.min(x0, 0), right), right, tl.minimum(tl.min(y0, 0), bottom), bottom
+
+
+@triton.jit
+def place_in_rows(pixel, mask, x0, width, y, below, sizes):
+    """The accumulator of a pixel in the rows from y to ``below`` of a box, and whether it is there."""
+    row = pixel // sizes[0]
+    return (row - y) * width + (pixel % sizes[0] - x0), mask & (row >= y) & (row < below)
+
+
+@triton.jit
+def places_in_rows(pixels, masks, x0, width, y, below, sizes):
+    """``place_in_rows`` of four corners."""
+    p0, m0 = place_in_rows(pixels[0], masks[0], x0, width, y, below, sizes)
+    p1, m1 = place_in_rows(pixels[1], masks[1], x0, width, y, below, sizes)
+    p2, m2 = place_in_rows(pixels[2], masks[2], x0, width, y, below, sizes)
+    p3, m3 = place_in_rows(pixels[3], masks[3], x0, width, y, below, sizes)
+    return (p0, p1, p2, p3), (m0, m1, m2, m3)
+
+
+@triton.jit
+def sums_in_rows(
+    held, pixel, x0, width, y, below, sizes, begin, shift, fraction_bits,
+    BAND: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """The sums of BAND pixels from ``begin``, +0 outside the box."""
+    value = tl.zeros([BAND], COMPUTE)
+    if (begin < below * sizes[0]) & (begin + BAND > y * sizes[0]):
+        column = pixel % sizes[0] - x0
+        place, known = place_in_rows(pixel, (column >= 0) & (column < width), x0, width, y, below, sizes)
+        # Atomics bypass the first-level cache, so loads of their results must do so too.
+        total = tl.load(held + place, mask=known, other=BIAS, cache_modifier=".cg")
+        value = tl.where(known, converted(total, total, shift, fraction_bits, COMPUTE), 0.0)
+    return value
 
 
 @triton.jit(do_not_specialize=["programs", "images", "fraction_bits"])
@@ -104,12 +152,9 @@ def differentiate_images(
             first, n, inside, 0, pixels, sizes, image_strides,
             0, AXES, TAPS, MODE, PADDING, ALIGNED, False, OFFSET,
         )  # fmt: skip
-        # The band of each corner's pixel lies between those of the first and the last touched pixel.
-        low, high = tl.full([TILE], pixels, tl.int32), tl.full([TILE], -1, tl.int32)
-        for k in tl.static_range(4):
-            low = tl.where(whole[2][k], tl.minimum(low, whole[0][k]), low)
-            high = tl.where(whole[2][k], tl.maximum(high, whole[0][k]), high)
-        lowest, highest = tl.min(low, 0), tl.max(high, 0)
+        x0, x1, y0, y1 = box_of(whole[0], whole[2], sizes)
+        width = x1 - x0 + 1
+        rows = BAND // width
         s0, s1, s2, s3 = zeros, zeros, zeros, zeros
         for channel in range(channels):
             base = dout + tl.full([1], channel, tl.int64) * dout_step
@@ -118,33 +163,45 @@ def differentiate_images(
             shift = plane_shift(tl.max(tl.where(field < 255, field, 0), 0), fraction_bits, COMPUTE)
             special = tl.max(field, 0) == 255
             change = scaled(finite_or_zero(d), shift, COMPUTE)
-            for begin in range(0, pixels, BAND):
-                pixel = begin + lane
-                if (highest >= begin) & (lowest < begin + BAND):
-                    tl.store(held + lane, tl.full([BAND], BIAS, tl.int64))
-                    tl.debug_barrier()
-                    quad = quad_of(
-                        first, n, inside, begin, BAND, sizes, image_strides,
-                        0, AXES, TAPS, MODE, PADDING, ALIGNED, True, OFFSET,
-                    )  # fmt: skip
-                    for k in tl.static_range(4):
-                        add_term(held, quad[0][k], quad[2][k], weights[k] * change, BAND, fraction_bits, 1)
-                    if special:
-                        mark_specials(held, quad[0], quad[2], weights, d, 4)
-                    tl.debug_barrier()
-                    # Atomics bypass the first-level cache, so loads of their results must do so too.
-                    total = tl.load(held + lane, cache_modifier=".cg")
-                    tl.debug_barrier()
-                    value = converted(total, total, shift, fraction_bits, COMPUTE)
-                    store_band(
-                        dinput, value, n, channel, pixel, pixel < pixels, sizes, dinput_strides, dinput_step,
-                        DINPUT_FLAT, ACCUMULATE, COMPUTE,
-                    )  # fmt: skip
+            stored = 0
+            for row in range(y0, y1 + 1, rows):
+                # Accumulators of the rows from ``row``.
+                below = tl.minimum(row + rows, y1 + 1)
+                tl.store(held + lane, tl.full([BAND], BIAS, tl.int64), mask=lane < (below - row) * width)
+                tl.debug_barrier()
+                places, masks = places_in_rows(whole[0], whole[2], x0, width, row, below, sizes)
+                for k in tl.static_range(4):
+                    add_term(held, places[k], masks[k], weights[k] * change, BAND, fraction_bits, 1)
+                if special:
+                    mark_specials(held, places, masks, weights, d, 4)
+                tl.debug_barrier()
+                if y1 - y0 < rows:  # one pass: these masks allow wide stores
+                    for begin in range(0, pixels, BAND):
+                        pixel = begin + lane
+                        value = sums_in_rows(
+                            held, pixel, x0, width, row, below, sizes, begin, shift, fraction_bits,
+                            BAND, COMPUTE,
+                        )  # fmt: skip
+                        store_band(
+                            dinput, value, n, channel, pixel, pixel < pixels, sizes, dinput_strides,
+                            dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
+                        )  # fmt: skip
                 else:
-                    store_band(
-                        dinput, tl.zeros([BAND], COMPUTE), n, channel, pixel, pixel < pixels, sizes,
-                        dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
-                    )  # fmt: skip
+                    end = below * sizes[0]
+                    if below > y1:
+                        end += pixels - end
+                    for begin in range(stored, end, BAND):
+                        pixel = begin + lane
+                        value = sums_in_rows(
+                            held, pixel, x0, width, row, below, sizes, begin, shift, fraction_bits,
+                            BAND, COMPUTE,
+                        )  # fmt: skip
+                        store_band(
+                            dinput, value, n, channel, pixel, pixel < end, sizes, dinput_strides,
+                            dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
+                        )  # fmt: skip
+                    stored = end
+                tl.debug_barrier()
             if DGRID:
                 s0, s1, s2, s3 = add_products(
                     s0, s1, s2, s3, d, image, channel, image_step, whole[1], COMPUTE
@@ -162,7 +219,9 @@ class ImageSums:
         self, layout: WorkspaceLayout, device: torch.device, desc: GridSampleBackwardDescriptor
     ) -> None:
         self.desc, self.tuning = desc, TUNING.on(device)
-        self.programs = min(desc.batch, self.tuning.programs)
+        # Programs that need no more memory than half of dinput may all have one image.
+        many = math.prod(desc.shape) * desc.input_dtype.itemsize // (16 * self.tuning.band)
+        self.programs = min(desc.batch, max(self.tuning.programs, many))
         self.sums = layout.take(self.programs * self.tuning.band, torch.int64)
 
     @staticmethod
@@ -171,7 +230,7 @@ class ImageSums:
         tuning = TUNING.on(device)
         kind = desc.mode == Mode.BILINEAR and desc.axes == 2 and desc.compute.bits == 32 and desc.needs_dinput
         few = 0 < desc.samples <= tuning.most_samples and 0 < desc.channels <= indexed.CHUNK
-        return kind and few and desc.batch >= tuning.least_images
+        return kind and few and desc.batch >= tuning.least_images and desc.shape[-1] <= tuning.band
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
         """Add the launch."""

@@ -1,12 +1,15 @@
-"""interpolate in Triton. A program computes a block of output elements; neighbours are along x.
+"""interpolate in Triton. A program computes the same block of pixels in one plane after the other.
 
-The tables are tensors that the kernel keeps. Loops over taps go to the largest count of an axis; elements
-with fewer taps are masked.
+A plane is one channel of one image; with channels last, it is one image, and its pixels have channels. All
+planes share the tables, so a program reads the taps and the weights of its pixels once for all its planes.
+The tables are tensors that the kernel keeps. Loops over taps go to the largest count of an axis; pixels with
+fewer taps are masked.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +18,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.steps import Steps
-from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.backends.tuning import Tuned
 from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.interpolate import plan as plans
@@ -24,13 +27,22 @@ from holdfast.ops.interpolate.tables import Table, joined
 
 @dataclass(frozen=True)
 class Tuning:
-    """Elements per program, and warps per program."""
+    """Pixels of a plane per program, planes and warps per program.
+
+    The loops over all axes are unrolled if a pixel has few taps, else the loop over x if it has few.
+    """
 
     block: int = 512
+    planes: int = 16
     warps: int = 4
+    few_taps: int = 16
+    few_along_x: int = 8
 
 
-TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(block=8192))
+TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(block=8192, planes=64))
+
+#: Pixels with many taps: a thread has one pixel, because it has enough loads of its own to wait for.
+MANY_TAPS = Tuned(gpu=Tuning(block=256, planes=8, warps=8), interpreter=Tuning(block=8192, planes=64))
 
 
 @triton.jit
@@ -41,21 +53,61 @@ def added(total, weight, term, number, count):
 
 
 @triton.jit
-def resample(
-    out, source, spans, weights, elements, columns, sizes, most, out_strides, source_strides,
-    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One block of the output.
+def loaded_weights(weights, count, TAPS: tl.constexpr):
+    """The weights of TAPS taps, 0 from ``count`` on."""
+    found = (tl.load(weights, mask=0 < count, other=0.0),)
+    for number in tl.static_range(1, TAPS):
+        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    return found
 
-    ``sizes`` are x, y, z, c of the output; strides are of x, y, z, c, n; ``most`` are the largest counts of
-    x, y, z. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight.
+
+@triton.jit
+def row_sum(
+    line, of_x, weights, stride, taps, count, read,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sum over the taps of x. TAPS is their largest count, or 0 if only ``taps`` has it."""
+    row = tl.zeros([BLOCK], COMPUTE)
+    if TAPS > 0:
+        for number in tl.static_range(TAPS):
+            step = tl.full([], number, tl.int64) * stride
+            value = tl.load(line + step, mask=read & (number < count), other=0.0)
+            row = added(row, of_x[number], widen(value, COMPUTE), number, count)
+    else:
+        for number in range(taps):
+            step = tl.cast(number, tl.int64) * stride
+            value = tl.load(line + step, mask=read & (number < count), other=0.0)
+            weight = tl.load(weights + number, mask=number < count, other=0.0)
+            row = added(row, weight, widen(value, COMPUTE), number, count)
+    return row
+
+
+@triton.jit
+def resample(
+    out, source, spans, weights, elements, blocks, planes, channels, columns, sizes, most,
+    out_strides, source_strides,
+    ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_Z: tl.constexpr,
+    BLOCK: tl.constexpr, PLANES: tl.constexpr,
+):  # fmt: skip
+    """BLOCK elements of PLANES planes.
+
+    ``sizes`` are x, y of the output; strides are of x, y, z, c, n; ``most`` are the largest counts of
+    x, y, z. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X,
+    TAPS_Y and TAPS_Z are ``most``, or 0 for an axis whose loop is not unrolled.
     """
-    element = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)
+    block = tl.program_id(0) % blocks
+    first_plane = tl.program_id(0) // blocks * PLANES
+    element = block.to(INDEX) * BLOCK + tl.arange(0, BLOCK)
     inside = element < elements
-    x, rest = element % sizes[0], element // sizes[0]
-    y, rest = rest % sizes[1], rest // sizes[1]
-    z, rest = rest % sizes[2], rest // sizes[2]
-    c, n = (rest % sizes[3]).to(tl.int64), (rest // sizes[3]).to(tl.int64)
+    if CHANNELS_LAST:
+        pixel, channel = element // channels, (element % channels).to(tl.int64)
+        corner, target = channel * source_strides[3], channel * out_strides[3]
+    else:
+        pixel = element
+        corner, target = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+    x, rest = pixel % sizes[0], pixel // sizes[0]
+    y, z = rest % sizes[1], rest // sizes[1]
     at_x, at_y, at_z = spans + x, spans + sizes[0] + y, spans + sizes[0] + sizes[1] + z
     count_x = tl.load(at_x + columns, mask=inside, other=0)
     count_y = tl.load(at_y + columns, mask=inside, other=0)
@@ -63,35 +115,55 @@ def resample(
     weight_x = weights + tl.load(at_x + 2 * columns, mask=inside, other=0)
     weight_y = weights + tl.load(at_y + 2 * columns, mask=inside, other=0)
     weight_z = weights + tl.load(at_z + 2 * columns, mask=inside, other=0)
-    first = source + n * source_strides[4] + c * source_strides[3]
-    first += tl.load(at_x, mask=inside, other=0).to(tl.int64) * source_strides[0]
-    first += tl.load(at_y, mask=inside, other=0).to(tl.int64) * source_strides[1]
-    first += tl.load(at_z, mask=inside, other=0).to(tl.int64) * source_strides[2]
-    total = tl.zeros([BLOCK], COMPUTE)
-    for in_z in range(most[2]):
-        plane = tl.zeros([BLOCK], COMPUTE)
-        for in_y in range(most[1]):
-            line = first + tl.cast(in_z, tl.int64) * source_strides[2]
-            line += tl.cast(in_y, tl.int64) * source_strides[1]
-            read = (in_z < count_z) & (in_y < count_y)
-            row = tl.zeros([BLOCK], COMPUTE)
-            for in_x in range(most[0]):
-                value = tl.load(
-                    line + tl.cast(in_x, tl.int64) * source_strides[0],
-                    mask=read & (in_x < count_x), other=0.0,
-                )  # fmt: skip
-                weight = tl.load(weight_x + in_x, mask=in_x < count_x, other=0.0)
-                row = added(row, weight, widen(value, COMPUTE), in_x, count_x)
-            weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
-            plane = added(plane, weight, row, in_y, count_y)
-        weight = tl.load(weight_z + in_z, mask=in_z < count_z, other=0.0)
-        total = added(total, weight, plane, in_z, count_z)
-    target = out + n * out_strides[4] + c * out_strides[3]
+    of_x = loaded_weights(weight_x, count_x, TAPS_X)
+    of_y = loaded_weights(weight_y, count_y, TAPS_Y)
+    of_z = loaded_weights(weight_z, count_z, TAPS_Z)
+    corner += tl.load(at_x, mask=inside, other=0).to(tl.int64) * source_strides[0]
+    corner += tl.load(at_y, mask=inside, other=0).to(tl.int64) * source_strides[1]
+    corner += tl.load(at_z, mask=inside, other=0).to(tl.int64) * source_strides[2]
     target += x.to(tl.int64) * out_strides[0] + y.to(tl.int64) * out_strides[1]
     target += z.to(tl.int64) * out_strides[2]
-    if ACCUMULATE:
-        total = widen(tl.load(target, mask=inside), COMPUTE) + total
-    tl.store(target, narrow(total, out.dtype.element_ty), mask=inside)
+    taps_y, taps_z = tl.max(count_y), tl.max(count_z)
+
+    for plane in range(first_plane, tl.minimum(first_plane + PLANES, planes)):
+        if CHANNELS_LAST:
+            image = tl.cast(plane, tl.int64)
+            at_source, at_out = source + image * source_strides[4], out + image * out_strides[4]
+        else:
+            image, channel = tl.cast(plane // channels, tl.int64), tl.cast(plane % channels, tl.int64)
+            at_source = source + (image * source_strides[4] + channel * source_strides[3])
+            at_out = out + (image * out_strides[4] + channel * out_strides[3])
+        total = tl.zeros([BLOCK], COMPUTE)
+        if TAPS_Y > 0:
+            for in_z in tl.static_range(TAPS_Z):
+                slab = tl.zeros([BLOCK], COMPUTE)
+                for in_y in tl.static_range(TAPS_Y):
+                    steps = tl.full([], in_z, tl.int64) * source_strides[2]
+                    steps += tl.full([], in_y, tl.int64) * source_strides[1]
+                    row = row_sum(
+                        at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
+                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, BLOCK,
+                    )  # fmt: skip
+                    slab = added(slab, of_y[in_y], row, in_y, count_y)
+                total = added(total, of_z[in_z], slab, in_z, count_z)
+        else:
+            for in_z in range(taps_z):
+                slab = tl.zeros([BLOCK], COMPUTE)
+                for in_y in range(taps_y):
+                    steps = tl.cast(in_z, tl.int64) * source_strides[2]
+                    steps += tl.cast(in_y, tl.int64) * source_strides[1]
+                    row = row_sum(
+                        at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
+                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, BLOCK,
+                    )  # fmt: skip
+                    weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
+                    slab = added(slab, weight, row, in_y, count_y)
+                weight = tl.load(weight_z + in_z, mask=in_z < count_z, other=0.0)
+                total = added(total, weight, slab, in_z, count_z)
+        written = at_out + target
+        if ACCUMULATE:
+            total = widen(tl.load(written, mask=inside), COMPUTE) + total
+        tl.store(written, narrow(total, out.dtype.element_ty), mask=inside)
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -109,17 +181,27 @@ class _Resample(DescribedKernel[plans.D]):
         raise NotImplementedError
 
     def _prepared(self, args: Any, out: str, source: str, accumulate: bool) -> Launch[Any]:
-        desc, tuning = self.desc, TUNING.on(self.device)
+        few = math.prod(self.most) <= TUNING.on(self.device).few_taps
+        tuning = (TUNING if few else MANY_TAPS).on(self.device)
         written, read = getattr(args, out), getattr(args, source)
-        elements = written.numel()
+        images, channels = written.shape[:2]
+        sizes = _along(written.shape[2:], 1)
+        channels_last = channels > 1 and written.stride(1) == 1
+        elements = math.prod(sizes) * (channels if channels_last else 1)
+        planes = images * (1 if channels_last else channels)
+        blocks = -(-elements // tuning.block)
+        unrolled = (few or self.most[0] <= tuning.few_along_x, few, few)
+        taps = [most if known else 0 for most, known in zip(self.most, unrolled, strict=True)]
         steps = Steps(self.device, args)
         steps.add(
-            resample, -(-elements // tuning.block), constants_of(tuning),
-            out=out, source=source, spans=self.spans, weights=self.weights, elements=elements,
-            columns=self.spans.shape[1], sizes=(*_along(written.shape[2:], 1), desc.shape[1]),
-            most=self.most, out_strides=_strides(written), source_strides=_strides(read),
-            ACCUMULATE=accumulate, COMPUTE=tl.float64 if desc.compute.bits == 64 else tl.float32,
-            INDEX=tl.int32 if elements < 2**31 - tuning.block else tl.int64, num_warps=tuning.warps,
+            resample, blocks * -(-planes // tuning.planes),
+            out=out, source=source, spans=self.spans, weights=self.weights, elements=elements, blocks=blocks,
+            planes=planes, channels=channels, columns=self.spans.shape[1], sizes=sizes[:2], most=self.most,
+            out_strides=_strides(written), source_strides=_strides(read), ACCUMULATE=accumulate,
+            COMPUTE=tl.float64 if self.desc.compute.bits == 64 else tl.float32,
+            INDEX=tl.int32 if blocks * tuning.block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
+            TAPS_X=taps[0], TAPS_Y=taps[1], TAPS_Z=taps[2], BLOCK=tuning.block, PLANES=tuning.planes,
+            num_warps=min(8, tuning.warps * (2 if math.prod(self.most) > 8 else 1)),
         )  # fmt: skip
         return steps.launch
 

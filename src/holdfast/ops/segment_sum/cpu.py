@@ -23,6 +23,7 @@ from holdfast.backends.cpu import (
     LINE,
     clear,
     compile_kernel,
+    copy,
     counted_loop,
     emit,
     fence,
@@ -46,7 +47,7 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, zero
-from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
+from holdfast.numerics.cpu_walk import load_run, move, number, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
@@ -74,6 +75,9 @@ _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
 
 # Factor of a term: none, a weight per place, or 1 for the columns that chose this place and 0 elsewhere.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
+# What a base is for: the result of rows without terms; added to the sum, which was divided by its number of
+# terms if it is a mean; or one more term of the mean.
+KEPT, ADDED, JOINED = 0, 1, 2
 
 
 @jit
@@ -376,11 +380,11 @@ def _clear_rows(row, end, starts, output, column, count, rows, columns):
     +0 has no bits set in any dtype.
     """
     outlined()
-    out_at, out_kind, row_step, _ = output
+    out_at, out_kind, table, _ = output
     item, first = out_kind & ITEM_SIZE, row
     while row < end and starts[row + 1] == starts[row]:
         row += 1
-    if row_step == columns and count == columns:
+    if table.shape[1] == 1 and table[1, 0] == columns and count == columns:
         size = (row - first) * columns * item
         target = out_at + first * columns * item
         if size >= _STREAMED_ZEROS and rows * columns * item >= _STREAMED_OUTPUT:
@@ -389,27 +393,46 @@ def _clear_rows(row, end, starts, output, column, count, rows, columns):
             clear(target, size)
     else:
         for each in range(first, row):
-            clear(out_at + (each * row_step + column) * item, count * item)
+            clear(out_at + (offset_of(each, table) + column) * item, count * item)
     return row
 
 
+@jit
+def _copy_row(target, step, source, source_step, count, item):
+    """Copy a row without terms from the base, or set it to zeros if its address is 0."""
+    outlined()
+    if source == 0:
+        for i in range(count):
+            for b in range(item):
+                pointer(target + i * step * item, np.uint8)[b] = 0
+    elif step == 1 and source_step == 1:
+        copy(target, source, count * item)
+    else:
+        move(source, source_step, count, target, step, item)
+
+
 @kernel
-def sum_segments(first, last, ordering, units, source, factor, output, accumulate, by_count, scratch, like):
+def sum_segments(
+    first, last, ordering, units, source, factor, output, base, by_count, alpha, scratch, like
+):  # fmt: skip
     """Sum the rows of the units ``first`` to ``last``.
 
     ``ordering`` is (address of starts, address of places or 0 if the terms are sorted, rows, columns).
     ``units`` is (units per part of the columns, columns per part, minimum and maximum number of terms of the
     rows to sum). ``source`` is (address, kind, column stride, table of loops, address of the row of each
     place or 0 if the row is the place). ``factor`` is (PLAIN, TIMES or CHOSEN, address of the weights or of
-    the chosen places, columns of the chosen places). ``output`` is (address, kind, row stride, column
-    stride). ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of
-    the divisor of each row.
+    the chosen places, columns of the chosen places). ``output`` is (address, kind, table of the loops over
+    rows, column stride). ``base`` is (address or 0 for none, table of the loops over rows, column stride,
+    KEPT, ADDED or JOINED); its elements are of the kind of the output. ``by_count`` is 0 for no division, 1
+    to divide each sum by its number of terms, or the address of the divisor of each row. ``alpha`` multiplies
+    each sum.
     """
     starts_at, places_at, rows, columns = ordering
     per_part, part, min_terms, max_terms = units
-    out_at, out_kind, row_step, step = output
+    out_at, out_kind, out_table, step = output
+    base_at, base_table, base_step, role = base
     starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
-    in_place = out_kind == item and step == 1 and not accumulate
+    in_place = out_kind == item and step == 1 and base_at != out_at
     terms_end = np.int64(starts[rows])
     work, end = rows + terms_end, 0
     for unit in range(first, last):
@@ -420,12 +443,19 @@ def sum_segments(first, last, ordering, units, source, factor, output, accumulat
         end = rows if share == per_part - 1 else _row_at(work * (share + 1) // per_part, starts, rows)
         while row < end:
             low, high = np.int64(starts[row]), np.int64(starts[row + 1])
-            if high == low and step == 1 and min_terms == 0:
+            if high == low and step == 1 and min_terms == 0 and base_at == 0:
                 row = _clear_rows(row, end, starts, output, column, count, rows, columns)
                 continue
-            target = out_at + (row * row_step + column * step) * item
-            row += 1
             if high - low < min_terms or high - low > max_terms:
+                row += 1
+                continue
+            target = out_at + (offset_of(row, out_table) + column * step) * item
+            old_at = np.int64(0)
+            if base_at != 0:
+                old_at = base_at + (offset_of(row, base_table) + column * base_step) * item
+            row += 1
+            if high == low:
+                _copy_row(target, step, old_at, base_step, count, item)
                 continue
             total = target if in_place else scratch + _SUM * _RUN
             sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
@@ -433,15 +463,22 @@ def sum_segments(first, last, ordering, units, source, factor, output, accumulat
             terms = np.int32(high - low)
             if by_count > 1:
                 terms = pointer(by_count, np.int32)[row - 1]
-            if by_count != 0 and terms > 0:
+            if alpha != 1:
+                for i in range(count):
+                    sums[i] = alpha * sums[i]
+            if by_count != 0 and terms > 0 and role != JOINED:
                 amount = terms + zero(like)
                 for i in range(count):
                     sums[i] = sums[i] / amount
-            if accumulate:
+            if old_at != 0 and role != KEPT:
                 raw, wide = scratch + _RAW * _RUN, scratch
-                old = pointer(load_run(target, out_kind, step, count, raw, wide, like), like)
+                old = pointer(load_run(old_at, out_kind, base_step, count, raw, wide, like), like)
                 for i in range(count):
                     sums[i] = old[i] + sums[i]
+            if by_count != 0 and role == JOINED:
+                amount = np.int32(terms + 1) + zero(like)
+                for i in range(count):
+                    sums[i] = sums[i] / amount
             store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
     fence()
 
@@ -456,6 +493,15 @@ class Ordering(NamedTuple):
     longest: int
 
 
+class Base(NamedTuple):
+    """A base of the sums: its address, the table of the loops over its rows, its column stride, its role."""
+
+    address: int
+    table: np.ndarray[Any, Any]
+    step: int
+    role: int
+
+
 def launch_sums(
     out: torch.Tensor,
     ordering: Ordering,
@@ -466,11 +512,31 @@ def launch_sums(
     accumulate: bool = False,
     by_count: int = 0,
 ) -> None:
-    """Run ``sum_segments`` for every row of ``out`` on torch's number of threads."""
-    rows, columns = out.shape
+    """Run ``sum_segments`` for every row of the matrix ``out``; ``accumulate`` adds the sums to it."""
+    table = table_of(out.shape[:1], out.stride()[:1])
+    base = Base(out.data_ptr() if accumulate else 0, table, out.stride(1), ADDED)
+    output = (out.data_ptr(), kind(out.dtype, compute.torch), table, out.stride(1))
+    columns, like = out.shape[1], number(compute)
+    in_units(
+        ordering, columns, source, factor, output, base, by_count, type(like)(1), compute, int(accumulate)
+    )
+
+
+def in_units(
+    ordering: Ordering,
+    columns: int,
+    source: tuple[Any, ...],
+    factor: tuple[int, int, int],
+    output: tuple[Any, ...],
+    base: Base,
+    by_count: int,
+    alpha: np.floating[Any],
+    compute: Float,
+    least_terms: int = 0,
+) -> None:
+    """Run ``sum_segments`` for all rows of at least ``least_terms`` terms on torch's number of threads."""
+    rows, like = ordering.rows, number(compute)
     order_of = (ordering.starts, ordering.places, rows, columns)
-    output = (out.data_ptr(), kind(out.dtype, compute.torch), *out.stride())
-    like = number(compute)
 
     def launch(units: int, parts: int, min_terms: int, max_terms: int, terms: int) -> None:
         part = -(-columns // (parts * 16)) * 16  # whole cache lines
@@ -478,7 +544,7 @@ def launch_sums(
 
         def work(first: int, last: int) -> None:
             sum_segments(
-                first, last, order_of, partition, source, factor, output, accumulate, int(by_count),
+                first, last, order_of, partition, source, factor, output, tuple(base), int(by_count), alpha,
                 _SCRATCH.of_thread(), like,
             )  # fmt: skip
 
@@ -486,7 +552,7 @@ def launch_sums(
 
     threads, parts = torch.get_num_threads(), -(-columns // COLUMNS)
     share = (rows + ordering.terms) // threads
-    launch(min(UNITS, rows), parts, int(accumulate), share, rows + ordering.terms)
+    launch(min(UNITS, rows), parts, least_terms, share, rows + ordering.terms)
     if ordering.longest > share:
         launch(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
 
@@ -496,10 +562,10 @@ def compile_for(compute: Float) -> None:
     """Compile the kernels for a compute type."""
     table, like = table_of((1,), (1,)), number(compute)
     compile_kernel(counting_sort, 0, 8, table, 0, -2, -1, 0, 0)
-    source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, 1, 1)
+    source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, table, 1)
     compile_kernel(
-        sum_segments, 0, 0, (0, 0, 0, 1), (1, 1, 0, 0), source, (PLAIN, 0, 0), output, False, 0,
-        _SCRATCH.of_thread(), like,
+        sum_segments, 0, 0, (0, 0, 0, 1), (1, 1, 0, 0), source, (PLAIN, 0, 0), output, (0, table, 1, ADDED),
+        0, like, _SCRATCH.of_thread(), like,
     )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def plain_term(
 
 @triton.jit
 def finish(
-    out, row, wanted, total, count, column, inside, sizes, strides,
+    out, factors, row, wanted, total, amount, count, column, inside, sizes, strides, factor_strides, numbers,
     ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Store the ``wanted`` rows: divided by ``count`` if BY_COUNT, added to ``out`` if ACCUMULATE."""
@@ -189,9 +189,9 @@ def slot_of(origin, chunk, windows):
 
 @triton.jit
 def reduce_chunks(
-    out, partials, counts, arrivals, row, origin, amount, chunk, mine, total, counted, column, inside,
-    windows, columns, out_sizes, out_strides,
-    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    out, factors, partials, counts, arrivals, row, origin, amount, chunk, mine, total, counted, column,
+    inside, windows, columns, out_sizes, out_strides, factor_strides, numbers,
+    FINISH: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Store chunk sums in their slots. At each level, the last program to store adds the slots of a group.
@@ -228,9 +228,9 @@ def reduce_chunks(
                 if BY_COUNT:
                     counted += tl.load(counts + slot, mask=here, other=0)
         done = mine & ((amount - 1) // reach < CHUNK)
-        finish(
-            out, row, done, total, counted, column, inside, out_sizes, out_strides,
-            ACCUMULATE, BY_COUNT, COMPUTE,
+        FINISH(
+            out, factors, row, done, total, amount, counted, column, inside, out_sizes, out_strides,
+            factor_strides, numbers, ACCUMULATE, BY_COUNT, COMPUTE,
         )  # fmt: skip
         mine = mine & ~done
         reach *= CHUNK
@@ -242,8 +242,8 @@ def sum_long_rows(
     out, terms, places, rows_of, factors, keys, bounds, partials, counts, arrivals,
     block, rows, length, windows, column, inside,
     columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-    TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
-    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    TERM: tl.constexpr, FINISH: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr,
+    SHORT: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum the chunks of ROWS slots, for rows of more than SHORT terms."""
@@ -265,9 +265,9 @@ def sum_long_rows(
         TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
     reduce_chunks(
-        out, partials, counts, arrivals, row, first // CHUNK, amount, chunk, mine, total, counted, column,
-        inside, windows, columns, out_sizes, out_strides,
-        ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+        out, factors, partials, counts, arrivals, row, first // CHUNK, amount, chunk, mine, total, counted,
+        column, inside, windows, columns, out_sizes, out_strides, factor_strides, numbers,
+        FINISH, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
 
 
@@ -284,8 +284,8 @@ def sum_short_rows(
     out, terms, places, rows_of, factors, keys, bounds,
     block, rows, count, length, column, inside,
     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-    TERM: tl.constexpr, BOUNDS: tl.constexpr, SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    TERM: tl.constexpr, FINISH: tl.constexpr, BOUNDS: tl.constexpr, SPARSE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum ROWS rows, or if SPARSE the rows that begin at ROWS places, if they have up to 32 terms."""
@@ -304,14 +304,15 @@ def sum_short_rows(
         sizes, strides, place_strides, factor_strides, numbers,
         TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
     )  # fmt: skip
-    finish(
-        out, row, mine, total, counted, column, inside, out_sizes, out_strides, ACCUMULATE, BY_COUNT, COMPUTE
-    )
+    FINISH(
+        out, factors, row, mine, total, amount, counted, column, inside, out_sizes, out_strides,
+        factor_strides, numbers, ACCUMULATE, BY_COUNT, COMPUTE,
+    )  # fmt: skip
 
 
 @triton.jit
 def fill_rows(
-    out, bounds, first_row, rows, length, column, inside, sizes, strides,
+    out, factors, bounds, first_row, rows, length, column, inside, sizes, strides, factor_strides,
     BOUNDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Zero those of ROWS rows that have no terms."""
@@ -342,10 +343,10 @@ def sum_segments(
     out, terms, places, rows_of, factors, keys, bounds, maxima, partials, counts, arrivals,
     rows, count, length, windows, slot_blocks, long_programs, short_programs, fill_programs, blocks,
     columns, tiles, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-    TERM: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr, SHORT: tl.constexpr,
-    SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr, EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr,
-    COMPUTE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
+    TERM: tl.constexpr, FINISH: tl.constexpr, FILL: tl.constexpr, BOUNDS: tl.constexpr,
+    KEY_STEP: tl.constexpr, SHORT: tl.constexpr, SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PARTS: tl.constexpr, FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum long rows, then short rows; a program takes PARTS * ROWS short rows, or as many places if SPARSE.
 
@@ -365,9 +366,9 @@ def sum_segments(
     inside = column < columns
     if filling:
         if SPARSE and not ACCUMULATE:
-            fill_rows(
-                out, bounds, block * FILL_ROWS, rows, length, column, inside, out_sizes, out_strides,
-                BOUNDS, FILL_ROWS, COLUMNS,
+            FILL(
+                out, factors, bounds, block * FILL_ROWS, rows, length, column, inside, out_sizes, out_strides,
+                factor_strides, BOUNDS, FILL_ROWS, COLUMNS,
             )  # fmt: skip
     elif block < long_programs:
         if longest(maxima, blocks) > SHORT:
@@ -377,7 +378,8 @@ def sum_segments(
                     partials, counts + tile * (2 * windows), arrivals + tile * (2 * windows),
                     slot_block, rows, length, windows, column, inside,
                     columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-                    TERM, BOUNDS, KEY_STEP, SHORT, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+                    TERM, FINISH, BOUNDS, KEY_STEP, SHORT, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS,
+                    UNROLL,
                 )  # fmt: skip
     else:
         begun = tl.full([], 1, tl.int32)
@@ -391,7 +393,8 @@ def sum_segments(
                     out, terms, places, rows_of, factors, keys, bounds,
                     (block - long_programs) * PARTS + part, rows, count, length, column, inside,
                     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
-                    TERM, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
+                    TERM, FINISH, BOUNDS, SPARSE, ACCUMULATE, EVERY_ROW, BY_COUNT, COMPUTE, ROWS, COLUMNS,
+                    UNROLL,
                 )  # fmt: skip
 
 
@@ -493,6 +496,8 @@ class SegmentSumSteps:
         walk: Walk,
         *,
         term: Any = plain_term,
+        finish: Any = finish,
+        fill: Any = fill_rows,
         accumulate: bool = False,
         every_row: bool = False,
         cleared: bool = False,
@@ -501,8 +506,9 @@ class SegmentSumSteps:
     ) -> None:
         """Add the launches.
 
-        ``term`` is the term function; ``terms`` and ``walk`` are its operands and their strides. Rows without
-        terms are accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
+        ``term`` is the term function; ``terms`` and ``walk`` are its operands and their strides. ``finish``
+        stores sums, and ``fill`` rows without terms if there are more rows than terms. Rows without terms are
+        accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
         ``filled``: the number of last rows that the caller zeroes. ``only_long``: the caller sums the short
         rows.
         """
@@ -524,8 +530,9 @@ class SegmentSumSteps:
             self, out, terms, bounds, walk,
             slot_blocks=slot_blocks, long_programs=long_programs, short_programs=short_programs,
             fill_programs=fill_programs,
-            TERM=term, BOUNDS=bounds.kind, KEY_STEP=bounds.key_step, SHORT=self.short, SPARSE=sparse,
-            ACCUMULATE=accumulate, EVERY_ROW=every_row, BY_COUNT=self.by_count,
+            TERM=term, FINISH=finish, FILL=fill, BOUNDS=bounds.kind, KEY_STEP=bounds.key_step,
+            SHORT=self.short, SPARSE=sparse, ACCUMULATE=accumulate, EVERY_ROW=every_row,
+            BY_COUNT=self.by_count,
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
             ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
             num_warps=tuning.warps,

@@ -21,10 +21,12 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import follow
+from holdfast.backends.gpu import follow, report
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
 from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.core import device_errors
+from holdfast.core.device_errors import ErrorKind
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
@@ -86,18 +88,26 @@ def store_zeros(out, tile, count, TILE: tl.constexpr):
 
 
 @triton.jit
-def load_row(indices, place, inside, rows, padding, sizes, strides):
-    """Row of each index; ``rows``, which sorts last, if the index is padding or out of range."""
+def load_row(indices, place, inside, rows, padding, sizes, strides, lines):
+    """Row of each index; ``rows``, which sorts last, if the index is padding or out of range.
+
+    The row is the index, or with ``Lines`` a row of the line that the place belongs to.
+    """
     index = tl.load(indices + row_offsets(place, sizes, strides), mask=inside, other=0)
-    kept = inside & (index >= 0) & (index < rows) & (index != padding)
-    return tl.where(kept, index, rows).to(tl.int32)
+    if len(lines) == 1:
+        kept = inside & (index >= 0) & (index < rows) & (index != padding)
+        row = index
+    else:
+        kept = inside & (index >= 0) & (index < lines[0])
+        row = index.to(tl.int32) * lines[1] + row_offsets(place, sizes, lines[2:]).to(tl.int32)
+    return tl.where(kept, row, rows).to(tl.int32)
 
 
 @triton.jit
-def load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD: tl.constexpr):
+def load_word(indices, place, count, rows, padding, shift, sizes, strides, lines, WORD: tl.constexpr):
     """Row and place packed into one word; the largest word past the end."""
     inside = place < count
-    row = load_row(indices, place, inside, rows, padding, sizes, strides)
+    row = load_row(indices, place, inside, rows, padding, sizes, strides, lines)
     word = (row.to(WORD) << shift) | place.to(WORD)
     return tl.where(inside, word, 2**31 - 1 if tl.int32 == WORD else 2**63 - 1)
 
@@ -115,7 +125,8 @@ def store_word(words, keys, places, at, word, inside, shift, LAST: tl.constexpr)
 @triton.jit(do_not_specialize=["count", "rows", "padding", "shift", "programs", "span_programs"])
 def sort_blocks(
     words, keys, places, spans, fill, indices,
-    count, rows, padding, shift, programs, span_programs, span_count, fill_start, fill_count, sizes, strides,
+    count, rows, padding, shift, programs, span_programs, span_count, fill_start, fill_count,
+    sizes, strides, lines,
     WORD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SIDE: tl.constexpr, LAST: tl.constexpr,
     ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
@@ -125,11 +136,11 @@ def sort_blocks(
     if program < programs:
         place = program * TILE + tl.arange(0, TILE)
         block = program * TILE // BLOCK * BLOCK
-        word = load_word(indices, place, count, rows, padding, shift, sizes, strides, WORD)
+        word = load_word(indices, place, count, rows, padding, shift, sizes, strides, lines, WORD)
         less = tl.zeros([TILE, SIDE], tl.int32)
         for begin in range(block, tl.minimum(block + BLOCK, count), SIDE):
             other = load_word(
-                indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, WORD
+                indices, begin + tl.arange(0, SIDE), count, rows, padding, shift, sizes, strides, lines, WORD
             )
             less += (other[None, :] < word[:, None]).to(tl.int32)
         store_word(words, keys, places, block + tl.sum(less, 1), word, place < count, shift, LAST)
@@ -178,35 +189,36 @@ def merge_runs(
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
-def load_rows(keys, indices, count, rows, padding, sizes, strides, TILE: tl.constexpr):
+def load_rows(keys, indices, count, rows, padding, sizes, strides, lines, TILE: tl.constexpr):
     """Store the row of each index, for torch.sort."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = load_row(indices, place, place < count, rows, padding, sizes, strides)
+    row = load_row(indices, place, place < count, rows, padding, sizes, strides, lines)
     tl.store(keys + place, row, mask=place < count)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
 def load_rows_and_zero(
-    keys, spans, indices, count, rows, padding, programs, span_count, sizes, strides,
+    keys, spans, indices, count, rows, padding, programs, span_count, sizes, strides, lines,
     TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
     """``load_rows``. Further programs zero the spans."""
     follow()
     if tl.program_id(0) < programs:
-        load_rows(keys, indices, count, rows, padding, sizes, strides, TILE)
+        load_rows(keys, indices, count, rows, padding, sizes, strides, lines, TILE)
     else:
         store_zeros(spans, tl.program_id(0) - programs, span_count, ZERO_TILE)
 
 
-@triton.jit(do_not_specialize=["count", "rows", "counter_count", "programs"])
+@triton.jit(do_not_specialize=["count", "rows", "counter_count", "programs", "word"])
 def find_spans(
-    spans, counters, keys, fill, count, rows, counter_count, programs, fill_start, fill_count,
-    TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+    spans, counters, keys, fill, places, indices, reports,
+    count, rows, counter_count, programs, fill_start, fill_count, word, sizes, strides,
+    RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
     """Store where each row with places begins and ends in the sorted keys, and zero the counters.
 
-    Further programs zero ``fill``.
+    If RAISE, indices without a row are reported. Further programs zero ``fill``.
     """
     follow()
     if tl.program_id(0) < programs:
@@ -218,6 +230,11 @@ def find_spans(
         tl.store(at, place, mask=(row < rows) & (row != before))
         tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
         tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
+        if RAISE:
+            bad = (place < count) & (row >= rows)
+            number = tl.load(places + place, mask=bad, other=0)
+            index = tl.load(indices + row_offsets(number, sizes, strides), mask=bad, other=0)
+            report(reports, word, number, index, bad)
     else:
         store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
@@ -249,6 +266,18 @@ class ZeroFill(NamedTuple):
     def parameters(self) -> dict[str, Any]:
         """Parameters of a kernel whose further programs zero memory."""
         return {"fill": self.at, "fill_start": self.start, "fill_count": self.elements}
+
+
+class Lines(NamedTuple):
+    """A table of several lines, each with ``extent`` rows. Indices are rows of a line.
+
+    Row ``index`` of a line is row ``start + index * step`` of the table. ``strides`` give the start of the
+    line of each place, in the loops over the indices.
+    """
+
+    extent: int
+    step: int
+    strides: tuple[int, ...]
 
 
 class MergeSort:
@@ -305,10 +334,13 @@ class MergeSort:
         padding: int,
         counters: Region,
         fill: ZeroFill | None = None,
+        lines: Lines | None = None,
+        bad_index: ErrorKind | None = None,
     ) -> None:
         """Add the launches; ``walk`` has the strides of the indices first.
 
-        They also zero ``counters``, and ``fill``, of up to ``fill_bytes``.
+        They also zero ``counters``, and ``fill``, of up to ``fill_bytes``. Indices out of range are reported
+        as ``bad_index``, if it is given.
         """
         count, tuning, zero_tile = self.count, self.tuning, self.tuning.zero_tile
         fill = fill or ZeroFill(self.keys, 0, 0, 1)
@@ -317,6 +349,7 @@ class MergeSort:
             "padding": padding,
             "sizes": (*walk.sizes, 1),
             "strides": (*walk.strides[0], 0),
+            "lines": (lines.extent, lines.step, *lines.strides, 0) if lines else (0,),
         }
         if self.merges:
             fill = self._add_merges(steps, loaded, fill)
@@ -330,9 +363,12 @@ class MergeSort:
             steps.call(sort, self.words[0], self.keys, self.places)
         if count:
             programs = -(-max(count, counters.count) // tuning.span_lanes)
+            reports = device_errors.reports_on(steps.device) if bad_index else None
             steps.add(
-                find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters,
+                find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters, loaded,
                 counters=counters, counter_count=counters.count, programs=programs,
+                reports=reports.words if reports else None,
+                word=reports.word(bad_index) if reports and bad_index else 0, RAISE=reports is not None,
                 TILE=tuning.span_lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
 

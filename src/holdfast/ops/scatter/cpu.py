@@ -1,0 +1,250 @@
+"""Scatter on the CPU: the row of each term, then the sort and the ordered sum of ``segment_sum``. Gather.
+
+The loops over the index are split into runs of the innermost loop, whose strides are constant.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdfast.backends.cpu import compile_kernel, copy, kernel, pointer
+from holdfast.backends.threads import parallel
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import Space
+from holdfast.core.workspace_layout import WorkspaceLayout, first_address
+from holdfast.numerics.cpu import kind
+from holdfast.numerics.cpu_walk import move, number, offset_of, size_of, table_of
+from holdfast.ops.scatter.cpu_elements import ElementSums
+from holdfast.ops.scatter.plan import (
+    BadScatterIndex,
+    GatherArgs,
+    GatherDescriptor,
+    LinesDescriptor,
+    ScatterArgs,
+    ScatterDescriptor,
+)
+from holdfast.ops.segment_sum.cpu import (
+    ADDED,
+    JOINED,
+    KEPT,
+    PLAIN,
+    Base,
+    Ordering,
+    compile_for,
+    counting_sort,
+    first_outside,
+    in_units,
+)
+from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
+
+Table = np.ndarray[Any, Any]
+
+#: What input is for. In all other cases it is kept where there are no terms.
+_ROLES = {("sum", "added"): ADDED, ("mean", "added"): JOINED}
+#: A value of the type of the index, and of unsigned integers of an element's size.
+_INDICES: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
+_BITS = {2: np.uint16(0), 4: np.uint32(0), 8: np.uint64(0)}
+
+
+@kernel
+def find_rows(first, last, index, table, extent, step, found_at, like):
+    """Store the rows of the terms ``first`` to ``last``. Returns the first bad index, or -1.
+
+    ``table`` has the sizes of the loops over the index, its strides, and the strides of the rows. ``like`` is
+    a value of the type of the index.
+    """
+    found, at, inner = pointer(found_at, np.int32), first, table.shape[1] - 1
+    while at < last:
+        run = min(table[0, inner] - at % table[0, inner], last - at)
+        indices, index_step = offset_of(at, table), table[1, inner]
+        line, line_step = offset_of(at, table, 2), table[2, inner]
+        for i in range(run):
+            row = np.int64(pointer(index, like)[indices + i * index_step])
+            if row < 0 or row >= extent:
+                return at + i
+            found[at + i] = row * step + line + i * line_step
+        at += run
+    return -1
+
+
+@kernel
+def gather_rows(first, last, input, index, out, table, steps, columns, extent, like, bits):
+    """Copy the rows of the indices ``first`` to ``last``; zeros for an index out of range.
+
+    ``table`` has the sizes of the loops over the index, its strides, those of the output, and those of input.
+    ``steps`` are the column strides of the output and of input, and the stride of input along its indexed
+    axis. ``bits`` is an unsigned zero of an element's size.
+    """
+    out_step, step, row_step = steps
+    at, inner, item = first, table.shape[1] - 1, size_of(bits)
+    indices, outputs, inputs = pointer(index, like), pointer(out, bits), pointer(input, bits)
+    length, index_step, target_step, line_step = (
+        table[0, inner], table[1, inner], table[2, inner], table[3, inner],
+    )  # fmt: skip
+    while at < last:
+        run = min(length - at % length, last - at)
+        place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
+        if columns == 1:
+            for i in range(run):
+                row = np.int64(indices[place + i * index_step])
+                known = row >= 0 and row < extent
+                value = inputs[lines + i * line_step + row * row_step] if known else bits
+                outputs[targets + i * target_step] = value
+            at += run
+            continue
+        for i in range(run):
+            row = np.int64(indices[place + i * index_step])
+            target = targets + i * target_step
+            source = lines + i * line_step + row * row_step
+            if row < 0 or row >= extent:
+                for c in range(columns):
+                    outputs[target + c * out_step] = bits
+            elif out_step == 1 and step == 1:
+                copy(out + target * item, input + source * item, columns * item)
+            else:
+                move(input + source * item, step, columns, out + target * item, out_step, item)
+        at += run
+
+
+@cache
+def _compile(index_dtype: torch.dtype) -> None:
+    compile_kernel(find_rows, 0, 0, 0, np.zeros((3, 1), np.int64), 0, 0, 0, _INDICES[index_dtype])
+
+
+@cache
+def _compile_gather(index_dtype: torch.dtype, item: int) -> None:
+    table = np.ones((4, 1), np.int64)
+    compile_kernel(gather_rows, 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, _INDICES[index_dtype], _BITS[item])
+
+
+def _table(walk: Any, *operands: int) -> Table:
+    """The sizes of the loops, then the strides of these operands."""
+    return np.array([walk.sizes, *(walk.strides[operand] for operand in operands)], np.int64)
+
+
+def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
+    """The table of the loops over the rows of a tensor."""
+    return table_of((1,), (0,)) if tensor is None else _table(loops(desc.table, tensor.stride()), 0)
+
+
+class Scatter(IndexedKernel[ScatterDescriptor]):
+    """``find_rows``, ``counting_sort``, then ``sum_segments``; ``ElementSums`` for a single column."""
+
+    def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        layout = WorkspaceLayout()
+        self.elements = ElementSums(layout, desc) if desc.columns == 1 else None
+        if self.elements is None:
+            self.rows = layout.take(desc.count, torch.int32)
+            self.starts = layout.take(desc.rows + 2, torch.int32)
+            self.places = layout.take(desc.count, torch.int32)
+        self.set_workspace(layout)
+
+    def compile(self) -> None:
+        if self.elements is not None:
+            self.elements.compile(_INDICES[self.desc.index_dtype])
+        else:
+            _compile(self.desc.index_dtype)
+            compile_for(self.desc.compute)
+
+    def prepare(self, args: ScatterArgs) -> Launch[ScatterArgs]:
+        self.compile()
+        desc = self.desc
+        walk = loops(desc.shape, args.index.stride(), args.src.stride(), desc.line_strides)
+        index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
+        if self.elements is None:
+            return self.by_row(args, walk, index_table, role)
+        add = self.elements.prepare(args, walk, index_table, _INDICES[desc.index_dtype], role)
+
+        def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
+            wrong = add(first_address(workspace), addresses)
+            if wrong >= 0:
+                raise _bad_index(args.index, wrong, desc.extent)
+
+        return launch
+
+    def by_row(self, args: ScatterArgs, walk: Space, index_table: Table, role: int) -> Launch[ScatterArgs]:
+        """The launch for rows of several columns."""
+        desc, compute = self.desc, self.desc.compute
+        src_table = _table(walk, 1)
+        input_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
+        input_step, src_step, out_step = map(desc.column_step, (args.input, args.src, args.out))
+        code, in_order = kind(desc.dtype, compute.torch), table_of((max(desc.count, 1),), (1,))
+        alpha = type(number(compute))(desc.alpha)
+
+        def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
+            out, input, index, src = addresses
+            first = first_address(workspace)
+            rows, starts = first + self.rows.offset, first + self.starts.offset
+            places = first + self.places.offset
+            self.find(index, index_table, rows, args)
+            longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
+            in_units(
+                Ordering(starts, places, desc.rows, desc.count, longest),
+                desc.columns,
+                (src, code, src_step, src_table, 0),
+                (PLAIN, 0, 0),
+                (out, code, out_table, out_step),
+                Base(input, input_table, input_step, role),
+                int(desc.by_count),
+                alpha,
+                compute,
+            )
+
+        return launch
+
+    def find(self, index: int, table: Table, rows: int, args: ScatterArgs) -> None:
+        """``find_rows``. Raises if an index is out of range."""
+        desc, like = self.desc, _INDICES[self.desc.index_dtype]
+        bad: list[int] = []
+
+        def part(first: int, last: int) -> None:
+            bad.append(find_rows(first, last, index, table, desc.extent, desc.step, rows, like))
+
+        parallel(part, desc.count, desc.count)
+        wrong = [position for position in bad if position >= 0]
+        if wrong:
+            raise _bad_index(args.index, min(wrong), desc.extent)
+
+
+class Gather(IndexedKernel[GatherDescriptor]):
+    """``gather_rows``."""
+
+    def compile(self) -> None:
+        _compile_gather(self.desc.index_dtype, self.desc.dtype.itemsize)
+
+    def prepare(self, args: GatherArgs) -> Launch[GatherArgs]:
+        self.compile()
+        desc = self.desc
+        lines = desc.without_dim(args.input.stride())
+        walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
+        table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
+        steps = (desc.column_step(args.out), desc.column_step(args.input), args.input.stride(desc.dim))
+        like, bits = _INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
+
+        def launch(stream: Stream, workspace: Workspace, args: GatherArgs, addresses: Sequence[int]) -> None:
+            out, input, index = addresses
+            if desc.bad_index == "raise":
+                wrong = first_outside(index, like.itemsize, index_table, desc.count, desc.extent)
+                if wrong >= 0:
+                    raise _bad_index(args.index, wrong, desc.extent)
+
+            def part(first: int, last: int) -> None:
+                gather_rows(
+                    first, last, input, index, out, table, steps, desc.columns, desc.extent, like, bits
+                )
+
+            parallel(part, desc.count, desc.count * desc.columns)
+
+        return launch
+
+
+def _bad_index(index: torch.Tensor, position: int, extent: int) -> Exception:
+    return BadScatterIndex(extent).error(position, int(index.reshape(-1)[position].item()))

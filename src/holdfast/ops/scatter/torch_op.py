@@ -1,0 +1,644 @@
+"""Scatter for torch: operators, fake kernels, autograd, vmap, and the public functions.
+
+Two operators do everything. ``scatter`` adds terms to the rows that an index names; ``gather`` reads these
+rows, and is its transpose. An index of the rank of ``src`` has one destination for each element. A
+one-dimensional index has one for each row along ``dim``.
+"""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_compiling
+
+from holdfast.core.autograd import register_autograd
+from holdfast.core.checks import (
+    finite_number,
+    require_bool,
+    require_choice,
+    require_memory,
+    require_tensor,
+    whole_number,
+)
+from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
+from holdfast.core.repeated import Work
+from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.ops.embedding_bag.torch_op import embedding_bag
+from holdfast.ops.scatter.plan import REDUCTIONS, GatherArgs, GatherPlan, ScatterArgs, ScatterPlan
+from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
+
+__all__ = [
+    "gather",
+    "index_add",
+    "index_put",
+    "index_select",
+    "scatter_add",
+    "scatter_reduce",
+    "segment_reduce",
+]
+
+
+@lru_cache(maxsize=4096)
+def _plan(shape, table, dim, width, dtype, index_dtype, device, base, reduce, alpha):
+    return select_plan(
+        ScatterPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
+        index_dtype=index_dtype, base=base, reduce=reduce, alpha=alpha,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _gather_plan(shape, table, dim, width, dtype, index_dtype, device, bad_index):
+    return select_plan(
+        GatherPlan, device, shape=shape, table=table, dim=dim, width=width, dtype=dtype,
+        index_dtype=index_dtype, bad_index=bad_index,
+    )  # fmt: skip
+
+
+def _shared_axes(index: torch.Tensor, size: Sequence[int], dim: int) -> int:
+    """Number of last axes after ``dim`` along which the index does not vary, and that it covers."""
+    rank = last = len(size)
+    while last - 1 > dim and index.stride(last - 1) == 0 and index.shape[last - 1] == size[last - 1]:
+        last -= 1
+    return rank - last
+
+
+def _is_shared(index: torch.Tensor, size: Sequence[int], dim: int) -> bool:
+    """Whether the index varies along ``dim`` only, the last axis, and covers all others."""
+    others = range(dim)
+    return dim > 0 and all(index.stride(d) == 0 and index.shape[d] == size[d] for d in others)
+
+
+def _problem(index, size, dim, tensors):
+    """The problem of an index of elements, or of rows, of tensors that have ``size`` except along ``dim``.
+
+    Returns fields of its descriptor, the index, and the tensors. They are used as they are if possible, so
+    that repeated calls are fast.
+    """
+    rank = len(size)
+    if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
+        index = index[(0,) * dim]
+    if index.dim() == rank:
+        shared = _shared_axes(index, size, dim)
+        first = rank - shared
+        table, width = size[:first], prod(size[first:]) if shared else None
+        if shared:
+            index = index[(..., *[0] * shared)]
+        if shared > 1:
+            tensors = _views(tensors, lambda tensor: tensor.reshape(*tensor.shape[:first], width))
+        return (index.shape, table, dim, width), index, tensors
+    before, after = prod(size[:dim]), prod(size[dim + 1 :])
+    if before == 1:
+        table, width = (size[dim],), after
+        if rank != 2 or dim != 0:
+            tensors = _views(tensors, lambda tensor: tensor.reshape(tensor.shape[dim], after))
+    elif after == 1:
+        table, width = (size[dim],), before
+        tensors = _views(tensors, lambda tensor: tensor.reshape(before, tensor.shape[dim]).t())
+    else:
+        table, width = (before, size[dim]), after
+        index = index.expand(before, -1)
+        tensors = _views(tensors, lambda tensor: tensor.reshape(before, tensor.shape[dim], after))
+    return (index.shape, table, len(table) - 1, width), index, tensors
+
+
+def _views(tensors, view):
+    for tensor in tensors:
+        if tensor is not None:
+            require_memory("a tensor", tensor)  # a view may need a copy
+    return [None if tensor is None else view(tensor) for tensor in tensors]
+
+
+def _scatter(input, index, src, size, dim, base, reduce, alpha):
+    size = tuple(size)
+    if index.numel() and not size[dim]:
+        _refuse_all(index, dim)
+    out = src.new_empty(size)
+    fields, index, tensors = _problem(index, size, dim, [input, src, out])
+    plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha))
+    return Work(plan, ScatterArgs(input=tensors[0], index=index, src=tensors[1], out=tensors[2]), out)
+
+
+def _refuse_all(index: torch.Tensor, dim: int) -> None:
+    raise InvalidIndex(
+        f"index has {index.numel()} elements and axis {dim} of the table has no rows; make index empty."
+    )
+
+
+def _scatter_fake(input, index, src, size, *rest):
+    return src.new_empty(size)
+
+
+def _gather(input, index, dim, bad_index):
+    if index.numel() and not input.shape[dim]:
+        _refuse_all(index, dim)
+    out = _gather_fake(input, index, dim)
+    fields, index, tensors = _problem(index, tuple(input.shape), dim, [input, out])
+    plan = _gather_plan(*fields, input.dtype, index.dtype, input.device, bad_index)
+    return Work(plan, GatherArgs(input=tensors[0], index=index, out=tensors[1]), out)
+
+
+def _gather_fake(input, index, dim, *rest):
+    if index.dim() == input.dim():
+        return input.new_empty(index.shape)
+    return input.new_empty((*input.shape[:dim], *index.shape, *input.shape[dim + 1 :]))
+
+
+_sum = define(
+    "scatter",
+    "(Tensor? input, Tensor index, Tensor src, SymInt[] size, int dim, str base, str reduce, float alpha) "
+    "-> Tensor",
+    _scatter,
+    _scatter_fake,
+)
+_read = define(
+    "gather", "(Tensor input, Tensor index, int dim, str bad_index) -> Tensor", _gather, _gather_fake
+)
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, index, _, ctx.size, *ctx.kind = inputs
+    ctx.save_for_backward(index)
+
+
+def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+    (index,) = ctx.saved_tensors
+    dim, base, reduce, alpha = ctx.kind
+    dinput, dsrc = dout, dout
+    if reduce == "mean" or base == "kept":
+        require_memory("dout", dout)
+        counts = _counts(index, ctx.size, dim)
+        if base == "kept":
+            dinput = dout.masked_fill(counts > 0, 0)
+        if reduce == "mean":
+            terms = counts + 1 if base == "added" else counts.clamp(min=1)
+            compute = torch.float64 if dout.dtype == torch.float64 else torch.float32
+            dsrc = (dout.to(compute) / terms.to(compute)).to(dout.dtype)
+            dinput = dsrc if base == "added" else dinput
+    dsrc = _read(dsrc, index, dim, "skip")  # bad indices were reported by the forward
+    if alpha != 1.0:
+        dsrc = dsrc * alpha
+    return dinput if base != "zeros" else None, None, dsrc, *[None] * 5
+
+
+def _counts(index: torch.Tensor, size: Sequence[int], dim: int) -> torch.Tensor:
+    """Number of terms of each destination, in float64; of a shape that broadcasts to ``size``."""
+    ones = torch.ones((), dtype=torch.float64, device=index.device).expand(index.shape)
+    if index.dim() == len(size):
+        return _sum(None, index, ones, tuple(size), dim, "zeros", "sum", 1.0)  # type: ignore[no-any-return]
+    counts = _sum(None, index, ones, (size[dim],), 0, "zeros", "sum", 1.0)
+    return counts.reshape(-1, *[1] * (len(size) - 1 - dim))  # type: ignore[no-any-return]
+
+
+register_autograd("scatter", _differentiate, by=["input", "src"], setup_context=_save_for_backward)
+
+
+def _save_for_scatter(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, index, ctx.dim, _ = inputs
+    ctx.size = input.shape
+    ctx.save_for_backward(index)
+
+
+def _differentiate_gather(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+    (index,) = ctx.saved_tensors
+    return _sum(None, index, dout, ctx.size, ctx.dim, "zeros", "sum", 1.0), *[None] * 3
+
+
+register_autograd("gather", _differentiate_gather, by=["input"], setup_context=_save_for_scatter)
+
+
+def _as_elements(index, batched, samples, shape, dim):
+    """Indices of several samples, samples first; ``shape`` is that of a sample's terms."""
+    index = index[None] if batched is None else index.movedim(batched, 0)
+    if index.dim() - 1 != len(shape):  # one index for each row
+        index = index.reshape(index.shape[0], *[1] * dim, -1, *[1] * (len(shape) - 1 - dim))
+    return index.expand(samples, *shape)
+
+
+def _samples_first(tensor, batched, samples):
+    if tensor is None:
+        return None
+    return tensor.expand(samples, *tensor.shape) if batched is None else tensor.movedim(batched, 0)
+
+
+def _scatter_batched(info, in_dims, input, index, src, size, dim, *rest):
+    samples = info.batch_size
+    src = _samples_first(src, in_dims[2], samples)
+    index = _as_elements(index, in_dims[1], samples, src.shape[1:], dim)
+    input = _samples_first(input, in_dims[0], samples)
+    return _sum(input, index, src, (samples, *size), dim + 1, *rest), 0
+
+
+def _gather_batched(info, in_dims, input, index, dim, bad_index):
+    input = _samples_first(input, in_dims[0], info.batch_size)
+    rank = index.dim() - (in_dims[1] is not None)
+    length = index.shape[0] if in_dims[1] is None else index.movedim(in_dims[1], 0).shape[1]
+    shape = list(input.shape[1:])
+    if rank == len(shape) and rank > 0:
+        shape = list(index.movedim(in_dims[1], 0).shape[1:] if in_dims[1] is not None else index.shape)
+    else:
+        shape[dim] = length
+    index = _as_elements(index, in_dims[1], info.batch_size, shape, dim)
+    return _read(input, index, dim + 1, bad_index), 0
+
+
+register_vmap("scatter", _scatter_batched)
+register_vmap("gather", _gather_batched)
+
+
+def _axis(dim: Any, rank: int) -> int:
+    """``dim`` counted from 0. A scalar has one axis."""
+    rank = max(rank, 1)
+    axis = whole_number("dim", dim, -rank, rank - 1)
+    return axis + rank if axis < 0 else axis
+
+
+def _require_index(index: Any, name: str = "index") -> None:
+    require_tensor(name, index)
+    if index.dtype not in INDEX_DTYPES:
+        raise InvalidArgs(f"{name} has dtype {index.dtype}; accepted are torch.int32 and torch.int64.")
+
+
+def _require_same_dtype(name: str, src: Any, input: torch.Tensor) -> None:
+    require_tensor(name, src)
+    if src.dtype != input.dtype:
+        raise InvalidArgs(
+            f"{name} has dtype {src.dtype} and input has {input.dtype}; both must have the same. Convert one."
+        )
+
+
+def _elements(input: Any, dim: Any, index: Any, src: Any) -> tuple[int, torch.Tensor, torch.Tensor]:
+    """The axis, and index and src of one shape, of torch.scatter_add's arguments."""
+    require_tensor("input", input)
+    _require_index(index)
+    _require_same_dtype("src", src, input)
+    axis, rank = _axis(dim, input.dim()), max(input.dim(), 1)
+    index, src = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (index, src))
+    if index.numel() == 0:
+        shape = tuple(0 for _ in range(rank))
+        return axis, index.reshape(shape), src.new_empty(shape)
+    if index.dim() != rank or src.dim() != rank:
+        raise InvalidArgs(
+            f"input has {rank} axes, index has {index.dim()} and src has {src.dim()}; all must have the same "
+            "number."
+        )
+    size = tuple(input.shape) or (1,)
+    for d, length in enumerate(index.shape):
+        if length > src.shape[d] or (d != axis and length > size[d]):
+            raise InvalidArgs(
+                f"index has shape {tuple(index.shape)}, src {tuple(src.shape)} and input {size}; index must "
+                f"not be larger than src, nor larger than input except along axis {axis}."
+            )
+    if src.shape != index.shape:
+        src = src[tuple(slice(length) for length in index.shape)]
+    return axis, index, src
+
+
+def _scattered(input, dim, index, src, base="added", reduce="sum", alpha=1.0):
+    if input.dim():
+        return _sum(input, index, src, tuple(input.shape), dim, base, reduce, alpha)
+    return _sum(input.reshape(1), index, src, (1,), dim, base, reduce, alpha).reshape(())
+
+
+def scatter_add(input: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    """``torch.scatter_add``: ``out[.., index[p], ..] = input[.., index[p], ..] + sum of src[p]``.
+
+    The terms of an element are summed in the order of their positions in ``index``, in float32 for float16
+    and bfloat16, ``input`` is added last, and the result is rounded once: the same bits on every run and
+    every device. ``index`` is int32 or int64. An index that is expanded along other axes than ``dim``, as in
+    graph networks, is sorted once for all of them.
+
+    An index out of range raises an IndexError before anything is written. CUDA does not synchronise for this:
+    the term is left out, and the next call into this library or ``holdfast.check_errors()`` raises the error.
+
+    >>> import torch, holdfast as hf
+    >>> hf.scatter_add(torch.zeros(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    tensor([2., 0., 4.])
+    """
+    axis, index, src = _elements(input, dim, index, src)
+    return _scattered(input, axis, index, src)  # type: ignore[no-any-return]
+
+
+def scatter_reduce(
+    input: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """``torch.scatter_reduce`` for ``reduce`` "sum" or "mean"; see ``scatter_add`` for the order of the sums.
+
+    With ``include_self=False`` elements of ``input`` that have terms are replaced.
+
+    >>> import torch, holdfast as hf
+    >>> src = torch.tensor([1.0, 2.0, 3.0])
+    >>> hf.scatter_reduce(torch.ones(3), 0, torch.tensor([2, 0, 2]), src, "mean", include_self=False)
+    tensor([2., 1., 2.])
+    """
+    require_choice("reduce", reduce, REDUCTIONS)
+    require_bool("include_self", include_self)
+    axis, index, src = _elements(input, dim, index, src)
+    return _scattered(input, axis, index, src, "added" if include_self else "kept", reduce)  # type: ignore[no-any-return]
+
+
+def index_add(
+    input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
+) -> torch.Tensor:
+    """``torch.index_add``: row ``i`` along ``dim`` is ``input`` plus ``alpha`` times the sum of its rows.
+
+    ``index`` has one element for each row of ``source`` along ``dim``. See ``scatter_add`` for the order of
+    the sums and for indices out of range. The sum is multiplied by ``alpha``, not each term.
+
+    >>> import torch, holdfast as hf
+    >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> hf.index_add(torch.zeros(2, 2), 0, torch.tensor([1, 0, 1]), rows)
+    tensor([[3., 4.],
+            [6., 8.]])
+    """
+    require_tensor("input", input)
+    _require_index(index)
+    _require_same_dtype("source", source, input)
+    axis, factor = _axis(dim, input.dim()), finite_number("alpha", alpha)
+    size, given = tuple(input.shape) or (1,), tuple(source.shape) or (1,)
+    expected = (*size[:axis], index.numel(), *size[axis + 1 :])
+    if index.dim() > 1 or given != expected:
+        raise InvalidArgs(
+            f"input has shape {tuple(input.shape)}, index {tuple(index.shape)} and source "
+            f"{tuple(source.shape)}; index must have one axis, and source the shape {expected}."
+        )
+    index, source = index.reshape(-1), source.reshape(expected)
+    return _scattered(input, axis, index, source, alpha=factor)  # type: ignore[no-any-return]
+
+
+def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """``torch.gather``, with the gradient of ``scatter_add``: the same bits on every run and device.
+
+    >>> import torch, holdfast as hf
+    >>> hf.gather(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 1, torch.tensor([[0, 0], [1, 0]]))
+    tensor([[1., 1.],
+            [4., 3.]])
+    """
+    require_tensor("input", input)
+    _require_index(index)
+    axis, size, shape = _axis(dim, input.dim()), tuple(input.shape) or (1,), tuple(index.shape) or (1,)
+    larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
+    if len(shape) != len(size) or larger:
+        raise InvalidArgs(
+            f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
+            f"must not be larger except along axis {axis}."
+        )
+    return _read(input.reshape(size), index.reshape(shape), axis, "raise").reshape(index.shape)  # type: ignore[no-any-return]
+
+
+def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """``torch.index_select``, with the gradient of ``index_add``: the same bits on every run and device.
+
+    >>> import torch, holdfast as hf
+    >>> hf.index_select(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 0, torch.tensor([1, 1, 0]))
+    tensor([[3., 4.],
+            [3., 4.],
+            [1., 2.]])
+    """
+    require_tensor("input", input)
+    _require_index(index)
+    axis = _axis(dim, input.dim())
+    if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
+        raise InvalidArgs(
+            f"input has shape {tuple(input.shape)} and index {tuple(index.shape)}; index must have one axis, "
+            "and one element for an input of rank 0."
+        )
+    if input.dim() == 0:
+        return _read(input.reshape(1), index.reshape(-1), axis, "raise").reshape(())  # type: ignore[no-any-return]
+    return _read(input, index.reshape(-1), axis, "raise")  # type: ignore[no-any-return]
+
+
+def index_put(
+    input: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    *,
+    accumulate: bool = True,
+) -> torch.Tensor:
+    """``torch.index_put`` with ``accumulate=True``: ``input`` plus all values at the same index.
+
+    ``indices`` are tensors of int32, int64 or bool, one for each of the first axes of ``input``, or None for
+    an axis that is not indexed. They may be on the CPU if ``input`` is not. They are broadcast, and
+    ``values`` are broadcast to the shape that indexing has. Negative indices count from the end. The values
+    of an element are summed in the order of the flattened indices; see ``scatter_add``.
+
+    >>> import torch, holdfast as hf
+    >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
+    tensor([4., 0., 2.])
+    """
+    require_tensor("input", input)
+    _require_same_dtype("values", values, input)
+    require_bool("accumulate", accumulate)
+    if not accumulate:
+        raise Unsupported(
+            "accumulate is False; values with the same index would overwrite each other. Call "
+            "torch.index_put, or leave accumulate out to add them."
+        )
+    _require_readable("input", input)
+    _require_readable("values", values)
+    put = _Put.of(input, indices, values)
+    return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
+
+
+class _Put(NamedTuple):
+    """``index_put`` as ``index_add``: its table, axis, index of rows, and terms."""
+
+    table: torch.Tensor
+    dim: int
+    rows: torch.Tensor
+    terms: torch.Tensor
+    size: tuple[int, ...]
+    #: The axes of ``size`` in the order of the table, where all indexed axes are one.
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, input: torch.Tensor, indices: Any, values: torch.Tensor) -> _Put:
+        given = _index_tensors(input, indices)
+        axes = [axis for axis, index in enumerate(given) if index is not None]
+        sizes = [input.shape[axis] for axis in axes]
+        shape = _broadcast([tuple(given[axis].shape) for axis in axes], "the tensors of indices have shapes")
+        pairs = zip((given[axis] for axis in axes), sizes, strict=True)
+        flat = _flattened([_from_the_front(index, n) for index, n in pairs], sizes).expand(shape)
+        others = [axis for axis in range(input.dim()) if axis not in axes]
+        first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
+        order = (*others[:first], *axes, *others[first:])
+        before, after = ([input.shape[axis] for axis in some] for some in (others[:first], others[first:]))
+        wanted = (*before, *shape, *after)
+        if _broadcast([tuple(values.shape), wanted], "values and indexing have shapes") != wanted:
+            raise InvalidArgs(
+                f"values has shape {tuple(values.shape)}, and indexing has {wanted}; values must broadcast "
+                "to it."
+            )
+        terms = values.expand(wanted).reshape((*before, flat.numel(), *after))
+        table = input.permute(order).reshape((*before, prod(sizes), *after))
+        return cls(table, first, flat.reshape(-1), terms, tuple(input.shape), order)
+
+    def restored(self, out: torch.Tensor) -> torch.Tensor:
+        """The result with the axes of ``input``."""
+        if out.shape == self.size:
+            return out if self.order == tuple(range(len(self.size))) else self._permuted(out)
+        return self._permuted(out.reshape([self.size[axis] for axis in self.order]))
+
+    def _permuted(self, out: torch.Tensor) -> torch.Tensor:
+        return out.permute([self.order.index(axis) for axis in range(len(self.size))]).contiguous()
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise InvalidArgs(f"{what} {', '.join(map(str, shapes))}; they must broadcast.") from None
+
+
+def _require_readable(name: str, tensor: torch.Tensor) -> None:
+    """Raise if torch's own operators cannot read a tensor. A traced tensor has no memory."""
+    if not is_compiling():
+        require_memory(name, tensor)
+
+
+def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
+    """One tensor of integers or None for each axis of ``input``. A mask stands for several axes."""
+    if not isinstance(indices, Sequence) or isinstance(indices, str):
+        raise InvalidArgs(
+            f"indices is a {type(indices).__name__}; it must be a tuple of tensors, with None for axes that "
+            "are not indexed."
+        )
+    found: list[Any] = []
+    for number, index in enumerate(indices):
+        if index is None:
+            found.append(None)
+            continue
+        require_tensor(f"indices[{number}]", index)
+        if index.dtype == torch.bool:
+            covered = tuple(input.shape[len(found) : len(found) + index.dim()])
+            if tuple(index.shape) != covered or not index.dim():
+                raise InvalidArgs(
+                    f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
+                    f"the axes that it stands for, {covered}."
+                )
+            _require_readable(f"indices[{number}]", index)
+            found += index.to(input.device).nonzero(as_tuple=True)
+        elif index.dtype in INDEX_DTYPES:
+            found.append(index.to(input.device))
+        else:
+            raise InvalidArgs(
+                f"indices[{number}] has dtype {index.dtype}; accepted are torch.int32, torch.int64 and "
+                "torch.bool."
+            )
+    if len(found) > input.dim() or all(index is None for index in found):
+        raise InvalidArgs(
+            f"indices stand for {len(found)} axes, and input has {input.dim()}; index at least one axis, and "
+            "no more than input has."
+        )
+    return found + [None] * (input.dim() - len(found))
+
+
+def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
+    """Indices counted from 0; those out of range are unchanged."""
+    _require_readable("indices", index)
+    return torch.where((index < 0) & (index >= -size), index + size, index)
+
+
+def _flattened(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    """One index for several axes. It is out of range if any of them is."""
+    if len(indices) == 1:
+        return indices[0]
+    flat: Any = 0
+    bad: Any = False
+    for index, size in zip(indices, sizes, strict=True):
+        bad = bad | (index < 0) | (index >= size)
+        flat = flat * size + index.long()
+    return torch.where(bad, prod(sizes), flat)
+
+
+def segment_reduce(
+    data: torch.Tensor,
+    segments: torch.Tensor,
+    num_segments: int,
+    *,
+    reduce: str = "sum",
+    sorted: bool = False,
+) -> torch.Tensor:
+    """The sum, mean or maximum of the rows of ``data`` in each segment.
+
+    ``segments`` has the number of the segment of each row, from 0 to ``num_segments - 1``. ``reduce`` is
+    "sum", "mean" or "max". The rows of a segment are summed in their order; see ``scatter_add``. The maximum
+    is NaN if any of its elements is; its gradient goes to the first of equal elements. A segment without
+    rows is zeros. ``sorted=True`` states that the numbers ascend. The result is the same with or without it.
+
+    >>> import torch, holdfast as hf
+    >>> data = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> hf.segment_reduce(data, torch.tensor([0, 2, 0]), 3, reduce="mean")
+    tensor([[3., 4.],
+            [0., 0.],
+            [3., 4.]])
+    """
+    require_tensor("data", data)
+    _require_index(segments, "segments")
+    require_choice("reduce", reduce, (*REDUCTIONS, "max"))
+    require_bool("sorted", sorted)
+    count = whole_number("num_segments", num_segments, 0, LIMIT - 1)
+    if data.dim() == 0 or segments.dim() != 1 or segments.shape[0] != data.shape[0]:
+        raise InvalidArgs(
+            f"data has shape {tuple(data.shape)} and segments {tuple(segments.shape)}; segments must have "
+            "one axis, with one number for each row of data."
+        )
+    size = (count, *data.shape[1:])
+    if reduce != "max":
+        return _sum(None, segments, data, size, 0, "zeros", reduce, 1.0)  # type: ignore[no-any-return]
+    if segments.shape[0] and not count:
+        _refuse_all(segments, 0)
+    _require_readable("segments", segments)
+    _require_readable("data", data)
+    ordered, order = segments.long().sort(stable=True)
+    bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=segments.device))
+    # A row of -1 is refused: it stands for a segment that does not exist.
+    rows = torch.where((ordered >= 0) & (ordered < count), order, -1)
+    # Rows of segments that do not exist are in no bag, except that the first bag begins with the first row.
+    bounds = torch.where(torch.arange(count + 1, device=segments.device) == 0, 0, bounds)
+    flat = data.reshape(data.shape[0], prod(data.shape[1:]))
+    return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
+
+
+# For callers below autograd: the values of the functions, without checks of arguments.
+
+
+def scatter_values(
+    input: torch.Tensor | None,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    *,
+    size: Sequence[int] = (),
+    base: str = "added",
+    reduce: str = "sum",
+    alpha: float = 1.0,
+) -> torch.Tensor:
+    """``scatter_add``, ``scatter_reduce`` and ``index_add`` below autograd.
+
+    ``dim`` is not negative, and ``index`` has the shape of ``src``, or one axis. Without ``input`` the
+    result has shape ``size``, and ``base`` is "zeros".
+    """
+    size = size if input is None else input.shape
+    return _scatter(input, index, src, size, dim, base, reduce, alpha).run()  # type: ignore[no-any-return]
+
+
+def gather_values(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """``gather`` below autograd, and ``index_select`` for an index of one axis. ``dim`` is not negative."""
+    return _gather(input, index, dim, "raise").run()  # type: ignore[no-any-return]
+
+
+def index_put_values(input: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> torch.Tensor:
+    """``index_put`` below autograd."""
+    put = _Put.of(input, indices, values)
+    return put.restored(scatter_values(put.table, put.dim, put.rows, put.terms))
