@@ -32,11 +32,23 @@ BELOW = {
     "proof": {"core", "backends", "numerics", "ops", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "demo": {"core", "proof", "holdfast"},
+    "install": {"core", "ops"},
     "testing": {"core"},
     "plans": {"core", "ops"},
     "cli": {"core", "backends", "numerics", "ops", "proof", "bench", "demo", "holdfast"},
     "__main__": {"cli"},
-    "holdfast": {"core", "backends", "ops", "plans", "nn", "distributed", "qat", "export", "testing"},
+    "holdfast": {
+        "core",
+        "backends",
+        "ops",
+        "plans",
+        "nn",
+        "distributed",
+        "qat",
+        "export",
+        "install",
+        "testing",
+    },
 }
 
 

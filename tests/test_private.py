@@ -19,10 +19,12 @@ import holdfast as hf
 from holdfast.backends import private as compilers
 from holdfast.backends.private import numba
 from holdfast.core import private
+from holdfast.install import private as installing
 
 PACKAGE = Path(hf.__file__).parent
 BACKENDS = PACKAGE / "backends" / "private"
-MODULES = {PACKAGE / "core" / "private.py", BACKENDS / "__init__.py", BACKENDS / "numba.py"}
+INSTALL = PACKAGE / "install" / "private.py"
+MODULES = {PACKAGE / "core" / "private.py", BACKENDS / "__init__.py", BACKENDS / "numba.py", INSTALL}
 LIBRARIES = {"torch", "triton", "numba", "llvmlite"}
 #: Public names that start with an underscore.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_getframe", "_exit"}
@@ -90,6 +92,7 @@ def test_the_search_sees_private_interfaces(source: str) -> None:
 def test_every_interface_is_found_here() -> None:
     """If this fails, the installed version of a library makes holdfast use a slower fallback."""
     missing = {name for name, fallback in private.FALLBACKS.items() if getattr(private, name) is fallback}
+    missing |= {name for name, found in installing.FALLBACKS.items() if getattr(installing, name) is found}
     assert missing <= {"raw_stream"} if not torch.backends.cuda.is_built() else not missing
     assert {"pipeline_class"} <= numba.kernel_options().keys() & numba.part_options().keys()
 
