@@ -116,7 +116,7 @@ def measured(name: str) -> dict[str, Any]:
             found[mode] = milliseconds(name)
         except RuntimeError as error:
             found[mode] = None
-            found["error"] = str(error).splitlines()[0]
+            found["error"] = str(error).split(", but")[0].splitlines()[0]
         finally:
             hf.uninstall()
             torch.use_deterministic_algorithms(False)
