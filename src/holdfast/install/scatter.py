@@ -15,7 +15,7 @@ import torch
 from holdfast.install.operators import WITH_FLAG, Operator, with_out
 from holdfast.install.rows import add_rows, refuse_bad_indices
 from holdfast.install.serving import PassOn, Serve, require_float
-from holdfast.ops.scatter.torch_op import index_add, scatter_add, scatter_reduce
+from holdfast.ops.scatter.torch_op import index_add, scatter_add, scatter_reduce, scatter_values
 
 _INDICES = (torch.int32, torch.int64)
 #: With fewer terms, torch's kernels for float32 and float64 on the CPU use one thread. They are deterministic
@@ -201,5 +201,4 @@ def largest_rows(grad: torch.Tensor, indices: torch.Tensor, sizes: torch.Tensor,
     """
     read = (sizes > 0).unsqueeze(1) & (indices >= 0)
     terms = grad.masked_fill(~read, 0)
-    with torch.no_grad():
-        return scatter_add(grad.new_zeros(rows, grad.shape[1]), 0, indices.clamp(min=0), terms)
+    return scatter_values(None, 0, indices.clamp(min=0), terms, size=(rows, grad.shape[1]), base="zeros")
