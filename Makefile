@@ -15,16 +15,21 @@ INSTALLED := $(VENV)/.installed
 
 install: $(INSTALLED)
 
+# pip would compile on one processor. Some packages hold files that are not Python and cannot be compiled.
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -e '.[dev]' -c $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[dev]' -c $(CONSTRAINTS)
+	$(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
+# The tests start many processes; without bytecode, each would compile the package. Each worker takes a
+# contiguous half of the tests, so that it makes few fixtures and kernels that the other makes too.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 demo: $(INSTALLED)
 	$(BIN)/holdfast demo

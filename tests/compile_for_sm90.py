@@ -2,8 +2,8 @@
 
     python compile_for_sm90.py PLAN...
 
-Prints one line of JSON: the kernels that were compiled, each in the first variant that a case uses, and the
-errors of those that failed.
+Prints one line of JSON: the kernels that were compiled and the functions given to them, each in the first
+variant that a case uses, and the errors of those that failed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.jit import JITFunction
 
 import holdfast as hf
 from holdfast.backends import gpu, steps
@@ -64,30 +65,44 @@ class NoGpu(DriverBase):  # type: ignore[misc]
         return None
 
 
+def name_of(function: Any) -> str:
+    return f"{function.fn.__module__}.{function.fn.__name__}"
+
+
+def functions_in(options: dict[str, Any]) -> tuple[str, ...]:
+    """The Triton functions that a launch gives to its kernel."""
+    return tuple(name_of(value) for value in options.values() if isinstance(value, JITFunction))
+
+
 @contextmanager
 def compiled(found: dict[str, str]) -> Iterator[None]:
-    """Compile what would be launched, once for each kernel, and keep the errors."""
-    prepare = steps.prepare
+    """Compile what would be launched, once for each kernel and each function given to it. Keep the errors."""
+    prepare, add = steps.prepare, steps.Steps.add
+    known: dict[str, set[str]] = {}
+
+    def add_new(self: steps.Steps, kernel: Any, *given: Any, **options: Any) -> None:
+        functions = set(functions_in(options))
+        if name_of(kernel) not in known or functions - known[name_of(kernel)]:
+            known.setdefault(name_of(kernel), set()).update(functions)
+            add(self, kernel, *given, **options)
 
     def compile_only(kernel: Any, given: Any, *, grid: Any, num_warps: int, **options: Any) -> Any:
-        key = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
-        if key not in found:
-            found[key] = ""
-            chosen = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": options.get("registers")}
-            scalars = (gpu._WIDE,) * len(given.each_run)
-            try:
-                kernel.warmup(
-                    *given.tensors, *scalars, *given.compiled, **given.constants, grid=(1,), **chosen
-                )
-            except Exception as error:  # any failure of the compiler is a finding
-                found[key] = f"{type(error).__name__}: {error}"
+        chosen = {"num_warps": num_warps, "enable_fp_fusion": False, "maxnreg": options.get("registers")}
+        scalars = (gpu._WIDE,) * len(given.each_run)
+        failure = ""
+        try:
+            kernel.warmup(*given.tensors, *scalars, *given.compiled, **given.constants, grid=(1,), **chosen)
+        except Exception as error:  # any failure of the compiler is a finding
+            failure = f"{type(error).__name__}: {error}"
+        for name in (name_of(kernel), *functions_in(given.constants)):
+            found[name] = found.get(name) or failure
         return gpu.Launcher(lambda *given: None)
 
-    steps.prepare = compile_only
+    steps.prepare, steps.Steps.add = compile_only, add_new  # type: ignore[method-assign]
     try:
         yield
     finally:
-        steps.prepare = prepare
+        steps.prepare, steps.Steps.add = prepare, add  # type: ignore[method-assign]
 
 
 def _unpinned(full: Any, *given: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:

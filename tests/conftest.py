@@ -6,45 +6,14 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
+# Workers and their processes have more threads than there are processors. A thread that waits must not spin.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-def _patch_once_a_launch() -> None:
-    """Make the interpreter patch Triton's language once per launch, not on every call between functions.
-
-    The repeated patches have no effect, but take half of the run time of the interpreter.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    if not hasattr(interpreter, "_LangPatchScope"):
-        return  # a Triton version that patches differently
-    patch, patched = interpreter._patch_lang, set()
-
-    @cache
-    def seen_by(function: Any) -> frozenset[str]:
-        seen = function.__globals__.values()
-        return frozenset(lang.__name__ for lang in (tl, tl.core) if any(value is lang for value in seen))
-
-    def patch_once(function: Any) -> Any:
-        if patched >= seen_by(function):
-            return interpreter._LangPatchScope()
-        patched.update(seen_by(function))
-        scope = patch(function)
-        restore = scope.restore
-
-        def restored() -> None:
-            patched.clear()
-            restore()
-
-        scope.restore = restored
-        return scope
-
-    interpreter._patch_lang = patch_once
+import torch  # the library of threads reads the setting when it is loaded
 
 
 def _require_boolean_masks() -> None:
@@ -67,8 +36,15 @@ def _require_boolean_masks() -> None:
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
     if importlib.util.find_spec("triton") is not None:
-        _patch_once_a_launch()
+        import fast_interpreter
+
+        fast_interpreter.install()
         _require_boolean_masks()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run long tests first."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Models in the compressed-tensors format, read back by the reader of that package."""
+"""Models in the compressed-tensors format, read back by the reader of that package.
+
+The package is imported by the tests that use it: the import takes seconds, and not every worker runs them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import ModelCompressor, pack_to_int32
-from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 from safetensors.torch import load_file
 
 import holdfast as hf
@@ -43,6 +44,9 @@ def prepared(
 
 def read_back(directory: Path, model: torch.nn.Module) -> torch.nn.Module:
     """``model`` with the weights of the directory, through the package's way of loading a model."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
     described = json.loads((directory / "config.json").read_text())["quantization_config"]
     known = QuantizationConfig.model_validate(described)
     compressor = ModelCompressor(quantization_config=known)
@@ -76,6 +80,8 @@ def test_packed_weights_are_read_back(
     made = prepared(hf.qat.Config(weight=weight), dtype)
     hf.export.compressed_tensors(made, tmp_path)
     check(made, network().to(dtype), tmp_path)
+    from compressed_tensors.compressors import pack_to_int32
+
     stored = load_file(tmp_path / "model.safetensors")
     bits = weight.format.bits
     for name, tensor in hf.qat.quantized_weights(made).items():

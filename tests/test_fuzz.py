@@ -195,7 +195,7 @@ def test_an_argument_that_is_not_refused_is_found(number: int, monkeypatch: pyte
 def test_a_search_in_processes_counts_and_ends(tmp_path: Path) -> None:
     told = []
     report = search(
-        ["LsqInitPlan"], seed=5, seconds=6, jobs=2, interpret=False, progress=lambda *said: told.append(said)
+        ["LsqInitPlan"], seed=5, seconds=1, jobs=2, interpret=False, progress=lambda *said: told.append(said)
     )
     assert report.passed and report.problems == {"LsqInitPlan": report.count}
     assert report.count == len(told) > 0

@@ -64,13 +64,14 @@ def gpu_tiles() -> Iterator[None]:
 
 @contextmanager
 def launches() -> Iterator[set[str]]:
-    """Records the kernels that are launched, or that a prepared launch would launch."""
+    """Records the kernels that are launched, or that a prepared launch would launch, with their functions."""
     found: set[str] = set()
     prepare = steps.prepare
 
     def recorded(kernel: Any, given: Any, *, grid: tuple[int, int], **options: Any) -> Any:
         if min(grid) > 0:
-            found.add(f"{kernel.fn.__module__}.{kernel.fn.__name__}")
+            functions = [value for value in given.constants.values() if isinstance(value, type(kernel))]
+            found.update(f"{one.fn.__module__}.{one.fn.__name__}" for one in (kernel, *functions))
         return prepare(kernel, given, grid=grid, **options)
 
     steps.prepare = recorded
@@ -130,18 +131,41 @@ def is_kernel(node: ast.stmt) -> bool:
     )
 
 
-def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+@cache
+def triton_functions() -> frozenset[str]:
+    """Every Triton function of the package, by module and name."""
+    return frozenset(
+        ".".join(("holdfast", *path.relative_to(PACKAGE).with_suffix("").parts, node.name))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and is_kernel(node)
+    )
+
+
+def stored(tree: ast.AST) -> set[str]:
+    """The names that are assigned to."""
     return {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
 
 
-def launchable() -> set[str]:
-    """Every kernel that is launched, not only called by other kernels.
+def loaded(tree: ast.AST) -> set[str]:
+    """The names that are read, except arguments inside their function."""
+    if isinstance(tree, ast.Name):
+        return {tree.id} if isinstance(tree.ctx, ast.Load) else set()
+    if isinstance(tree, ast.FunctionDef):
+        arguments = {node.arg for node in ast.walk(tree.args) if isinstance(node, ast.arg)}
+        inside = set[str]().union(*map(loaded, tree.body)) - arguments
+        return inside.union(*map(loaded, [tree.args, *tree.decorator_list]))
+    return set[str]().union(*map(loaded, ast.iter_child_nodes(tree)))
 
-    These are Triton functions without a result that Python code outside of Triton functions uses.
+
+def launchable() -> set[str]:
+    """Every Triton function that Python code outside of Triton functions uses, not only other kernels.
+
+    These are launched, or given to a kernel that is launched.
     """
-    kernels, used = set[str](), set[str]()
+    used = set[str]()
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(("holdfast", *path.relative_to(PACKAGE).with_suffix("").parts))
         known: dict[str, str] = {}
@@ -151,13 +175,10 @@ def launchable() -> set[str]:
                 known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             if isinstance(node, ast.FunctionDef) and is_kernel(node):
                 known[node.name] = f"{module}.{node.name}"
-                if not any(isinstance(part, ast.Return) and part.value for part in ast.walk(node)):
-                    kernels.add(known[node.name])
         for node in tree.body:
             if not is_kernel(node):
-                loaded = names(node, ast.Load) - names(node, ast.Store)
-                used |= {known[name] for name in loaded if name in known}
-    return kernels & used
+                used |= {known[name] for name in loaded(node) - stored(node) if name in known}
+    return used & triton_functions()
 
 
 def test_every_kernel_is_run_with_the_tiles_of_a_gpu() -> None:
@@ -176,6 +197,7 @@ def test_the_interpreter_has_tiles_of_its_own() -> None:
     assert tuned.on(cpu) == 2 * ELEMENTS
 
 
+@pytest.mark.long
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts what the compiler refuses, so the compiler runs too; it needs no GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

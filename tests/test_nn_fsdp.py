@@ -113,6 +113,7 @@ KINDS = {"checkpointed": False, "checkpointed, reentrant": True}
 WAYS = ("one group", "each layer", "kept whole", "compiled", "from the meta device", *KINDS)
 
 
+@pytest.mark.long
 def test_two_processes_that_shard_have_the_bits_of_one(tmp_path: Path) -> None:
     found = run_two_processes(__file__, tmp_path, SECONDS)
     for name in MODES:

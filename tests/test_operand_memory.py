@@ -25,18 +25,13 @@ PLANS = hf.plans.all()
 @cache
 def smallest_case(plan: str) -> Case:
     """The case with the most tensors, none of them empty, and among those the case with the fewest bytes."""
-
-    def merit(case: Case) -> tuple[int, int]:
+    found: list[tuple[int, int, Case]] = []
+    for case in [case for case in cases_of(PLANS[plan]) if not case.descriptor.empty][:60]:
         tensors = [value for value in operands_of(case.make()).values() if isinstance(value, torch.Tensor)]
-        return -len(tensors), sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-    some = [case for case in cases_of(PLANS[plan]) if not case.descriptor.empty][:60]
-    full = [
-        case
-        for case in some
-        if all(v.numel() for v in operands_of(case.make()).values() if isinstance(v, torch.Tensor))
-    ]
-    return min(full, key=merit)
+        if all(tensor.numel() for tensor in tensors):
+            size = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+            found.append((-len(tensors), size, case))
+    return min(found, key=lambda one: one[:2])[2]
 
 
 def own_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,29 +151,25 @@ def test_the_storage_of_a_known_operand_is_freed(plan: str) -> None:
                 made.run(stream, None, args)
 
 
-WITH_WORKSPACE = [
-    name
-    for name, plan in PLANS.items()
-    if plan.select(
-        hf.Stream.current(),
-        smallest_case(name).descriptor,
-        hf.PlanPreference(backend="cpu", precompile=False),
-    ).workspace_size()
-]
+def on_cpu(plan: str) -> Any:
+    """The plan of the smallest case on the CPU."""
+    preference = hf.PlanPreference(backend="cpu", precompile=False)
+    return PLANS[plan].select(hf.Stream.current(), smallest_case(plan).descriptor, preference)
 
 
 def test_some_plans_need_a_workspace() -> None:
-    assert {"EmbeddingBackwardPlan", "GridSampleBackwardPlan", "SegmentSumPlan"} <= set(WITH_WORKSPACE)
+    needed = {plan for plan in PLANS if on_cpu(plan).workspace_size()}
+    assert needed >= {"EmbeddingBackwardPlan", "GridSampleBackwardPlan", "SegmentSumPlan"}
 
 
-@pytest.mark.parametrize("plan", WITH_WORKSPACE)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("after_good_ones", [False, True])
 def test_a_workspace_that_shares_memory(plan: str, after_good_ones: bool) -> None:
-    case = smallest_case(plan)
-    stream = hf.Stream.current()
-    made = PLANS[plan].select(stream, case.descriptor, hf.PlanPreference(backend="cpu", precompile=False))
+    made, stream = on_cpu(plan), hf.Stream.current()
     size = made.workspace_size()
-    args: Any = case.make()
+    if not size:
+        return  # it takes no workspace
+    args: Any = smallest_case(plan).make()
     if after_good_ones:
         for _ in range(3):
             made.run(stream, hf.Workspace.allocate(size, "cpu"), args)
@@ -197,14 +188,14 @@ def test_a_workspace_that_shares_memory(plan: str, after_good_ones: bool) -> Non
         assert not inside.any()
 
 
-@pytest.mark.parametrize("plan", WITH_WORKSPACE)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_workspace_without_memory(plan: str, left: int) -> None:
-    case = smallest_case(plan)
-    stream = hf.Stream.current()
-    made = PLANS[plan].select(stream, case.descriptor, hf.PlanPreference(backend="cpu", precompile=False))
-    args: Any = case.make()
+    made, stream = on_cpu(plan), hf.Stream.current()
     size = made.workspace_size()
+    if not size:
+        return  # it takes no workspace
+    args: Any = smallest_case(plan).make()
     known = hf.Workspace.allocate(size, "cpu")
     made.run(stream, known, args)
     assert known.buffer is not None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ import holdfast as hf
 from holdfast.backends import private as compilers
 from holdfast.backends.private import numba
 from holdfast.core import private
+from holdfast.install import private as installing
 
 PACKAGE = Path(hf.__file__).parent
 BACKENDS = PACKAGE / "backends" / "private"
-MODULES = {PACKAGE / "core" / "private.py", BACKENDS / "__init__.py", BACKENDS / "numba.py"}
+INSTALL = PACKAGE / "install" / "private.py"
+MODULES = {PACKAGE / "core" / "private.py", BACKENDS / "__init__.py", BACKENDS / "numba.py", INSTALL}
 LIBRARIES = {"torch", "triton", "numba", "llvmlite"}
 #: Public names that start with an underscore.
 PUBLIC = {"_asdict", "_fields", "_make", "_replace", "_getframe", "_exit"}
@@ -88,6 +92,7 @@ def test_the_search_sees_private_interfaces(source: str) -> None:
 def test_every_interface_is_found_here() -> None:
     """If this fails, the installed version of a library makes holdfast use a slower fallback."""
     missing = {name for name, fallback in private.FALLBACKS.items() if getattr(private, name) is fallback}
+    missing |= {name for name, found in installing.FALLBACKS.items() if getattr(installing, name) is found}
     assert missing <= {"raw_stream"} if not torch.backends.cuda.is_built() else not missing
     assert {"pipeline_class"} <= numba.kernel_options().keys() & numba.part_options().keys()
 
@@ -166,18 +171,28 @@ print(hashlib.sha256(y.numpy().tobytes()).hexdigest())
 """
 
 
-def run(program: str, module: str = "") -> str:
-    """The output of a program in a new process, with the fallbacks of a module if one is named."""
+def run(program: str, module: str) -> str:
+    """The output of a program in a new process, with the fallbacks of a module."""
     path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-    forced = f"load('holdfast.{module}', {str(path)!r})\n" if module else ""
-    program = FORCE + forced + program
+    program = FORCE + f"load('holdfast.{module}', {str(path)!r})\n" + program
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def run_here(program: str) -> str:
+    """The output of a program in this process."""
+    threads, output = torch.get_num_threads(), io.StringIO()
+    try:
+        with redirect_stdout(output):
+            exec(program, {})
+    finally:
+        torch.set_num_threads(threads)
+    return output.getvalue()
+
+
 def test_without_any_private_interface_of_torch_the_results_are_the_same() -> None:
-    assert run(PROGRAM, "core.private") == run(PROGRAM)
+    assert run(PROGRAM, "core.private") == run_here(PROGRAM)
 
 
 #: Importing an operator registers it through this interface, so only the test above can replace it.
@@ -288,9 +303,10 @@ def test_a_kernel_is_launched_in_the_best_way_there_is(
     ]
 
 
+@pytest.mark.long
 def test_without_private_interfaces_of_numba_the_results_are_the_same() -> None:
     """Each process then compiles all kernels."""
-    assert run(SHORT_PROGRAM, "backends.private.numba") == run(SHORT_PROGRAM)
+    assert run(SHORT_PROGRAM, "backends.private.numba") == run_here(SHORT_PROGRAM)
 
 
 def test_without_threads_of_torch_the_results_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

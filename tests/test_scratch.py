@@ -81,6 +81,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the settings are those of glibc")
 def test_results_hold_where_freed_memory_does_not() -> None:
     names = ["ChooseScalePlan", "DynamicQuantizePlan", "EmbeddingBagBackwardPlan", "LsqInitPlan"]

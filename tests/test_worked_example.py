@@ -22,6 +22,8 @@ FOLDER = "ops/scaled_add/"
 
 Run = Callable[..., str]
 
+pytestmark = pytest.mark.long
+
 
 def files_of_example() -> dict[str, str]:
     """The files in CONTRIBUTING.md, by name."""
@@ -50,14 +52,24 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
+#: Runs commands, given as JSON, one after another.
+COMMANDS = """
+import json, sys
+from holdfast.cli import app
+for words in json.loads(sys.argv[1]):
+    exit_code = app(words, standalone_mode=False)
+    if exit_code:
+        sys.exit(exit_code)
+"""
+
+
 @pytest.fixture(scope="module")
 def run(package: Path) -> Run:
-    """Runs the command line of that copy with Triton's interpreter."""
+    """Runs commands of that copy in one process, with Triton's interpreter."""
 
-    def run(*arguments: str) -> str:
-        program = "from holdfast.cli import main; main()"
+    def run(*commands: str) -> str:
         found = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-c", COMMANDS, json.dumps([command.split() for command in commands])],
             env={**os.environ, "PYTHONPATH": str(package.parent), "TRITON_INTERPRET": "1", "COLUMNS": "200"},
             capture_output=True,
             text=True,
@@ -78,28 +90,16 @@ def test_the_example_is_complete() -> None:
 
 def test_it_is_listed_verified_fuzzed_and_timed(package: Path, run: Run, tmp_path: Path) -> None:
     before = hashes(package)
-    assert "ScaledAddPlan" in run("plans")
-    run("verify", "--plan", "ScaledAdd", "--write-digests")
-    report = tmp_path / "verify.json"
-    run("verify", "--plan", "ScaledAdd", "--json", str(report))
+    assert "ScaledAddPlan" in run("plans", "verify --plan ScaledAdd --write-digests")
+    report, fuzzed, timed = (tmp_path / f"{name}.json" for name in ("verify", "fuzz", "bench"))
+    run(
+        f"verify --plan ScaledAdd --json {report}",
+        f"fuzz --plan ScaledAdd --seconds 1 --jobs 1 --interpret --json {fuzzed}",
+        f"bench --device cpu --quick --only scaled_add --elements 65536 --json {timed}",
+    )
     (plan,) = json.loads(report.read_text())["plans"]
     assert plan["cases"] == plan["pinned"] > 0 and plan["mutants_caught"] == plan["mutants"] >= 5
-    fuzzed = tmp_path / "fuzz.json"
-    run("fuzz", "--plan", "ScaledAdd", "--seconds", "5", "--jobs", "1", "--interpret", "--json", str(fuzzed))
     assert json.loads(fuzzed.read_text())["problems"] > 0
-    timed = tmp_path / "bench.json"
-    run(
-        "bench",
-        "--device",
-        "cpu",
-        "--quick",
-        "--only",
-        "scaled_add",
-        "--elements",
-        "65536",
-        "--json",
-        str(timed),
-    )
     assert [row["op"] for row in json.loads(timed.read_text())["rows"]] == ["scaled_add"]
     after = hashes(package)
     assert {name for name in after if after[name] != before.get(name)} == {
@@ -108,7 +108,7 @@ def test_it_is_listed_verified_fuzzed_and_timed(package: Path, run: Run, tmp_pat
 
 
 def test_its_mutants_are_caught(run: Run) -> None:
-    assert "every mutant caught: 8/8" in run("mutants", "--plan", "ScaledAdd")
+    assert "every mutant caught: 8/8" in run("mutants --plan ScaledAdd")
 
 
 def test_its_function_is_public_and_differentiable(package: Path) -> None:

@@ -34,6 +34,7 @@ _functions = {
 globals().update(_functions)
 
 from holdfast import distributed, export, nn, qat, testing  # noqa: E402  (made of the functions)
+from holdfast.install import install, installed, status, uninstall  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,6 @@ __all__ = [
     "NUMERICS_VERSION", "CollectiveFailed", "Format", "Granularity", "HoldfastError", "InvalidArgs",
     "InvalidDescriptor", "InvalidIndex", "KernelSku", "NotReproducible", "PerChannel", "PerGroup",
     "PerTensor", "PerToken", "PlanPreference", "PrecisionGuarantee", "Stream", "Unsupported", "Verdict",
-    "Workspace", "WorkspaceTooSmall", "__version__", "check_errors", "distributed", "export", "formats", "nn",
-    "plans", "qat", "testing", *sorted(_functions),
+    "Workspace", "WorkspaceTooSmall", "__version__", "check_errors", "distributed", "export", "formats",
+    "install", "installed", "nn", "plans", "qat", "status", "testing", "uninstall", *sorted(_functions),
 ]  # fmt: skip

@@ -39,6 +39,12 @@ from holdfast.core.stream import (
     Stream as Stream,
     Workspace as Workspace,
 )
+from holdfast.install import (
+    install as install,
+    installed as installed,
+    status as status,
+    uninstall as uninstall,
+)
 from holdfast.ops.affine_grid.torch_op import affine_grid as affine_grid
 from holdfast.ops.choose_scale.torch_op import (
     choose_scale as choose_scale,
@@ -118,6 +124,8 @@ __all__ = [
     "index_add",
     "index_put",
     "index_select",
+    "install",
+    "installed",
     "interpolate",
     "lsq_init",
     "nn",
@@ -131,6 +139,8 @@ __all__ = [
     "scatter_add",
     "scatter_reduce",
     "segment_reduce",
+    "status",
     "testing",
+    "uninstall",
     "unpack",
 ]

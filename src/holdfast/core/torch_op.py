@@ -87,6 +87,31 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     return call
 
 
+def below_autograd(kernel: Any) -> Any:
+    """A function that calls ``kernel`` inside a backend kernel of torch, where nothing is recorded.
+
+    ``kernel`` returns ``Work``, as for ``define``. The arguments are plain tensors and plain values.
+    """
+    calls = Calls(kernel)
+
+    def call(*arguments: Any) -> Any:
+        kinds = tuple(map(type, arguments))
+        parts = _parts(kinds)
+        if parts is None:
+            return kernel(*arguments).run()
+        tensors, records = parts[0](arguments), torch.is_grad_enabled()
+        key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
+        for known in calls.known.get(key, ()):
+            if known.matches(*tensors):
+                found = known.run(*tensors)
+                if found is None:
+                    break
+                return found
+        return calls.run(key, tensors, arguments, records)
+
+    return call
+
+
 def arguments_in(schema: str) -> dict[str, str]:
     """The name and the type of each argument in a schema, such as "(Tensor x, float scale) -> Tensor"."""
     given = schema[schema.index("(") + 1 : schema.index(")")].split(",")

@@ -30,7 +30,8 @@ class DynamicFakeQuantizeModel(FakeQuantizeModel):
 
         def scale_of(x: torch.Tensor) -> torch.Tensor:
             largest = x.detach().view(-1, self.group).abs().amax(1).float()
-            return torch.clamp(largest / self.code_range[1], min=SCALE_FLOOR)
+            # By a tensor: on CUDA torch divides by a number as a product with its reciprocal.
+            return torch.clamp(largest / torch.full_like(largest, self.code_range[1]), min=SCALE_FLOOR)
 
         def eager(x: torch.Tensor) -> torch.Tensor:
             return eager_fixed(x, scale_of(x))
