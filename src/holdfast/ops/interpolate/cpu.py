@@ -81,7 +81,7 @@ def _sum_any(begin, count, spans, weights, row, values, piece, columns):
 
 
 @jit
-def _sum_row(line, source, begin, count, spans, weights, row_at, raw, wide, like):
+def _sum_row(line, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like):
     """Sums over x of elements ``begin`` to ``begin + count``, from the input row at ``line``."""
     outlined()
     source_kind, step = source[1], source[6]
@@ -103,8 +103,8 @@ def _sum_row(line, source, begin, count, spans, weights, row_at, raw, wide, like
             row = pointer(row_at + (i - begin) * size, like)
             values = pointer(values_at + (first - origin) * size, like)
             taps = np.int64(spans[_COUNT, i])
-            firsts = pointer(spans.ctypes.data + i * 4, np.int32)
-            of_first = pointer(weights.ctypes.data + spans[_START, i] * size, like)
+            firsts = pointer(tables_at[0] + i * 4, np.int32)
+            of_first = pointer(tables_at[1] + spans[_START, i] * size, like)
             if same >= _VECTOR and (taps == 2 or taps == 4) and spans[_EVEN, i] >= same:
                 _sum_even(same, taps, of_first, row, values)
             elif same >= _VECTOR and taps > 0:
@@ -146,10 +146,10 @@ def _add_all(total, weights, start, terms, taps, runs_at, count, like):
 
 
 @jit
-def _pick(source, step, spans, begin, count, target, item):
+def _pick(source, step, firsts_at, count, target, item):
     """Copy the only tap of each element; ``source`` is the address of the input row."""
     outlined()
-    firsts = pointer(spans.ctypes.data + begin * 4, np.int32)
+    firsts = pointer(firsts_at, np.int32)
     if item == 2:
         for i in range(count):
             pointer(target, np.uint16)[i] = pointer(source, np.uint16)[firsts[i] * step]
@@ -162,11 +162,12 @@ def _pick(source, step, spans, begin, count, target, item):
 
 
 @kernel
-def _resample(first, last, sizes, spans, weights, out, source, copies, accumulate, scratch, like):
+def _resample(first, last, sizes, spans, weights, tables_at, out, source, copies, accumulate, scratch, like):
     """Units ``first`` to ``last``. ``sizes`` are C, D, H, W of the output.
 
     A tensor is (address, kind, strides of n, c, z, y, x). The table has the columns of x, then of y, then z.
-    ``copies``: all elements have one tap, with weight 1.
+    ``tables_at`` are the addresses of its rows and of the weights. ``copies``: all elements have one tap, with
+    weight 1.
     """
     channels, depth, height, width = sizes
     source_item, out_kind, out_step = source[1] & ITEM_SIZE, out[1], out[6]
@@ -198,7 +199,7 @@ def _resample(first, last, sizes, spans, weights, out, source, copies, accumulat
             if corner_at == before_at and y > 0:
                 copy(target, before_target, count * out_item)
             else:
-                _pick(corner_at, source[6], spans, begin, count, target, out_item)
+                _pick(corner_at, source[6], tables_at[0] + begin * 4, count, target, out_item)
             before_at, before_target = corner_at, target
             continue
         taps_y = spans[_COUNT, of_y]
@@ -217,7 +218,7 @@ def _resample(first, last, sizes, spans, weights, out, source, copies, accumulat
                 slot = (from_z + in_z) % _PLANES * _ROWS + (from_y + in_y) % _ROWS
                 row_at = rows_at + slot * _STEP
                 if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
-                    _sum_row(at, source, begin, count, spans, weights, row_at, raw, wide, like)
+                    _sum_row(at, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like)
                     kept[2 * slot], kept[2 * slot + 1] = at, begin
                 if few_rows:
                     terms[in_y] = slot
@@ -246,7 +247,9 @@ def _compile(compute: Float) -> None:
     like = number(compute)
     spans, weights = np.zeros((5, 3), np.int32), np.zeros(3, type(like))
     tensor = (0, 4, 0, 0, 0, 0, 0)
-    compile_kernel(_resample, 0, 0, (1, 1, 1, 1), spans, weights, tensor, tensor, False, False, 0, like)
+    compile_kernel(
+        _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, False, False, 0, like
+    )
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -274,6 +277,7 @@ class _Resample(DescribedKernel[plans.D]):
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
         work = out.numel() * spans[_COUNT].max()
         out_strides, source_strides = _strides(out), _strides(source)
+        tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             to = (addresses[0], code, *out_strides)
@@ -282,7 +286,9 @@ class _Resample(DescribedKernel[plans.D]):
             def part(first: int, last: int) -> None:
                 scratch = _SCRATCH.of_thread()
                 sizes = (channels, depth, height, width)
-                _resample(first, last, sizes, spans, weights, to, of, copies, accumulate, scratch, like)
+                _resample(
+                    first, last, sizes, spans, weights, tables, to, of, copies, accumulate, scratch, like
+                )
 
             parallel(part, units, int(work))
 
