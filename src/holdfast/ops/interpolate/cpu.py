@@ -166,7 +166,7 @@ def _resample(first, last, sizes, spans, weights, tables_at, out, source, copies
     """Units ``first`` to ``last``. ``sizes`` are C, D, H, W of the output.
 
     A tensor is (address, kind, strides of n, c, z, y, x). The table has the columns of x, then of y, then z.
-    ``tables_at`` are the addresses of its rows and of the weights. ``copies``: all elements have one tap, with
+    ``tables_at`` are the addresses of its rows and of the weights. ``copies``: all elements have one tap, of
     weight 1.
     """
     channels, depth, height, width = sizes
