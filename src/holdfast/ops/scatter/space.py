@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
-
-import torch
 
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
@@ -17,13 +16,16 @@ FREE = ("values", "spread")
 
 
 def draw(plan: AnyPlan, draw: Draw) -> Problem:
-    shape = draw.shape(1, 5)
+    shape = draw.shape(1, 8)
     dim = draw.between(0, len(shape) - 1)
     fields = draw_table(draw, shape)
     rows, columns = fields.pop("rows"), fields.pop("columns")
     larger = plan.op == "scatter" and draw.chance(4)
     table = [length + larger * draw.between(0, 2) for length in shape]
-    table[dim] = max(min(rows, draw.budget // max(torch.Size(table).numel() // max(table[dim], 1), 1)), 1)
+    # The table may be large if the index is empty.
+    table[dim] = 1
+    table[dim] = max(min(rows, draw.budget // max(math.prod(table), 1)), 1)
+    columns = min(columns, max(draw.budget // max(math.prod(table), 1), 1))
     if plan.op == "gather":
         return Problem(
             draw.label, shape, tuple(table), dim, columns if draw.kind((True, False)) else None,
