@@ -622,3 +622,22 @@ def test_the_example_trains_to_the_same_weights_twice() -> None:
     result = subprocess.run(given, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("cpu: ") and result.stdout.endswith(", twice\n")
+
+
+@pytest.mark.parametrize("size", [(0, 3), (2, 2)])
+def test_few_samples_add_to_every_pixel_once(size: tuple[int, int]) -> None:
+    """On the CPU the pixels that no sample touches are stored apart from the others."""
+    generator = torch.Generator().manual_seed(5)
+    old, dout = torch.randn(3, 2, 9, 11, generator=generator), torch.randn(3, 2, *size, generator=generator)
+    grid = torch.rand(3, *size, 2, generator=generator) * 0.4
+    desc = hf.plans.GridSampleBackwardDescriptor(shape=(3, 2, 9, 11), output_size=size, needs_dgrid=False)
+    stream, found = hf.Stream.current("cpu"), {}
+    for backend in ("reference", "cpu"):
+        plan = hf.plans.GridSampleBackwardPlan.select(stream, desc, hf.PlanPreference(backend=backend))
+        dinput = old.clone()
+        workspace = hf.Workspace.allocate(plan.workspace_size(), "cpu")
+        args = hf.plans.GridSampleBackwardArgs(dout=dout, grid=grid, dinput=dinput, accumulate=True)
+        plan.run(stream, workspace, args)
+        found[backend] = dinput
+    assert torch.equal(found["cpu"], found["reference"])
+    assert torch.equal(found["cpu"] != old, found["reference"] != old)

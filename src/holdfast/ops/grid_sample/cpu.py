@@ -176,14 +176,16 @@ def _steps_of_sums(width, pixels, like):
 @jit
 def _sum_terms(
     n, channel, width, begin, end, extent, problem, grid, image, steps, dout, dgrid, joint, bits, levels,
-    accumulate, shifts_at, sums_at, totals_at, scratch, like, columns,
+    accumulate, sparse, shifts_at, sums_at, totals_at, scratch, like, columns,
 ):  # fmt: skip
     """Integer sums of ``width`` channels from ``channel``, over samples ``begin`` to ``end``.
 
-    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. Returns whether all
-    values of dout are finite.
+    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. ``sparse``: all sums
+    are zeros already. Returns whether all values of dout are finite, and if ``sparse`` the first pixel that
+    was touched and the end of those that were.
     """
     outlined()
+    low, high = extent[1], 0
     _, pixels, samples, corners = extent
     offsets_at, weights_at, rows_at, raw, _, terms_at, row_at = scratch
     shifts, all_finite, words = pointer(shifts_at, np.int64), True, size_of(like) // 4
@@ -193,11 +195,17 @@ def _sum_terms(
         all_finite = all_finite and finite
     step, pixel = _steps_of_sums(width, pixels, like)
     together = pixel == SUMS
-    clear_sums(sums_at, width * pixels * words)
+    if not sparse:
+        clear_sums(sums_at, width * pixels * words)
     for marking in range(1 if all_finite else 2):
         for first in range(begin, end, RUN):
             count, tables = min(RUN, end - first), (offsets_at, weights_at)
             locate(_grid_of(grid, n), problem, steps, first, count, tables, rows_at, raw, like, columns)
+            if sparse and marking == 0:
+                for place in range(corners // len(columns)):
+                    offsets = pointer(offsets_at + place * RUN * 8, np.int64)
+                    for i in range(count):
+                        low, high = min(low, offsets[i]), max(high, offsets[i])
             if joint and marking == 0:
                 _store_dgrid(
                     n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
@@ -224,7 +232,30 @@ def _sum_terms(
                 offsets = offsets_at + corner // len(columns) * RUN * 8
                 weights = weights_at + corner * RUN * size_of(like)
                 add_terms_in_lanes(terms_at, weights, offsets, count, sums_at, like, columns)
-    return all_finite
+    return all_finite, low, min(high + len(columns), pixels)
+
+
+@jit
+def _clear_touched(width, low, high, pixels, sums_at, like):
+    """Clear the sums of the pixels ``low`` to ``high`` of a unit."""
+    step, pixel = _steps_of_sums(width, pixels, like)
+    for c in range(1 if pixel == SUMS else width):
+        clear_sums(sums_at + c * step + low * pixel, (high - low) * pixel // 8)
+
+
+@jit
+def _store_zeros(n, channel, width, begin, end, dinput, accumulate, scratch, like):
+    """Store zeros in the pixels ``begin`` to ``end`` of the channels of a unit, or add them."""
+    outlined()
+    _, _, _, raw, old, _, row = scratch
+    clear(row, RUN, like)
+    for c in range(width):
+        target = _first_channel(dinput, n, channel + c)
+        for at in range(begin, end, RUN):
+            last = min(at + RUN, end)
+            if accumulate:  # the last sums are in the row
+                clear(row, last - at, like)
+            store_span(row, target, dinput[1], dinput[4], at, last, accumulate, raw, old, like)
 
 
 @jit
@@ -294,7 +325,7 @@ def _add_threads(begin, end, width, pixels, others, sums_at, finite, like):
 @kernel
 def _differentiate(
     step, first, last, units, parts, group, extent, problem, grid, image, steps, own_steps, dout, dinput,
-    dgrid, joint, bits, levels, accumulate, others, scratch, like, columns,
+    dgrid, joint, bits, levels, accumulate, sparse, others, scratch, like, columns,
 ):  # fmt: skip
     """One step of the backward. ``group`` is the number of channels of a unit, except the last of an image.
 
@@ -304,12 +335,16 @@ def _differentiate(
     TOTAL: pixels ``first`` to ``last`` of unit ``units``, from the sums of all threads. ``others`` is (number
     of threads, bytes between their sums).
 
-    The operands are as in ``_sample``. ``own_steps`` are the strides of a buffer of sums.
+    The operands are as in ``_sample``. ``own_steps`` are the strides of a buffer of sums. ``sparse``: the
+    samples touch few pixels, so only those have sums to clear and to convert.
     """
     channels, pixels, samples, _ = extent
+    sparse = sparse and step == _WHOLE
     groups = (channels + group - 1) // group
     sums_at, shifts_at, totals_at = scratch[7:]
     shifts = pointer(shifts_at, np.int64)
+    if sparse and first < units:
+        clear_sums(sums_at, group * pixels * (size_of(like) // 4))
     for task in range(first, last if step == _WHOLE else first + 1):
         if step == _WHOLE and task >= units:
             n, part = (task - units) // parts, (task - units) % parts
@@ -330,11 +365,20 @@ def _differentiate(
         width = min(group, channels - channel)
         if step != _TOTAL:
             begin, end = (0, samples) if step == _WHOLE else (first, last)
-            finite = _sum_terms(
+            finite, low, high = _sum_terms(
                 n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
-                bits, levels, accumulate, shifts_at, sums_at, totals_at, scratch[:7], like, columns,
+                bits, levels, accumulate, sparse, shifts_at, sums_at, totals_at, scratch[:7], like, columns,
             )  # fmt: skip
             shifts[group] = finite
+            if sparse:
+                _store_sums(
+                    n, channel, width, low, high, pixels, bits, shifts_at, finite, sums_at, dinput,
+                    accumulate, scratch[:7], like,
+                )  # fmt: skip
+                _clear_touched(width, low, high, pixels, sums_at, like)
+                _store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch[:7], like)
+                _store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch[:7], like)
+                continue
         begin, end = (0, pixels) if step == _WHOLE else (first, last)
         if step == _TOTAL:
             _add_threads(begin, end, width, pixels, others, sums_at, shifts[group] == 1, like)
@@ -424,7 +468,7 @@ class _SampleKernel(SampleKernel[D]):
     def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
         self.problem = _Problem.of(desc)
-        self.work = desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
+        self.work = self.amount()
         self.slots = max(min(threads_for(self.work), self.most_threads, self.most_slots()), 1)
         self.parts = _parts(desc.batch, self.slots)
         self.layout = WorkspaceLayout()
@@ -432,6 +476,11 @@ class _SampleKernel(SampleKernel[D]):
         self.slot_bytes = self.layout.size
         self.layout.take_again(self.slots - 1)
         self.set_workspace(self.layout)
+
+    def amount(self) -> int:
+        """The amount of work, in terms of a sum."""
+        desc = self.desc
+        return desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
 
     def most_slots(self) -> int:
         """Maximum number of threads such that the workspace is not too large."""
@@ -556,6 +605,11 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         dinput = desc.batch * desc.channels * desc.pixels * desc.needs_dinput * desc.input_dtype.itemsize
         return dinput + desc.batch * desc.samples * desc.axes * desc.needs_dgrid * desc.grid_dtype.itemsize
 
+    def amount(self) -> int:
+        # Every pixel is stored, whether a sample touches it or not; that takes a quarter as long as a term.
+        desc = self.desc
+        return super().amount() + desc.batch * desc.channels * desc.pixels * desc.needs_dinput // 4
+
     def most_slots(self) -> int:
         """The sums of all threads have at most half more bytes than the outputs."""
         return 3 * self.output_bytes // (2 * self.sums_bytes) if self.desc.needs_dinput else 2**16
@@ -609,6 +663,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels and steps == own_steps
         tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
         others = self.slots, self.slot_bytes
+        sparse = 0 < 2 * desc.samples * desc.corners <= desc.pixels
 
         def launch(
             stream: Stream, workspace: Workspace, args: GridSampleBackwardArgs, addresses: Sequence[int]
@@ -624,7 +679,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
                 _differentiate(
                     step, first, last, unit, self.parts, self.group, self.problem.extent, self.problem[1:],
                     grid, image, steps, own_steps, dout, dinput, dgrid, joint, desc.fraction_bits,
-                    self.levels, accumulate, others, self.scratch(base, slot), like, columns,
+                    self.levels, accumulate, sparse, others, self.scratch(base, slot), like, columns,
                 )  # fmt: skip
 
             self.run_tasks(lambda first, last, slot: run(_WHOLE, first, last, whole, slot), tasks)
@@ -685,5 +740,6 @@ def _compile_backward(compute: Float, columns: tuple[int, ...]) -> None:
     problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
     compile_kernel(
         _differentiate, _WHOLE, 0, 0, 0, 1, 1, problem.extent, problem[1:], operand, operand, _NO_STEPS,
-        _NO_STEPS, operand, operand, operand, False, 0, 1, False, (1, 0), (0,) * 10, number(compute), columns,
+        _NO_STEPS, operand, operand, operand, False, 0, 1, False, False, (1, 0), (0,) * 10, number(compute),
+        columns,
     )  # fmt: skip

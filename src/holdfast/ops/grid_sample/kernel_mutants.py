@@ -13,6 +13,7 @@ _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU = f"{_OP}.gpu_dinput_by_slot"
+_IMAGES_GPU = f"{_OP}.gpu_dinput_by_image"
 _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
 MUTANTS = (
@@ -213,5 +214,33 @@ MUTANTS = (
         "refused = (field == 255) |",
         "refused = (field == 256) |",
         likely="infinite gradients, 4 channels",
+    ),
+    _backward(
+        "the sums of the image before left in place",
+        _CPU,
+        "_clear_touched(width, low, high, pixels, sums_at, like)\n                _store_zeros",
+        "_clear_touched(width, low, low, pixels, sums_at, like)\n                _store_zeros",
+        likely="many small images",
+    ),
+    _backward(
+        "the last touched pixel taken for untouched",
+        _CPU,
+        "return all_finite, low, min(high + len(columns), pixels)",
+        "return all_finite, low, high",
+        likely="many small images",
+    ),
+    _backward(
+        "a box one column too narrow",
+        _IMAGES_GPU,
+        "width = x1 - x0 + 1",
+        "width = tl.maximum(x1 - x0, 1)",
+        likely="small images",
+    ),
+    _backward(
+        "the rows of a box stored from the wrong place",
+        _IMAGES_GPU,
+        "return (row - y) * width + (pixel % sizes[0] - x0)",
+        "return (row - y) * width + (pixel % sizes[0] - x0 + 1)",
+        likely="small images",
     ),
 )
