@@ -437,6 +437,34 @@ def test_weights_of_a_bfloat16_model(name: str, tmp_path: Path) -> None:
             assert np.array_equal(codes, weight.codes.numpy())
 
 
+def test_input_codes_of_a_bfloat16_model(tmp_path: Path) -> None:
+    """onnxruntime has no bfloat16 layers on the CPU: every QuantizeLinear runs alone, with its scale."""
+    torch.manual_seed(0)
+    model = hf.qat.prepare(Network().bfloat16(), CONFIGS["w8a8"])
+    tokens = torch.randint(0, 16, (2, 6))
+    model(tokens)
+    graph = written(model, (tokens,), tmp_path / "model.onnx").graph
+    made = {name: node for node in graph.node for name in node.output}
+    stored = {t.name: t for t in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "QuantizeLinear"]
+    quantizers = hf.qat.activation_quantizers(model)
+    assert len(nodes) == len(quantizers) == 4
+    for node, (name, quantizer) in zip(nodes, quantizers.items(), strict=True):
+        x, scale, zero_point = node.input
+        assert scale == f"{name}.input_scale" and made[x].op_type == "Cast"
+        ours = quantizer.scale().detach()
+        assert np.array_equal(onnx.numpy_helper.to_array(stored[scale]), ours.float().numpy())
+        values = (torch.randint(-300, 300, (4096,)) * ours / 2).bfloat16()  # many ties
+        known = onnx.helper.make_tensor_value_info(x, TensorProto.FLOAT, [4096])
+        codes = onnx.helper.make_tensor_value_info(node.output[0], TensorProto.INT8, [4096])
+        alone = onnx.helper.make_graph([node], "one", [known], [codes], [stored[scale], stored[zero_point]])
+        opset = [onnx.helper.make_opsetid("", 21)]
+        proto = onnx.helper.make_model(alone, opset_imports=opset, ir_version=10)
+        session = onnxruntime.InferenceSession(proto.SerializeToString())
+        (found,) = session.run(None, {x: values.float().numpy()})
+        assert np.array_equal(found, hf.quantize(values, ours, dtype=torch.int8).numpy())
+
+
 def test_a_folded_batch_norm_is_in_the_codes(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
     hf.qat.prepare(model, hf.qat.preset("w4a8"), fold_batch_norm=True)

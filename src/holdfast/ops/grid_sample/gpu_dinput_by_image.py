@@ -123,6 +123,22 @@ def sums_in_rows(
     return value
 
 
+@triton.jit
+def store_pixels(
+    dinput, held, stored, end, n, channel, x0, width, y, below, sizes, shift, fraction_bits, strides, step,
+    FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, BAND: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """Store the pixels ``stored`` to ``end`` of a channel: sums in the rows y to ``below``, else +0."""
+    for begin in range(stored, end, BAND):
+        pixel = begin + tl.arange(0, BAND)
+        value = sums_in_rows(
+            held, pixel, x0, width, y, below, sizes, begin, shift, fraction_bits, BAND, COMPUTE
+        )
+        store_band(
+            dinput, value, n, channel, pixel, pixel < end, sizes, strides, step, FLAT, ACCUMULATE, COMPUTE
+        )
+
+
 @triton.jit(do_not_specialize=["programs", "images", "fraction_bits"])
 def differentiate_images(
     dinput, dgrid, sums, dout, image, grid,
@@ -175,31 +191,19 @@ def differentiate_images(
                 if special:
                     mark_specials(held, places, masks, weights, d, 4)
                 tl.debug_barrier()
-                if y1 - y0 < rows:  # one pass: these masks allow wide stores
-                    for begin in range(0, pixels, BAND):
-                        pixel = begin + lane
-                        value = sums_in_rows(
-                            held, pixel, x0, width, row, below, sizes, begin, shift, fraction_bits,
-                            BAND, COMPUTE,
-                        )  # fmt: skip
-                        store_band(
-                            dinput, value, n, channel, pixel, pixel < pixels, sizes, dinput_strides,
-                            dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
-                        )  # fmt: skip
+                if y1 - y0 < rows:  # all pixels in one pass: with this constant begin, stores are wide
+                    store_pixels(
+                        dinput, held, 0, pixels, n, channel, x0, width, row, below, sizes, shift,
+                        fraction_bits, dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, BAND, COMPUTE,
+                    )  # fmt: skip
                 else:
                     end = below * sizes[0]
                     if below > y1:
                         end += pixels - end
-                    for begin in range(stored, end, BAND):
-                        pixel = begin + lane
-                        value = sums_in_rows(
-                            held, pixel, x0, width, row, below, sizes, begin, shift, fraction_bits,
-                            BAND, COMPUTE,
-                        )  # fmt: skip
-                        store_band(
-                            dinput, value, n, channel, pixel, pixel < end, sizes, dinput_strides,
-                            dinput_step, DINPUT_FLAT, ACCUMULATE, COMPUTE,
-                        )  # fmt: skip
+                    store_pixels(
+                        dinput, held, stored, end, n, channel, x0, width, row, below, sizes, shift,
+                        fraction_bits, dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, BAND, COMPUTE,
+                    )  # fmt: skip
                     stored = end
                 tl.debug_barrier()
             if DGRID:

@@ -13,7 +13,6 @@ from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import Steps
 from holdfast.core import device_errors
 from holdfast.core.plan import Launch
-from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.scatter.plan import (
     BadScatterIndex,
@@ -25,7 +24,7 @@ from holdfast.ops.scatter.plan import (
 from holdfast.ops.segment_sum.gpu import (
     TUNING,
     Bounds,
-    SegmentSumSteps,
+    SortedSums,
     Target,
     Terms,
     Walk,
@@ -33,7 +32,7 @@ from holdfast.ops.segment_sum.gpu import (
     finish,
     places_of,
 )
-from holdfast.ops.segment_sum.gpu_merge_sort import Lines, MergeSort, ZeroFill
+from holdfast.ops.segment_sum.gpu_merge_sort import Lines, ZeroFill
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 #: Set in both halves of alpha's bits. Triton compiles an integer that is 1, or fits 32 bits, separately.
@@ -99,19 +98,8 @@ def copy_rows(
 _LAST = {"added": (finish_added, copy_rows), "kept": (finish_kept, copy_rows), "zeros": (finish, fill_rows)}
 
 
-class Scatter(IndexedKernel[ScatterDescriptor]):
+class Scatter(SortedSums[ScatterDescriptor]):
     """Merge sort, then segment sum."""
-
-    def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
-        super().__init__(desc, device)
-        layout = WorkspaceLayout()
-        self.order = MergeSort(layout, device, desc.count, desc.rows)
-        self.sorted_by = self.order.sorted_by
-        self.variant = f"sorted by {self.sorted_by or 'merging'}"
-        self.summing = SegmentSumSteps(
-            layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
-        )
-        self.set_workspace(layout)
 
     def compile(self) -> None:
         self.prepare(ScatterArgs.described(self.desc))

@@ -39,6 +39,7 @@ from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
 from holdfast.ops.segment_sum.indexed import (
+    D,
     DescribedSum,
     IndexedDescriptor,
     IndexedKernel,
@@ -546,10 +547,10 @@ def add_clear(steps: Steps, counts: Region, lanes: int) -> None:
     )
 
 
-class SegmentSum(IndexedKernel[IndexedDescriptor]):
-    """Merge sort, then segment sum, for every plan that sums terms by row."""
+class SortedSums(IndexedKernel[D]):
+    """Workspace of a sort of the indices by row, and of the sums of their terms."""
 
-    def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
+    def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
         self.order = MergeSort(layout, device, desc.count, desc.rows)
@@ -559,6 +560,10 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
             layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
         self.set_workspace(layout)
+
+
+class SegmentSum(SortedSums[IndexedDescriptor]):
+    """Merge sort, then segment sum, for every plan that sums terms by row."""
 
     def compile(self) -> None:
         self.prepare(DescribedSum.of_sums(self.desc))
