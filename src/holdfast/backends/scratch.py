@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -62,6 +63,15 @@ class Scratch:
         if memory is None or memory.numel() < self.size:
             memory = _memory[thread] = torch.empty(self.size, dtype=torch.uint8, device="cpu")
         return memory.data_ptr()
+
+    def of_team(self, threads: int) -> int:
+        """The address of the scratch of several threads, ``size`` bytes each, as ``of_thread``."""
+        return self.of_thread() if threads == 1 else _for_team(self, threads).of_thread()
+
+
+@cache
+def _for_team(scratch: Scratch, threads: int) -> Scratch:
+    return Scratch(scratch.name, *scratch.runs * threads)
 
 
 class Guards:

@@ -75,15 +75,20 @@ def run_together(function: private.TaskFunction, task: Any, elements: int) -> No
     threads call it. Python is not involved, so threads start sooner than those of ``parallel``, and less work
     is worth a thread. As in torch's own operators, all threads are started.
     """
-    threads = threads_for(elements * _QUICKER)
+    threads = threads_together(elements)
     if threads <= 1:
         function.call(task)
         return
     team = None if _forked else private.team_of_torch()
     if team is None:
-        _on_pool(lambda: function.call(task), threads)
+        _on_pool(lambda: function.call(task), threads_for(elements * _QUICKER))
     else:
-        team.call(function, task, torch.get_num_threads())
+        team.call(function, task, threads)
+
+
+def threads_together(elements: int) -> int:
+    """The maximum number of threads on which ``run_together`` calls a function: 1 or torch's number."""
+    return torch.get_num_threads() if elements * _QUICKER >= _least else 1
 
 
 def threads_for(elements: int) -> int:

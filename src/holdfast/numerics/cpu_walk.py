@@ -45,6 +45,18 @@ def offset_of(number, table, strides=1):
     return offset + number * table[strides, 0]
 
 
+@jit
+def offset_at(number, walk):
+    """``offset_of`` for a table in memory. ``walk`` is (address of the table, number of loops)."""
+    address, loops = walk
+    table, offset = pointer(address, np.int64), np.int64(0)
+    for d in range(loops - 1, 0, -1):
+        outer = number // table[d]
+        offset += (number - outer * table[d]) * table[loops + d]
+        number = outer
+    return offset + number * table[loops]
+
+
 @emit
 def size_of(typingctx, like):
     """The size of a value of this type, bytes."""

@@ -8,7 +8,7 @@ bag. The gradient of a mean is divided once per bag, before the sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from holdfast.ops.embedding_bag.plan import (
 )
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.cpu import (
+    BOUND_WORKSPACE,
     CHOSEN,
     COLUMNS,
     LEVELS,
@@ -50,11 +51,12 @@ from holdfast.ops.segment_sum.cpu import (
     RUN_BYTES,
     TIMES,
     Ordering,
+    Rows,
+    RowSort,
+    RowSums,
     compile_for,
-    launch_sums,
     load_index,
     raise_outside,
-    sort_by_row,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
@@ -63,9 +65,6 @@ CHUNK = indexed.CHUNK
 _RAW, _ROW, _OTHER, _BEST, _FOUND, _RUNS = 0, 1, 2, 3, 4, 5
 _RUN = step_of(RUN_BYTES)
 _SCRATCH = Scratch("embedding_bag", Runs(_RUNS, RUN_BYTES))
-
-#: Offsets as an operand of kernels: (address, item size, stride, count).
-Offsets = tuple[int, int, int, int]
 
 
 @jit
@@ -281,30 +280,23 @@ def _compile_finding() -> None:
     )
 
 
-def _rows(tensor: torch.Tensor, compute: Float) -> tuple[int, ...]:
-    """(address, kind, row stride, column stride) of a matrix."""
-    return tensor.data_ptr(), kind(tensor.dtype, compute.torch), *tensor.stride()
+#: (kind, row stride, column stride) of a matrix.
+Matrix = tuple[int, int, int]
+
+
+def _matrix(tensor: torch.Tensor, compute: Float) -> Matrix:
+    return kind(tensor.dtype, compute.torch), tensor.stride(0), tensor.stride(1)
 
 
 class Found(NamedTuple):
-    """Addresses of the results of ``find_bags``, and the length of the longest bag."""
+    """Addresses of the results of ``find_bags``, the longest bag, and whether all indices are in range."""
 
     starts: int
     kept: int
     bags: int
     counts: int
     longest: int
-
-
-def checked_offsets(desc: BagDescriptor, offsets: torch.Tensor | None) -> tuple[Offsets, int]:
-    """Offsets as an operand of kernels, and the length of the longest bag. Raises if an offset is wrong."""
-    if offsets is None:
-        return (0, 8, 1, 0), desc.length
-    given = (offsets.data_ptr(), offsets.element_size(), offsets.stride(0), offsets.numel())
-    wrong, longest = check_offsets(given, desc.count)
-    if wrong >= 0:
-        raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
-    return given, longest
+    in_range: bool
 
 
 class Bags:
@@ -317,46 +309,64 @@ class Bags:
         self.counts = layout.take(desc.bags, torch.int32)
         self.bags = layout.take(desc.count, torch.int32) if by_index else None
 
-    def find(
-        self,
-        first: int,
-        indices: torch.Tensor,
-        table: np.ndarray[Any, Any],
-        offsets: Offsets,
-        longest: int,
-        raises: bool,
-    ) -> Found:
-        """Find the bags; with ``raises``, check the indices. ``first`` is the workspace's address."""
-        desc = self.desc
-        starts, kept, counts = (first + region.offset for region in (self.starts, self.kept, self.counts))
-        bags = 0 if self.bags is None else first + self.bags.offset
-        index_operand = (indices.data_ptr(), indices.element_size(), desc.count)
-        invalid: list[int] = []
+
+class BagFinder:
+    """``check_offsets`` and ``find_bags`` for tensors like ``indices`` and ``offsets``."""
+
+    def __init__(self, bags: Bags, indices: torch.Tensor, offsets: torch.Tensor | None) -> None:
+        self._bags, self._desc = bags, bags.desc
+        walk = loops(self._desc.shape, indices.stride())
+        self.table, self._item = table_of(walk.sizes, walk.strides[0]), indices.element_size()
+        self._layout = (
+            (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
+        )
+
+    def run(self, first: int, indices: int, offsets: int) -> Found | None:
+        """Find the bags in a workspace at an aligned address; None if an offset is wrong."""
+        desc, regions, longest = self._desc, self._bags, self._desc.length
+        given = (offsets, *self._layout)
+        if given[3]:
+            wrong, longest = check_offsets(given, desc.count)
+            if wrong >= 0:
+                return None
+        starts = first + regions.starts.offset
+        kept, counts = first + regions.kept.offset, first + regions.counts.offset
+        bags = 0 if regions.bags is None else first + regions.bags.offset
+        index_operand, in_range = (indices, self._item, desc.count), True
 
         def find(first: int, last: int) -> None:
+            nonlocal in_range
             if not find_bags(
-                first, last, index_operand, table, offsets, desc.bags, desc.length, desc.rows, desc.padding,
-                starts, kept, bags, counts,
+                first, last, index_operand, self.table, given, desc.bags, desc.length, desc.rows,
+                desc.padding, starts, kept, bags, counts,
             ):  # fmt: skip
-                invalid.append(first)
+                in_range = False
 
         parallel(find, desc.bags, desc.count)
-        if raises and invalid:
-            raise_outside(indices, table, desc.rows)
-        return Found(starts, kept, bags, counts, longest)
+        return Found(starts, kept, bags, counts, longest, in_range)
 
 
-def _factor(
+def _raise_wrong_offset(desc: BagDescriptor, offsets: torch.Tensor | None) -> None:
+    """Raise the error for the first wrong offset."""
+    assert offsets is not None
+    layout = (offsets.element_size(), offsets.stride(0), offsets.numel())
+    wrong, _ = check_offsets((offsets.data_ptr(), *layout), desc.count)
+    raise BadOffset(desc.count).error(wrong, int(offsets[wrong].item()))
+
+
+def _is_read_in_place(weights: torch.Tensor | None, compute: Float) -> bool:
+    """Whether weights are contiguous in the compute type, or there are none."""
+    return weights is None or (weights.dtype == compute.torch and weights.is_contiguous())
+
+
+def _widened(
     region: Region | None, workspace: Workspace, weights: torch.Tensor | None, shape: tuple[int, ...]
-) -> tuple[int, int, int]:
-    """``factor`` of ``sum_segments``: the weights, contiguous in the compute type, or none."""
-    if region is None or weights is None:
-        return PLAIN, 0, 0
-    if weights.dtype == region.dtype and weights.is_contiguous():
-        return TIMES, weights.data_ptr(), 0
+) -> int:
+    """The address of a contiguous copy of the weights in the dtype of the region."""
+    assert region is not None and weights is not None
     wide = region.tensor(workspace)
     wide.view(shape).copy_(weights.detach())
-    return TIMES, wide.data_ptr(), 0
+    return wide.data_ptr()
 
 
 class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
@@ -392,12 +402,9 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
         return None if kinds is None or not in_order else OnePass(desc, args, kinds)
 
     def prepare(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
-        desc, compute = self.desc, self.desc.compute
-        walk = loops(desc.shape, args.indices.stride())
-        table = table_of(walk.sizes, walk.strides[0])
-        weight_table = table_of((desc.rows,), (args.weight.stride(0),))
-        one_pass = self.one_pass(args)
-        in_place = args.per_sample_weights is None or args.per_sample_weights.is_contiguous()
+        one_pass, weights = self.one_pass(args), args.per_sample_weights
+        in_place, shape = weights is None or weights.is_contiguous(), self.desc.shape
+        general: list[Launch[EmbeddingBagArgs]] = []
 
         def launch(
             stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
@@ -405,37 +412,59 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             if one_pass is not None:
                 out_at, weight_at, indices_at, offsets_at, weights = addresses
                 if not in_place:
-                    _, weights, _ = _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
+                    weights = _widened(self.weights, workspace, args.per_sample_weights, shape)
                 if one_pass.run(0, 0, out_at, weight_at, indices_at, offsets_at, weights):
                     return
-            self.compile_general()
-            first = first_address(workspace)
-            raises = desc.bad_index == "raise"
-            offsets, longest = checked_offsets(desc, args.offsets)
-            found = self.bags.find(first, args.indices, table, offsets, longest, raises)
-            weight, out = _rows(args.weight, compute), _rows(args.out, compute)
-            if desc.mode == "max":
-
-                def part(first: int, last: int) -> None:
-                    max_bags(
-                        first, last, found.starts, found.kept, weight, desc.columns, out, 0,
-                        _SCRATCH.of_thread(), number(compute),
-                    )  # fmt: skip
-
-                parallel(part, desc.bags, desc.count * desc.columns)
-            else:
-                launch_sums(
-                    args.out,
-                    Ordering(found.starts, 0, desc.bags, desc.count, found.longest),
-                    (weight[0], weight[1], weight[3], weight_table, found.kept),
-                    compute,
-                    factor=_factor(self.weights, workspace, args.per_sample_weights, desc.shape),
-                    by_count=found.counts if desc.mode == "mean" else 0,
-                )
+            if not general:
+                general.append(self.prepare_general(args))
+            general[0](stream, workspace, args, addresses)
 
         if one_pass is not None and in_place:
             launch.bound = lambda args: one_pass.run  # type: ignore[attr-defined]
             launch.bound_uses_workspace = False  # type: ignore[attr-defined]
+        return launch
+
+    def prepare_general(self, args: EmbeddingBagArgs) -> Launch[EmbeddingBagArgs]:
+        """The launch that serves every descriptor and layout."""
+        desc, compute, sample_weights = self.desc, self.desc.compute, args.per_sample_weights
+        self.compile_general()
+        finder = BagFinder(self.bags, args.indices, args.offsets)
+        in_place = _is_read_in_place(sample_weights, compute)
+        of_weight, of_out = _matrix(args.weight, compute), _matrix(args.out, compute)
+        rows = Rows(of_weight[0], table_of((desc.rows,), (of_weight[1],)), of_weight[2])
+        sums = None
+        if desc.mode != "max":
+            sums = RowSums(
+                compute, (desc.bags, desc.columns, desc.count), rows, Rows.of(args.out, compute),
+                how=PLAIN if sample_weights is None else TIMES,
+            )  # fmt: skip
+
+        def launch(
+            stream: Stream, workspace: Workspace, args: EmbeddingBagArgs, addresses: Sequence[int]
+        ) -> None:
+            out, weight, indices, offsets, weights = addresses
+            found = finder.run(first_address(workspace), indices, offsets)
+            if found is None:
+                _raise_wrong_offset(desc, args.offsets)
+                return
+            if desc.bad_index == "raise" and not found.in_range:
+                raise_outside(args.indices, finder.table, desc.rows)
+            if sums is None:
+
+                def part(first: int, last: int) -> None:
+                    max_bags(
+                        first, last, found.starts, found.kept, (weight, *of_weight), desc.columns,
+                        (out, *of_out), 0, _SCRATCH.of_thread(), number(compute),
+                    )  # fmt: skip
+
+                parallel(part, desc.bags, desc.count * desc.columns)
+                return
+            if not in_place:
+                weights = _widened(self.weights, workspace, args.per_sample_weights, desc.shape)
+            by_count = found.counts if desc.mode == "mean" else 0
+            ordering = Ordering(found.starts, 0, found.longest)
+            sums.run(ordering, out, weight, rows_of=found.kept, weights=weights, by_count=by_count)
+
         return launch
 
 
@@ -477,97 +506,133 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
     def prepare(self, args: EmbeddingBagBackwardArgs) -> Launch[EmbeddingBagBackwardArgs]:
         desc = self.desc
         self.compile()
-        walk = loops(desc.shape, args.indices.stride())
-        table = table_of(walk.sizes, walk.strides[0])
+        finder = BagFinder(self.bags, args.indices, args.offsets)
+        in_place = not desc.sums or _is_read_in_place(args.per_sample_weights, desc.compute)
+        sum_rows = self.sums(args) if desc.sums else None
+        sum_columns = self.dots(args) if desc.dper_sample_weights else None
+
+        def run(
+            stream: int, first: int, dweight: int, dsamples: int, dout: int, indices: int, offsets: int,
+            weights: int, table: int,
+        ) -> bool:  # fmt: skip
+            """Differentiate tensors at these addresses, in a workspace at an aligned address.
+
+            Returns False, and has written nothing, if an offset is wrong.
+            """
+            found = finder.run(first, indices, offsets)
+            if found is None:
+                return False
+            if sum_rows is not None:
+                sum_rows(first, found, dweight, dout, indices, weights, table)
+            if sum_columns is not None:
+                sum_columns(found, dsamples, dout, table)
+            return True
 
         def launch(
             stream: Stream, workspace: Workspace, args: EmbeddingBagBackwardArgs, addresses: Sequence[int]
         ) -> None:
+            dweight, dsamples, dout, indices, offsets, weights, table = addresses
+            if not in_place:
+                weights = _widened(self.weights, workspace, args.per_sample_weights, desc.shape)
             first = first_address(workspace)
-            offsets, longest = checked_offsets(desc, args.offsets)
-            found = self.bags.find(first, args.indices, table, offsets, longest, False)
-            if desc.sums:
-                assert args.dweight is not None and self.starts is not None and self.places is not None
-                source, factor = self.terms(args, workspace, first, found)
-                starts, places = first + self.starts.offset, first + self.places.offset
-                launch_sums(
-                    args.dweight,
-                    sort_by_row(args.indices, walk, desc.rows, starts, places, desc.padding),
-                    source,
-                    desc.compute,
-                    factor=factor,
-                    accumulate=args.accumulate,
-                    by_count=int(desc.by_count),
-                )
-            if desc.dper_sample_weights:
-                self.differentiate_weights(args, found)
+            if not run(0, first, dweight, dsamples, dout, indices, offsets, weights, table):
+                _raise_wrong_offset(desc, args.offsets)
 
+        if in_place and self.workspace_size <= BOUND_WORKSPACE:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
-    def terms(
-        self, args: EmbeddingBagBackwardArgs, workspace: Workspace, first: int, found: Found
-    ) -> tuple[tuple[Any, ...], tuple[int, int, int]]:
-        """``source`` and ``factor`` of ``sum_segments`` for the gradient of the table."""
+    def sums(self, args: EmbeddingBagBackwardArgs) -> Callable[..., None]:
+        """A function that computes the gradient of the table."""
         desc, compute, columns = self.desc, self.desc.compute, self.desc.columns
-        dout, like = _rows(args.dout, compute), number(compute)
-        elements = desc.count * columns if desc.bags else 0
-        table = table_of((max(desc.bags, 1),), (dout[2],))
-        source = (dout[0], dout[1], dout[3], table, found.bags)
-        if self.divided is not None:
-            divided, item = first + self.divided.offset, compute.torch.itemsize
+        assert args.dweight is not None and self.starts is not None and self.places is not None
+        starts, places = self.starts.offset, self.places.offset
+        sort = RowSort(args.indices, loops(desc.shape, args.indices.stride()), desc)
+        of_dout, bags, accumulate = _matrix(args.dout, compute), max(desc.bags, 1), args.accumulate
+        how = CHOSEN if self.chosen else PLAIN if args.per_sample_weights is None else TIMES
+        if self.divided is None:
+            source = Rows(of_dout[0], table_of((bags,), (of_dout[1],)), of_dout[2])
+        else:
+            source = Rows(kind(compute.torch, compute.torch), table_of((bags,), (columns,)), 1)
+        sums = RowSums(
+            compute, (desc.rows, columns, desc.count), source, Rows.of(args.dweight, compute), how=how,
+            least_terms=int(accumulate),
+        )  # fmt: skip
 
-            def divide(first: int, last: int) -> None:
-                divide_rows(
-                    first, last, found.counts, dout, columns, divided, item, _SCRATCH.of_thread(), like
-                )
+        of_table = (0, 0, 0) if args.weight is None else _matrix(args.weight, compute)
 
-            parallel(divide, desc.bags, desc.bags * columns)
-            table = table_of((max(desc.bags, 1),), (columns,))
-            source = (divided, kind(compute.torch, compute.torch), 1, table, found.bags)
-        if self.chosen is not None:
-            assert args.weight is not None
-            chosen, weight = first + self.chosen.offset, _rows(args.weight, compute)
+        def run(
+            first: int, found: Found, dweight: int, dout: int, indices: int, weights: int, table: int
+        ) -> None:
+            ordering = sort.run(indices, first + starts, first + places)
+            if self.divided is not None:
+                divided = first + self.divided.offset
+                self.divide((dout, *of_dout), found, divided)
+                dout = divided
+            if self.chosen is not None:
+                weights = first + self.chosen.offset
+                self.choose((table, *of_table), found, weights)
+            base = dweight if accumulate else 0
+            sums.run(
+                ordering, dweight, dout, rows_of=found.bags, weights=weights, base=base,
+                by_count=int(desc.by_count),
+            )  # fmt: skip
 
-            def choose(first: int, last: int) -> None:
-                max_bags(
-                    first, last, found.starts, found.kept, weight, columns, weight, chosen,
-                    _SCRATCH.of_thread(), like,
-                )  # fmt: skip
+        return run
 
-            parallel(choose, desc.bags, elements)
-            return source, (CHOSEN, chosen, columns)
-        return source, _factor(self.weights, workspace, args.per_sample_weights, desc.shape)
+    def divide(self, dout: tuple[int, ...], found: Found, divided: int) -> None:
+        """Divide the gradients of a mean by the counts of the bags."""
+        desc, item, like = self.desc, self.desc.compute.torch.itemsize, number(self.desc.compute)
 
-    def differentiate_weights(self, args: EmbeddingBagBackwardArgs, found: Found) -> None:
-        desc, compute = self.desc, self.desc.compute
-        out = args.dper_sample_weights
+        def part(first: int, last: int) -> None:
+            divide_rows(
+                first, last, found.counts, dout, desc.columns, divided, item, _SCRATCH.of_thread(), like
+            )
+
+        parallel(part, desc.bags, desc.bags * desc.columns)
+
+    def choose(self, table: tuple[int, ...], found: Found, chosen: int) -> None:
+        """Find the positions of the maxima of each bag."""
+        desc, like = self.desc, number(self.desc.compute)
+
+        def part(first: int, last: int) -> None:
+            max_bags(
+                first, last, found.starts, found.kept, table, desc.columns, table, chosen,
+                _SCRATCH.of_thread(), like,
+            )  # fmt: skip
+
+        parallel(part, desc.bags, desc.count * desc.columns if desc.bags else 0)
+
+    def dots(self, args: EmbeddingBagBackwardArgs) -> Callable[..., None]:
+        """A function that computes the gradient of the weights of samples."""
+        desc, compute, out = self.desc, self.desc.compute, args.dper_sample_weights
         assert out is not None and args.weight is not None
-        in_place = args.weight.stride(1) == args.dout.stride(1) == 1 and out.is_contiguous()
-        if self.stored is not None and in_place and not args.accumulate:
-            self.dot_rows(args.weight, args.dout, out, found)
-            return
-        _compile(weight_gradients, compute)
-        walk = loops(desc.shape, out.stride())
-        table = table_of(walk.sizes, walk.strides[0])
-        weight, dout = _rows(args.weight, compute), _rows(args.dout, compute)
-        output = (out.data_ptr(), kind(out.dtype, compute.torch), table)
+        like, accumulate = number(compute), args.accumulate
+        of_table, of_dout = _matrix(args.weight, compute), _matrix(args.dout, compute)
+        contiguous = of_table[2] == of_dout[2] == 1 and out.is_contiguous()
+        stored = self.stored if contiguous and not accumulate else None
+        if stored is None:
+            _compile(weight_gradients, compute)
+        walk, code, item = (
+            loops(desc.shape, out.stride()),
+            kind(out.dtype, compute.torch),
+            desc.dtype.itemsize,
+        )
+        out_table = table_of(walk.sizes, walk.strides[0])
 
-        def part(first: int, last: int) -> None:
-            weight_gradients(
-                first, last, found.kept, found.bags, weight, dout, desc.columns, output, args.accumulate,
-                _SCRATCH.of_thread(), number(compute),
-            )  # fmt: skip
+        def run(found: Found, dsamples: int, dout: int, table: int) -> None:
+            def part(first: int, last: int) -> None:
+                if stored is not None:
+                    dot_rows(
+                        first, last, desc.count, found.kept, found.bags, (table, of_table[1] * item),
+                        (dout, of_dout[1] * item), desc.columns, dsamples, _SCRATCH.of_thread(), stored, like,
+                    )  # fmt: skip
+                else:
+                    weight_gradients(
+                        first, last, found.kept, found.bags, (table, *of_table), (dout, *of_dout),
+                        desc.columns, (dsamples, code, out_table), accumulate, _SCRATCH.of_thread(), like,
+                    )  # fmt: skip
 
-        parallel(part, desc.count, desc.count * desc.columns)
+            parallel(part, desc.count, desc.count * desc.columns)
 
-    def dot_rows(self, weight: torch.Tensor, dout: torch.Tensor, out: torch.Tensor, found: Found) -> None:
-        desc, item, like = self.desc, self.desc.dtype.itemsize, number(self.desc.compute)
-        table, rows = ((rows.data_ptr(), rows.stride(0) * item) for rows in (weight, dout))
-
-        def part(first: int, last: int) -> None:
-            dot_rows(
-                first, last, desc.count, found.kept, found.bags, table, rows, desc.columns, out.data_ptr(),
-                _SCRATCH.of_thread(), self.stored, like,
-            )  # fmt: skip
-
-        parallel(part, desc.count, desc.count * desc.columns)
+        return run

@@ -17,7 +17,7 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import kind
-from holdfast.numerics.cpu_walk import move, number, offset_of, size_of, table_of
+from holdfast.numerics.cpu_walk import move, offset_of, size_of, table_of
 from holdfast.ops.scatter.cpu_elements import ElementSums
 from holdfast.ops.scatter.cpu_index import (
     INDICES,
@@ -39,12 +39,11 @@ from holdfast.ops.segment_sum.cpu import (
     ADDED,
     JOINED,
     KEPT,
-    PLAIN,
-    Base,
     Ordering,
+    Rows,
+    RowSums,
     compile_for,
     counting_sort,
-    in_units,
 )
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
@@ -216,7 +215,10 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
         input_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
         input_step, src_step, out_step = map(desc.column_step, (args.input, args.src, args.out))
         code, in_order = kind(desc.dtype, compute.torch), table_of((max(desc.count, 1),), (1,))
-        alpha = type(number(compute))(desc.alpha)
+        sums = RowSums(
+            compute, (desc.rows, desc.columns, desc.count), Rows(code, src_table, src_step),
+            Rows(code, out_table, out_step), Rows(code, input_table, input_step), role, alpha=desc.alpha,
+        )  # fmt: skip
 
         def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
             out, input, index, src = addresses
@@ -229,17 +231,8 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
                 longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
             else:
                 places = 0
-            in_units(
-                Ordering(starts, places, desc.rows, desc.count, longest),
-                desc.columns,
-                (src, code, src_step, src_table, 0),
-                (PLAIN, 0, 0),
-                (out, code, out_table, out_step),
-                Base(input, input_table, input_step, role),
-                int(desc.by_count),
-                alpha,
-                compute,
-            )
+            ordering = Ordering(starts, places, longest)
+            sums.run(ordering, out, src, base=input, by_count=int(desc.by_count))
 
         return launch
 

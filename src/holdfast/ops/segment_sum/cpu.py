@@ -30,6 +30,7 @@ from holdfast.backends.cpu import (
     jit,
     kernel,
     load_lanes,
+    numbers_of,
     on_demand,
     outlined,
     pointer,
@@ -38,24 +39,27 @@ from holdfast.backends.cpu import (
     stack_slot,
     store_lanes,
     stream_zeros,
+    take,
+    team_kernel,
 )
+from holdfast.backends.private import task_of
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel
+from holdfast.backends.threads import run_together, threads_together
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address
 from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, zero
-from holdfast.numerics.cpu_walk import load_run, move, number, offset_of, store_run, table_of
+from holdfast.numerics.cpu_walk import load_run, move, number, offset_at, offset_of, store_run, table_of
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
 CHUNK = indexed.CHUNK
 #: Columns summed at a time, few enough that the scratch runs stay in the cache.
 COLUMNS = 2048
-#: Maximum number of units of equal work.
-UNITS = 1024
+#: Units of equal work per thread.
+_SHARES = 16
 #: Levels of chunk sums, enough for 2**31 terms.
 LEVELS = 7
 #: Bytes of a scratch run (COLUMNS elements of the widest type), and the distance between runs.
@@ -65,6 +69,7 @@ _RUN = step_of(RUN_BYTES)
 # the levels of chunk sums.
 _RAW, _SUM, _ADDRESSES, _LEVEL = 4, 5, 6, 7
 _SCRATCH = Scratch("segment_sum", Runs(_LEVEL + LEVELS, RUN_BYTES))
+_SCRATCH_BYTES = _SCRATCH.size
 #: Elements of a vector, and vectors of a sum that are kept in registers together.
 _LANES, _VECTORS = 8, 8
 #: Prefetch distance in terms.
@@ -72,6 +77,16 @@ _AHEAD = 16
 #: Minimum bytes that are cleared by non-temporal stores, and minimum bytes of such an output. A smaller
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
+
+#: Largest workspace that a bound launch gets, which is allocated in each call; bytes.
+BOUND_WORKSPACE = 2**22
+
+# A task of ``sum_segments``: 34 numbers, of which the first 15 differ between calls, then alpha. The threads
+# share the first two: the next unit, and the number of threads that have started.
+_NUMBERS, _VARIABLES, _NEXT, _THREAD = 34, 15, 0, 1
+_Task = task_of(_NUMBERS + 1)
+
+Table = np.ndarray[Any, Any]
 
 # Factor of a term: none, a weight per place, or 1 for the columns that chose this place and 0 elsewhere.
 PLAIN, TIMES, CHOSEN = 0, 1, 2
@@ -162,13 +177,13 @@ def _scaled(run, how, address, number, place, count, result, like):
 def _load_term(number, slot, source, factor, column, count, scratch, like):
     """Load a term. Returns the address of its elements in the compute type; 0 if the term is skipped."""
     outlined()
-    address, kind, step, table, rows_at = source
+    address, kind, step, walk, rows_at = source
     row = np.int64(number)
     if rows_at != 0:
         row = np.int64(pointer(rows_at, np.int32)[number])
         if row < 0:
             return 0
-    begin = address + (offset_of(row, table) + column * step) * (kind & ITEM_SIZE)
+    begin = address + (offset_at(row, walk) + column * step) * (kind & ITEM_SIZE)
     wide = scratch + slot * _RUN
     run = load_run(begin, kind, step, count, scratch + _RAW * _RUN, wide, like)
     if factor[0] != PLAIN:
@@ -301,9 +316,9 @@ def _sum_rows(first, last, end, places_at, source, factor, column, count, total,
     terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
     later = pointer(scratch + _RAW * _RUN, np.int64)
     weights = pointer(scratch, like)
-    address, kind, _, table, rows_at = source
+    address, kind, _, walk, rows_at = source
     item = kind & ITEM_SIZE
-    begin, row_size = address + column * item, table[1, 0] * item
+    begin, row_size = address + column * item, offset_at(1, walk) * item
     pending = 0
     for at in range(first, last):
         ahead = _row_of(_place_of(min(at + _AHEAD, end - 1), places_at), rows_at)
@@ -325,9 +340,9 @@ def _sum_rows(first, last, end, places_at, source, factor, column, count, total,
 def _sum_chunk(first, last, end, places_at, source, factor, column, count, total, scratch, like):
     """Sum the sorted terms ``first`` to ``last`` one after another; prefetch up to term ``end``."""
     outlined()
-    _, kind, step, table, _ = source
+    _, kind, step, (_, walk_loops), _ = source
     direct = kind <= ITEM_SIZE or kind == BFLOAT16
-    if direct and step == 1 and factor[0] != CHOSEN and table.shape[1] == 1:
+    if direct and step == 1 and factor[0] != CHOSEN and walk_loops == 1:
         _sum_rows(first, last, end, places_at, source, factor, column, count, total, scratch, like)
         return
     terms = pointer(scratch + _ADDRESSES * _RUN, np.int64)
@@ -393,11 +408,11 @@ def _clear_rows(row, end, starts, output, column, count, rows, columns):
     +0 has no bits set in any dtype.
     """
     outlined()
-    out_at, out_kind, table, _ = output
+    out_at, out_kind, walk, _ = output
     item, first = out_kind & ITEM_SIZE, row
     while row < end and starts[row + 1] == starts[row]:
         row += 1
-    if table.shape[1] == 1 and table[1, 0] == columns and count == columns:
+    if walk[1] == 1 and offset_at(1, walk) == columns and count == columns:
         size = (row - first) * columns * item
         target = out_at + first * columns * item
         if size >= _STREAMED_ZEROS and rows * columns * item >= _STREAMED_OUTPUT:
@@ -406,7 +421,7 @@ def _clear_rows(row, end, starts, output, column, count, rows, columns):
             clear(target, size)
     else:
         for each in range(first, row):
-            clear(out_at + (offset_of(each, table) + column) * item, count * item)
+            clear(out_at + (offset_at(each, walk) + column) * item, count * item)
     return row
 
 
@@ -424,75 +439,108 @@ def _copy_row(target, step, source, source_step, count, item):
         move(source, source_step, count, target, step, item)
 
 
-@kernel
-def sum_segments(
-    first, last, ordering, units, source, factor, output, base, by_count, alpha, scratch, like
+@jit
+def _sum_unit(
+    row, end, terms_range, column, count, ordering, source, factor, output, base, by_count, alpha, scratch
 ):  # fmt: skip
-    """Sum the rows of the units ``first`` to ``last``.
+    """Sum ``count`` columns from ``column`` of the rows ``row`` to ``end``; see ``sum_segments``.
 
-    ``ordering`` is (address of starts, address of places or 0 if the terms are sorted, rows, columns).
-    ``units`` is (units per part of the columns, columns per part, minimum and maximum number of terms of the
-    rows to sum). ``source`` is (address, kind, column stride, table of loops, address of the row of each
-    place or 0 if the row is the place). ``factor`` is (PLAIN, TIMES or CHOSEN, address of the weights or of
-    the chosen places, columns of the chosen places). ``output`` is (address, kind, table of the loops over
-    rows, column stride). ``base`` is (address or 0 for none, table of the loops over rows, column stride,
-    KEPT, ADDED or JOINED); its elements are of the kind of the output. ``by_count`` is 0 for no division, 1
-    to divide each sum by its number of terms, or the address of the divisor of each row. ``alpha`` multiplies
-    each sum.
+    Rows whose number of terms is not in ``terms_range`` (minimum, maximum) are left out.
     """
+    outlined()
+    like = alpha
     starts_at, places_at, rows, columns = ordering
-    per_part, part, min_terms, max_terms = units
-    out_at, out_kind, out_table, step = output
-    base_at, base_table, base_step, role = base
+    min_terms, max_terms = terms_range
+    out_at, out_kind, out_walk, step = output
+    base_at, base_walk, base_step, role = base
     starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
     in_place = out_kind == item and step == 1 and base_at != out_at
     terms_end = np.int64(starts[rows])
-    work, end = rows + terms_end, 0
-    for unit in range(first, last):
-        column = unit // per_part * part
-        count = min(part, columns - column)
-        share = unit % per_part
-        row = end if unit > first and share > 0 else _row_at(work * share // per_part, starts, rows)
-        end = rows if share == per_part - 1 else _row_at(work * (share + 1) // per_part, starts, rows)
-        while row < end:
-            low, high = np.int64(starts[row]), np.int64(starts[row + 1])
-            if high == low and step == 1 and min_terms == 0 and base_at == 0:
-                row = _clear_rows(row, end, starts, output, column, count, rows, columns)
-                continue
-            if high - low < min_terms or high - low > max_terms:
-                row += 1
-                continue
-            target = out_at + (offset_of(row, out_table) + column * step) * item
-            old_at = np.int64(0)
-            if base_at != 0:
-                old_at = base_at + (offset_of(row, base_table) + column * base_step) * item
+    while row < end:
+        low, high = np.int64(starts[row]), np.int64(starts[row + 1])
+        if high == low and step == 1 and min_terms == 0 and base_at == 0:
+            row = _clear_rows(row, end, starts, output, column, count, rows, columns)
+            continue
+        if high - low < min_terms or high - low > max_terms:
             row += 1
-            if high == low:
-                _copy_row(target, step, old_at, base_step, count, item)
-                continue
-            total = target if in_place else scratch + _SUM * _RUN
-            sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
-            sums = pointer(total, like)
-            terms = np.int32(high - low)
-            if by_count > 1:
-                terms = pointer(by_count, np.int32)[row - 1]
-            if alpha != 1:
-                for i in range(count):
-                    sums[i] = alpha * sums[i]
-            if by_count != 0 and terms > 0 and role != JOINED:
-                amount = terms + zero(like)
-                for i in range(count):
-                    sums[i] = sums[i] / amount
-            if old_at != 0 and role != KEPT:
-                raw, wide = scratch + _RAW * _RUN, scratch
-                old = pointer(load_run(old_at, out_kind, base_step, count, raw, wide, like), like)
-                for i in range(count):
-                    sums[i] = old[i] + sums[i]
-            if by_count != 0 and role == JOINED:
-                amount = np.int32(terms + 1) + zero(like)
-                for i in range(count):
-                    sums[i] = sums[i] / amount
-            store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
+            continue
+        target = out_at + (offset_at(row, out_walk) + column * step) * item
+        old_at = np.int64(0)
+        if base_at != 0:
+            old_at = base_at + (offset_at(row, base_walk) + column * base_step) * item
+        row += 1
+        if high == low:
+            _copy_row(target, step, old_at, base_step, count, item)
+            continue
+        total = target if in_place else scratch + _SUM * _RUN
+        sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
+        sums = pointer(total, like)
+        terms = np.int32(high - low)
+        if by_count > 1:
+            terms = pointer(by_count, np.int32)[row - 1]
+        if alpha != 1:
+            for i in range(count):
+                sums[i] = alpha * sums[i]
+        if by_count != 0 and terms > 0 and role != JOINED:
+            amount = terms + zero(like)
+            for i in range(count):
+                sums[i] = sums[i] / amount
+        if old_at != 0 and role != KEPT:
+            raw, wide = scratch + _RAW * _RUN, scratch
+            old = pointer(load_run(old_at, out_kind, base_step, count, raw, wide, like), like)
+            for i in range(count):
+                sums[i] = old[i] + sums[i]
+        if by_count != 0 and role == JOINED:
+            amount = np.int32(terms + 1) + zero(like)
+            for i in range(count):
+                sums[i] = sums[i] / amount
+        store_run(total, count, target, out_kind, step, scratch + _RAW * _RUN, like)
+
+
+@team_kernel(_NUMBERS)
+def sum_segments(task):
+    """Take units and sum their rows, until no unit is left.
+
+    The first units are ``long_parts`` parts of ``long_columns`` columns of the rows with more than
+    ``most_terms`` terms. The others are ``parts`` parts of ``part`` columns, each with ``shares`` shares of
+    the other rows; rows of less than ``least_terms`` terms are left out.
+
+    ``places`` is the address of the places, or 0 if the terms are sorted. ``rows_of`` is the address of the
+    row of the source of each place, or 0 if the row is the place. ``how`` is PLAIN, TIMES or CHOSEN;
+    ``weights`` is the address of the weights or of the chosen places, which have ``chosen_columns`` columns.
+    ``base`` is 0 for none; its elements are of the kind of the output, and ``role`` is KEPT, ADDED or JOINED.
+    ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of the
+    divisor of each row. ``alpha`` multiplies each sum.
+    """
+    (
+        _, _, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms, shares,
+        long_parts, long_columns, rows, columns, part, parts, least_terms, source_kind, source_step,
+        source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table, out_loops, base_step,
+        base_table, base_loops, role, alpha,
+    ) = task[0]  # fmt: skip
+    starts = pointer(starts_at, np.int32)
+    work, all_terms = rows + np.int64(starts[rows]), np.int64(starts[rows])
+    scratch += take(numbers_of(task), _THREAD, 1) * _SCRATCH_BYTES
+    terms = (source, source_kind, source_step, (source_table, source_loops), rows_of)
+    output = (out, out_kind, (out_table, out_loops), out_step)
+    added = (base, (base_table, base_loops), base_step, role)
+    while True:
+        unit = take(numbers_of(task), _NEXT, 1)
+        if unit >= long_parts + parts * shares:
+            break
+        if unit < long_parts:
+            row, end, column, width = np.int64(0), rows, unit * long_columns, long_columns
+            terms_range = (most_terms + 1, all_terms)
+        else:
+            share = (unit - long_parts) % shares
+            column, width = (unit - long_parts) // shares * part, part
+            row = _row_at(work * share // shares, starts, rows)
+            end = rows if share == shares - 1 else _row_at(work * (share + 1) // shares, starts, rows)
+            terms_range = (least_terms, most_terms)
+        _sum_unit(
+            row, end, terms_range, column, min(width, columns - column), (starts_at, places, rows, columns),
+            terms, (how, weights, chosen_columns), output, added, by_count, alpha, scratch,
+        )  # fmt: skip
     fence()
 
 
@@ -501,85 +549,102 @@ class Ordering(NamedTuple):
 
     starts: int
     places: int
-    rows: int
-    terms: int
     longest: int
 
 
-class Base(NamedTuple):
-    """A base of the sums: its address, the table of the loops over its rows, its column stride, its role."""
+class Rows(NamedTuple):
+    """The rows of a matrix: kind of the elements, table of the loops over rows, column stride."""
 
-    address: int
-    table: np.ndarray[Any, Any]
+    kind: int
+    table: Table
     step: int
-    role: int
+
+    @classmethod
+    def of(cls, matrix: torch.Tensor, compute: Float) -> Rows:
+        """The layout of a matrix of two axes."""
+        table = table_of(matrix.shape[:1], matrix.stride()[:1])
+        return cls(kind(matrix.dtype, compute.torch), table, matrix.stride(1))
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Column stride, address of the table and number of loops. The table must be kept."""
+        return self.step, torch.from_numpy(self.table).data_ptr(), self.table.shape[1]
 
 
-def launch_sums(
-    out: torch.Tensor,
-    ordering: Ordering,
-    source: tuple[Any, ...],
-    compute: Float,
-    *,
-    factor: tuple[int, int, int] = (PLAIN, 0, 0),
-    accumulate: bool = False,
-    by_count: int = 0,
-) -> None:
-    """Run ``sum_segments`` for every row of the matrix ``out``; ``accumulate`` adds the sums to it."""
-    table = table_of(out.shape[:1], out.stride()[:1])
-    base = Base(out.data_ptr() if accumulate else 0, table, out.stride(1), ADDED)
-    output = (out.data_ptr(), kind(out.dtype, compute.torch), table, out.stride(1))
-    columns, like = out.shape[1], number(compute)
-    in_units(
-        ordering, columns, source, factor, output, base, by_count, type(like)(1), compute, int(accumulate)
-    )
+class RowSums:
+    """``sum_segments`` for operands of one layout: ``terms`` terms to ``rows`` rows of ``columns`` columns.
+
+    ``base`` is the layout of the base, which has a ``role``. Rows of less than ``least_terms`` terms are left
+    out. ``how`` and ``alpha`` are as in ``sum_segments``; chosen places have as many columns as the rows.
+    """
+
+    def __init__(
+        self,
+        compute: Float,
+        sizes: tuple[int, int, int],
+        source: Rows,
+        out: Rows,
+        base: Rows | None = None,
+        role: int = ADDED,
+        *,
+        how: int = PLAIN,
+        alpha: float = 1,
+        least_terms: int = 0,
+    ) -> None:
+        self._rows, self._columns, self._terms = sizes
+        self._elements = (self._rows + self._terms) * self._columns
+        self._kept = source, out, base  # their tables are in use
+        part = _whole_lines(max(self._columns, 1), -(-max(self._columns, 1) // COLUMNS))
+        self._parts = -(-self._columns // part)
+        one = type(number(compute))(alpha)
+        self._kernel = sum_segments.compiled(one)
+        constants = (
+            self._rows, self._columns, part, self._parts, least_terms, source.kind, *source.numbers, how,
+            self._columns, out.kind, *out.numbers, *(base or out).numbers, role,
+        )  # fmt: skip
+        numbers = np.array([*[0] * _VARIABLES, *constants, 0], np.int64)
+        numbers[-1:].view(one.dtype)[0] = one
+        self._constants = numbers.tobytes()
+
+    def run(
+        self,
+        ordering: Ordering,
+        out: int,
+        source: int,
+        *,
+        rows_of: int = 0,
+        weights: int = 0,
+        base: int = 0,
+        by_count: int = 0,
+    ) -> None:
+        """Sum terms at these addresses on torch's number of threads."""
+        threads = threads_together(self._elements)
+        most_terms = (self._rows + self._terms) // threads
+        long_parts = long_columns = 0
+        if ordering.longest > most_terms:
+            parts = max(self._parts, min(threads, -(-self._columns // 64)))
+            long_columns = _whole_lines(self._columns, parts)
+            long_parts = -(-self._columns // long_columns)
+        shares = min(_SHARES * threads, self._rows) if threads > 1 else 1
+        scratch = _SCRATCH.of_team(threads)
+        task = _Task.from_buffer_copy(self._constants)
+        task[:_VARIABLES] = (
+            0, 0, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base, by_count,
+            most_terms, shares, long_parts, long_columns,
+        )  # fmt: skip
+        run_together(self._kernel, task, self._elements)
 
 
-def in_units(
-    ordering: Ordering,
-    columns: int,
-    source: tuple[Any, ...],
-    factor: tuple[int, int, int],
-    output: tuple[Any, ...],
-    base: Base,
-    by_count: int,
-    alpha: np.floating[Any],
-    compute: Float,
-    least_terms: int = 0,
-) -> None:
-    """Run ``sum_segments`` for all rows of at least ``least_terms`` terms on torch's number of threads."""
-    rows, like = ordering.rows, number(compute)
-    order_of = (ordering.starts, ordering.places, rows, columns)
-
-    def launch(units: int, parts: int, min_terms: int, max_terms: int, terms: int) -> None:
-        part = -(-columns // (parts * 16)) * 16  # whole cache lines
-        partition = (units, part, min_terms, max_terms)
-
-        def work(first: int, last: int) -> None:
-            sum_segments(
-                first, last, order_of, partition, source, factor, output, tuple(base), int(by_count), alpha,
-                _SCRATCH.of_thread(), like,
-            )  # fmt: skip
-
-        parallel(work, units * -(-columns // part), terms * columns)
-
-    threads, parts = torch.get_num_threads(), -(-columns // COLUMNS)
-    share = (rows + ordering.terms) // threads
-    launch(min(UNITS, rows), parts, least_terms, share, rows + ordering.terms)
-    if ordering.longest > share:
-        launch(1, max(parts, min(threads, -(-columns // 64))), share + 1, ordering.terms, ordering.terms)
+def _whole_lines(columns: int, parts: int) -> int:
+    """Columns of a part, in whole cache lines."""
+    return -(-columns // (parts * 16)) * 16
 
 
 @cache
 def compile_for(compute: Float) -> None:
     """Compile the kernels for a compute type."""
-    table, like = table_of((1,), (1,)), number(compute)
-    compile_kernel(counting_sort, 0, 8, table, 0, -2, -1, 0, 0)
-    source, output = (0, like.itemsize, 1, table, 0), (0, like.itemsize, table, 1)
-    compile_kernel(
-        sum_segments, 0, 0, (0, 0, 0, 1), (1, 1, 0, 0), source, (PLAIN, 0, 0), output, (0, table, 1, ADDED),
-        0, like, _SCRATCH.of_thread(), like,
-    )  # fmt: skip
+    compile_kernel(counting_sort, 0, 8, table_of((1,), (1,)), 0, -2, -1, 0, 0)
+    sum_segments.compiled(number(compute))
 
 
 class SegmentSum(IndexedKernel[IndexedDescriptor]):
@@ -598,23 +663,34 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
     def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
         desc = self.desc
         self.compile()
-        _, terms, indices = args.operands()
+        out, terms, indices = args.operands()
         walk = loops(desc.shape, indices.stride(), terms.stride())
+        sort, accumulate = RowSort(indices, walk, desc), args.accumulate
+        source = Rows(kind(terms.dtype, desc.compute.torch), _table(walk, 1), terms.stride(-1))
+        sums = RowSums(
+            desc.compute, (desc.rows, desc.columns, desc.count), source, Rows.of(out, desc.compute),
+            least_terms=int(accumulate),
+        )  # fmt: skip
+        starts_offset, places_offset, by_count = self.starts.offset, self.places.offset, int(desc.by_count)
+
+        def run(stream: int, workspace: int, out: int, terms: int, indices: int) -> None:
+            """Sum terms at these addresses, in a workspace at an aligned address."""
+            ordering = sort.run(indices, workspace + starts_offset, workspace + places_offset)
+            sums.run(ordering, out, terms, base=out if accumulate else 0, by_count=by_count)
 
         def launch(stream: Stream, workspace: Workspace, args: SummingArgs, addresses: Sequence[int]) -> None:
-            out, terms, indices = args.operands()
-            first = first_address(workspace)
-            starts, places = first + self.starts.offset, first + self.places.offset
-            ordering = sort_by_row(indices, walk, desc.rows, starts, places, desc.padding)
-            source = term_rows(terms, walk, desc.compute)
-            launch_sums(
-                out, ordering, source, desc.compute, accumulate=args.accumulate, by_count=desc.by_count
-            )
+            run(0, first_address(workspace), *addresses)
 
+        if self.workspace_size <= BOUND_WORKSPACE:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
 
-def raise_outside(indices: torch.Tensor, table: np.ndarray[Any, Any], rows: int) -> None:
+def _table(walk: Space, operand: int) -> Table:
+    return table_of(walk.sizes, walk.strides[operand])
+
+
+def raise_outside(indices: torch.Tensor, table: Table, rows: int) -> None:
     """Raise if an index is out of range. ``table`` holds the loops over the indices."""
     at, item = indices.data_ptr(), indices.element_size()
     place = first_outside(at, item, table, indices.numel(), rows)
@@ -622,17 +698,12 @@ def raise_outside(indices: torch.Tensor, table: np.ndarray[Any, Any], rows: int)
         raise BadIndex(rows).error(place, int(indices.reshape(-1)[place].item()))
 
 
-def sort_by_row(
-    indices: torch.Tensor, walk: Space, rows: int, starts: int, places: int, padding: int = -1
-) -> Ordering:
-    """Sort the places of ``indices`` by row. ``walk`` has the strides of the indices first."""
-    table = table_of(walk.sizes, walk.strides[0])
-    count, item = indices.numel(), indices.element_size()
-    longest = counting_sort(indices.data_ptr(), item, table, count, rows, padding, starts, places)
-    return Ordering(starts, places, rows, count, longest)
+class RowSort:
+    """``counting_sort`` of indices like ``indices``. ``walk`` has their strides first."""
 
+    def __init__(self, indices: torch.Tensor, walk: Space, desc: IndexedDescriptor) -> None:
+        self._layout = indices.element_size(), _table(walk, 0), desc.count, desc.rows, desc.padding
 
-def term_rows(terms: torch.Tensor, walk: Space, compute: Float, rows_at: int = 0) -> tuple[Any, ...]:
-    """``source`` of ``sum_segments`` for the rows of ``terms``. ``walk`` has their strides second."""
-    table = table_of(walk.sizes, walk.strides[1])
-    return terms.data_ptr(), kind(terms.dtype, compute.torch), terms.stride(-1), table, rows_at
+    def run(self, indices: int, starts: int, places: int) -> Ordering:
+        """Sort the places of the indices at this address by row."""
+        return Ordering(starts, places, counting_sort(indices, *self._layout, starts, places))
