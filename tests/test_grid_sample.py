@@ -23,7 +23,7 @@ import holdfast as hf
 from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
-from holdfast.ops.grid_sample import cases
+from holdfast.ops.grid_sample import cases, cpu, cpu_task
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -239,6 +239,43 @@ def test_the_number_of_threads_changes_no_bit(plan: AnyPlan, threads: int) -> No
     for batch in (1, 5):
         problem = cases.Problem("threads", (13, 17, 19), (29, 31), batch=batch)
         assert differences(plan, problem, threads) == []
+
+
+@pytest.mark.usefixtures("shared_finely")
+def test_threads_that_share_an_image_use_no_memory_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second half of the pixels is totalled first. It must not write to the runs of the first slot."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    desc = GridSampleBackwardDescriptor(shape=(1, 1, 100, 100), output_size=(100, 100))
+    plan = GridSampleBackwardPlan.select(CPU_STREAM, desc, hf.PlanPreference(backend="cpu"))
+    kernel: Any = plan.kernel
+    assert kernel.slots == 2 and kernel.split == 1
+    workspace = hf.Workspace.allocate(plan.workspace_size(), "cpu")
+    runs = [region.tensor(workspace).view(torch.uint8) for region in kernel.regions[:7]]
+    run, totalled = cpu_task.run_together, []
+
+    def last_part_first(function: Any, task: Any, elements: int) -> None:
+        if task[cpu_task.STEP] != cpu._TOTAL:
+            run(function, task, elements)
+            return
+        for part in (1, 0):
+            task[cpu_task.NEXT], task[cpu_task.THREAD], task[cpu_task.END] = part, 0, part + 1
+            before = [run.clone() for run in runs]
+            function.call(task)
+            totalled.append(all(map(torch.equal, before, runs)))
+
+    monkeypatch.setattr(cpu_task, "run_together", last_part_first)
+    plan.run(CPU_STREAM, workspace, GridSampleBackwardArgs(**random_operands(desc)))
+    assert totalled == [True, False]
+
+
+def random_operands(desc: GridSampleBackwardDescriptor) -> dict[str, torch.Tensor]:
+    """Tensors for every operand of a descriptor."""
+    generator, found = torch.Generator().manual_seed(3), {}
+    for name in GridSampleBackwardPlan.operands:
+        expected = desc.expected(name)
+        assert expected is not None
+        found[name] = 2 * torch.rand(expected[0], generator=generator).to(expected[1]) - 1
+    return found
 
 
 def exact_problem(axes: int, dtype: torch.dtype, grid_dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -14,6 +14,8 @@ from holdfast.core.stream import Workspace
 
 #: Alignment of the address of every region, bytes; also if the workspace itself is unaligned.
 ALIGNMENT = 256
+#: Largest workspace of a bound launch on the CPU, which gets new memory in each call; bytes.
+BOUND_BYTES = 2**22
 #: Alignment of the parts of a region, elements.
 TOGETHER = 16
 

@@ -1,7 +1,8 @@
 """Strided loads and stores on the CPU, with conversion to and from the compute type.
 
 A walk is an iteration over strided elements, described by a table: row 0 has the sizes of its loops, row 1
-the strides. A run is a contiguous range of elements.
+the strides. Kernels take the table as an array, or as (its address, number of loops). A run is a contiguous
+range of elements.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numba import types
 
 from holdfast.backends.cpu import copy, emit, jit, on_demand, outlined, pointer
@@ -24,6 +26,11 @@ RUN = 256
 def table_of(sizes: Sequence[int], strides: Sequence[int]) -> np.ndarray[Any, Any]:
     """The table of a walk."""
     return np.array([sizes, strides], np.int64)
+
+
+def walk_of(table: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """(address, number of loops) of a table, which must be kept as long as they are used."""
+    return torch.from_numpy(table).data_ptr(), table.shape[1]
 
 
 def number(compute: Float) -> np.floating[Any]:
@@ -47,7 +54,7 @@ def offset_of(number, table, strides=1):
 
 @jit
 def offset_at(number, walk):
-    """``offset_of`` for a table in memory. ``walk`` is (address of the table, number of loops)."""
+    """``offset_of`` for a walk given as (address of the table, number of loops)."""
     address, loops = walk
     table, offset = pointer(address, np.int64), np.int64(0)
     for d in range(loops - 1, 0, -1):
@@ -114,31 +121,36 @@ def store_run(values, count, address, kind, step, raw, like):
 
 
 @jit
-def load_span(address, kind, table, begin, end, raw, wide, like):
+def _innermost(walk):
+    """Size and stride of the innermost loop."""
+    table, loops = pointer(walk[0], np.int64), walk[1]
+    return table[loops - 1], table[2 * loops - 1]
+
+
+@jit
+def load_span(address, kind, walk, begin, end, raw, wide, like):
     """Load elements ``begin`` to ``end`` of a walk to ``wide``, contiguous and in the compute type."""
     outlined()
-    inner = table.shape[1] - 1
-    columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)
+    (columns, step), item, size = _innermost(walk), kind & ITEM_SIZE, size_of(like)
     at = begin
     while at < end:
         count = min(min(columns - at % columns, end - at), RUN)
         target = wide + (at - begin) * size
-        run = load_run(address + offset_of(at, table) * item, kind, step, count, raw, target, like)
+        run = load_run(address + offset_at(at, walk) * item, kind, step, count, raw, target, like)
         if run != target:
             copy(target, run, count * item)
         at += count
 
 
 @jit
-def store_span(values, address, kind, table, begin, end, accumulate, raw, old, like):
+def store_span(values, address, kind, walk, begin, end, accumulate, raw, old, like):
     """Store values of the compute type to elements ``begin`` to ``end`` of a walk, or add them."""
     outlined()
-    inner = table.shape[1] - 1
-    columns, step, item, size = table[0, inner], table[1, inner], kind & ITEM_SIZE, size_of(like)
+    (columns, step), item, size = _innermost(walk), kind & ITEM_SIZE, size_of(like)
     at = begin
     while at < end:
         count = min(min(columns - at % columns, end - at), RUN)
-        target, source = address + offset_of(at, table) * item, values + (at - begin) * size
+        target, source = address + offset_at(at, walk) * item, values + (at - begin) * size
         if accumulate:
             before = pointer(load_run(target, kind, step, count, raw, old, like), like)
             now = pointer(source, like)

@@ -20,7 +20,16 @@ from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import WorkspaceLayout, first_address, step_of
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.numerics.cpu_walk import load_run, load_span, number, size_of, store_run, store_span, table_of
+from holdfast.numerics.cpu_walk import (
+    load_run,
+    load_span,
+    number,
+    size_of,
+    store_run,
+    store_span,
+    table_of,
+    walk_of,
+)
 from holdfast.ops.affine_grid import plan as plans
 from holdfast.ops.segment_sum.indexed import loops
 from holdfast.ops.tree_sum import blocks
@@ -67,11 +76,11 @@ def _locate(begin, count, sizes, along_at, scratch, like):
 
 
 @kernel
-def _map(first, last, sizes, axes, theta, grid, table, along_at, scratch, like):
+def _map(first, last, sizes, axes, theta, grid, walk, along_at, scratch, like):
     """Compute the grid. A unit is a row of up to LANES places of one image; units ``first`` to ``last``.
 
-    ``grid`` is (address, kind, image stride, axis stride); ``theta`` is (the same, column stride). ``table``
-    holds the loops over places.
+    ``grid`` is (address, kind, image stride, axis stride); ``theta`` is (the same, column stride). ``walk``
+    is that over places.
     """
     places = sizes[0] * sizes[1] * sizes[2]
     rows = (places + LANES - 1) // LANES
@@ -98,7 +107,7 @@ def _map(first, last, sizes, axes, theta, grid, table, along_at, scratch, like):
                 for i in range(count):
                     own[i] = ((a * x[i] + b * y[i]) + c * z[i]) + d
             target = grid_at + (n * grid_step + j * axis_step) * (grid_kind & ITEM_SIZE)
-            store_span(own_at, target, grid_kind, table, begin, begin + count, False, raw, raw, like)
+            store_span(own_at, target, grid_kind, walk, begin, begin + count, False, raw, raw, like)
 
 
 @jit
@@ -134,7 +143,7 @@ def _total(sums, count, lanes, like):
 
 @kernel
 def _differentiate(
-    first, last, sizes, axes, dtheta, dgrid, table, blocks, accumulate, along_at, sums_at, scratch, like
+    first, last, sizes, axes, dtheta, dgrid, walk, blocks, accumulate, along_at, sums_at, scratch, like
 ):
     """Rows ``first`` to ``last`` of dtheta, counted over all images. Operands are as in ``_map``."""
     places = sizes[0] * sizes[1] * sizes[2]
@@ -151,7 +160,7 @@ def _differentiate(
             for begin in range(block * BLOCK, min(block * BLOCK + BLOCK, places), LANES):
                 count = min(LANES, places - begin)
                 _locate(begin, count, sizes, along_at, scratch, like)
-                load_span(source, grid_kind, table, begin, begin + count, raw, own_at, like)
+                load_span(source, grid_kind, walk, begin, begin + count, raw, own_at, like)
                 for k in range(axes + 1):
                     lanes = pointer(scratch + (_LANES + k) * ROW, like)
                     if k < axes:
@@ -240,11 +249,11 @@ class AffineGrid(_MapKernel[plans.AffineGridDescriptor]):
         ) -> None:
             base, along = self.measured(workspace)
             theta = (_operand(args.theta, 1, compute), args.theta.stride(2))
-            grid = _operand(args.grid, -1, compute)
+            grid, places = _operand(args.grid, -1, compute), walk_of(table)
 
             def work(first: int, last: int) -> None:
                 own = base + self.scratch[first].offset
-                _map(*self.share(first, last), self.sizes, desc.axes, theta, grid, table, along, own, like)
+                _map(*self.share(first, last), self.sizes, desc.axes, theta, grid, places, along, own, like)
 
             parallel(work, self.slots, desc.batch * desc.places * desc.axes)
 
@@ -273,13 +282,13 @@ class AffineGridBackward(_MapKernel[plans.AffineGridBackwardDescriptor]):
         ) -> None:
             base, along = self.measured(workspace)
             dtheta = (_operand(args.dtheta, 1, compute), args.dtheta.stride(2))
-            dgrid = _operand(args.dgrid, -1, compute)
+            dgrid, places = _operand(args.dgrid, -1, compute), walk_of(table)
 
             def work(first: int, last: int) -> None:
                 own_sums, own = base + self.sums[first].offset, base + self.scratch[first].offset
                 _differentiate(
-                    *self.share(first, last), self.sizes, desc.axes, dtheta, dgrid, table, blocks, accumulate,
-                    along, own_sums, own, like,
+                    *self.share(first, last), self.sizes, desc.axes, dtheta, dgrid, places, blocks,
+                    accumulate, along, own_sums, own, like,
                 )  # fmt: skip
 
             parallel(work, self.slots, desc.batch * desc.places * desc.axes)
@@ -287,14 +296,14 @@ class AffineGridBackward(_MapKernel[plans.AffineGridBackwardDescriptor]):
         return launch
 
 
-_NO_OPERAND, _NO_TABLE = (0, 8, 0, 0), table_of((1,), (1,))
+_NO_OPERAND, _NO_WALK = (0, 8, 0, 0), (0, 1)
 
 
 @cache
 def _compile(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
-    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 0, 0, like)
+    compile_kernel(_map, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_WALK, 0, 0, like)
 
 
 @cache
@@ -302,5 +311,5 @@ def _compile_backward(compute: Float) -> None:
     like = number(compute)
     compile_kernel(_measure, (0, 0, 0), (like, like, like), 0)
     compile_kernel(
-        _differentiate, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_TABLE, 1, False, 0, 0, 0, like
+        _differentiate, 0, 0, (1, 1, 1), 2, (_NO_OPERAND, 0), _NO_OPERAND, _NO_WALK, 1, False, 0, 0, 0, like
     )

@@ -21,7 +21,7 @@ from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
+from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
 from holdfast.numerics.cpu_walk import load_run, number, offset_of, store_run, table_of
 from holdfast.ops.embedding_bag.cpu_dots import MOST_COLUMNS, compile_dots, dot_rows
@@ -43,7 +43,6 @@ from holdfast.ops.embedding_bag.plan import (
 )
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.cpu import (
-    BOUND_WORKSPACE,
     CHOSEN,
     COLUMNS,
     LEVELS,
@@ -538,7 +537,7 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
             if not run(0, first, dweight, dsamples, dout, indices, offsets, weights, table):
                 _raise_wrong_offset(desc, args.offsets)
 
-        if in_place and self.workspace_size <= BOUND_WORKSPACE:
+        if in_place and self.workspace_size <= BOUND_BYTES:
             launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 

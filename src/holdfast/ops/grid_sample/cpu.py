@@ -12,26 +12,23 @@ all threads are added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import compile_kernel, jit, kernel, outlined, pointer
-from holdfast.backends.threads import parallel, threads_for
-from holdfast.core.dtypes import Float
+from holdfast.backends.cpu import jit, numbers_of, outlined, pointer, take, team_kernel
+from holdfast.backends.threads import threads_together
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
-from holdfast.core.workspace_layout import Region, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE, kind
-from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span, table_of
+from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
+from holdfast.numerics.cpu import ITEM_SIZE
+from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
     MODES,
-    PADDINGS,
     ROW_BYTES,
     find_gradients,
     store_gradients,
@@ -59,9 +56,43 @@ from holdfast.ops.grid_sample.cpu_lanes import (
     rows_to_lanes,
 )
 from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
+from holdfast.ops.grid_sample.cpu_task import (
+    ACCUMULATE,
+    BITS,
+    DGRID,
+    DINPUT,
+    END,
+    GRID,
+    GROUP,
+    IMAGE,
+    JOINT,
+    LEVELS,
+    NEXT,
+    NUMBERS,
+    OUT,
+    OWN_STEPS,
+    PARTS,
+    SHARE,
+    SLOT_BYTES,
+    SLOTS,
+    SPARSE,
+    STEP,
+    STEPS,
+    THREAD,
+    UNIT,
+    UNITS,
+    Layout,
+    Slots,
+    Template,
+    extent_of,
+    memory_steps,
+    problem_of,
+    runs_of,
+    steps_of,
+    sums_of,
+    tensor_of,
+)
 from holdfast.ops.grid_sample.plan import (
-    MARGIN,
-    TAPS,
     GridSampleArgs,
     GridSampleBackwardArgs,
     GridSampleBackwardDescriptor,
@@ -70,13 +101,10 @@ from holdfast.ops.grid_sample.plan import (
     SampleDescriptor,
     SampleKernel,
 )
-from holdfast.ops.segment_sum.indexed import loops
-
-Table = np.ndarray[Any, Any]
 
 _NEAREST = MODES[Mode.NEAREST]
-#: Regions of scratch before the sums.
-_RUNS = 7
+#: Ranges of tasks per thread.
+_RANGES = 8
 #: Steps of ``_differentiate``.
 _WHOLE, _PART, _TOTAL = 0, 1, 2
 
@@ -127,26 +155,28 @@ def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at,
             store_span(source, target, out[1], out[4], begin, begin + count, False, raw, old, like)
 
 
-@kernel
+@jit
 def _sample(
-    first, last, parts, lanes, extent, problem, grid, image, steps, own_steps, out, scratch, like, columns
-):
+    first, last, parts, lanes, extent, problem, grid, image, steps, own_steps, out, copy_at, scratch, like,
+    columns,
+):  # fmt: skip
     """Forward of the tasks ``first`` to ``last``.
 
     An image has ``parts`` tasks, each with a part of its samples, or if ``lanes``, with ``LANES`` channels.
 
     ``extent`` is (channels, pixels, samples, corners). ``problem`` is (form, sizes, numbers) as in
     ``find_taps``. An operand is (address, kind, image stride, stride of the channels or of the grid's axes,
-    table of the loops over samples or pixels). ``steps`` are the strides of the image in ``find_offsets``,
-    ``own_steps`` those of a contiguous copy.
+    walk over samples or pixels). ``steps`` are the strides of the image in ``find_offsets``, ``own_steps``
+    those of a contiguous copy.
     """
+    outlined()
     channels, _, samples, corners = extent
-    offsets_at, weights_at, rows_at, raw, old, values_at, row_at, copy_at = scratch
+    offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
     for task in range(first, last):
         n = task // parts
         if lanes:
             _sample_lanes(
-                n, task % parts * LANES, extent, problem, grid, image, own_steps, out, copy_at, scratch[:7],
+                n, task % parts * LANES, extent, problem, grid, image, own_steps, out, copy_at, scratch,
                 like, columns,
             )  # fmt: skip
             continue
@@ -166,6 +196,26 @@ def _sample(
                         add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
                 end = begin + count
                 store_span(row_at, target, out[1], out[4], begin, end, False, raw, old, like)
+
+
+@team_kernel(NUMBERS)
+def sample(task):
+    """``_sample``: take ranges of tasks until none is left."""
+    numbers, like, columns = numbers_of(task), task[0][-2], task[0][-1]
+    slot = take(numbers, THREAD, 1)
+    if slot >= numbers[SLOTS]:
+        return
+    end, share = numbers[END], numbers[SHARE]
+    while True:
+        first = take(numbers, NEXT, share)
+        if first >= end:
+            break
+        _sample(
+            first, min(first + share, end), numbers[PARTS], numbers[GROUP] != 0, extent_of(numbers),
+            problem_of(numbers, like), tensor_of(numbers, GRID), tensor_of(numbers, IMAGE),
+            steps_of(numbers, STEPS), steps_of(numbers, OWN_STEPS), tensor_of(numbers, OUT),
+            sums_of(numbers, slot)[0], runs_of(numbers, slot), like, columns,
+        )  # fmt: skip
 
 
 @jit
@@ -324,10 +374,10 @@ def _add_threads(begin, end, width, pixels, others, sums_at, finite, like):
                 add_marked_sums(target, source, count, words)
 
 
-@kernel
+@jit
 def _differentiate(
     step, first, last, units, parts, group, extent, problem, grid, image, steps, own_steps, dout, dinput,
-    dgrid, joint, bits, levels, accumulate, sparse, others, scratch, like, columns,
+    dgrid, joint, bits, levels, accumulate, sparse, others, sums, scratch, like, columns,
 ):  # fmt: skip
     """One step of the backward. ``group`` is the number of channels of a unit, except the last of an image.
 
@@ -338,15 +388,14 @@ def _differentiate(
     of threads, bytes between their sums).
 
     The operands are as in ``_sample``. ``own_steps`` are the strides of a buffer of sums. ``sparse``: the
-    samples touch few pixels, so only those have sums to clear and to convert.
+    samples touch few pixels, so only those have sums to clear and to convert. All sums are zeros before.
     """
+    outlined()
     channels, pixels, samples, _ = extent
     sparse = sparse and step == _WHOLE
     groups = (channels + group - 1) // group
-    sums_at, shifts_at, totals_at = scratch[7:]
+    sums_at, shifts_at, totals_at = sums
     shifts = pointer(shifts_at, np.int64)
-    if sparse and first < units:
-        clear_sums(sums_at, group * pixels * (size_of(like) // 4))
     for task in range(first, last if step == _WHOLE else first + 1):
         if step == _WHOLE and task >= units:
             n, part = (task - units) // parts, (task - units) % parts
@@ -359,7 +408,7 @@ def _differentiate(
                 )  # fmt: skip
                 _store_dgrid(
                     n, at, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
-                    scratch[:7], like, columns,
+                    scratch, like, columns,
                 )  # fmt: skip
             continue
         unit = task if step == _WHOLE else units
@@ -369,17 +418,17 @@ def _differentiate(
             begin, end = (0, samples) if step == _WHOLE else (first, last)
             finite, low, high = _sum_terms(
                 n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
-                bits, levels, accumulate, sparse, shifts_at, sums_at, totals_at, scratch[:7], like, columns,
+                bits, levels, accumulate, sparse, shifts_at, sums_at, totals_at, scratch, like, columns,
             )  # fmt: skip
             shifts[group] = finite
             if sparse:
                 _store_sums(
                     n, channel, width, low, high, pixels, bits, shifts_at, finite, sums_at, dinput,
-                    accumulate, scratch[:7], like,
+                    accumulate, scratch, like,
                 )  # fmt: skip
                 _clear_touched(width, low, high, pixels, sums_at, like)
-                _store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch[:7], like)
-                _store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch[:7], like)
+                _store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch, like)
+                _store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch, like)
                 continue
         begin, end = (0, pixels) if step == _WHOLE else (first, last)
         if step == _TOTAL:
@@ -387,78 +436,48 @@ def _differentiate(
         if step != _PART:
             _store_sums(
                 n, channel, width, begin, end, pixels, bits, shifts_at, shifts[group] == 1, sums_at, dinput,
-                accumulate, scratch[:7], like,
+                accumulate, scratch, like,
             )  # fmt: skip
 
 
-def _axis_numbers(size: int, desc: SampleDescriptor) -> tuple[Any, ...]:
-    """Constants of an axis in the compute type.
+@team_kernel(NUMBERS)
+def differentiate(task):
+    """One step of ``_differentiate``.
 
-    The size, the last pixel, a coordinate beyond the image, pixels per unit of the grid, the coordinate of
-    the first mirror, and the period of the reflection.
+    WHOLE: take ranges of tasks until none is left. PART and TOTAL: take parts of the samples or of the
+    pixels, of which there is one per slot. A part uses the memory of the slot of its number.
     """
-    size_or_steps = size - 1 if desc.align_corners else size
-    first_mirror = 0 if desc.align_corners else -0.5
-    values = (size, size - 1, size + MARGIN - 1, size_or_steps / 2, first_mirror, 2 * size_or_steps)
-    make = type(number(desc.compute))
-    return tuple(make(value) for value in values)
-
-
-class _Problem(NamedTuple):
-    """Kernel parameters of a descriptor."""
-
-    extent: tuple[int, int, int, int]
-    form: tuple[int, int, int, int, int]
-    sizes: tuple[int, ...]
-    numbers: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, desc: SampleDescriptor) -> _Problem:
-        sizes = (*reversed(desc.image_size), 1)[:3]
-        return cls(
-            (desc.channels, desc.pixels, desc.samples, desc.corners),
-            (
-                desc.axes,
-                TAPS[desc.mode],
-                MODES[desc.mode],
-                PADDINGS[desc.padding_mode],
-                int(desc.align_corners),
-            ),
-            sizes,
-            tuple(_axis_numbers(size, desc) for size in sizes),
-        )
-
-
-def _table(sizes: Sequence[int], strides: Sequence[int]) -> Table:
-    """The loops over the pixels or samples of one channel, in row-major order."""
-    space = loops(sizes, strides)
-    return table_of(space.sizes, space.strides[0])
-
-
-def _steps(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, bool]:
-    """The strides along x, y and z, and whether all offsets are int32."""
-    span = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    x, y, z = (*reversed(strides), 0)[:3]
-    return x, y, z, span < 2**31
+    numbers, like, columns = numbers_of(task), task[0][-2], task[0][-1]
+    extent, step, slots, group = extent_of(numbers), numbers[STEP], numbers[SLOTS], numbers[GROUP]
+    end, share, sparse = numbers[END], numbers[SHARE], numbers[SPARSE] != 0
+    slot = take(numbers, THREAD, 1)
+    if slot >= slots:
+        return
+    if step == _WHOLE and sparse:
+        clear_sums(sums_of(numbers, slot)[0], group * extent[1] * (size_of(like) // 4))
+    while True:
+        first = take(numbers, NEXT, share)
+        if first >= end:
+            break
+        last, unit = min(first + share, end), numbers[UNITS]
+        if step != _WHOLE:
+            slot, unit = first, numbers[UNIT]
+            first, last = part_of(extent[2] if step == _PART else extent[1], slot, slots)
+        # The total is added up in the sums of the first slot. All else belongs to the thread.
+        sums = sums_of(numbers, 0 if step == _TOTAL else slot)
+        _differentiate(
+            step, first, last, unit, numbers[PARTS], group, extent, problem_of(numbers, like),
+            tensor_of(numbers, GRID), tensor_of(numbers, IMAGE), steps_of(numbers, STEPS),
+            steps_of(numbers, OWN_STEPS), tensor_of(numbers, OUT), tensor_of(numbers, DINPUT),
+            tensor_of(numbers, DGRID), numbers[JOINT] != 0, numbers[BITS], numbers[LEVELS],
+            numbers[ACCUMULATE] != 0, sparse, (slots, numbers[SLOT_BYTES]), sums, runs_of(numbers, slot),
+            like, columns,
+        )  # fmt: skip
 
 
 def _own_steps(desc: SampleDescriptor) -> tuple[int, int, int, bool]:
-    """``_steps`` of a contiguous channel."""
-    return _steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
-
-
-def _operand(
-    tensor: torch.Tensor | None, axis: int, compute: Float, table: Table
-) -> tuple[int, int, int, int, Table]:
-    """(address, kind, image stride, stride of ``axis``, table) of a tensor."""
-    if tensor is None:
-        return 0, compute.bits // 8, 0, 0, table
-    code = kind(tensor.dtype, compute.torch)
-    return tensor.data_ptr(), code, tensor.stride(0), tensor.stride(axis), table
-
-
-_NO_TABLE = table_of((1,), (1,))
-_NO_STEPS = (1, 1, 1, True)
+    """``memory_steps`` of a contiguous channel."""
+    return memory_steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
 
 
 class _SampleKernel(SampleKernel[D]):
@@ -469,9 +488,8 @@ class _SampleKernel(SampleKernel[D]):
 
     def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.problem = _Problem.of(desc)
         self.work = self.amount()
-        self.slots = max(min(threads_for(self.work), self.most_threads, self.most_slots()), 1)
+        self.slots = max(min(threads_together(self.work), self.most_threads, self.most_slots()), 1)
         self.parts = _parts(desc.batch, self.slots)
         self.layout = WorkspaceLayout()
         self.regions = self.take_regions()
@@ -480,9 +498,9 @@ class _SampleKernel(SampleKernel[D]):
         self.set_workspace(self.layout)
 
     def amount(self) -> int:
-        """The amount of work, in terms of a sum."""
+        """The amount of work, in elements; a term of a sum takes as long as two."""
         desc = self.desc
-        return desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
+        return 2 * desc.batch * (desc.channels + desc.axes) * desc.samples * desc.corners
 
     def most_slots(self) -> int:
         """Maximum number of threads such that the workspace is not too large."""
@@ -501,23 +519,13 @@ class _SampleKernel(SampleKernel[D]):
             take(LANES * RUN, compute),
         ]
 
-    def scratch(self, base: int, slot: int) -> tuple[int, ...]:
-        """Addresses of the regions of a slot."""
-        return tuple(base + slot * self.slot_bytes + region.offset for region in self.regions)
+    @property
+    def memory(self) -> Slots:
+        return Slots(self.slots, self.slot_bytes, [region.offset for region in self.regions])
 
-    def run_tasks(self, work: Callable[[int, int, int], None], tasks: int) -> None:
-        """Call ``work`` with ranges of tasks and a slot that no other thread uses, in parallel."""
-        free = list(range(self.slots))
-
-        def part(first: int, last: int) -> None:
-            slot = free.pop()
-            work(first, last, slot)
-            free.append(slot)
-
-        if self.slots == 1:
-            work(0, tasks, 0)
-        else:
-            parallel(part, tasks, self.work)
+    def share(self, tasks: int) -> int:
+        """How many tasks a thread takes at once."""
+        return max(tasks // (_RANGES * self.slots), 1)
 
     def columns(self, image: torch.Tensor | None) -> tuple[int, ...]:
         """Columns of a place: two where the linear taps along x are side by side in memory."""
@@ -556,36 +564,34 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         return [*regions, self.layout.take(copied, self.desc.compute.torch)]
 
     def compile(self) -> None:
-        _compile(self.desc.compute, self.columns(None))
+        sample.compiled(number(self.desc.compute), self.columns(None))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, compute = self.desc, self.desc.compute
-        columns = self.columns(None if self.lanes else args.input)
-        _compile(compute, columns)
-        like, steps = number(compute), _steps(desc.image_size, args.input.stride()[2:])
-        own_steps = _own_steps(desc)
-        tables = (
-            _table(desc.output_size, args.grid.stride()[1:-1]),
-            _table(desc.image_size, args.input.stride()[2:]),
-            _table(desc.output_size, args.out.stride()[2:]),
+        layouts = (
+            Layout.of(args.grid, -1, compute, desc.output_size),
+            Layout.of(args.input, 1, compute, desc.image_size),
+            Layout.of(args.out, 1, compute, desc.output_size),
         )
+        template = Template(
+            sample, desc, layouts, (memory_steps(desc.image_size, args.input.stride()[2:]), _own_steps(desc)),
+            self.memory, (self.parts, self.lanes), self.columns(None if self.lanes else args.input),
+            self.work,
+        )  # fmt: skip
+        tasks = desc.batch * self.parts
+        share = self.share(tasks)
+
+        def run(stream: int, workspace: int, out: int, image: int, grid: int) -> None:
+            """Sample tensors at these addresses, in a workspace at an aligned address."""
+            template.run(template.task(workspace, grid, image, out), tasks, share)
 
         def launch(
             stream: Stream, workspace: Workspace, args: GridSampleArgs, addresses: Sequence[int]
         ) -> None:
-            base = first_address(workspace)
-            grid = _operand(args.grid, -1, compute, tables[0])
-            image = _operand(args.input, 1, compute, tables[1])
-            out = _operand(args.out, 1, compute, tables[2])
+            run(0, first_address(workspace), *addresses)
 
-            def work(first: int, last: int, slot: int) -> None:
-                _sample(
-                    first, last, self.parts, self.lanes, self.problem.extent, self.problem[1:], grid, image,
-                    steps, own_steps, out, self.scratch(base, slot), like, columns,
-                )  # fmt: skip
-
-            self.run_tasks(work, desc.batch * self.parts)
-
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
 
@@ -610,7 +616,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
     def amount(self) -> int:
         # Every pixel is stored, whether a sample touches it or not; that takes a quarter as long as a term.
         desc = self.desc
-        return super().amount() + desc.batch * desc.channels * desc.pixels * desc.needs_dinput // 4
+        return super().amount() + desc.batch * desc.channels * desc.pixels * desc.needs_dinput // 2
 
     def most_slots(self) -> int:
         """The sums of all threads have at most half more bytes than the outputs."""
@@ -645,68 +651,53 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         ]
 
     def compile(self) -> None:
-        _compile_backward(self.desc.compute, self.columns(None))
+        differentiate.compiled(number(self.desc.compute), self.columns(None))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
-        desc, compute = self.desc, self.desc.compute
-        columns = self.columns(args.input)
-        _compile_backward(compute, columns)
-        like, accumulate = number(compute), args.accumulate
-        own_steps = _own_steps(desc)
-        steps = own_steps if args.input is None else _steps(desc.image_size, args.input.stride()[2:])
-        tables = (
-            _table(desc.output_size, args.grid.stride()[1:-1]),
-            _table(desc.output_size, args.dout.stride()[2:]),
-            _NO_TABLE if args.dinput is None else _table(desc.image_size, args.dinput.stride()[2:]),
-            _NO_TABLE if args.dgrid is None else _table(desc.output_size, args.dgrid.stride()[1:-1]),
+        desc, compute, own_steps = self.desc, self.desc.compute, _own_steps(self.desc)
+        steps = own_steps
+        if args.input is not None:
+            steps = memory_steps(desc.image_size, args.input.stride()[2:])
+        layouts = (
+            Layout.of(args.grid, -1, compute, desc.output_size),
+            Layout.of(args.input, 1, compute, desc.image_size),
+            Layout.of(args.dout, 1, compute, desc.output_size),
+            Layout.of(args.dinput, 1, compute, desc.image_size),
+            Layout.of(args.dgrid, -1, compute, desc.output_size),
         )
         whole = self.units - self.split
         # If a unit has all channels, it computes both gradients with the same tables.
         joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels and steps == own_steps
         tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
-        others = self.slots, self.slot_bytes
-        sparse = 0 < 2 * desc.samples * desc.corners <= desc.pixels
+        sparse = whole > 0 and 0 < 2 * desc.samples * desc.corners <= desc.pixels
+        rest = (
+            self.parts, self.group, whole, joint, desc.fraction_bits, self.levels, args.accumulate, sparse
+        )  # fmt: skip
+        template = Template(
+            differentiate, desc, layouts, (steps, own_steps), self.memory, rest, self.columns(args.input),
+            self.work,
+        )  # fmt: skip
+        share = self.share(tasks)
+
+        def run(
+            stream: int, workspace: int, dinput: int, dgrid: int, dout: int, image: int, grid: int
+        ) -> None:
+            """Differentiate tensors at these addresses, in a workspace at an aligned address."""
+            task = template.task(workspace, grid, image, dout, dinput, dgrid)
+            if tasks:
+                template.run(task, tasks, share, _WHOLE)
+            for unit in range(whole, self.units):  # on all threads: the sums of a part each, then their total
+                template.run(task, self.slots, 1, _PART, unit)
+                template.run(task, self.slots, 1, _TOTAL, unit)
 
         def launch(
             stream: Stream, workspace: Workspace, args: GridSampleBackwardArgs, addresses: Sequence[int]
         ) -> None:
-            base = first_address(workspace)
-            grid = _operand(args.grid, -1, compute, tables[0])
-            image = _operand(args.input, 1, compute, _NO_TABLE)
-            dout = _operand(args.dout, 1, compute, tables[1])
-            dinput = _operand(args.dinput, 1, compute, tables[2])
-            dgrid = _operand(args.dgrid, -1, compute, tables[3])
+            run(0, first_address(workspace), *addresses)
 
-            def run(step: int, first: int, last: int, unit: int, slot: int) -> None:
-                # The total is added up in the sums of the first slot. All else belongs to the thread.
-                sums = self.scratch(base, 0 if step == _TOTAL else slot)[_RUNS:]
-                scratch = (*self.scratch(base, slot)[:_RUNS], *sums)
-                _differentiate(
-                    step, first, last, unit, self.parts, self.group, self.problem.extent, self.problem[1:],
-                    grid, image, steps, own_steps, dout, dinput, dgrid, joint, desc.fraction_bits,
-                    self.levels, accumulate, sparse, others, scratch, like, columns,
-                )  # fmt: skip
-
-            self.run_tasks(lambda first, last, slot: run(_WHOLE, first, last, whole, slot), tasks)
-            for unit in range(whole, self.units):
-                self.run_split(run, unit, base)
-
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
-
-    def run_split(self, run: Callable[..., None], unit: int, base: int) -> None:
-        """Run a unit on all threads: first the sums of a part of the samples each, then their total."""
-
-        def part(first: int, last: int) -> None:
-            for slot in range(first, last):
-                begin, end = (self.desc.samples * k // self.slots for k in (slot, slot + 1))
-                run(_PART, begin, end, unit, slot)
-
-        def total(first: int, last: int) -> None:
-            begin, end = (self.desc.pixels * k // self.slots for k in (first, last))
-            run(_TOTAL, begin, end, unit, first)
-
-        parallel(part, self.slots, self.work)
-        parallel(total, self.slots, self.work)
 
 
 class LeanGridSample(GridSample):
@@ -721,30 +712,3 @@ class LeanGridSampleBackward(GridSampleBackward):
 
     most_threads = 1
     most_channels = 1
-
-
-def _empty(compute: Float) -> _Problem:
-    """A problem without samples, for compiling kernels."""
-    desc = GridSampleDescriptor(
-        shape=(0, 0, 1, 1), output_size=(0, 0), input_dtype=compute.torch, grid_dtype=compute.torch
-    )
-    return _Problem.of(desc)
-
-
-@cache
-def _compile(compute: Float, columns: tuple[int, ...]) -> None:
-    problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
-    compile_kernel(
-        _sample, 0, 0, 1, False, problem.extent, problem[1:], operand, operand, _NO_STEPS, _NO_STEPS, operand,
-        (0,) * 8, number(compute), columns,
-    )  # fmt: skip
-
-
-@cache
-def _compile_backward(compute: Float, columns: tuple[int, ...]) -> None:
-    problem, operand = _empty(compute), _operand(None, 0, compute, _NO_TABLE)
-    compile_kernel(
-        _differentiate, _WHOLE, 0, 0, 0, 1, 1, problem.extent, problem[1:], operand, operand, _NO_STEPS,
-        _NO_STEPS, operand, operand, operand, False, 0, 1, False, False, (1, 0), (0,) * 10, number(compute),
-        columns,
-    )  # fmt: skip

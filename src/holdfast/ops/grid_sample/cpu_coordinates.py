@@ -20,7 +20,7 @@ from holdfast.backends.cpu import emit, jit, on_demand, outlined, pointer
 from holdfast.backends.on_demand import Real
 from holdfast.core.workspace_layout import step_of
 from holdfast.numerics.cpu import ITEM_SIZE, rint, zero
-from holdfast.numerics.cpu_walk import RUN, load_span, size_of, store_span
+from holdfast.numerics.cpu_walk import RUN, load_span, offset_at, size_of, store_span
 from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 
 #: Samples of a block, bytes of a scratch row, and the distance between rows.
@@ -65,14 +65,14 @@ def row_size(like):
 @jit
 def interleaved(grid, axes, like):
     """Whether a grid is contiguous and of the compute type."""
-    _, kind, table, step = grid
-    return kind == size_of(like) and table.shape[1] == 1 and table[1, 0] == axes and step == 1
+    _, kind, walk, step = grid
+    return kind == size_of(like) and walk[1] == 1 and offset_at(1, walk) == axes and step == 1
 
 
 @jit
 def _load_grid(grid, axes, begin, count, rows_at, raw, like):
     """Load grid coordinates to the rows of the coordinates."""
-    address, kind, table, step = grid
+    address, kind, walk, step = grid
     if interleaved(grid, axes, like):
         source, rows = pointer(address + begin * axes * kind, like), pointer(rows_at, like)
         axis = AXIS_ROWS * row_size(like)
@@ -87,7 +87,7 @@ def _load_grid(grid, axes, begin, count, rows_at, raw, like):
     for a in range(axes):
         target = rows_at + a * AXIS_ROWS * ROW
         load_span(
-            address + a * step * (kind & ITEM_SIZE), kind, table, begin, begin + count, raw, target, like
+            address + a * step * (kind & ITEM_SIZE), kind, walk, begin, begin + count, raw, target, like
         )
 
 
@@ -301,7 +301,7 @@ def _bicubic_weights(rows, count, like):
 def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns):
     """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
 
-    ``grid`` is (address, kind, table of the loops over samples, axis stride). ``form`` is (axes, taps, mode,
+    ``grid`` is (address, kind, walk over the samples, axis stride). ``form`` is (axes, taps, mode,
     padding, align_corners). ``sizes`` are the pixels along x, y and z; ``numbers`` are ``_axis_numbers`` of
     each axis. ``columns`` is a tuple whose length is the number of columns of a place.
     """
@@ -487,7 +487,7 @@ def find_gradients(rows_at, form, count, sums_at, like):
 @jit
 def store_gradients(rows_at, dgrid, axes, begin, count, accumulate, raw, old, like):
     """Store ``find_gradients`` of samples from ``begin``. ``dgrid`` is as ``grid`` in ``find_taps``."""
-    address, kind, table, step = dgrid
+    address, kind, walk, step = dgrid
     if interleaved(dgrid, axes, like) and not accumulate:
         target, rows = pointer(address + begin * axes * kind, like), pointer(rows_at, like)
         axis = AXIS_ROWS * row_size(like)
@@ -501,7 +501,7 @@ def store_gradients(rows_at, dgrid, axes, begin, count, accumulate, raw, old, li
         return
     for a in range(axes):
         to = address + a * step * (kind & ITEM_SIZE)
-        store_span(row_of(rows_at, a, _X), to, kind, table, begin, begin + count, accumulate, raw, old, like)
+        store_span(row_of(rows_at, a, _X), to, kind, walk, begin, begin + count, accumulate, raw, old, like)
 
 
 @jit

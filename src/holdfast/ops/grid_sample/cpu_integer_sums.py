@@ -59,7 +59,7 @@ def _power_of_two(exponent, like):
 
 
 @jit
-def find_shift(address, kind, table, samples, bits, row_at, raw, like):
+def find_shift(address, kind, walk, samples, bits, row_at, raw, like):
     """``plane_shift`` of a plane of dout, and whether all its values are finite."""
     outlined()
     infinite = magnitude(power_of_two(0, like) / zero(like))
@@ -68,7 +68,7 @@ def find_shift(address, kind, table, samples, bits, row_at, raw, like):
     largest = seen = np.int64(0)
     for begin in range(0, samples, RUN):
         end = min(begin + RUN, samples)
-        load_span(address, kind, table, begin, end, raw, row_at, like)
+        load_span(address, kind, walk, begin, end, raw, row_at, like)
         for i in range(end - begin):
             here = magnitude(values[i])
             seen = max(seen, here)
@@ -114,10 +114,11 @@ def add_terms(change_at, weights_at, offsets_at, count, bits, terms_at, sums_at,
             terms[i * wide + k * words] = whole
             if words == 2:
                 terms[i * wide + k * words + 1] = np.int64((term - _as_real(whole, like)) * unit)
-    for i in range(count):
-        sums = pointer(sums_at + offsets[i] * words * 8, np.int64)
-        for k in range(wide):
-            sums[k] += terms[i * wide + k]
+    # Column by column: a sum that the previous sample has just stored would be waited for.
+    sums = pointer(sums_at, np.int64)
+    for k in range(wide):
+        for i in range(count):
+            sums[offsets[i] * words + k] += terms[i * wide + k]
 
 
 @jit

@@ -26,7 +26,16 @@ from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.cpu import ITEM_SIZE, kind, zero
-from holdfast.numerics.cpu_walk import RUN, load_run, load_span, number, offset_of, size_of, store_span
+from holdfast.numerics.cpu_walk import (
+    RUN,
+    load_run,
+    load_span,
+    number,
+    offset_of,
+    size_of,
+    store_span,
+    walk_of,
+)
 from holdfast.ops.scatter.cpu_index import (
     INDICES,
     RANDOM,
@@ -160,10 +169,10 @@ def _finish_short(states, words, word_step, old, added, alpha, count, made):
 def _finish(begin, end, states_at, slots_at, output, scratch, like):
     """Store the rows ``begin`` to ``end``, whose states start at ``states_at``.
 
-    ``output`` is (address, kind, table of loops, address of the base or 0, its table of loops, its role,
+    ``output`` is (address, kind, walk over rows, address of the base or 0, its walk over rows, its role,
     whether to divide by the number of terms, alpha).
     """
-    out_at, out_kind, out_table, base_at, base_table, role, by_count, alpha = output
+    out_at, out_kind, out_walk, base_at, base_walk, role, by_count, alpha = output
     size = size_of(like)
     word_step = 2 * size // 4
     raw, old_at, made_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
@@ -178,7 +187,7 @@ def _finish(begin, end, states_at, slots_at, output, scratch, like):
         state = states_at + (first - begin) * 2 * size
         states, words = pointer(state, like), pointer(state, np.int32)
         if base_at != 0:
-            load_span(base_at, out_kind, base_table, first, last, raw, old_at, like)
+            load_span(base_at, out_kind, base_walk, first, last, raw, old_at, like)
         else:
             clear(old_at, RUN * size)
         most = 0
@@ -189,7 +198,7 @@ def _finish(begin, end, states_at, slots_at, output, scratch, like):
                 _finish_short(states, words, word_step, old, False, alpha, count, made)
             else:
                 _finish_short(states, words, word_step, old, True, alpha, count, made)
-            store_span(made_at, out_at, out_kind, out_table, first, last, False, raw, old_at, like)
+            store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
             continue
         _finish_long(words, states, slots_at, count, made, counts, word_step, like)
         # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
@@ -208,7 +217,7 @@ def _finish(begin, end, states_at, slots_at, output, scratch, like):
         for i in range(count):
             total, kept = made[i], old[i]
             made[i] = total if counts[i] != 0 else kept
-        store_span(made_at, out_at, out_kind, out_table, first, last, False, raw, old_at, like)
+        store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
 
 
 @kernel
@@ -259,7 +268,7 @@ def finish_rows(first, last, rows, states_at, slots_at, output, scratch, like):
 def _compile(compute: Float, index_dtype: torch.dtype) -> None:
     like, table = number(compute), np.ones((2, 1), np.int64)
     problem = (0, like.itemsize, table, 0, np.ones((3, 1), np.int64), 0, 0, INDICES[index_dtype])
-    output, scratch = (0, like.itemsize, table, 0, table, KEPT, False, like), _SCRATCH.of_thread()
+    output, scratch = (0, like.itemsize, (0, 1), 0, (0, 1), KEPT, False, like), _SCRATCH.of_thread()
     compile_check(index_dtype)
     compile_kernel(sum_tiles, 0, 0, (1,) * 6, 0, 0, problem, output, False, scratch, like)
     compile_kernel(finish_rows, 0, 0, 0, 0, 0, output, scratch, like)
@@ -332,7 +341,8 @@ class ElementSums:
             out, input, index, src = addresses
             states, slots = first + self.states.offset, first + self.slots.offset
             problem = (src, code, src_table, index, index_table, desc.extent, desc.step, index_type)
-            output = (out, code, out_table, input, base_table, role, desc.by_count, alpha)
+            walks = walk_of(out_table), walk_of(base_table)
+            output = (out, code, walks[0], input, walks[1], role, desc.by_count, alpha)
             # Nothing is written if an index is bad.
             bad = [first_outside(index, check_table, desc.count, desc.extent, index_type)] if several else []
 

@@ -49,9 +49,18 @@ from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.core.workspace_layout import WorkspaceLayout, first_address
+from holdfast.core.workspace_layout import BOUND_BYTES, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, zero
-from holdfast.numerics.cpu_walk import load_run, move, number, offset_at, offset_of, store_run, table_of
+from holdfast.numerics.cpu_walk import (
+    load_run,
+    move,
+    number,
+    offset_at,
+    offset_of,
+    store_run,
+    table_of,
+    walk_of,
+)
 from holdfast.ops.segment_sum import indexed
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
@@ -77,9 +86,6 @@ _AHEAD = 16
 #: Minimum bytes that are cleared by non-temporal stores, and minimum bytes of such an output. A smaller
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
-
-#: Largest workspace that a bound launch gets, which is allocated in each call; bytes.
-BOUND_WORKSPACE = 2**22
 
 # A task of ``sum_segments``: 34 numbers, of which the first 15 differ between calls, then alpha. The threads
 # share the first two: the next unit, and the number of threads that have started.
@@ -568,7 +574,7 @@ class Rows(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int, int]:
         """Column stride, address of the table and number of loops. The table must be kept."""
-        return self.step, torch.from_numpy(self.table).data_ptr(), self.table.shape[1]
+        return self.step, *walk_of(self.table)
 
 
 class RowSums:
@@ -681,7 +687,7 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         def launch(stream: Stream, workspace: Workspace, args: SummingArgs, addresses: Sequence[int]) -> None:
             run(0, first_address(workspace), *addresses)
 
-        if self.workspace_size <= BOUND_WORKSPACE:
+        if self.workspace_size <= BOUND_BYTES:
             launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
