@@ -18,13 +18,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from holdfast.backends.cpu import clear as clear_bytes
 from holdfast.backends.cpu import jit, numbers_of, outlined, pointer, take, team_kernel
 from holdfast.backends.threads import threads_together
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE
-from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span
+from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
@@ -300,9 +301,14 @@ def _store_zeros(n, channel, width, begin, end, dinput, accumulate, scratch, lik
     """Store zeros in the pixels ``begin`` to ``end`` of the channels of a unit, or add them."""
     outlined()
     _, _, _, raw, old, _, row = scratch
+    walk, item = dinput[4], dinput[1] & ITEM_SIZE
+    in_one_run = walk[1] == 1 and offset_at(1, walk) == 1 and not accumulate
     clear(row, RUN, like)
     for c in range(width):
         target = _first_channel(dinput, n, channel + c)
+        if in_one_run:
+            clear_bytes(target + begin * item, (end - begin) * item)
+            continue
         for at in range(begin, end, RUN):
             last = min(at + RUN, end)
             if accumulate:  # the last sums are in the row
