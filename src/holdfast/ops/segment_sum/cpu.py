@@ -87,9 +87,9 @@ _AHEAD = 16
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
 
-# A task of ``sum_segments``: 34 numbers, of which the first 15 differ between calls, then alpha. The threads
+# A task of ``sum_segments``: 35 numbers, of which the first 16 differ between calls, then alpha. The threads
 # share the first two: the next unit, and the number of threads that have started.
-_NUMBERS, _VARIABLES, _NEXT, _THREAD = 34, 15, 0, 1
+_NUMBERS, _VARIABLES, _NEXT, _THREAD = 35, 16, 0, 1
 _Task = task_of(_NUMBERS + 1)
 
 Table = np.ndarray[Any, Any]
@@ -511,22 +511,26 @@ def sum_segments(task):
     ``most_terms`` terms. The others are ``parts`` parts of ``part`` columns, each with ``shares`` shares of
     the other rows; rows of less than ``least_terms`` terms are left out.
 
-    ``places`` is the address of the places, or 0 if the terms are sorted. ``rows_of`` is the address of the
-    row of the source of each place, or 0 if the row is the place. ``how`` is PLAIN, TIMES or CHOSEN;
-    ``weights`` is the address of the weights or of the chosen places, which have ``chosen_columns`` columns.
+    There is scratch memory for ``threads`` threads; more do nothing. ``places`` is the address of the places,
+    or 0 if the terms are sorted. ``rows_of`` is the address of the row of the source of each place, or 0 if
+    the row is the place. ``how`` is PLAIN, TIMES or CHOSEN; ``weights`` is the address of the weights or of
+    the chosen places, which have ``chosen_columns`` columns.
     ``base`` is 0 for none; its elements are of the kind of the output, and ``role`` is KEPT, ADDED or JOINED.
     ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of the
     divisor of each row. ``alpha`` multiplies each sum.
     """
     (
-        _, _, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms, shares,
-        long_parts, long_columns, rows, columns, part, parts, least_terms, source_kind, source_step,
+        _, _, threads, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms,
+        shares, long_parts, long_columns, rows, columns, part, parts, least_terms, source_kind, source_step,
         source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table, out_loops, base_step,
         base_table, base_loops, role, alpha,
     ) = task[0]  # fmt: skip
     starts = pointer(starts_at, np.int32)
     work, all_terms = rows + np.int64(starts[rows]), np.int64(starts[rows])
-    scratch += take(numbers_of(task), _THREAD, 1) * _SCRATCH_BYTES
+    thread = take(numbers_of(task), _THREAD, 1)
+    if thread >= threads:
+        return
+    scratch += thread * _SCRATCH_BYTES
     terms = (source, source_kind, source_step, (source_table, source_loops), rows_of)
     output = (out, out_kind, (out_table, out_loops), out_step)
     added = (base, (base_table, base_loops), base_step, role)
@@ -635,8 +639,8 @@ class RowSums:
         scratch = _SCRATCH.of_team(threads)
         task = _Task.from_buffer_copy(self._constants)
         task[:_VARIABLES] = (
-            0, 0, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base, by_count,
-            most_terms, shares, long_parts, long_columns,
+            0, 0, threads, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base,
+            by_count, most_terms, shares, long_parts, long_columns,
         )  # fmt: skip
         run_together(self._kernel, task, self._elements)
 
