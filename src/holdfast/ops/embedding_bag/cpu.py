@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -345,7 +345,7 @@ class BagFinder:
         return Found(starts, kept, bags, counts, longest, in_range)
 
 
-def _raise_wrong_offset(desc: BagDescriptor, offsets: torch.Tensor | None) -> None:
+def _raise_wrong_offset(desc: BagDescriptor, offsets: torch.Tensor | None) -> NoReturn:
     """Raise the error for the first wrong offset."""
     assert offsets is not None
     layout = (offsets.element_size(), offsets.stride(0), offsets.numel())
@@ -445,7 +445,6 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             found = finder.run(first_address(workspace), indices, offsets)
             if found is None:
                 _raise_wrong_offset(desc, args.offsets)
-                return
             if desc.bad_index == "raise" and not found.in_range:
                 raise_outside(args.indices, finder.table, desc.rows)
             if sums is None:
