@@ -26,7 +26,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found, run = list[int](), repeated.Calls.run
     for calls in gc.get_objects():
         if type(calls) is repeated.Calls:
-            calls.known.clear()
+            calls.forget()
 
     def counted(*given: Any) -> Any:
         found.append(1)
@@ -225,8 +225,9 @@ def test_one_tensor_in_two_places_is_not_prepared() -> None:
     plan.run(hf.Stream.current(), None, args)
     launch = plan.prepared(args)
     assert launch is not None
-    assert repeated._written_out((x, x), repeated.Work(plan, args, args.dx), launch) is None
-    assert repeated._written_out((x,), repeated.Work(plan, args, args.dx), launch) is not None
+    work = repeated.Work(plan, args, args.dx)
+    assert repeated._written_out((x, x), work, launch, lambda *tensors: True, None) is None
+    assert repeated._written_out((x,), work, launch, lambda *tensors: True, None) is not None
 
 
 def test_views_of_one_memory_are_read_where_they_are() -> None:
@@ -313,12 +314,24 @@ def test_a_factor_of_negative_zero_is_zero() -> None:
     assert torch.equal(torch.signbit(found), torch.signbit(straight * 0.0))
 
 
+VALUES = (1, 2, True, False, 1.0, 0.5, None, "sum", "mean", (1, 2), (2, 1), torch.int8, torch.float32)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_equals_only_values_of_its_type(value: Any) -> None:
+    known = dict[str, Any]()
+    text = repeated._equality("given", value, known)
+    assert [other for other in VALUES if eval(text, known | {"given": other})] == [
+        other for other in VALUES if type(other) is type(value) and other == value
+    ]
+
+
 def test_a_zero_is_no_key() -> None:
     """0.0 and -0.0 are equal as keys, so calls with them are not repeated."""
     calls = repeated.Calls(lambda x, value: repeated.Work(Nothing(), None, x))  # type: ignore[arg-type]
     for _ in range(3):
         for value in (0.0, -0.0):
-            calls.run("key", (), (torch.zeros(1), value), False)
+            calls.run("key", (torch.zeros(1), value), False)
     assert calls.known == {"key": ()}
 
 
@@ -385,5 +398,5 @@ def test_many_kinds_of_calls_are_bounded() -> None:
     most = repeated.Calls._MOST_KEYS
     calls = repeated.Calls(lambda: repeated.Work(Nothing(), None, torch.zeros(1)))  # type: ignore[arg-type]
     for key in range(most + 10):
-        calls.run(key, (), (), False)
+        calls.run(key, (), False)
     assert len(calls.known) <= most

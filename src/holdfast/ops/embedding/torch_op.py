@@ -25,7 +25,7 @@ from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.sharding import wanting
 from holdfast.core.stream import Stream
-from holdfast.core.torch_op import by_sample, define, register_vmap
+from holdfast.core.torch_op import PLAIN, by_sample, define, register_vmap
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -136,19 +136,22 @@ _touched_rows = define(
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, weight, padding_idx, scale_grad_by_freq, sparse, _ = inputs
     ctx.save_for_backward(input)
-    ctx.rows, ctx.sparse = weight.shape[0], sparse
-    ctx.options = padding_idx, scale_grad_by_freq
-    ctx.placements = getattr(weight, "placements", None)  # of a DTensor
+    ctx.rest = weight.size(0), padding_idx, scale_grad_by_freq
+    # The placements are those of a DTensor.
+    ctx.kind = sparse, None if type(weight) in PLAIN else getattr(weight, "placements", None)
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
-    if ctx.placements is not None and not ctx.sparse:
-        with wanting(ctx.placements):
-            return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
-    if not ctx.sparse:
-        return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
-    return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.options), *[None] * 4
+    sparse, placements = ctx.kind
+    if sparse:
+        dweight = sparse_gradient(_touched_rows, dout, input, *ctx.rest)
+    elif placements is None:
+        dweight = _gradient(dout, input, *ctx.rest)
+    else:
+        with wanting(placements):
+            dweight = _gradient(dout, input, *ctx.rest)
+    return None, dweight, None, None, None, None
 
 
 def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, rows: int, *rest: Any) -> Any:
