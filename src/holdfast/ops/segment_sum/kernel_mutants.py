@@ -8,6 +8,7 @@ from holdfast.core.mutant import KernelMutant
 
 _mutant = partial(KernelMutant, plans=("SegmentSumPlan", "EmbeddingBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu"
+_FEW = "holdfast.ops.segment_sum.gpu_few_terms"
 
 # fmt: off
 MUTANTS = (
@@ -57,4 +58,18 @@ MUTANTS = (
     _mutant("a chunk more to each slot", _GPU,
         "tl.where(mine, tl.minimum(left, CHUNK), 0)",
         "tl.where(mine, tl.minimum(left, CHUNK + 1), 0)"),
+    _mutant("chunks of twice the size", _FEW,
+        "full = mine & (amount % CHUNK == 0)",
+        "full = mine & (amount % (2 * CHUNK) == 0)", likely="33 t"),
+    _mutant("the last chunk lost", _FEW,
+        "total = tl.where((amount % CHUNK > 0)[:, None], total + chunk, total)",
+        "total = tl.where((amount < CHUNK)[:, None], total + chunk, total)", likely="33 t"),
+    KernelMutant("padding summed", _FEW,
+        " & (own != padding)", "", plans=("EmbeddingBackwardPlan",), likely="padding everywhere"),
+    _mutant("rows without terms accumulated", _FEW,
+        "wanted = wanted & (amount > 0)",
+        "wanted = wanted & (amount >= 0)", likely="accumulate"),
+    _mutant("a group of terms skipped", _FEW,
+        "for begin in range(0, count, UNROLL):",
+        "for begin in range(UNROLL, count, UNROLL):"),
 )
