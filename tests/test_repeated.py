@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -300,6 +301,60 @@ def test_a_wrong_value_is_refused_after_right_ones() -> None:
                 hf.fake_quantize(x, scale, 1)
     with pytest.raises(hf.HoldfastError):
         hf.fake_quantize(x, 1.0, True)
+
+
+INDICES, TABLE = torch.tensor([[0, 2], [2, 1]]), torch.linspace(-1, 1, 9).reshape(3, 3)
+IMAGE, GRID = torch.linspace(-1, 1, 16).reshape(1, 1, 4, 4), torch.zeros(1, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors", "given"),
+    [
+        (hf.embedding, (INDICES, TABLE), {"sparse": 0}),
+        (hf.embedding, (INDICES, TABLE), {"scale_grad_by_freq": 0.0}),
+        (hf.embedding, (INDICES, TABLE), {"norm_type": torch.tensor(2.0)}),
+        (hf.embedding, (INDICES, TABLE), {"norm_type": math.nan}),
+        (hf.embedding, (INDICES, TABLE), {"max_norm": 1.0}),
+        (hf.embedding, (INDICES, TABLE), {"padding_idx": True}),
+        (hf.embedding, (INDICES, TABLE), {"padding_idx": 3}),
+        (hf.embedding, (INDICES, TABLE), {"bad_index": np.array(["raise"])}),
+        (hf.embedding, (INDICES.float(), TABLE), {}),
+        (hf.embedding_bag, (INDICES, TABLE), {"include_last_offset": 1}),
+        (hf.embedding_bag, (INDICES, TABLE), {"include_last_offset": 0}),
+        (hf.embedding_bag, (INDICES, TABLE), {"mode": np.array(["mean"])}),
+        (hf.embedding_bag, (INDICES[0], TABLE), {}),
+        (hf.grid_sample, (IMAGE, GRID), {"align_corners": 0}),
+        (hf.grid_sample, (IMAGE, GRID), {"mode": np.array(["bilinear"])}),
+        (hf.grid_sample, (IMAGE, GRID.expand(2, 2, 2, 2)), {}),
+        (hf.grid_sample, (GRID, IMAGE), {}),
+    ],
+)
+def test_a_refused_call_is_refused_after_right_calls(function: Any, tensors: Any, given: Any) -> None:
+    """Repeated calls are not checked, so they must be the calls that were checked."""
+    right = (IMAGE, GRID) if function is hf.grid_sample else (INDICES, TABLE)
+    for _ in range(3):
+        function(*right)
+    for _ in range(3):
+        with pytest.raises(hf.HoldfastError):
+            function(*tensors, **given)
+        function(*right)
+
+
+def test_a_padding_from_the_back_is_not_none() -> None:
+    """Operators take -1 for None."""
+    weight = TABLE.clone().requires_grad_()
+    for _ in range(4):
+        for padding, row in ((None, None), (-1, 2), (2, 2), (0, 0), (-3, 0)):
+            out = hf.embedding(INDICES, weight, padding)
+            bag = hf.embedding_bag(INDICES, weight, padding_idx=padding, mode="sum")
+            for found in (out, bag):
+                (gradient,) = torch.autograd.grad(found.sum(), weight)
+                expected = (
+                    torch.bincount(INDICES.flatten(), minlength=3).float()[:, None].expand(3, 3).clone()
+                )
+                if row is not None:
+                    expected[row] = 0
+                assert torch.equal(gradient, expected)
 
 
 def test_a_factor_of_negative_zero_is_zero() -> None:

@@ -148,13 +148,14 @@ def _written_out(
 
 
 def _equality(name: str, value: Any, known: dict[str, Any]) -> str:
-    """An expression: whether the variable ``name`` has the type and the value of ``value``."""
+    """An expression: whether the variable ``name`` has the type and the value of ``value``.
+
+    1, 1.0 and True are equal. The comparison of a value of another type may raise.
+    """
     if value is None or isinstance(value, bool):
         return f"{name} is {value}"
-    known[f"known_{name}"] = value
-    if isinstance(value, int | float):  # 1, 1.0 and True are equal
-        return f"type({name}) is {type(value).__name__} and {name} == known_{name}"
-    return f"{name} == known_{name}"
+    known |= {f"{name}_type": type(value), f"{name}_value": value}
+    return f"type({name}) is {name}_type and {name} == {name}_value"
 
 
 def _nothing(*arguments: Any) -> None:

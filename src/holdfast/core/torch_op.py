@@ -38,6 +38,10 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
 
     ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
     traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
+
+    The function has an attribute ``again``: a function of the same arguments. If this is the last call again,
+    with equal values and tensors of equal metadata, it returns the result, otherwise None. A public function
+    calls it first, because checks of valid arguments take longer than the launch, too.
     """
     ARGUMENTS[name], RESULTS[name] = arguments_in(schema), schema.partition("->")[2].count("Tensor")
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
@@ -87,6 +91,10 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
             found = calls.run(key, arguments, True, recorder.record)
         return recorder.record(*arguments, (found,))
 
+    def again(*arguments: Any) -> Any:
+        return None if is_compiling() or private.is_watched() else calls.last(*arguments)
+
+    call.again = again  # type: ignore[attr-defined]
     return call
 
 

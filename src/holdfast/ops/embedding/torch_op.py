@@ -119,6 +119,7 @@ _lookup = define(
     _embedding,
     _embedding_fake,
 )
+_again = _lookup.again
 _gradient = define(
     "embedding_backward",
     f"(Tensor dout, Tensor input, SymInt num_embeddings, {_OPTIONS}) -> Tensor",
@@ -234,6 +235,15 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
     return padding_idx + rows if padding_idx < 0 else padding_idx
 
 
+def unchecked_padding(padding_idx: Any, max_norm: Any, norm_type: Any) -> Any:
+    """``checked_padding`` for a table of any size; None if ``padding_idx`` or the norm must be checked."""
+    if max_norm is not None or type(norm_type) is not float or norm_type != 2.0:
+        return None
+    if padding_idx is None:
+        return -1
+    return padding_idx if type(padding_idx) is int and padding_idx >= 0 else None
+
+
 def require_table(input: Any, weight: Any) -> None:
     """Raise unless ``input`` holds indices and ``weight`` is a matrix."""
     require_tensor("input", input)
@@ -292,6 +302,10 @@ def embedding(
             [0., 0.],
             [2., 2.]]))
     """
+    padding: Any = unchecked_padding(padding_idx, max_norm, norm_type)
+    found = _again(input, weight, padding, scale_grad_by_freq, sparse, bad_index)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_table(input, weight)
     refuse_max_norm(max_norm, norm_type)
     require_bool("scale_grad_by_freq", scale_grad_by_freq)

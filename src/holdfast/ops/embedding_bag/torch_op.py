@@ -21,6 +21,7 @@ from holdfast.ops.embedding.torch_op import (
     refuse_second_gradient,
     require_table,
     sparse_gradient,
+    unchecked_padding,
 )
 from holdfast.ops.embedding_bag.plan import (
     MODES,
@@ -168,6 +169,7 @@ _forward = define(
     _embedding_bag,
     _embedding_bag_fake,
 )
+_again = _forward.again
 _backward = define(
     "embedding_bag_backward",
     f"(Tensor dout, Tensor input, Tensor? weight, SymInt num_embeddings, {_BAGS}, bool scale_grad_by_freq, "
@@ -306,6 +308,13 @@ def embedding_bag(
             [0., 0.],
             [2., 2.]]))
     """
+    padding: Any = unchecked_padding(padding_idx, max_norm, norm_type)
+    last = False if offsets is None and include_last_offset is True else include_last_offset
+    found = _again(
+        input, weight, offsets, per_sample_weights, mode, last, padding, bad_index, scale_grad_by_freq, sparse
+    )
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_bool("scale_grad_by_freq", scale_grad_by_freq)
     require_bool("sparse", sparse)
     require_bool("include_last_offset", include_last_offset)
@@ -313,7 +322,6 @@ def embedding_bag(
     _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
     refuse_max_norm(max_norm, norm_type)
     padding = checked_padding(padding_idx, weight.shape[0])
-    last = include_last_offset and offsets is not None
     return _forward(  # type: ignore[no-any-return]
         input, weight, offsets, per_sample_weights, mode, last, padding, bad_index, scale_grad_by_freq, sparse
     )

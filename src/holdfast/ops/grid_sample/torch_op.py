@@ -124,6 +124,7 @@ def _grid_sample_backward_fake(dout, image, grid, input_size, channels_last, *re
 _forward = define(
     "grid_sample", f"(Tensor input, Tensor grid, {_KIND_SCHEMA}) -> Tensor", _grid_sample, _grid_sample_fake
 )
+_again = _forward.again
 # The image may be None if dgrid is not needed, so its size and layout are parameters.
 _backward = define(
     "grid_sample_backward",
@@ -244,6 +245,9 @@ def grid_sample(
     tensor([[[[0.2500, 0.2500],
               [0.2500, 0.2500]]]])
     """
+    found = _again(input, grid, mode, padding_mode, align_corners)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     require_tensor("grid", grid)
     axes = input.dim() - 2
