@@ -449,6 +449,22 @@ def test_nothing_is_repeated_without_the_private_interface(
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+def test_calls_that_are_not_recent_are_repeated(runs: list[int]) -> None:
+    """Calls of more kinds than are tried before a look-up of the key."""
+    kinds = range(1, repeated.Calls._MOST_RECENT + 3)
+    for turn in range(4):
+        if turn == 2:
+            runs.clear()
+        for rows in kinds:
+            x = values()[:1].expand(rows, 4)
+            assert torch.equal(
+                hf.fake_quantize(x, 0.25), hf.fake_quantize(values(), 0.25)[:1].expand(rows, 4)
+            )
+    assert not runs
+    known = [calls for calls in gc.get_objects() if type(calls) is repeated.Calls]
+    assert max(len(calls.recent) for calls in known) == repeated.Calls._MOST_RECENT
+
+
 def test_many_kinds_of_calls_are_bounded() -> None:
     most = repeated.Calls._MOST_KEYS
     calls = repeated.Calls(lambda: repeated.Work(Nothing(), None, torch.zeros(1)))  # type: ignore[arg-type]

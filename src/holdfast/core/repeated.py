@@ -158,29 +158,27 @@ def _equality(name: str, value: Any, known: dict[str, Any]) -> str:
     return f"type({name}) is {name}_type and {name} == {name}_value"
 
 
-def _nothing(*arguments: Any) -> None:
-    """The repetition of no call."""
-
-
 class Calls:
     """The calls of one operator, whose kernel takes its arguments and returns ``Work`` or the result."""
 
     #: Maximum number of keys, and of calls with one key. All keys are dropped when there are too many.
     _MOST_KEYS, _MOST_CALLS = 1024, 4
+    #: Maximum number of recent repetitions.
+    _MOST_RECENT = 4
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
         #: The repetitions of the calls with each key.
         self.known: dict[Any, tuple[Repetition, ...]] = {}
-        #: The repetition that served last. Most calls are repeated by it, without a look-up of their key.
-        self.last: Repetition = _nothing
+        #: The last repetitions. Most calls are repeated by one of them, without a look-up of their key.
+        self.recent: tuple[Repetition, ...] = ()
 
     def repeat(self, key: Any, arguments: Sequence[Any]) -> Any:
-        """The result by an earlier call with this key; None if there is none that serves."""
+        """The result by an earlier call with this key, which is not recent; None if there is none."""
         for run in self.known.get(key, ()):
             found = run(*arguments)
             if found is not None:
-                self.last = run
+                self.recent = (run, *self.recent[: self._MOST_RECENT - 1])
                 return found
         return None
 
@@ -211,7 +209,7 @@ class Calls:
     def forget(self) -> None:
         """Forget all calls."""
         self.known.clear()
-        self.last = _nothing
+        self.recent = ()
 
 
 def _is_zero(argument: Any) -> bool:

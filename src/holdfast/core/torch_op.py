@@ -39,14 +39,14 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
     ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
     traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
 
-    The function has an attribute ``again``: a function of the same arguments. If this is the last call again,
+    The function has an attribute ``again``: a function of the same arguments. If this is a recent call again,
     with equal values and tensors of equal metadata, it returns the result, otherwise None. A public function
     calls it first, because checks of valid arguments take longer than the launch, too.
     """
     ARGUMENTS[name], RESULTS[name] = arguments_in(schema), schema.partition("->")[2].count("Tensor")
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 
-    def run(*arguments: Any) -> Any:
+    def compute(*arguments: Any) -> Any:
         found = kernel(*arguments)
         return found.run() if isinstance(found, Work) else found
 
@@ -54,8 +54,8 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         _require_one_device(arguments)
         return fake(*arguments)
 
-    LIBRARY.impl(name, run, "CPU")
-    LIBRARY.impl(name, run, "CUDA")
+    LIBRARY.impl(name, compute, "CPU")
+    LIBRARY.impl(name, compute, "CUDA")
     torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
     operator, calls = getattr(torch.ops.holdfast, name).default, Calls(kernel)
 
@@ -64,9 +64,10 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
             return operator(*arguments)
         watched = private.is_watched()
         if not watched:
-            found = calls.last(*arguments)
-            if found is not None:
-                return found
+            for run in calls.recent:
+                found = run(*arguments)
+                if found is not None:
+                    return found
         kinds = tuple(map(type, arguments))
         parts = None if watched else _parts(kinds)
         if parts is None:
@@ -92,7 +93,12 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         return recorder.record(*arguments, (found,))
 
     def again(*arguments: Any) -> Any:
-        return None if is_compiling() or private.is_watched() else calls.last(*arguments)
+        if not is_compiling() and not private.is_watched():
+            for run in calls.recent:
+                found = run(*arguments)
+                if found is not None:
+                    return found
+        return None
 
     call.again = again  # type: ignore[attr-defined]
     return call
@@ -106,9 +112,10 @@ def below_autograd(kernel: Any) -> Any:
     calls = Calls(kernel)
 
     def call(*arguments: Any) -> Any:
-        found = calls.last(*arguments)
-        if found is not None:
-            return found
+        for run in calls.recent:
+            found = run(*arguments)
+            if found is not None:
+                return found
         kinds = tuple(map(type, arguments))
         parts = _parts(kinds)
         if parts is None:

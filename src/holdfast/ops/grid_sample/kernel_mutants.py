@@ -248,7 +248,7 @@ MUTANTS = (
         _PLANES_GPU,
         "for begin in range(0, samples, VECTOR):",
         "for begin in range(0, samples - VECTOR, VECTOR):",
-        likely="2-d b",
+        likely="one pixel, one",
     ),
     _backward(
         "the accumulators of another plane",
