@@ -31,7 +31,7 @@ from holdfast.ops.grid_sample import (
     gpu_dinput_by_slot,
 )
 from holdfast.ops.segment_sum import cases as sum_cases
-from holdfast.ops.segment_sum import gpu_few_terms
+from holdfast.ops.segment_sum import gpu_few_terms, gpu_merge_sort
 from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
@@ -44,8 +44,8 @@ def problems(plan: AnyPlan) -> list[Case]:
     """The non-empty cases of a plan, smallest first, and extra problems for kernels that no case reaches."""
     by_size = sorted(filter(size, cases_of(plan)), key=size)
     if plan is hf.plans.SegmentSumPlan:
-        terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
-        by_size.append(sum_cases.case(plan, terms))
+        for count in (2**13 + 1, 2**17 + 1):  # more than are merged, and than are sorted by digits
+            by_size.append(sum_cases.case(plan, sum_cases.Problem(f"{count} terms", (count,), 1, 1)))
     return by_size
 
 
@@ -64,6 +64,7 @@ def gpu_tiles() -> Iterator[None]:
         gpu_dinput_by_cell.TUNING.replaced(least_elements=1),
         gpu_dinput_by_image.TUNING.replaced(least_images=5),
         gpu_dinput_by_plane.TUNING.replaced(most_elements=100),
+        gpu_merge_sort.TUNING.replaced(max_radix=2**17),
         gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
         gpu_few_terms.TUNING.replaced(most_terms=50),
     ):

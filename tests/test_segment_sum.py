@@ -118,18 +118,28 @@ def test_few_terms_are_summed_without_a_sort(kind: str, tile_bytes: int) -> None
     assert gpu_few_terms.segment_sum(desc, torch.device(GPU)).variant != "few terms"
 
 
-@pytest.mark.parametrize("way", ["many passes", "torch.sort"])
+WAYS_TO_SORT: dict[str, dict[str, int]] = {
+    "sorted by merging": {"block": 64, "tile": 64, "side": 64, "most_ways": 2, "max_merged": 3000},
+    "sorted by digits": {"max_merged": 100},
+    "sorted by torch.sort": {"max_merged": 100, "max_radix": 100},
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_SORT)
 @pytest.mark.parametrize("kind", ["zipf", "bad"])
 def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
     from holdfast.ops.segment_sum import gpu_merge_sort as order
+    from holdfast.ops.segment_sum import gpu_radix_sort as radix
 
     destinations = index_values(kind, "sorting", (3000,), 90, torch.int64)
     terms = row_values("sorting", (3000, 3), torch.float32)
     wanted = summed("reference", terms, destinations, 90)
-    small = {"block": 64, "tile": 64, "side": 64, "most_ways": 2}
-    with order.TUNING.replaced(**({"max_merged": 100} if way == "torch.sort" else small)):
-        if way == "many passes":
-            assert len(order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)._ways()) == 3
+    with (
+        order.TUNING.replaced(**WAYS_TO_SORT[way]),
+        radix.TUNING.replaced(tile=64, block=16, most_bits=3, few=3000),
+    ):
+        sort = order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 3000, 90)
+        assert (sort.variant, sort.launches) == (way, {"merging": 4, "digits": 3}.get(way[10:], 0))
         assert torch.equal(summed("gpu", terms, destinations, 90), wanted)
 
 
@@ -157,7 +167,7 @@ def test_the_sku_names_a_sort_of_the_framework() -> None:
     pref = hf.PlanPreference(backend="gpu", precompile=False)
     found = []
     for limit in (3000, 2999):
-        with order.TUNING.replaced(max_merged=limit):
+        with order.TUNING.replaced(max_merged=0, max_radix=limit):
             found.append(hf.plans.SegmentSumPlan.select(hf.Stream.current(GPU), desc, pref).sku().mode)
     assert found == ["ordered", "ordered, torch.sort"]
 

@@ -22,7 +22,7 @@ from holdfast.backends.tuning import Tuned, warps_for
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import gpu, indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import power_below
+from holdfast.ops.segment_sum.gpu_index import power_below
 from holdfast.ops.segment_sum.indexed import (
     DescribedSum,
     IndexedDescriptor,

@@ -8,7 +8,7 @@ from holdfast.core.mutant import KernelMutant
 
 _mutant = partial(KernelMutant, plans=("SegmentSumPlan", "EmbeddingBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu"
-_FEW = "holdfast.ops.segment_sum.gpu_few_terms"
+_FEW, _RADIX = "holdfast.ops.segment_sum.gpu_few_terms", "holdfast.ops.segment_sum.gpu_radix_sort"
 
 # fmt: off
 MUTANTS = (
@@ -55,6 +55,20 @@ MUTANTS = (
     _mutant("sums of a narrower type", _GPU,
         "            total += value\n",
         "            total = (total + value).to(tl.float32).to(COMPUTE)\n"),
+    _mutant("equal digits in any order", _RADIX,
+        "digit * TILE + own, TILE", "digit * TILE + (TILE - 1 - own), TILE", likely="several blocks"),
+    _mutant("the digits of a tile not counted by the tiles after it", _RADIX,
+        "total + tl.cumsum(count, 0) - count", "tl.cumsum(count, 0) - count", likely="several blocks"),
+    _mutant("the digits before a digit of a tile forgotten", _RADIX,
+        "start - (tl.cumsum(here, 0) - here)", "start", likely="several blocks"),
+    _mutant("the places of the first pass only", _RADIX,
+        "    if not FIRST:\n        place = tl.load",
+        "    if FIRST:\n        place = tl.load", likely="several blocks"),
+    _mutant("the places of a long row of a tall table counted as a chunk", _GPU,
+        "& (ahead <= CHUNK):", "& (ahead < CHUNK):", likely="a million"),
+    _mutant("the end of a long row of a tall table missed", _GPU,
+        "lower_bound(keys, row + 1, count, step)",
+        "lower_bound(keys, row + 2, count, step)", likely="a million"),
     _mutant("a chunk more to each slot", _GPU,
         "tl.where(mine, tl.minimum(left, CHUNK), 0)",
         "tl.where(mine, tl.minimum(left, CHUNK + 1), 0)"),
