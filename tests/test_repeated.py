@@ -239,6 +239,29 @@ def test_views_of_one_memory_are_read_where_they_are() -> None:
         assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
 
 
+@pytest.mark.parametrize("way", ["an expanded index", "a middle axis", "the last axis"])
+def test_calls_that_view_their_tensors_are_repeated(way: str, runs: list[int]) -> None:
+    """Each call has other tensors, so a view of an earlier one would show."""
+
+    def call(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        index, x = torch.randint(0, 5, (7,), generator=generator), torch.randn(3, 5, 4, generator=generator)
+        if way == "a middle axis":
+            src = torch.randn(3, 7, 4, generator=generator)
+            return hf.index_add(x, 1, index, src), torch.index_add(x, 1, index, src)
+        if way == "the last axis":
+            x, src = x.transpose(1, 2).contiguous(), torch.randn(3, 4, 7, generator=generator)
+            return hf.index_add(x, 2, index, src), torch.index_add(x, 2, index, src)
+        x, index, src = x[0], index[:, None].expand(7, 4), torch.randn(7, 4, generator=generator)
+        return hf.scatter_add(x, 0, index, src), torch.scatter_add(x, 0, index, src)
+
+    for seed in range(4):
+        if seed == 2:
+            runs.clear()
+        torch.testing.assert_close(*call(seed))
+    assert not runs
+
+
 def test_threads_have_their_own_results() -> None:
     """Gradients of a table use a workspace, which each thread has for itself."""
 

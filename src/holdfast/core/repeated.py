@@ -95,12 +95,22 @@ def _written_out(
         known[f"empty{i}"] = allocation(made)
         lines.append(f"out{i} = empty{i}()")
     extents = {position: (extent, itemsize) for position, extent, itemsize in launch.extents.of_tensors}
+    known_tensors = {f"out{i}": made for i, made in enumerate(results)}
+    known_tensors |= {f"in{i}": tensor for i, tensor in tensors.items()}
+    read = set()
     for position, operand in enumerate(args.operands()):
         name = names.get(id(operand), f"value{position}")
+        expression = name
+        if isinstance(operand, torch.Tensor) and name.startswith("value"):
+            viewed = _viewed(operand, known_tensors)
+            if viewed is None:
+                return None
+            name, expression = viewed
         written, new = position < len(plan.outputs), name.startswith("out")
-        if isinstance(operand, torch.Tensor) and (name.startswith("value") or written != new):
+        if isinstance(operand, torch.Tensor) and written != new:
             return None
-        given.append(name)
+        given.append(expression)
+        read.add(name)
         if not isinstance(operand, torch.Tensor):
             known[name] = operand
             addresses.append("0")
@@ -112,7 +122,7 @@ def _written_out(
             room = f"{name}.untyped_storage().nbytes()"
             lines.append(f"if not at{position} or {name}.storage_offset() * {itemsize} + {extent} > {room}:")
             lines.append("    return None")
-    if any(made.numel() and f"out{i}" not in given for i, made in enumerate(results)):
+    if any(made.numel() and f"out{i}" not in read for i, made in enumerate(results)):
         return None
     aligned = f"({' | '.join(addresses)}) & 15"
     differs = (
@@ -145,6 +155,19 @@ def _written_out(
     lines.append(f"return {found}" if record is None else f"return record({parameters}, ({found},))")
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
     return cast(Repetition, known["run"])
+
+
+def _viewed(operand: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tuple[str, str] | None:
+    """The name of the one tensor that ``operand`` is a view of, from its first element on; the view of it."""
+    address = operand.data_ptr()
+    found = [
+        name
+        for name, tensor in tensors.items()
+        if address and tensor.dtype == operand.dtype and tensor.data_ptr() == address
+    ]
+    if len(found) != 1:
+        return None
+    return found[0], f"{found[0]}.as_strided({tuple(operand.shape)}, {tuple(operand.stride())})"
 
 
 def _equality(name: str, value: Any, known: dict[str, Any]) -> str:
