@@ -53,7 +53,8 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
 )
 from holdfast.ops.segment_sum.gpu import TUNING as SUM_TUNING
-from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, power_below
+from holdfast.ops.segment_sum.gpu_index import power_below
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedKernel, loops
 
 

@@ -37,7 +37,8 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill, lower_bound, power_below
+from holdfast.ops.segment_sum.gpu_index import ZeroFill, lower_bound, power_below
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort
 from holdfast.ops.segment_sum.indexed import (
     D,
     DescribedSum,
@@ -631,7 +632,7 @@ class SortedSums(IndexedKernel[D]):
         tall = TUNING.on(device).is_tall(desc.rows, desc.count, desc.columns * desc.dtype.itemsize)
         self.order = MergeSort(layout, device, desc.count, desc.rows, tall)
         self.sorted_by = self.order.sorted_by
-        self.variant = f"sorted by {self.sorted_by or 'merging'}"
+        self.variant = self.order.variant
         self.summing = SegmentSumSteps(
             layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
         )
