@@ -31,7 +31,7 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 class Tuning:
     """Tuning of ``differentiate_planes``."""
 
-    #: Maximum number of planes, of samples (of four corners) or pixels of an image, and of those of all planes.
+    #: Maximum number of planes, of samples of four corners or pixels of an image, and of those of all planes.
     most_planes: int
     most_places: int
     most_elements: int
