@@ -31,7 +31,7 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 class Tuning:
     """Tuning of ``differentiate_planes``."""
 
-    #: Maximum number of planes, of samples or pixels of an image, and of samples or pixels of all planes.
+    #: Maximum number of planes, of samples of four corners or pixels of an image, and of those of all planes.
     most_planes: int
     most_places: int
     most_elements: int
@@ -145,7 +145,7 @@ class PlaneSums:
     def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
         """Whether dinput is needed, and small."""
         tuning, planes = TUNING.on(device), desc.batch * desc.channels
-        places = max(desc.samples, desc.pixels)
+        places = max(desc.samples * desc.corners // 4, desc.pixels)
         small = places <= tuning.most_places and planes * places <= tuning.most_elements
         return desc.needs_dinput and small and desc.samples > 0 and 0 < planes <= tuning.most_planes
 

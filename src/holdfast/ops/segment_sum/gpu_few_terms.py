@@ -49,7 +49,7 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(most_terms=256, tile_bytes=8192, programs=528),
+    gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528),
     interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2),
 )
 
