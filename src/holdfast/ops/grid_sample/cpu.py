@@ -517,7 +517,7 @@ class _SampleKernel(SampleKernel[D]):
         if self.slots == 1:
             work(0, tasks, 0)
         else:
-            parallel(part, tasks, self.work)
+            parallel(part, tasks, self.work, self.slots)
 
     def columns(self, image: torch.Tensor | None) -> tuple[int, ...]:
         """Columns of a place: two where the linear taps along x are side by side in memory."""
