@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.backends.threads import ELEMENTS_PER_THREAD
 from holdfast.core.bits import mismatch
@@ -24,6 +22,7 @@ from holdfast.core.draw import case_of, space_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.huge_pages import on_huge_pages, ordinary_pages
 from holdfast.core.plan import AnyPlan
+from holdfast.core.torch_op import dispatched
 from holdfast.ops.segment_sum.cases import row_values
 from holdfast.proof.conformance import cpu_threads
 from holdfast.proof.fuzz.check import Differs, Finding, check_against_reference, finding_of, same_bits
@@ -84,20 +83,10 @@ def _check(plan: AnyPlan, drawn: Drawn) -> None:
                 kept += [found] * (threads != 2)
         for number, found in enumerate(kept, 1):
             _compare(f"call {number} of the function, after later calls", expected, found)
-    with cpu_threads(1), ordinary_pages(), _Dispatched():
+    with cpu_threads(1), ordinary_pages(), dispatched():
         _compare("the plain call of the function", expected, call())
     if _elements(plan, drawn) <= MODERATE:
         check_against_reference(plan, drawn.problem, call.args)
-
-
-class _Dispatched(TorchDispatchMode):
-    """Makes all operators go through torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
 
 
 def _elements(plan: AnyPlan, drawn: Drawn) -> int:
