@@ -23,8 +23,14 @@ from triton.runtime.jit import JITFunction
 
 import holdfast as hf
 from holdfast.backends import gpu, steps
-from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image, gpu_dinput_by_slot
+from holdfast.ops.grid_sample import (
+    gpu_dinput_by_cell,
+    gpu_dinput_by_image,
+    gpu_dinput_by_plane,
+    gpu_dinput_by_slot,
+)
 from holdfast.ops.segment_sum import cases as sum_cases
+from holdfast.ops.segment_sum import gpu_few_terms
 from holdfast.proof.conformance import cases_of
 
 DEVICE = torch.device("cuda", 0)
@@ -32,7 +38,9 @@ DEVICE = torch.device("cuda", 0)
 LARGE = (
     (gpu_dinput_by_cell.TUNING, {"least_elements": 1}),
     (gpu_dinput_by_image.TUNING, {"least_images": 5}),
+    (gpu_dinput_by_plane.TUNING, {"most_elements": 100}),
     (gpu_dinput_by_slot.TUNING, {"least_elements": 1}),
+    (gpu_few_terms.TUNING, {"most_terms": 50}),
 )
 
 
@@ -127,7 +135,7 @@ def main(names: list[str]) -> None:
             plan = hf.plans.all()[name]
             cases = cases_of(plan)
             if plan is hf.plans.SegmentSumPlan:
-                cases.append(sum_cases.case(plan, sum_cases.Problem("sorted by torch", (2**17 + 1,), 1, 1)))
+                cases.append(sum_cases.case(plan, sum_cases.Problem("sorted by torch", (2**20 + 1,), 1, 1)))
             for desc in {case.descriptor: None for case in cases if not case.descriptor.empty}:
                 for implementation in plan.implementations("gpu"):
                     kernel = plan._make_kernel(implementation, desc, DEVICE)

@@ -39,10 +39,10 @@ def both(
 
 
 @pytest.mark.parametrize("kind", ["zipf", "equal", "uniform"])
-@pytest.mark.parametrize("count", [5000, 40000, 300000])
+@pytest.mark.parametrize("count", [5000, 40000, 300_000, 1_100_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_cpu_gives_the_same_bits(kind: str, count: int, dtype: torch.dtype) -> None:
-    """With every sort: one merge pass, several merge passes, and torch.sort."""
+    """With every sort: merging, digits of few and of many indices, and torch.sort."""
     indices = index_values(kind, "large", (count,), 3000, torch.int64)
     weight, dout = row_values("weight", (3000, 40), dtype), row_values("dout", (count, 40), dtype)
     found = both(indices.cuda(), weight.cuda(), dout.cuda(), padding_idx=1)
@@ -124,7 +124,7 @@ def test_a_graph_replays_forward_and_backward(count: int) -> None:
 
 def test_a_plan_runs_on_the_stream_it_is_given() -> None:
     """Also with torch.sort, which uses the current stream of torch by default."""
-    count = 300000
+    count = 1_100_000
     indices = index_values("zipf", "stream", (count,), 700, torch.int64)
     dout = row_values("stream", (count, 8), torch.float32)
     desc = hf.plans.EmbeddingBackwardDescriptor(shape=(count,), num_embeddings=700, embedding_dim=8)

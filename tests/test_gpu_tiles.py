@@ -24,8 +24,14 @@ from holdfast.backends import steps
 from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
 from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.grid_sample import gpu_dinput_by_cell, gpu_dinput_by_image, gpu_dinput_by_slot
+from holdfast.ops.grid_sample import (
+    gpu_dinput_by_cell,
+    gpu_dinput_by_image,
+    gpu_dinput_by_plane,
+    gpu_dinput_by_slot,
+)
 from holdfast.ops.segment_sum import cases as sum_cases
+from holdfast.ops.segment_sum import gpu_few_terms, gpu_merge_sort
 from holdfast.proof.conformance import cases_of, check, copy_args, gpu_way, run_reference, select_on
 
 PACKAGE = Path(hf.__file__).parent
@@ -38,8 +44,8 @@ def problems(plan: AnyPlan) -> list[Case]:
     """The non-empty cases of a plan, smallest first, and extra problems for kernels that no case reaches."""
     by_size = sorted(filter(size, cases_of(plan)), key=size)
     if plan is hf.plans.SegmentSumPlan:
-        terms = sum_cases.Problem("more than are merged", (2**17 + 1,), 1, 1)
-        by_size.append(sum_cases.case(plan, terms))
+        for count in (2**13 + 1, 2**17 + 1):  # more than are merged, and than are sorted by digits
+            by_size.append(sum_cases.case(plan, sum_cases.Problem(f"{count} terms", (count,), 1, 1)))
     return by_size
 
 
@@ -52,12 +58,15 @@ def size(case: Case) -> int:
 
 @contextmanager
 def gpu_tiles() -> Iterator[None]:
-    """The tuning records of GPUs, for problems of any size."""
+    """The tuning records of GPUs, with kernels for large problems on small ones."""
     with (
         tuned_as_on_gpu(),
         gpu_dinput_by_cell.TUNING.replaced(least_elements=1),
         gpu_dinput_by_image.TUNING.replaced(least_images=5),
+        gpu_dinput_by_plane.TUNING.replaced(most_elements=100),
+        gpu_merge_sort.TUNING.replaced(max_radix=2**17),
         gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
+        gpu_few_terms.TUNING.replaced(most_terms=50),
     ):
         yield
 

@@ -115,6 +115,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
         "segment_programs": 3,
     },
     "gpu_dinput_by_slot": {"tile": 64, "pixels": 16, "wide": 8, "extra_tile": 16, "planes": 2},
+    "gpu_dinput_by_plane": {"most_planes": 0},
     "gpu_dgrid": {"tile": 64},
     "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},
 }
@@ -149,6 +150,34 @@ def test_the_order_in_which_dgrid_is_summed(lines: int, layout: str, monkeypatch
     )
     problem = cases.Problem("either", (21, 17, 11), (16, 13), layouts=(layout, layout), accumulate=True)
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(
+    ("image", "size", "given"),
+    [
+        ((3, 7, 11), (6, 13), {}),
+        ((3, 7, 11), (6, 13), {"mode": Mode.NEAREST}),
+        ((3, 7, 11), (6, 13), {"mode": Mode.BICUBIC}),
+        ((2, 3, 4, 5), (4, 3, 6), {}),
+        ((2, 3, 4, 5), (4, 3, 6), {"mode": Mode.NEAREST}),
+        ((40, 3, 5), (4, 9), {"layouts": ("channels last", "channels last")}),
+        ((3, 7, 11), (6, 13), {"values": "special", "grid": "on one pixel"}),
+        ((3, 7, 11), (6, 13), {"needs": (True, False)}),
+        ((3, 7, 11), (6, 13), {"dtype": torch.bfloat16}),
+        ((3, 7, 11), (6, 13), {"dtype": torch.float64, "grid_dtype": torch.float64}),
+    ],
+)
+def test_small_problems_by_plane(image: Any, size: Any, given: dict[str, Any], accumulate: bool) -> None:
+    from holdfast.ops.grid_sample import gpu, gpu_dinput_by_plane
+
+    problem = cases.Problem("planes", image, size, accumulate=accumulate, **given)
+    with gpu_dinput_by_plane.TUNING.replaced(most_planes=500, most_places=500, most_elements=2**16):
+        kernel = gpu.GridSampleBackward(
+            case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")
+        )
+        assert kernel.variant == "dinput by plane"
+        assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
 @pytest.mark.parametrize("channels", [5, 32, 33, 1025])

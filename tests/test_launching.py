@@ -246,14 +246,22 @@ class Selected(NamedTuple):
 def test_a_repeated_call_launches_with_its_own_addresses(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the current stream of its device, and on a new workspace."""
+    """On the current stream of its device, and on a new workspace. Its device must be the current one."""
     kernel, layout, streams = Recorded(scaled), WorkspaceLayout(), list[int]()
     if device.type == "cpu":  # there is no memory of the other
         layout.take(5, torch.int8)
     region = layout.take(3, torch.float32) if device.type == "cpu" else None
     monkeypatch.setattr(repeated.private, "raw_stream", lambda index: streams.append(index) or len(streams))
-    empty, allocated = torch.empty, list[Any]()
-    monkeypatch.setattr(torch, "empty", lambda size, **kind: allocated.append(size) or empty(size, **kind))
+    allocated = list[Any]()
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        allocated.append((shape, dtype))
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    monkeypatch.setattr(repeated.private, "empty_on", lambda device: empty)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(repeated.private, "current_device", lambda: current[0])
+    current = [1]
     launch = added(
         kernel, TILE=64, sizes=(), n=6, partial=region, x="x", out="out",
         bits=gpu.EachRun(lambda args: int(args.factor)),
@@ -263,7 +271,8 @@ def test_a_repeated_call_launches_with_its_own_addresses(
     made = [(torch.zeros(6), torch.zeros(6)) for _ in range(3)]
     prepared: Any = PreparedLaunch(launch, Extents.of(ARGS.operands()), (), NO_PLACES, 0, tuple)
     args = ScaledArgs(x=made[0][0], out=made[0][1], factor=3.0)
-    run = repeated._written_out(made[0][:1], repeated.Work(plan, args, args.out), prepared)
+    work = repeated.Work(plan, args, args.out)
+    run = repeated._written_out(made[0][:1], work, prepared, lambda x: True, None)
     assert run is not None
     allocated.clear()
     kept = list[torch.Tensor]()
@@ -275,9 +284,12 @@ def test_a_repeated_call_launches_with_its_own_addresses(
         assert stream == (nth if device.type == "cuda" else 0)
         assert partial == out if region is None else (partial - region.offset) % ALIGNMENT == 0
     assert streams == ([1, 1, 1] if device.type == "cuda" else [])
-    assert allocated == [layout.size] * 3 * (region is not None)
+    scratch = [((layout.size,), torch.uint8)] if region else []
+    assert allocated == [((6,), torch.float32), *scratch] * 3
     assert len({tensor.data_ptr() for tensor in kept}) == 3
     assert run(torch.zeros(7)[1:]) is None and not kernel.launched  # its address is not aligned
+    current[0] = 0
+    assert (run(made[0][0]) is None) == (device.type == "cuda")  # its device is not the current one
 
 
 @pytest.mark.usefixtures("compiled")

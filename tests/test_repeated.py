@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found, run = list[int](), repeated.Calls.run
     for calls in gc.get_objects():
         if type(calls) is repeated.Calls:
-            calls.known.clear()
+            calls.forget()
 
     def counted(*given: Any) -> Any:
         found.append(1)
@@ -225,8 +226,9 @@ def test_one_tensor_in_two_places_is_not_prepared() -> None:
     plan.run(hf.Stream.current(), None, args)
     launch = plan.prepared(args)
     assert launch is not None
-    assert repeated._written_out((x, x), repeated.Work(plan, args, args.dx), launch) is None
-    assert repeated._written_out((x,), repeated.Work(plan, args, args.dx), launch) is not None
+    work = repeated.Work(plan, args, args.dx)
+    assert repeated._written_out((x, x), work, launch, lambda *tensors: True, None) is None
+    assert repeated._written_out((x,), work, launch, lambda *tensors: True, None) is not None
 
 
 def test_views_of_one_memory_are_read_where_they_are() -> None:
@@ -235,6 +237,29 @@ def test_views_of_one_memory_are_read_where_they_are() -> None:
     for first, second in ((0, 0), (0, 24), (4, 8), (8, 4), (60, 12), (1, 4), (4, 1), (3, 2)) * 3:
         dy, x = base[first : first + 24].view(SHAPE), base[second : second + 24].view(SHAPE)
         assert torch.equal(backward(dy, x, *rest), torch.where(x.abs() < 1.275, dy, 0.0))
+
+
+@pytest.mark.parametrize("way", ["an expanded index", "a middle axis", "the last axis"])
+def test_calls_that_view_their_tensors_are_repeated(way: str, runs: list[int]) -> None:
+    """Each call has other tensors, so a view of an earlier one would show."""
+
+    def call(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        index, x = torch.randint(0, 5, (7,), generator=generator), torch.randn(3, 5, 4, generator=generator)
+        if way == "a middle axis":
+            src = torch.randn(3, 7, 4, generator=generator)
+            return hf.index_add(x, 1, index, src), torch.index_add(x, 1, index, src)
+        if way == "the last axis":
+            x, src = x.transpose(1, 2).contiguous(), torch.randn(3, 4, 7, generator=generator)
+            return hf.index_add(x, 2, index, src), torch.index_add(x, 2, index, src)
+        x, index, src = x[0], index[:, None].expand(7, 4), torch.randn(7, 4, generator=generator)
+        return hf.scatter_add(x, 0, index, src), torch.scatter_add(x, 0, index, src)
+
+    for seed in range(4):
+        if seed == 2:
+            runs.clear()
+        torch.testing.assert_close(*call(seed))
+    assert not runs
 
 
 def test_threads_have_their_own_results() -> None:
@@ -301,6 +326,60 @@ def test_a_wrong_value_is_refused_after_right_ones() -> None:
         hf.fake_quantize(x, 1.0, True)
 
 
+INDICES, TABLE = torch.tensor([[0, 2], [2, 1]]), torch.linspace(-1, 1, 9).reshape(3, 3)
+IMAGE, GRID = torch.linspace(-1, 1, 16).reshape(1, 1, 4, 4), torch.zeros(1, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "tensors", "given"),
+    [
+        (hf.embedding, (INDICES, TABLE), {"sparse": 0}),
+        (hf.embedding, (INDICES, TABLE), {"scale_grad_by_freq": 0.0}),
+        (hf.embedding, (INDICES, TABLE), {"norm_type": torch.tensor(2.0)}),
+        (hf.embedding, (INDICES, TABLE), {"norm_type": math.nan}),
+        (hf.embedding, (INDICES, TABLE), {"max_norm": 1.0}),
+        (hf.embedding, (INDICES, TABLE), {"padding_idx": True}),
+        (hf.embedding, (INDICES, TABLE), {"padding_idx": 3}),
+        (hf.embedding, (INDICES, TABLE), {"bad_index": np.array(["raise"])}),
+        (hf.embedding, (INDICES.float(), TABLE), {}),
+        (hf.embedding_bag, (INDICES, TABLE), {"include_last_offset": 1}),
+        (hf.embedding_bag, (INDICES, TABLE), {"include_last_offset": 0}),
+        (hf.embedding_bag, (INDICES, TABLE), {"mode": np.array(["mean"])}),
+        (hf.embedding_bag, (INDICES[0], TABLE), {}),
+        (hf.grid_sample, (IMAGE, GRID), {"align_corners": 0}),
+        (hf.grid_sample, (IMAGE, GRID), {"mode": np.array(["bilinear"])}),
+        (hf.grid_sample, (IMAGE, GRID.expand(2, 2, 2, 2)), {}),
+        (hf.grid_sample, (GRID, IMAGE), {}),
+    ],
+)
+def test_a_refused_call_is_refused_after_right_calls(function: Any, tensors: Any, given: Any) -> None:
+    """Repeated calls are not checked, so they must be the calls that were checked."""
+    right = (IMAGE, GRID) if function is hf.grid_sample else (INDICES, TABLE)
+    for _ in range(3):
+        function(*right)
+    for _ in range(3):
+        with pytest.raises(hf.HoldfastError):
+            function(*tensors, **given)
+        function(*right)
+
+
+def test_a_padding_from_the_back_is_not_none() -> None:
+    """Operators take -1 for None."""
+    weight = TABLE.clone().requires_grad_()
+    for _ in range(4):
+        for padding, row in ((None, None), (-1, 2), (2, 2), (0, 0), (-3, 0)):
+            out = hf.embedding(INDICES, weight, padding)
+            bag = hf.embedding_bag(INDICES, weight, padding_idx=padding, mode="sum")
+            for found in (out, bag):
+                (gradient,) = torch.autograd.grad(found.sum(), weight)
+                expected = (
+                    torch.bincount(INDICES.flatten(), minlength=3).float()[:, None].expand(3, 3).clone()
+                )
+                if row is not None:
+                    expected[row] = 0
+                assert torch.equal(gradient, expected)
+
+
 def test_a_factor_of_negative_zero_is_zero() -> None:
     """0.0 and -0.0 are equal as keys of caches, so that they must have equal results."""
     x, scale = values(), torch.tensor(0.25, requires_grad=True)
@@ -313,12 +392,24 @@ def test_a_factor_of_negative_zero_is_zero() -> None:
     assert torch.equal(torch.signbit(found), torch.signbit(straight * 0.0))
 
 
+VALUES = (1, 2, True, False, 1.0, 0.5, None, "sum", "mean", (1, 2), (2, 1), torch.int8, torch.float32)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_equals_only_values_of_its_type(value: Any) -> None:
+    known = dict[str, Any]()
+    text = repeated._equality("given", value, known)
+    assert [other for other in VALUES if eval(text, known | {"given": other})] == [
+        other for other in VALUES if type(other) is type(value) and other == value
+    ]
+
+
 def test_a_zero_is_no_key() -> None:
     """0.0 and -0.0 are equal as keys, so calls with them are not repeated."""
     calls = repeated.Calls(lambda x, value: repeated.Work(Nothing(), None, x))  # type: ignore[arg-type]
     for _ in range(3):
         for value in (0.0, -0.0):
-            calls.run("key", (), (torch.zeros(1), value), False)
+            calls.run("key", (torch.zeros(1), value), False)
     assert calls.known == {"key": ()}
 
 
@@ -381,9 +472,25 @@ def test_nothing_is_repeated_without_the_private_interface(
     assert all(torch.equal(one, found[0]) for one in found)
 
 
+def test_calls_that_are_not_recent_are_repeated(runs: list[int]) -> None:
+    """Calls of more kinds than are tried before a look-up of the key."""
+    kinds = range(1, repeated.Calls._MOST_RECENT + 3)
+    for turn in range(4):
+        if turn == 2:
+            runs.clear()
+        for rows in kinds:
+            x = values()[:1].expand(rows, 4)
+            assert torch.equal(
+                hf.fake_quantize(x, 0.25), hf.fake_quantize(values(), 0.25)[:1].expand(rows, 4)
+            )
+    assert not runs
+    known = [calls for calls in gc.get_objects() if type(calls) is repeated.Calls]
+    assert max(len(calls.recent) for calls in known) == repeated.Calls._MOST_RECENT
+
+
 def test_many_kinds_of_calls_are_bounded() -> None:
     most = repeated.Calls._MOST_KEYS
     calls = repeated.Calls(lambda: repeated.Work(Nothing(), None, torch.zeros(1)))  # type: ignore[arg-type]
     for key in range(most + 10):
-        calls.run(key, (), (), False)
+        calls.run(key, (), False)
     assert len(calls.known) <= most

@@ -311,7 +311,7 @@ def dispatched(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> bool
     with monkeypatch.context() as patch:
         straight, run = list[int](), repeated.Calls.run
         patch.setattr(repeated.Calls, "run", lambda *given: straight.append(1) or run(*given))
-        patch.setattr(repeated.Repeated, "of", lambda *given: None)
+        patch.setattr(repeated, "repetition_of", lambda *given: None)
         call()
     return not straight
 

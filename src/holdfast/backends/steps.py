@@ -233,6 +233,8 @@ class Steps:
                 with torch.cuda.device(device):
                     launch(stream, workspace, args, addresses)
 
+        if hasattr(launch, "bound"):
+            launch_on_device.bound = launch.bound  # type: ignore[attr-defined]
         return launch_on_device
 
     def _written_out(self) -> Launch[Any]:
@@ -243,17 +245,19 @@ class Steps:
         names["kept"] = [operand for operand in operands if isinstance(operand, torch.Tensor)]
         places = sorted({place for step in self._steps for place in step.places})
         known = [*(f"operand{i}" for i, _ in enumerate(self._tensors)), "workspace_at", "0"]
-        pointers = {place: f"at{i}" for i, place in enumerate(places)}
+        pointers = {place: f"at{i}" if place[1] else known[place[0]] for i, place in enumerate(places)}
         beside = any(step.beside for step in self._steps)
 
         def named(value: Any) -> str:
+            if _is_literal(value):
+                return repr(value)
             names[f"value{len(names)}"] = value
             return f"value{len(names) - 1}"
 
         each_run: list[str] = []
         lines = [
             "later_at = stream_at",
-            *(f"{pointers[place]} = {known[place[0]]} + {place[1]}" for place in places),
+            *(f"{pointers[place]} = {known[place[0]]} + {place[1]}" for place in places if place[1]),
             *(["own = torch_stream(stream_at, device)"] if beside else []),
         ]
         for step in self._steps:
@@ -317,6 +321,13 @@ class Steps:
 def _define(names: dict[str, Any], signature: str, lines: Sequence[str]) -> None:
     """Define the function of these lines in ``names``."""
     exec(f"def {signature}:\n    " + "\n    ".join(lines), names)
+
+
+def _is_literal(value: Any) -> bool:
+    """Whether ``value`` can be written as a literal, which is faster to load than a variable."""
+    if type(value) is tuple:
+        return all(map(_is_literal, value))
+    return value is None or type(value) in (int, bool)
 
 
 def _by_name(source: object) -> Callable[[str, Any], Any]:

@@ -44,7 +44,7 @@ class Reports:
         self.words[0] = 0
         self.kinds: dict[ErrorKind, int] = {}
         #: The same memory as a buffer, for fast reads of word 0.
-        self._memory = self.words.numpy().data
+        self.memory = self.words.numpy().data
 
     def word(self, kind: ErrorKind) -> int:
         """The index of the word for reports of this kind."""
@@ -53,8 +53,6 @@ class Reports:
 
     def raise_reported(self) -> None:
         """Raise the first reported error, if any, and clear its word."""
-        if not self._memory[0]:
-            return
         for kind, index in self.kinds.items():
             report = int(self.words[index])
             if report != NO_REPORT:
@@ -89,7 +87,8 @@ def reports_on(device: torch.device) -> Reports:
 def raise_reported() -> None:
     """Raise the first error that any device has reported so far. Does not synchronize."""
     for found in _all_reports:
-        found.raise_reported()
+        if found.memory[0]:
+            found.raise_reported()
 
 
 def check_errors() -> None:

@@ -19,6 +19,8 @@ from functools import partial
 
 import torch
 
+from holdfast.core import private
+
 _HUGE_PAGE = 2 * 2**20
 #: Smaller tensors are left to torch's allocator; bytes.
 MIN_BYTES = _HUGE_PAGE
@@ -36,8 +38,8 @@ class Block:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=private)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=flags)
         address = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
         self._begin = -address % _HUGE_PAGE
         self.address = address + self._begin
@@ -116,9 +118,12 @@ def on_huge_pages(tensor: torch.Tensor, least: int = MIN_BYTES) -> torch.Tensor:
 
 
 def allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """A function that allocates a tensor with the metadata of ``like``, in a block if ``like`` is in one."""
+    """A function that allocates a tensor with the metadata of ``like``, in a block if ``like`` is in one.
+
+    The device of ``like`` must be the current one.
+    """
     shape, strides, size = tuple(like.shape), like.stride(), like.nbytes
-    empty = partial(torch.empty_strided, shape, strides, dtype=like.dtype, device=like.device)
+    empty = partial(private.empty_on(like.device), shape, strides, like.dtype)
     if not any(block.address == like.data_ptr() for block in list(_users)):
         return empty
     of_nothing = partial(torch.empty, 0, dtype=like.dtype)

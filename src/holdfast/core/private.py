@@ -301,6 +301,29 @@ def raw_stream(index: int) -> int:
     return int(torch.cuda.current_stream(index).cuda_stream)
 
 
+@instead_of(lambda: torch._C._cuda_getDevice, FALLBACKS)  # missing in builds without CUDA
+def current_device() -> int:
+    """The index of the current CUDA device."""
+    return torch.cuda.current_device()
+
+
+def _probe_empty_on() -> Any:
+    functions: Any = torch._C._dynamo.guards
+    known = {"cpu": functions._empty_strided_cpu, "cuda": functions._empty_strided_cuda}
+    made = known["cpu"]((2, 3), (1, 2), torch.bfloat16)
+    works = made.shape == (2, 3) and made.stride() == (1, 2) and made.dtype == torch.bfloat16
+    return (lambda device: known[device.type]) if works and made.is_cpu else None
+
+
+@instead_of(_probe_empty_on, FALLBACKS)
+def empty_on(device: torch.device) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+    """A function that allocates a tensor of a shape, strides and a dtype on a device.
+
+    The device must be the current one. The shape and the strides are tuples.
+    """
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
 def _probe_backward_pass() -> Any:
     return torch._C._current_graph_task_id if torch._C._current_graph_task_id() == -1 else None
 

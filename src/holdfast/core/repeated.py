@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -40,58 +40,77 @@ class Work(NamedTuple):
         return self.result
 
 
-class Repeated:
-    """The launch of an earlier call, for calls with equal values and tensors of equal metadata."""
+#: The result for the arguments of a call, by the launch of an earlier call. None if this is another call: a
+#: value or the metadata of a tensor differs, a tensor is aligned otherwise or was freed, or the values of the
+#: tensors need another launch.
+Repetition = Callable[..., Any]
 
-    __slots__ = "matches", "recorded", "run"
 
-    def __init__(self, matches: Callable[..., bool], recorded: bool, run: Callable[..., Any]) -> None:
-        #: Whether tensors have the metadata of the earlier call, and are recorded by autograd if those were.
-        self.matches = matches
-        #: Whether autograd records the call.
-        self.recorded = recorded
-        #: Returns the result for these tensors; None if their memory is aligned otherwise or was freed, or if
-        #: their values need another launch.
-        self.run = run
+def repetition_of(
+    arguments: Sequence[Any], work: Work, records: bool, record: Callable[..., Any] | None
+) -> Repetition | None:
+    """``work`` prepared for repetition; None if it cannot be. ``arguments`` are those of its call.
 
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor], work: Work, recorded: bool) -> Self | None:
-        """``work`` prepared for repetition; None if it cannot be. ``tensors`` are arguments of the call."""
-        with torch.set_grad_enabled(recorded):
-            matches = private.guard_of(tensors)
-        launch = work.plan.prepared(work.args)
-        if matches is None or launch is None or launch.launch is None:
-            return None
-        run = _written_out(tensors, work, launch)
-        return None if run is None else cls(matches, recorded, run)
+    ``records``: whether gradients are enabled in the call. If autograd records it, ``record`` takes the
+    arguments and a tuple that holds the result, and returns the result with its history.
+    """
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    with torch.set_grad_enabled(records):
+        matches = private.guard_of(tensors)
+    launch = work.plan.prepared(work.args)
+    if matches is None or launch is None or launch.launch is None:
+        return None
+    return _written_out(arguments, work, launch, matches, record)
 
 
 def _written_out(
-    tensors: Sequence[torch.Tensor], work: Work, launch: PreparedLaunch[Any]
-) -> Callable[..., Any] | None:
-    """The function ``Repeated.run``, written out: loops over the operands take longer than the launch."""
+    arguments: Sequence[Any],
+    work: Work,
+    launch: PreparedLaunch[Any],
+    matches: Callable[..., bool],
+    record: Callable[..., Any] | None,
+) -> Repetition | None:
+    """The repetition, written out: loops over the arguments and operands take longer than the launch."""
     plan, args, result = work
     results = result if isinstance(result, tuple) else (result,)
+    tensors = {i: argument for i, argument in enumerate(arguments) if isinstance(argument, torch.Tensor)}
     names = {id(made): f"out{i}" for i, made in enumerate(results)}
-    names |= {id(tensor): f"in{i}" for i, tensor in enumerate(tensors)}
+    names |= {id(tensor): f"in{i}" for i, tensor in tensors.items()}
     if len(names) < len(results) + len(tensors):  # one tensor has two names
         return None
+    device = plan.device
     known = {
-        "plan": plan, "device": plan.device, "make": type(args).of, "misalignment": launch.misalignment,
+        "plan": plan, "device": device, "make": type(args).of, "misalignment": launch.misalignment,
         "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
-        "misalignment_of": misalignment_of, "raw_stream": private.raw_stream,
+        "misalignment_of": misalignment_of, "raw_stream": private.raw_stream, "matches": matches,
+        "current_device": private.current_device, "record": record,
     }  # fmt: skip
-    lines, given, addresses = [], [*map(repr, args.options())], []
+    same = [_equality(f"in{i}", value, known) for i, value in enumerate(arguments) if i not in tensors]
+    same.append(f"matches({', '.join(f'in{i}' for i in tensors)})")
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        same.append(f"current_device() == {device.index}")
+    lines = [f"if not ({' and '.join(same)}):", "    return None"]
+    given, addresses = [*map(repr, args.options())], []
     for i, made in enumerate(results):
         known[f"empty{i}"] = allocation(made)
         lines.append(f"out{i} = empty{i}()")
     extents = {position: (extent, itemsize) for position, extent, itemsize in launch.extents.of_tensors}
+    known_tensors = {f"out{i}": made for i, made in enumerate(results)}
+    known_tensors |= {f"in{i}": tensor for i, tensor in tensors.items()}
+    read = set()
     for position, operand in enumerate(args.operands()):
         name = names.get(id(operand), f"value{position}")
+        expression = name
+        if isinstance(operand, torch.Tensor) and name.startswith("value"):
+            viewed = _viewed(operand, known_tensors)
+            if viewed is None:
+                return None
+            name, expression = viewed
         written, new = position < len(plan.outputs), name.startswith("out")
-        if isinstance(operand, torch.Tensor) and (name.startswith("value") or written != new):
+        if isinstance(operand, torch.Tensor) and written != new:
             return None
-        given.append(name)
+        given.append(expression)
+        read.add(name)
         if not isinstance(operand, torch.Tensor):
             known[name] = operand
             addresses.append("0")
@@ -103,7 +122,7 @@ def _written_out(
             room = f"{name}.untyped_storage().nbytes()"
             lines.append(f"if not at{position} or {name}.storage_offset() * {itemsize} + {extent} > {room}:")
             lines.append("    return None")
-    if any(made.numel() and f"out{i}" not in given for i, made in enumerate(results)):
+    if any(made.numel() and f"out{i}" not in read for i, made in enumerate(results)):
         return None
     aligned = f"({' | '.join(addresses)}) & 15"
     differs = (
@@ -119,21 +138,47 @@ def _written_out(
     else:
         known["launch"] = bound(args)
         if size:
-            known["empty"] = partial(torch.empty, size, dtype=torch.uint8, device=plan.device)
+            known["empty"] = partial(private.empty_on(device), (size,), (1,), torch.uint8)
             lines += [
                 "workspace = empty()",
                 f"workspace_at = -(-workspace.data_ptr() // {ALIGNMENT}) * {ALIGNMENT}",
             ]
-        handle = f"raw_stream({plan.device.index})" if plan.device.type == "cuda" else "0"
+        handle = f"raw_stream({device.index})" if device.type == "cuda" else "0"
         lines += [
             f"if launch({handle}, {'workspace_at' if size else '0'}, {', '.join(addresses)}) is False:",
             "    return None",
         ]
-    several = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
-    lines.append(f"return {several if isinstance(result, tuple) else 'out0'}")
-    parameters = ", ".join(f"in{i}" for i, _ in enumerate(tensors))
+    found = "out0"
+    if isinstance(result, tuple):
+        found = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
+    parameters = ", ".join(f"in{i}" for i, _ in enumerate(arguments))
+    lines.append(f"return {found}" if record is None else f"return record({parameters}, ({found},))")
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
-    return cast(Callable[..., Any], known["run"])
+    return cast(Repetition, known["run"])
+
+
+def _viewed(operand: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tuple[str, str] | None:
+    """The name of the one tensor that ``operand`` is a view of, from its first element on; the view of it."""
+    address = operand.data_ptr()
+    found = [
+        name
+        for name, tensor in tensors.items()
+        if address and tensor.dtype == operand.dtype and tensor.data_ptr() == address
+    ]
+    if len(found) != 1:
+        return None
+    return found[0], f"{found[0]}.as_strided({tuple(operand.shape)}, {tuple(operand.stride())})"
+
+
+def _equality(name: str, value: Any, known: dict[str, Any]) -> str:
+    """An expression: whether the variable ``name`` has the type and the value of ``value``.
+
+    1, 1.0 and True are equal. The comparison of a value of another type may raise.
+    """
+    if value is None or isinstance(value, bool):
+        return f"{name} is {value}"
+    known |= {f"{name}_type": type(value), f"{name}_value": value}
+    return f"type({name}) is {name}_type and {name} == {name}_value"
 
 
 class Calls:
@@ -141,14 +186,36 @@ class Calls:
 
     #: Maximum number of keys, and of calls with one key. All keys are dropped when there are too many.
     _MOST_KEYS, _MOST_CALLS = 1024, 4
+    #: Maximum number of recent repetitions.
+    _MOST_RECENT = 4
 
     def __init__(self, kernel: Callable[..., Any]) -> None:
         self._kernel = kernel
-        #: The earlier calls with each key.
-        self.known: dict[Any, tuple[Repeated, ...]] = {}
+        #: The repetitions of the calls with each key.
+        self.known: dict[Any, tuple[Repetition, ...]] = {}
+        #: The last repetitions. Most calls are repeated by one of them, without a look-up of their key.
+        self.recent: tuple[Repetition, ...] = ()
 
-    def run(self, key: Any, tensors: Sequence[torch.Tensor], arguments: Sequence[Any], recorded: bool) -> Any:
-        """Run the kernel. The second call with a key is prepared for repetition: many keys occur once."""
+    def repeat(self, key: Any, arguments: Sequence[Any]) -> Any:
+        """The result by an earlier call with this key, which is not recent; None if there is none."""
+        for run in self.known.get(key, ()):
+            found = run(*arguments)
+            if found is not None:
+                self.recent = (run, *self.recent[: self._MOST_RECENT - 1])
+                return found
+        return None
+
+    def run(
+        self,
+        key: Any,
+        arguments: Sequence[Any],
+        records: bool,
+        record: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Run the kernel, with ``records`` and ``record`` as for ``repetition_of``.
+
+        The second call with a key is prepared for repetition: many keys occur once.
+        """
         work = self._kernel(*arguments)
         if not isinstance(work, Work):
             return work
@@ -158,9 +225,14 @@ class Calls:
                 self.known.clear()
             self.known[key] = ()
         elif len(known) < self._MOST_CALLS and not any(map(_is_zero, arguments)):
-            made = Repeated.of(tensors, work, recorded)
+            made = repetition_of(arguments, work, records, record)
             self.known[key] = known if made is None else (*known, made)
         return result
+
+    def forget(self) -> None:
+        """Forget all calls."""
+        self.known.clear()
+        self.recent = ()
 
 
 def _is_zero(argument: Any) -> bool:

@@ -39,11 +39,15 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
 
     ``kernel`` takes the operator's arguments and returns ``Work``, or computes the result itself. If nothing
     traces, transforms or profiles a call, it bypasses torch's dispatcher, which takes longer than the launch.
+
+    The function has an attribute ``again``: a function of the same arguments. If this is a recent call again,
+    with equal values and tensors of equal metadata, it returns the result, otherwise None. A public function
+    calls it first, because checks of valid arguments take longer than the launch, too.
     """
     ARGUMENTS[name], RESULTS[name] = arguments_in(schema), schema.partition("->")[2].count("Tensor")
     LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
 
-    def run(*arguments: Any) -> Any:
+    def compute(*arguments: Any) -> Any:
         found = kernel(*arguments)
         return found.run() if isinstance(found, Work) else found
 
@@ -51,16 +55,22 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         _require_one_device(arguments)
         return fake(*arguments)
 
-    LIBRARY.impl(name, run, "CPU")
-    LIBRARY.impl(name, run, "CUDA")
+    LIBRARY.impl(name, compute, "CPU")
+    LIBRARY.impl(name, compute, "CUDA")
     torch.library.register_fake(f"holdfast::{name}", fake_on_one_device, lib=LIBRARY)
     operator, calls = getattr(torch.ops.holdfast, name).default, Calls(kernel)
 
     def call(*arguments: Any) -> Any:
         if is_compiling():
             return operator(*arguments)
+        watched = private.is_watched()
+        if not watched:
+            for run in calls.recent:
+                found = run(*arguments)
+                if found is not None:
+                    return found
         kinds = tuple(map(type, arguments))
-        parts = None if private.is_watched() else _parts(kinds)
+        parts = None if watched else _parts(kinds)
         if parts is None:
             for prepare in ON_OTHER_TENSORS:
                 prepare()
@@ -68,23 +78,30 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         tensors = parts[0](arguments)
         records = torch.is_grad_enabled()
         key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
-        for known in calls.known.get(key, ()):
-            if known.matches(*tensors):
-                found = known.run(*tensors)
-                if found is None:
-                    break
-                return RECORDERS[name].record(*arguments, (found,)) if known.recorded else found
+        found = calls.repeat(key, arguments)
+        if found is not None:
+            return found
         if not all(map(_is_plain, tensors)):
             return operator(*map(_in_memory, arguments))
         if not (records and any(map(_requires_grad, tensors))):
-            return calls.run(key, tensors, arguments, False)
+            return calls.run(key, arguments, False)
         if name not in RECORDERS:
             return operator(*arguments)
-        RECORDERS[name].check(arguments)
+        recorder = RECORDERS[name]
+        recorder.check(arguments)
         with torch.no_grad():
-            found = calls.run(key, tensors, arguments, True)
-        return RECORDERS[name].record(*arguments, (found,))
+            found = calls.run(key, arguments, True, recorder.record)
+        return recorder.record(*arguments, (found,))
 
+    def again(*arguments: Any) -> Any:
+        if not is_compiling() and not private.is_watched():
+            for run in calls.recent:
+                found = run(*arguments)
+                if found is not None:
+                    return found
+        return None
+
+    call.again = again  # type: ignore[attr-defined]
     return call
 
 
@@ -106,19 +123,18 @@ def below_autograd(kernel: Any) -> Any:
     calls = Calls(kernel)
 
     def call(*arguments: Any) -> Any:
+        for run in calls.recent:
+            found = run(*arguments)
+            if found is not None:
+                return found
         kinds = tuple(map(type, arguments))
         parts = _parts(kinds)
         if parts is None:
             return kernel(*arguments).run()
-        tensors, records = parts[0](arguments), torch.is_grad_enabled()
-        key = (kinds, records, parts[1](arguments), *map(_shape, tensors))
-        for known in calls.known.get(key, ()):
-            if known.matches(*tensors):
-                found = known.run(*tensors)
-                if found is None:
-                    break
-                return found
-        return calls.run(key, tensors, arguments, records)
+        records = torch.is_grad_enabled()
+        key = (kinds, records, parts[1](arguments), *map(_shape, parts[0](arguments)))
+        found = calls.repeat(key, arguments)
+        return calls.run(key, arguments, records) if found is None else found
 
     return call
 
@@ -160,7 +176,8 @@ def _require_one_device(arguments: tuple[Any, ...]) -> None:
             raise InvalidArgs(f"there are tensors on {first} and on {device}; move them to one device.")
 
 
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+#: The classes of tensors whose elements are in their memory.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((float, int, bool, str, tuple, torch.dtype, torch.Size, type(None)))
 
 
@@ -184,10 +201,10 @@ def _parts(kinds: tuple[type, ...]) -> tuple[Callable[..., Any], Callable[..., A
 
     None if there is any other type than plain tensors and plain values.
     """
-    if not _TENSORS.union(_VALUES).issuperset(kinds):
+    if not PLAIN.union(_VALUES).issuperset(kinds):
         return None
-    tensors = [position for position, kind in enumerate(kinds) if kind in _TENSORS]
-    values = [position for position, kind in enumerate(kinds) if kind not in _TENSORS]
+    tensors = [position for position, kind in enumerate(kinds) if kind in PLAIN]
+    values = [position for position, kind in enumerate(kinds) if kind not in PLAIN]
     return getter_of(tensors), getter_of(values)
 
 

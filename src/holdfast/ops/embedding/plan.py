@@ -110,7 +110,7 @@ class EmbeddingBackwardPlan(Plan[EmbeddingBackwardDescriptor, EmbeddingBackwardA
 
     kernels = (
         Implementation("cpu", "holdfast.ops.segment_sum.cpu:SegmentSum"),
-        Implementation("gpu", "holdfast.ops.segment_sum.gpu:SegmentSum"),
+        Implementation("gpu", "holdfast.ops.segment_sum.gpu_few_terms:segment_sum"),
         Implementation("reference", ".reference:EmbeddingBackward"),
     )
 

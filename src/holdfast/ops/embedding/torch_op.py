@@ -25,7 +25,7 @@ from holdfast.core.huge_pages import REUSED_BYTES, on_huge_pages
 from holdfast.core.repeated import Work
 from holdfast.core.sharding import wanting
 from holdfast.core.stream import Stream
-from holdfast.core.torch_op import by_sample, define, register_vmap
+from holdfast.core.torch_op import PLAIN, by_sample, define, register_vmap
 from holdfast.ops.embedding.plan import (
     EmbeddingArgs,
     EmbeddingBackwardArgs,
@@ -119,6 +119,7 @@ _lookup = define(
     _embedding,
     _embedding_fake,
 )
+_again = _lookup.again
 _gradient = define(
     "embedding_backward",
     f"(Tensor dout, Tensor input, SymInt num_embeddings, {_OPTIONS}) -> Tensor",
@@ -136,19 +137,22 @@ _touched_rows = define(
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     input, weight, padding_idx, scale_grad_by_freq, sparse, _ = inputs
     ctx.save_for_backward(input)
-    ctx.rows, ctx.sparse = weight.shape[0], sparse
-    ctx.options = padding_idx, scale_grad_by_freq
-    ctx.placements = getattr(weight, "placements", None)  # of a DTensor
+    ctx.rest = weight.size(0), padding_idx, scale_grad_by_freq
+    # The placements are those of a DTensor.
+    ctx.kind = sparse, None if type(weight) in PLAIN else getattr(weight, "placements", None)
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     (input,) = ctx.saved_tensors
-    if ctx.placements is not None and not ctx.sparse:
-        with wanting(ctx.placements):
-            return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
-    if not ctx.sparse:
-        return None, _gradient(dout, input, ctx.rows, *ctx.options), *[None] * 4
-    return None, sparse_gradient(_touched_rows, dout, input, ctx.rows, *ctx.options), *[None] * 4
+    sparse, placements = ctx.kind
+    if sparse:
+        dweight = sparse_gradient(_touched_rows, dout, input, *ctx.rest)
+    elif placements is None:
+        dweight = _gradient(dout, input, *ctx.rest)
+    else:
+        with wanting(placements):
+            dweight = _gradient(dout, input, *ctx.rest)
+    return None, dweight, None, None, None, None
 
 
 def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, rows: int, *rest: Any) -> Any:
@@ -231,6 +235,15 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
     return padding_idx + rows if padding_idx < 0 else padding_idx
 
 
+def unchecked_padding(padding_idx: Any, max_norm: Any, norm_type: Any) -> Any:
+    """``checked_padding`` for a table of any size; None if ``padding_idx`` or the norm must be checked."""
+    if max_norm is not None or type(norm_type) is not float or norm_type != 2.0:
+        return None
+    if padding_idx is None:
+        return -1
+    return padding_idx if type(padding_idx) is int and padding_idx >= 0 else None
+
+
 def require_table(input: Any, weight: Any) -> None:
     """Raise unless ``input`` holds indices and ``weight`` is a matrix."""
     require_tensor("input", input)
@@ -289,6 +302,10 @@ def embedding(
             [0., 0.],
             [2., 2.]]))
     """
+    padding: Any = unchecked_padding(padding_idx, max_norm, norm_type)
+    found = _again(input, weight, padding, scale_grad_by_freq, sparse, bad_index)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_table(input, weight)
     refuse_max_norm(max_norm, norm_type)
     require_bool("scale_grad_by_freq", scale_grad_by_freq)

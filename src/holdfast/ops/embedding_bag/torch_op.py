@@ -21,6 +21,7 @@ from holdfast.ops.embedding.torch_op import (
     refuse_second_gradient,
     require_table,
     sparse_gradient,
+    unchecked_padding,
 )
 from holdfast.ops.embedding_bag.plan import (
     MODES,
@@ -168,6 +169,7 @@ _forward = define(
     _embedding_bag,
     _embedding_bag_fake,
 )
+_again = _forward.again
 _backward = define(
     "embedding_bag_backward",
     f"(Tensor dout, Tensor input, Tensor? weight, SymInt num_embeddings, {_BAGS}, bool scale_grad_by_freq, "
@@ -185,31 +187,28 @@ _touched_rows = define(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    input, weight, offsets, weights, *settled, _, scale_grad_by_freq, sparse = inputs
+    input, weight, offsets, weights, mode, last, padding_idx, _, scale_grad_by_freq, sparse = inputs
+    of_table, of_weights = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
     # Only the gradients of a maximum and of the weights read the table.
-    read_again = settled[0] == "max" or ctx.needs_input_grad[3]
-    ctx.save_for_backward(input, weight if read_again else None, offsets, weights)
-    ctx.rows, ctx.settled, ctx.scale_grad_by_freq, ctx.sparse = (
-        weight.shape[0],
-        settled,
-        scale_grad_by_freq,
-        sparse,
-    )
+    ctx.save_for_backward(input, weight if mode == "max" or of_weights else None, offsets, weights)
+    ctx.rows, ctx.needs = weight.size(0), (of_table, of_weights, sparse)
+    ctx.rest = mode, last, padding_idx, scale_grad_by_freq
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     input, weight, offsets, weights = ctx.saved_tensors
-    of_table, of_weights = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
-    bags = (offsets, weights, *ctx.settled, ctx.scale_grad_by_freq)
+    of_table, of_weights, sparse = ctx.needs
     dweight = dweights = None
-    if of_table and ctx.sparse:
-        dweight = sparse_gradient(_touched_rows, dout, input, ctx.rows, *bags)
+    if of_table and sparse:
+        dweight = sparse_gradient(_touched_rows, dout, input, ctx.rows, offsets, weights, *ctx.rest)
         of_table = False
     if of_table or of_weights:
-        table, of_each = _backward(dout, input, weight, ctx.rows, *bags, of_table, of_weights)
+        table, of_each = _backward(
+            dout, input, weight, ctx.rows, offsets, weights, *ctx.rest, of_table, of_weights
+        )
         dweight = table if of_table else dweight
         dweights = of_each if of_weights else None
-    return None, dweight, None, dweights, *[None] * 6
+    return None, dweight, None, dweights, None, None, None, None, None, None
 
 
 def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -309,6 +308,13 @@ def embedding_bag(
             [0., 0.],
             [2., 2.]]))
     """
+    padding: Any = unchecked_padding(padding_idx, max_norm, norm_type)
+    last = False if offsets is None and include_last_offset is True else include_last_offset
+    found = _again(
+        input, weight, offsets, per_sample_weights, mode, last, padding, bad_index, scale_grad_by_freq, sparse
+    )
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_bool("scale_grad_by_freq", scale_grad_by_freq)
     require_bool("sparse", sparse)
     require_bool("include_last_offset", include_last_offset)
@@ -316,7 +322,6 @@ def embedding_bag(
     _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_by_freq, sparse)
     refuse_max_norm(max_norm, norm_type)
     padding = checked_padding(padding_idx, weight.shape[0])
-    last = include_last_offset and offsets is not None
     return _forward(  # type: ignore[no-any-return]
         input, weight, offsets, per_sample_weights, mode, last, padding, bad_index, scale_grad_by_freq, sparse
     )

@@ -2,9 +2,9 @@
 
 A forward program computes the corners of its samples once, then loops over channels. The gradients of large
 bilinear problems are computed by ``gpu_dinput_by_slot`` with few channels, and by ``gpu_dinput_by_cell`` and
-``gpu_dgrid`` with many; those of other problems by ``gpu_dinput_by_sample``. If the samples are scattered
-(``gpu_locality``), the kernels for many channels use a copy of dout with channels last and samples in the
-order of the cells.
+``gpu_dgrid`` with many; those of small problems by ``gpu_dinput_by_plane``, and of others by
+``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the kernels for many channels use a
+copy of dout with channels last and samples in the order of the cells.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -39,6 +39,7 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
 from holdfast.ops.grid_sample.gpu_dgrid import GridGradient
 from holdfast.ops.grid_sample.gpu_dinput_by_cell import CellSums, serves
 from holdfast.ops.grid_sample.gpu_dinput_by_image import ImageSums
+from holdfast.ops.grid_sample.gpu_dinput_by_plane import PlaneSums
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
 from holdfast.ops.grid_sample.gpu_dinput_by_slot import SlotSums
 from holdfast.ops.grid_sample.plan import (
@@ -245,9 +246,12 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
 
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
-        self.sums: ImageSums | SlotSums | CellSums | SampleSums | None = None
+        self.sums: PlaneSums | ImageSums | SlotSums | CellSums | SampleSums | None = None
         layout = WorkspaceLayout()
-        if ImageSums.serves(desc, device):
+        if PlaneSums.serves(desc, device):
+            planes = PlaneSums(layout, device, desc, self.budget)
+            self.sums = planes if planes.fits else None
+        elif ImageSums.serves(desc, device):
             self.sums = ImageSums(layout, device, desc)
         elif SlotSums.serves(desc, device):
             slots = SlotSums(layout, device, desc, self.budget)
@@ -260,8 +264,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
             layout = WorkspaceLayout()
             self.sums = SampleSums(layout, device, desc, self.budget)
         ways = {
-            ImageSums: "dinput by image", SlotSums: "dinput by slot", CellSums: "dinput by cell",
-            SampleSums: "dinput by sample",
+            PlaneSums: "dinput by plane", ImageSums: "dinput by image", SlotSums: "dinput by slot",
+            CellSums: "dinput by cell", SampleSums: "dinput by sample",
         }  # fmt: skip
         self.variant = ways[type(self.sums)] if self.sums and desc.needs_dinput else "dgrid by sample"
         self.set_workspace(layout)

@@ -13,7 +13,7 @@ _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU = f"{_OP}.gpu_dinput_by_slot"
-_IMAGES_GPU = f"{_OP}.gpu_dinput_by_image"
+_IMAGES_GPU, _PLANES_GPU = f"{_OP}.gpu_dinput_by_image", f"{_OP}.gpu_dinput_by_plane"
 _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
 MUTANTS = (
@@ -242,5 +242,33 @@ MUTANTS = (
         "return (row - y) * width + (pixel % sizes[0] - x0)",
         "return (row - y) * width + (pixel % sizes[0] - x0 + 1)",
         likely="small images",
+    ),
+    _backward(
+        "the scale of half of the samples",
+        _PLANES_GPU,
+        "for begin in range(0, samples, VECTOR):",
+        "for begin in range(0, samples - VECTOR, VECTOR):",
+        likely="one pixel, one",
+    ),
+    _backward(
+        "the accumulators of another plane",
+        _PLANES_GPU,
+        "own_sums - n.to(tl.int64) * (pixels * WORDS)",
+        "own_sums - channel.to(tl.int64) * (pixels * WORDS)",
+        likely="2-d b",
+    ),
+    _backward(
+        "the last tile of samples lost",
+        _PLANES_GPU,
+        "for tile in range(tiles):",
+        "for tile in range(tiles - 1):",
+        likely="2-d b",
+    ),
+    _backward(
+        "numbers that are not finite left out",
+        _PLANES_GPU,
+        "largest + tl.max(not_finite, 0) * SPECIAL",
+        "largest",
+        likely="special values",
     ),
 )

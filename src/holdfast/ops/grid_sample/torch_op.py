@@ -53,8 +53,10 @@ def _backward_plan(
 
 def _in_channels_last(image: torch.Tensor) -> bool:
     """Whether the image has channels last; False if it is also contiguous."""
+    if image.is_contiguous():
+        return False
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
-    return not image.is_contiguous() and image.is_contiguous(memory_format=last)
+    return image.is_contiguous(memory_format=last)
 
 
 def _empty(like, shape, channels_last):
@@ -122,6 +124,7 @@ def _grid_sample_backward_fake(dout, image, grid, input_size, channels_last, *re
 _forward = define(
     "grid_sample", f"(Tensor input, Tensor grid, {_KIND_SCHEMA}) -> Tensor", _grid_sample, _grid_sample_fake
 )
+_again = _forward.again
 # The image may be None if dgrid is not needed, so its size and layout are parameters.
 _backward = define(
     "grid_sample_backward",
@@ -133,15 +136,16 @@ _backward = define(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    image, grid, *ctx.kind = inputs
-    ctx.image = image.shape, _in_channels_last(image)
-    ctx.save_for_backward(image if ctx.needs_input_grad[1] else None, grid)
+    image, grid, *kind = inputs
+    needs_dinput, needs_dgrid, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(image if needs_dgrid else None, grid)
+    ctx.rest = image.shape, _in_channels_last(image), *kind, needs_dinput, needs_dgrid
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     image, grid = ctx.saved_tensors
-    needs_dinput, needs_dgrid = ctx.needs_input_grad[:2]
-    dinput, dgrid = _backward(dout, image, grid, *ctx.image, *ctx.kind, needs_dinput, needs_dgrid)
+    *_, needs_dinput, needs_dgrid = rest = ctx.rest
+    dinput, dgrid = _backward(dout, image, grid, *rest)
     return dinput if needs_dinput else None, dgrid if needs_dgrid else None, None, None, None
 
 
@@ -241,6 +245,9 @@ def grid_sample(
     tensor([[[[0.2500, 0.2500],
               [0.2500, 0.2500]]]])
     """
+    found = _again(input, grid, mode, padding_mode, align_corners)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     require_tensor("grid", grid)
     axes = input.dim() - 2

@@ -32,7 +32,7 @@ from holdfast.ops.segment_sum.gpu import (
     finish,
     places_of,
 )
-from holdfast.ops.segment_sum.gpu_merge_sort import Lines, ZeroFill
+from holdfast.ops.segment_sum.gpu_index import Lines, ZeroFill
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 #: Set in both halves of alpha's bits. Triton compiles an integer that is 1, or fits 32 bits, separately.

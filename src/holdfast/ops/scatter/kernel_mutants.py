@@ -10,7 +10,7 @@ _mutant = partial(KernelMutant, plans=("ScatterPlan",))
 _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
 _ELEMENTS = "holdfast.ops.scatter.cpu_elements"
-_SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_merge_sort"
+_SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_index"
 
 # fmt: off
 MUTANTS = (

@@ -4,7 +4,7 @@ A place is a position in the flattened indices. Row and place are packed into on
 and any sort of them is stable. Within a block, a word's rank is the number of smaller words in the block.
 Then several sorted runs are merged at a time: a word's rank is its position in its own run plus the number of
 smaller words in each other run, found by binary search. Programs are independent and use only the workspace.
-Beyond ``max_merged`` indices torch's radix sort is faster.
+Beyond ``max_merged`` indices ``RadixSort`` is faster, and beyond ``max_radix`` torch's.
 
 Sorting is bound by latency, so the same launches also zero memory that later kernels need.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -30,6 +30,8 @@ from holdfast.core.device_errors import ErrorKind
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.gpu_index import Lines, ZeroFill, load_row, store_zeros
+from holdfast.ops.segment_sum.gpu_radix_sort import RadixSort
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,11 @@ class Tuning:
     #: Bytes that can be zeroed during a pass of sorting or merging, and during ``find_spans``.
     pass_bytes: int
     span_bytes: int
-    #: More indices than this are sorted by torch.sort.
-    max_merged: int = 2**17
+    #: More indices than this are sorted by ``RadixSort``; more than this by torch.sort, and more than
+    #: ``max_radix_tall`` if the rows have more than two digits.
+    max_merged: int
+    max_radix: int
+    max_radix_tall: int
     #: Words per block of ``sort_blocks``; runs merged at a time in several passes, or at most in one pass.
     block: int = 1024
     few_ways: int = 4
@@ -59,48 +64,13 @@ class Tuning:
 TUNING = Tuned(
     gpu=Tuning(
         tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=4096, pass_bytes=24 * 2**20,
-        span_bytes=8 * 2**20,
+        span_bytes=8 * 2**20, max_merged=2**13, max_radix=2**20, max_radix_tall=2**18,
     ),
     interpreter=Tuning(
-        tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096
+        tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096,
+        max_merged=2048, max_radix=2**16, max_radix_tall=2**16,
     ),
 )  # fmt: skip
-
-
-@triton.jit
-def lower_bound(sorted_values, value, count, step):
-    """Number of the ``count`` sorted values less than ``value``; ``step`` is ``power_below(count)``."""
-    found = tl.zeros(value.shape, tl.int32)
-    while step > 0:
-        probe = found + step
-        exists = probe <= count
-        there = tl.load(sorted_values + (probe - 1), mask=exists, other=0)
-        found = tl.where(exists & (there < value), probe, found)
-        step = step // 2
-    return found
-
-
-@triton.jit
-def store_zeros(out, tile, count, TILE: tl.constexpr):
-    """Zero one tile of ``count`` elements."""
-    at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < count)
-
-
-@triton.jit
-def load_row(indices, place, inside, rows, padding, sizes, strides, lines):
-    """Row of each index; ``rows``, which sorts last, if the index is padding or out of range.
-
-    The row is the index, or with ``Lines`` a row of the line that the place belongs to.
-    """
-    index = tl.load(indices + row_offsets(place, sizes, strides), mask=inside, other=0)
-    if len(lines) == 1:
-        kept = inside & (index >= 0) & (index < rows) & (index != padding)
-        row = index
-    else:
-        kept = inside & (index >= 0) & (index < lines[0])
-        row = index.to(tl.int32) * lines[1] + row_offsets(place, sizes, lines[2:]).to(tl.int32)
-    return tl.where(kept, row, rows).to(tl.int32)
 
 
 @triton.jit
@@ -214,9 +184,9 @@ def load_rows_and_zero(
 def find_spans(
     spans, counters, keys, fill, places, indices, reports,
     count, rows, counter_count, programs, fill_start, fill_count, word, sizes, strides,
-    RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+    STORE: tl.constexpr, RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Store where each row with places begins and ends in the sorted keys, and zero the counters.
+    """If STORE, store where each row with places begins and ends in the sorted keys. Zero the counters.
 
     If RAISE, indices without a row are reported. Further programs zero ``fill``.
     """
@@ -224,11 +194,12 @@ def find_spans(
     if tl.program_id(0) < programs:
         place = tl.program_id(0) * TILE + tl.arange(0, TILE)
         row = tl.load(keys + place, mask=place < count, other=rows)
-        before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
-        after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
-        at = spans + row.to(tl.int64) * 2
-        tl.store(at, place, mask=(row < rows) & (row != before))
-        tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+        if STORE:
+            before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+            after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+            at = spans + row.to(tl.int64) * 2
+            tl.store(at, place, mask=(row < rows) & (row != before))
+            tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
         tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
         if RAISE:
             bad = (place < count) & (row >= rows)
@@ -239,45 +210,8 @@ def find_spans(
         store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
 
 
-def power_below(count: int) -> int:
-    """Largest power of two up to ``count``; 0 for 0."""
-    return 1 << (count.bit_length() - 1) if count > 0 else 0
-
-
 def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
     torch.sort(keys, stable=True, out=(ordered, places))
-
-
-class ZeroFill(NamedTuple):
-    """``elements`` elements of an operand, from ``start``, to be zeroed."""
-
-    at: StepOperand
-    start: int
-    elements: int
-    itemsize: int
-
-    def split(self, size: int) -> tuple[ZeroFill, ZeroFill]:
-        """The first ``size`` bytes, and the rest."""
-        now = min(size // self.itemsize, self.elements)
-        rest = self._replace(start=self.start + now, elements=self.elements - now)
-        return self._replace(elements=now), rest
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Parameters of a kernel whose further programs zero memory."""
-        return {"fill": self.at, "fill_start": self.start, "fill_count": self.elements}
-
-
-class Lines(NamedTuple):
-    """A table of several lines, each with ``extent`` rows. Indices are rows of a line.
-
-    Row ``index`` of a line is row ``start + index * step`` of the table. ``strides`` give the start of the
-    line of each place, in the loops over the indices.
-    """
-
-    extent: int
-    step: int
-    strides: tuple[int, ...]
 
 
 class MergeSort:
@@ -285,28 +219,46 @@ class MergeSort:
 
     ``places`` has one place per index, in sorted order, those of skipped indices last. ``keys`` are their
     rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places, zeros if it
-    has none.
+    has none. A ``tall`` table has no spans: they would take longer than its sums.
     """
 
     key_step = indexed.CHUNK
 
-    def __init__(self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int) -> None:
-        self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
+    def __init__(
+        self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int, tall: bool = False
+    ) -> None:
+        self.count, self.rows, self.tall, self.tuning = count, rows, tall, TUNING.on(device)
         self.merges = count <= self.tuning.max_merged
-        self.sorted_by = "" if self.merges else "torch.sort"
+        most = (
+            self.tuning.max_radix if rows < 2**18 else min(self.tuning.max_radix, self.tuning.max_radix_tall)
+        )
+        self.sorted_by = "" if count <= max(most, self.tuning.max_merged) else "torch.sort"
         self.shift = max(count - 1, 0).bit_length()
         wide = (rows + 1) << self.shift > 2**31
         self.word, word = (tl.int64, torch.int64) if wide else (tl.int32, torch.int32)
         self.keys = layout.take(count, torch.int32)
-        self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
+        self.places = layout.take(count, torch.int64 if self.sorted_by else torch.int32)
         # Triton specializes multiples of 16, and then zeroes whole vectors.
-        self.spans = layout.take(-(-2 * rows // 16) * 16, torch.int32)
-        self.words: tuple[Region, ...]
+        self.spans = layout.take(0 if tall else -(-2 * rows // 16) * 16, torch.int32)
+        self.words: tuple[Region, ...] = ()
+        self.radix: RadixSort | None = None
         if self.merges:
             ways = self._ways()
             self.words = tuple(layout.take(count, word) for _ in range(min(len(ways), 2)))
-        else:
+        elif self.sorted_by:
             self.words = (layout.take(count, torch.int32),)
+        else:
+            self.radix = RadixSort(layout, device, count, rows, (self.keys, self.places))
+
+    @property
+    def variant(self) -> str:
+        """How the indices are sorted."""
+        return f"sorted by {self.sorted_by or ('merging' if self.merges else 'digits')}"
+
+    @property
+    def launches(self) -> int:
+        """Number of launches that can zero memory, besides ``find_spans``."""
+        return self.radix.passes if self.radix else 1 + len(self._ways()) if self.merges else 0
 
     def _ways(self) -> list[int]:
         """Number of runs that each pass merges at a time."""
@@ -321,10 +273,12 @@ class MergeSort:
 
     @property
     def fill_bytes(self) -> int:
-        """Bytes that the launches can zero at no cost."""
-        if not self.merges or not self.count:
+        """Bytes that the launches can zero at no cost. If the table is tall, all of it."""
+        if self.tall:
+            return 2**62
+        if not self.launches or not self.count:
             return 0
-        return (1 + len(self._ways())) * self.tuning.pass_bytes + self.tuning.span_bytes
+        return self.launches * self.tuning.pass_bytes + self.tuning.span_bytes
 
     def add_steps(
         self,
@@ -351,8 +305,12 @@ class MergeSort:
             "strides": (*walk.strides[0], 0),
             "lines": (lines.extent, lines.step, *lines.strides, 0) if lines else (0,),
         }
+        # ``find_spans`` zeroes the rest.
+        size = max(tuning.pass_bytes, fill.elements * fill.itemsize // (self.launches + 1))
         if self.merges:
-            fill = self._add_merges(steps, loaded, fill)
+            fill = self._add_merges(steps, loaded, fill, size)
+        elif self.radix:
+            fill = self.radix.add_steps(steps, loaded, self.spans, fill, size)
         else:
             programs = -(-count // tuning.lanes)
             steps.add(
@@ -368,15 +326,16 @@ class MergeSort:
                 find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters, loaded,
                 counters=counters, counter_count=counters.count, programs=programs,
                 reports=reports.words if reports else None,
-                word=reports.word(bad_index) if reports and bad_index else 0, RAISE=reports is not None,
-                TILE=tuning.span_lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
+                word=reports.word(bad_index) if reports and bad_index else 0,
+                STORE=not self.tall, RAISE=reports is not None, TILE=tuning.span_lanes, ZERO_TILE=zero_tile,
+                num_warps=tuning.warps,
             )  # fmt: skip
 
-    def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill) -> ZeroFill:
-        """Add the launches that sort blocks and merge them. Returns the memory still to be zeroed."""
+    def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill, size: int) -> ZeroFill:
+        """Add the launches that sort blocks and merge them. Each zeroes ``size`` bytes; returns the rest."""
         count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
         programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
-        now, fill = fill.split(tuning.pass_bytes)
+        now, fill = fill.split(size)
         steps.add(
             sort_blocks, programs + span_programs + -(-now.elements // zero_tile),
             self, now.parameters, loaded, constants_of(tuning),
@@ -388,7 +347,7 @@ class MergeSort:
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
             tile = min(tuning.lanes // way, tuning.block)
             programs = -(-count // tile)
-            now, fill = fill.split(tuning.pass_bytes)
+            now, fill = fill.split(size)
             steps.add(
                 merge_runs, programs + -(-now.elements // zero_tile), self, now.parameters,
                 merged=target, words=source, run=run, programs=programs, TILE=tile, WAYS=way,

@@ -8,6 +8,7 @@ from holdfast.core.mutant import KernelMutant
 
 _mutant = partial(KernelMutant, plans=("SegmentSumPlan", "EmbeddingBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu"
+_FEW, _RADIX = "holdfast.ops.segment_sum.gpu_few_terms", "holdfast.ops.segment_sum.gpu_radix_sort"
 
 # fmt: off
 MUTANTS = (
@@ -54,7 +55,35 @@ MUTANTS = (
     _mutant("sums of a narrower type", _GPU,
         "            total += value\n",
         "            total = (total + value).to(tl.float32).to(COMPUTE)\n"),
+    _mutant("equal digits in any order", _RADIX,
+        "digit * TILE + own, TILE", "digit * TILE + (TILE - 1 - own), TILE", likely="several blocks"),
+    _mutant("the digits of a tile not counted by the tiles after it", _RADIX,
+        "total + tl.cumsum(count, 0) - count", "tl.cumsum(count, 0) - count", likely="several blocks"),
+    _mutant("the digits before a digit of a tile forgotten", _RADIX,
+        "start - (tl.cumsum(here, 0) - here)", "start", likely="several blocks"),
+    _mutant("the places of the first pass only", _RADIX,
+        "    if not FIRST:\n        place = tl.load",
+        "    if FIRST:\n        place = tl.load", likely="several blocks"),
+    _mutant("the places of a long row of a tall table counted as a chunk", _GPU,
+        "& (ahead <= CHUNK):", "& (ahead < CHUNK):", likely="a million"),
+    _mutant("the end of a long row of a tall table missed", _GPU,
+        "lower_bound(keys, row + 1, count, step)",
+        "lower_bound(keys, row + 2, count, step)", likely="a million"),
     _mutant("a chunk more to each slot", _GPU,
         "tl.where(mine, tl.minimum(left, CHUNK), 0)",
         "tl.where(mine, tl.minimum(left, CHUNK + 1), 0)"),
+    _mutant("chunks of twice the size", _FEW,
+        "full = mine & (amount % CHUNK == 0)",
+        "full = mine & (amount % (2 * CHUNK) == 0)", likely="33 t"),
+    _mutant("the last chunk lost", _FEW,
+        "total = tl.where((amount % CHUNK > 0)[:, None], total + chunk, total)",
+        "total = tl.where((amount < CHUNK)[:, None], total + chunk, total)", likely="33 t"),
+    KernelMutant("padding summed", _FEW,
+        " & (own != padding)", "", plans=("EmbeddingBackwardPlan",), likely="padding everywhere"),
+    _mutant("rows without terms accumulated", _FEW,
+        "wanted = wanted & (amount > 0)",
+        "wanted = wanted & (amount >= 0)", likely="accumulate"),
+    _mutant("a group of terms skipped", _FEW,
+        "for begin in range(0, count, UNROLL):",
+        "for begin in range(UNROLL, count, UNROLL):"),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.core.declaration import Output, arguments
+from holdfast.core.declaration import Implementation, Output, arguments
 from holdfast.core.descriptor import Expected
 from holdfast.core.plan import Plan
 from holdfast.ops.segment_sum.indexed import IndexedDescriptor, SummingArgs, summing_ulp
@@ -52,6 +52,12 @@ class SegmentSumArgs(SummingArgs):
 
 class SegmentSumPlan(Plan[SegmentSumDescriptor, SegmentSumArgs]):
     """out[i] = the ordered sum of terms[n] over all n with destinations[n] == i."""
+
+    kernels = (
+        Implementation("cpu", ".cpu:SegmentSum"),
+        Implementation("gpu", ".gpu_few_terms:segment_sum"),
+        Implementation("reference", ".reference:SegmentSum"),
+    )
 
     def mode(self) -> str:
         return "ordered"

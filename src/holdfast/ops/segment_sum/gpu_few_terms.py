@@ -1,0 +1,147 @@
+"""The ordered sum of few terms, in Triton: one launch without a workspace.
+
+Sorting few terms takes longer than reading all their indices again for every tile of the output. A program
+has a tile of rows. It reads all indices, adds the terms of its rows in order, and sets rows without terms to
+zeros.
+"""
+# mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
+# mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from holdfast.backends.gpu import follow
+from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.steps import Steps, operand_names
+from holdfast.backends.tuning import Tuned, warps_for
+from holdfast.core.plan import Launch
+from holdfast.numerics.gpu import narrow, quotient, widen
+from holdfast.ops.segment_sum import gpu, indexed
+from holdfast.ops.segment_sum.gpu_index import power_below
+from holdfast.ops.segment_sum.indexed import (
+    DescribedSum,
+    IndexedDescriptor,
+    IndexedKernel,
+    SummingArgs,
+    loops,
+)
+
+CHUNK = tl.constexpr(indexed.CHUNK)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuning of ``sum_few_terms``."""
+
+    #: Maximum number of terms; at most CHUNK * CHUNK.
+    most_terms: int
+    #: Bytes of a tile in the compute dtype; it is smaller if there would be fewer programs than ``programs``.
+    tile_bytes: int
+    programs: int
+    #: Terms loaded together.
+    unroll: int = 8
+    most_warps: int = 4
+
+
+TUNING = Tuned(
+    gpu=Tuning(most_terms=256, tile_bytes=8192, programs=528),
+    interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2),
+)
+
+
+@triton.jit
+def any_of_rows(indices, place, count, first, end, sizes, strides):
+    """Whether any of these places has an index from ``first`` to ``end``."""
+    index = tl.load(indices + row_offsets(place, sizes, strides), mask=place < count, other=-1)
+    return tl.max(((index >= first) & (index < end)).to(tl.int32), 0) > 0
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding"])
+def sum_few_terms(
+    out, terms, indices, count, rows, padding, columns, tiles, out_strides, sizes, strides, index_strides,
+    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    TERMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Sum a tile of ROWS rows. A chunk sum is added to the sum of the chunks before it when it is full.
+
+    There are at most TERMS terms, a power of two.
+    """
+    follow()
+    block = tl.program_id(0) // tiles
+    column = ((tl.program_id(0) - block * tiles) * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    inside = column < columns
+    row = block * ROWS + tl.arange(0, ROWS)
+    end = tl.minimum(block * ROWS + ROWS, rows)
+    total, chunk = tl.zeros([ROWS, COLUMNS], COMPUTE), tl.zeros([ROWS, COLUMNS], COMPUTE)
+    amount = tl.zeros([ROWS], tl.int32)
+    if any_of_rows(indices, tl.arange(0, TERMS), count, block * ROWS, end, sizes, index_strides):
+        for begin in range(0, count, UNROLL):
+            if any_of_rows(
+                indices, begin + tl.arange(0, UNROLL), count, block * ROWS, end, sizes, index_strides
+            ):
+                for u in tl.static_range(UNROLL):
+                    place = begin + tl.full([1], u, tl.int32)
+                    own = tl.load(
+                        indices + row_offsets(place, sizes, index_strides), mask=place < count, other=-1
+                    )
+                    there = (own >= block * ROWS) & (own < end) & (own != padding)
+                    at = terms + row_offsets(place, sizes, strides)[:, None]
+                    at += column * strides[len(sizes) - 1]
+                    value = widen(tl.load(at, mask=there[:, None] & inside, other=0.0), COMPUTE)
+                    mine = there & (row == own)
+                    chunk = tl.where(mine[:, None], chunk + value, chunk)
+                    amount += mine.to(tl.int32)
+                    full = mine & (amount % CHUNK == 0)
+                    total = tl.where(full[:, None], total + chunk, total)
+                    chunk = tl.where(full[:, None], 0.0, chunk)
+    total = tl.where((amount % CHUNK > 0)[:, None], total + chunk, total)
+    if BY_COUNT:
+        total = quotient(total, tl.maximum(amount, 1).to(COMPUTE)[:, None])
+    at = out + row.to(tl.int64)[:, None] * out_strides[0] + column * out_strides[1]
+    wanted = row < rows
+    if ACCUMULATE:
+        wanted = wanted & (amount > 0)
+        total = widen(tl.load(at, mask=wanted[:, None] & inside, other=0.0), COMPUTE) + total
+    tl.store(at, narrow(total, out.dtype.element_ty), mask=wanted[:, None] & inside)
+
+
+class FewTerms(IndexedKernel[IndexedDescriptor]):
+    """``sum_few_terms``, for every plan that sums terms by row."""
+
+    variant = "few terms"
+
+    def compile(self) -> None:
+        self.prepare(DescribedSum.of_sums(self.desc))
+
+    def prepare(self, args: SummingArgs) -> Launch[SummingArgs]:
+        desc, tuning = self.desc, TUNING.on(self.device)
+        out, terms, indices = args.operands()
+        out_name, terms_name, indices_name = operand_names(type(args))
+        space = loops(desc.shape, indices.stride(), terms.stride())
+        walk = gpu.term_walk(space, terms, desc.columns)
+        elements = tuning.tile_bytes // (8 if desc.dtype == torch.float64 else 4)
+        columns = min(triton.next_power_of_2(desc.columns), elements)
+        tiles = -(-desc.columns // columns)
+        rows = min(elements // columns, power_below(desc.rows * tiles // tuning.programs) or 1)
+        steps = Steps(self.device, args)
+        steps.add(
+            sum_few_terms, -(-desc.rows // rows) * tiles, desc,
+            out=out_name, terms=terms_name, indices=indices_name, tiles=tiles,
+            out_strides=tuple(out.stride()), sizes=walk.sizes, strides=walk.strides,
+            index_strides=(*space.strides[0], 0), ACCUMULATE=args.accumulate, BY_COUNT=desc.by_count,
+            COMPUTE=tl.float64 if desc.dtype == torch.float64 else tl.float32,
+            TERMS=max(triton.next_power_of_2(desc.count), tuning.unroll), ROWS=rows, COLUMNS=columns,
+            UNROLL=tuning.unroll, num_warps=warps_for(rows * columns, tuning.most_warps),
+        )  # fmt: skip
+        return steps.launch
+
+
+def segment_sum(desc: IndexedDescriptor, device: torch.device) -> IndexedKernel[IndexedDescriptor]:
+    """The kernel for this problem: ``FewTerms``, or ``SegmentSum`` if there are more terms."""
+    few = desc.count <= TUNING.on(device).most_terms
+    return FewTerms(desc, device) if few else gpu.SegmentSum(desc, device)
