@@ -20,9 +20,13 @@ from holdfast.cli import app
 from holdfast.core.case import GUARD, Layout, laid_out
 from holdfast.core.draw import Draw, case_of, space_of
 from holdfast.core.dtypes import dtype_name
+from holdfast.core.huge_pages import on_huge_pages
 from holdfast.core.strided import overlaps_itself
+from holdfast.ops.fake_quantize import torch_op as fake_quantize
+from holdfast.ops.grid_sample import cpu as grid_sample
 from holdfast.proof.catalogue import entry
 from holdfast.proof.fuzz import Drawn, check_problem, draw_problems, fuzz_plan, refusal
+from holdfast.proof.fuzz.functions import check_functions
 from holdfast.proof.fuzz.problem import draw_problem
 from holdfast.proof.fuzz.search import BUDGET, search
 from holdfast.proof.result_files import load_fuzz_report
@@ -40,6 +44,41 @@ def test_drawn_problems_have_equal_bits_on_the_cpu(name: str) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_drawn_problems_have_equal_bits_on_the_gpu(name: str) -> None:
     assert fuzz_plan(name, seed=2, problems=INTERPRETED, interpret=True) == []
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_functions_have_equal_bits_at_real_sizes(name: str) -> None:
+    assert fuzz_plan(name, seed=3, problems=1, functions=True) == []
+
+
+def called(plan: str, problem: str) -> Any:
+    """The finding of one call, which is large enough for huge pages and several threads."""
+    kind = hf.plans.all()[plan]
+    return check_functions(kind, Drawn.from_json(kind, f'{{"problem": {problem}}}'))
+
+
+#: Some images are divided among threads.
+IMAGES = '{"name": "images", "image": [1, 1200, 1200], "size": [40, 50], "mode": "nearest", "batch": 5}'
+VECTOR = '{"name": "vector", "granularity": "per_tensor", "shape": [800000]}'
+
+
+def test_a_large_result_that_was_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert called("FakeQuantizePlan", VECTOR) is None
+    args = fake_quantize.FakeQuantizeArgs
+    monkeypatch.setattr(
+        fake_quantize, "FakeQuantizeArgs", lambda y, **read: args(y=on_huge_pages(y.clone()), **read)
+    )
+    found = called("FakeQuantizePlan", VECTOR)
+    assert found is not None and "differ)" in found.detail
+
+
+def test_scratch_that_threads_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [called("GridSampleBackwardPlan", IMAGES) for _ in range(3)] == [None] * 3
+    kernel = grid_sample.GridSampleBackward
+    right = kernel.scratch
+    monkeypatch.setattr(kernel, "scratch", lambda self, base, slot: right(self, base, 0))
+    found = called("GridSampleBackwardPlan", IMAGES)
+    assert found is not None and "differ)" in found.detail
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -209,7 +248,7 @@ def test_a_problem_that_kills_its_process_is_reported() -> None:
 import os
 import holdfast as hf
 from holdfast.proof.fuzz import search as searching
-def killed(name, drawn, interpret):
+def killed(name, drawn, how):
     os._exit(11)
 searching._checked = killed
 if __name__ == "__main__":
@@ -241,6 +280,7 @@ def _as_file(program: str) -> str:
         (["--plan", "LsqInitPlan", "--problem", '{"problem": {"colour": 1}}'], "the problem is not one of"),
         (["--problem", "{}"], "--problem repeats a problem of one plan"),
         (["--plan", "Nothing"], "there is no plan called 'Nothing'"),
+        (["--functions", "--interpret"], "give one of them"),
     ],
 )
 def test_bad_input_of_the_command_gets_a_sentence(given: list[str], sentence: str) -> None:

@@ -22,7 +22,7 @@ from holdfast.backends.threads import (
     threads_for,
 )
 from holdfast.core.case import Case, operands_of
-from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
+from holdfast.proof.conformance import Way, cases_of, check, cpu_threads, run_reference, select_on
 
 WAYS = ["torch's threads", "a pool"]
 
@@ -57,6 +57,39 @@ def test_two_threads_work_at_the_same_time() -> None:
     """Each of two parts waits for the other, so a single thread would time out."""
     met = threading.Barrier(2)
     parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * ELEMENTS_PER_THREAD)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_at_most_as_many_threads_work_as_are_allowed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "a pool":
+        monkeypatch.setattr(private, "team_of_torch", lambda: None)
+    free = [0, 1]
+
+    def part(first: int, last: int) -> None:
+        own = free.pop()
+        time.sleep(0.005)
+        free.append(own)
+
+    with cpu_threads(4):
+        parallel(part, 30, 100 * ELEMENTS_PER_THREAD, 2)
+    assert sorted(free) == [0, 1]
+
+
+@pytest.mark.parametrize("before", [2, 8])
+def test_grid_sample_runs_on_more_threads_than_its_workspace_has_scratch_for(before: int) -> None:
+    """A plan divides its workspace among the threads of its first call, or fewer if images are large."""
+    rows = 700 + before  # one plan for each number of threads
+    image, grid = torch.rand(1, 3, rows, 700), torch.rand(1, rows, 700, 2) * 2 - 1
+    image.requires_grad_(), grid.requires_grad_()
+
+    def step(threads: int) -> list[torch.Tensor]:
+        with cpu_threads(threads):
+            out = hf.grid_sample(image, grid)
+            return [out, *torch.autograd.grad(out, (image, grid), torch.ones_like(out))]
+
+    expected = step(before)
+    for _ in range(5):
+        assert all(map(torch.equal, step(8), expected))
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -133,6 +133,17 @@ def allocation(like: torch.Tensor) -> Callable[[], torch.Tensor]:
         return empty() if storage is None else of_nothing().set_(storage, 0, shape, strides)
 
     return on_block
+
+
+@contextmanager
+def ordinary_pages() -> Iterator[None]:
+    """Leave all new results to torch's allocator inside the block."""
+    global _HUGE
+    before, _HUGE = _HUGE, None
+    try:
+        yield
+    finally:
+        _HUGE = before
 
 
 def _lent_storage(size: int) -> torch.UntypedStorage | None:

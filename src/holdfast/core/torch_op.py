@@ -6,7 +6,8 @@ registers derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -102,6 +103,16 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
 
     call.again = again  # type: ignore[attr-defined]
     return call
+
+
+@contextmanager
+def dispatched() -> Iterator[None]:
+    """Let all operators go through torch's dispatcher inside the block, where no launch is repeated."""
+    before, private.is_watched = private.is_watched, lambda: True
+    try:
+        yield
+    finally:
+        private.is_watched = before
 
 
 def below_autograd(kernel: Any) -> Any:

@@ -87,12 +87,12 @@ def _fill(problem: Problem, values: torch.Tensor, kinds: list[list[float]]) -> N
     steps = view.scale_strides(numbers.shape, numbers.stride())
     assert steps is not None
     of_element = numbers.as_strided(view.shape, steps).reshape(-1).numpy()
-    order = np.argsort(of_element, kind="stable")
-    for number in range(view.scale_count):
-        places = order[np.searchsorted(of_element[order], number) :][: len(values) // view.scale_count]
-        kind = kinds[number % len(kinds)]
-        chosen = np.resize(np.roll(kind, number // len(kinds)), len(places))
-        values[torch.from_numpy(places.copy())] = rounded(chosen, problem.real)
+    places = np.argsort(of_element, kind="stable").reshape(view.scale_count, -1)
+    for first, kind in enumerate(kinds):
+        own = np.arange(first, view.scale_count, len(kinds))
+        turn = np.arange(places.shape[1]) - (own // len(kinds))[:, None]
+        chosen = rounded(np.array(kind)[turn % len(kind)], problem.real)
+        values[torch.from_numpy(places[own])] = chosen
 
 
 _INT4, _UINT4, _INT2, _UINT2 = (f.torch for f in (INT4, UINT4, INT2, UINT2))

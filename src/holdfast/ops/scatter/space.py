@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import Any
+
+import torch
 
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.scatter.cases import Problem
 from holdfast.ops.scatter.plan import BASES, REDUCTIONS
-from holdfast.ops.scatter.torch_op import gather, index_add, scatter_add, scatter_reduce
+from holdfast.ops.scatter.torch_op import (
+    gather,
+    index_add,
+    index_put,
+    index_select,
+    scatter_add,
+    scatter_reduce,
+    segment_reduce,
+)
 from holdfast.ops.segment_sum.space import draw_spread, draw_table
 
 FREE = ("values", "spread")
@@ -43,24 +54,33 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
 
 
 def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+    index, second = args.index, Random(problem.name).randrange(2) == 1
+    of_rows = desc.width is not None and len(desc.shape) == 1
+    elements = index if desc.width is None else index[..., None].expand(*index.shape, desc.width)
     if plan.op == "gather":
-        return (
-            None
-            if desc.width is not None or problem.spread == "bad"
-            else {"out": gather(args.input, desc.dim, args.index)}
-        )
+        if problem.spread == "bad":
+            return None
+        selects = of_rows and second
+        return {
+            "out": index_select(args.input, 0, index) if selects else gather(args.input, desc.dim, elements)
+        }
     if desc.base == "zeros":
-        return None
-    if desc.width is not None and len(desc.shape) > 1:
-        return None
-    index = args.index
-    if desc.width is not None and desc.reduce == "sum" and desc.base == "added":
-        return {"out": index_add(args.input, 0, index, args.src, alpha=desc.alpha)}
-    if desc.alpha != 1.0:
-        return None
-    if desc.width is not None:
-        index = index[:, None].expand(args.src.shape)
+        if of_rows and (second or desc.reduce == "mean"):
+            return {"out": segment_reduce(args.src, index, desc.table[0], reduce=desc.reduce)}
+        return None if desc.reduce == "mean" else {"out": _gradient_of_gather(desc, elements, args.src)}
     if desc.reduce == "sum" and desc.base == "added":
-        return {"out": scatter_add(args.input, desc.dim, index, args.src)}
+        if of_rows and second and desc.alpha == 1.0:
+            return {"out": index_put(args.input, (index,), args.src)}
+        if of_rows:
+            return {"out": index_add(args.input, 0, index, args.src, alpha=desc.alpha)}
+        return {"out": scatter_add(args.input, desc.dim, elements, args.src)} if desc.alpha == 1.0 else None
     own = desc.base == "added"
-    return {"out": scatter_reduce(args.input, desc.dim, index, args.src, desc.reduce, include_self=own)}
+    return {"out": scatter_reduce(args.input, desc.dim, elements, args.src, desc.reduce, include_self=own)}
+
+
+def _gradient_of_gather(desc: Any, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
+    shape, dtype = desc.expected("out")
+    table = torch.zeros(shape, dtype=dtype, device=src.device, requires_grad=True)
+    gather(table, desc.dim, index).backward(src.detach())
+    assert table.grad is not None
+    return table.grad

@@ -1,7 +1,8 @@
 """Fuzzing: random problems from the whole input space of every plan, run on every backend.
 
-``problem`` draws problems and converts them to JSON, ``check`` runs one problem, ``shrink`` reduces a failing
-problem, and ``search`` runs problems in several processes until a time limit.
+``problem`` draws problems and converts them to JSON, ``check`` runs one problem, ``functions`` checks public
+functions at real sizes, ``shrink`` reduces a failing problem, and ``search`` runs problems in several
+processes until a time limit.
 """
 
 from holdfast.proof.fuzz.check import Finding, check_problem

@@ -9,6 +9,7 @@ same message, and write nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,14 @@ class Finding:
     detail: str
     #: Whether an exception was raised, rather than a difference found.
     raised: bool = False
+    #: Whether public functions were checked, rather than plans.
+    functions: bool = False
 
     @property
     def command(self) -> str:
         """The shell command that repeats the problem."""
-        return f"holdfast fuzz --plan {self.plan} --problem '{self.problem}'"
+        functions = "--functions " * self.functions
+        return f"holdfast fuzz {functions}--plan {self.plan} --problem '{self.problem}'"
 
     def __str__(self) -> str:
         return f"{self.plan}, {self.way}: {self.detail}"
@@ -84,14 +88,25 @@ def check_problem(
 
     Without a GPU, ``interpret`` runs the GPU kernels in Triton's interpreter.
     """
-    try:
+
+    def check() -> None:
         with _threads(1):  # the default for everything outside _run
             _check(plan, drawn, interpret, only)
+
+    return finding_of(plan, drawn, check)
+
+
+def finding_of(
+    plan: AnyPlan, drawn: Drawn, check: Callable[[], None], *, functions: bool = False
+) -> Finding | None:
+    """The finding of ``check``, which raises ``Differs``. Any other exception is a finding too."""
+    try:
+        check()
     except Differs as found:
-        return Finding(plan.__name__, drawn.to_json(), found.way, str(found))
-    except Exception as error:  # any failure is a finding
+        return Finding(plan.__name__, drawn.to_json(), found.way, str(found), functions=functions)
+    except Exception as error:
         detail = f"{type(error).__name__}: {error}"
-        return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True)
+        return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True, functions=functions)
     return None
 
 
@@ -179,6 +194,14 @@ def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> No
         raise Differs(way, differing)
 
 
+def check_against_reference(plan: AnyPlan, problem: Any, args: Args) -> None:
+    """Compare the public function for ``args`` with the reference."""
+    desc: Any = case_of(plan, problem).descriptor
+    with _threads(1):
+        expected = _run(_selected(plan, desc, "reference", "cpu"), args, "cpu")
+    _check_public(plan, space_of(plan), problem, desc, args, expected, "cpu")
+
+
 def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:
     """With a workspace limit, ``select`` must find a kernel with equal bits, or raise Unsupported."""
     device, way = usual.device.type, f"{usual.backend} with {limit} bytes of workspace"
@@ -189,6 +212,10 @@ def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outco
     if made.workspace_size() > limit:
         raise Differs(way, f"a plan was selected that needs {made.workspace_size()}")
     _compare(type(usual), expected, _run(made, args, device), way)
+
+
+def same_bits(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    return torch.equal(canonical(expected), canonical(found))
 
 
 def _check_public(
@@ -210,7 +237,7 @@ def _check_public(
         if (tuple(wanted.shape), wanted.dtype) != (tuple(got.shape), got.dtype):
             public, planned = (f"{tuple(t.shape)} of {t.dtype}" for t in (got, wanted))
             raise Differs(way, f"{name} is {public}; the plan's is {planned}")
-        if not torch.equal(canonical(wanted), canonical(got)):
+        if not same_bits(wanted, got):
             raise Differs(way, str(mismatch(name, wanted.clone(), got.clone())))
     differing = first_mismatch(args, given if device == "cpu" else copy_args(given, "cpu"), skip=plan.outputs)
     if differing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,9 +18,9 @@ from rich.table import Table
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.registry import plans
-from holdfast.proof.fuzz.check import Finding, check_problem
+from holdfast.proof.fuzz.check import Finding
 from holdfast.proof.fuzz.problem import Drawn
-from holdfast.proof.fuzz.search import Report, search
+from holdfast.proof.fuzz.search import How, Report, search
 from holdfast.proof.options import PlanOption, plan_names
 
 
@@ -28,8 +29,12 @@ def fuzz(
     seconds: Annotated[float, typer.Option(min=1, help="Duration of the search.")] = 60.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random problems.")] = 0,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. Default: one per CPU.")
+        int | None,
+        typer.Option(min=1, help="Number of processes. Default: one per CPU; with --functions, one."),
     ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Test public functions on the CPU, at sizes up to 64 MB.")
+    ] = False,
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Also run GPU kernels, in Triton's interpreter (slow).")
     ] = False,
@@ -44,10 +49,13 @@ def fuzz(
     console = Console()
     require_writable(json_file)
     names = plan_names(plan)
+    if functions and interpret:
+        raise InvalidArgs("--functions tests the CPU and --interpret the kernels of GPUs; give one of them.")
+    how = How(interpret, functions)
     if problem is not None:
-        report = _repeat(names, problem, interpret)
+        report = _repeat(names, problem, how)
     else:
-        report = _search(console, names, seed, seconds, jobs or os.cpu_count() or 1, interpret)
+        report = _search(console, names, seed, seconds, jobs or (not functions and os.cpu_count()) or 1, how)
     _show(console, report)
     if json_file is not None:
         Path(json_file).write_text(json.dumps(report.as_json(), indent=1) + "\n")
@@ -55,19 +63,18 @@ def fuzz(
         raise typer.Exit(1)
 
 
-def _repeat(names: list[str], problem: str, interpret: bool) -> Report:
+def _repeat(names: list[str], problem: str, how: How) -> Report:
     if len(names) != 1:
         raise InvalidArgs("--problem repeats a problem of one plan; give that plan with --plan.")
-    if interpret:
+    if how.interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-    kind, began = plans()[names[0]], time.monotonic()
-    found = check_problem(kind, Drawn.from_json(kind, problem), interpret=interpret)
-    return Report(0, time.monotonic() - began, {names[0]: 1}, [found] if found else [], interpret)
+    began = time.monotonic()
+    found = how.check(names[0], Drawn.from_json(plans()[names[0]], problem))
+    took, findings = time.monotonic() - began, [found] if found else []
+    return Report(0, took, {names[0]: 1}, findings, how.interpret, how.functions)
 
 
-def _search(
-    console: Console, names: list[str], seed: int, seconds: float, jobs: int, interpret: bool
-) -> Report:
+def _search(console: Console, names: list[str], seed: int, seconds: float, jobs: int, how: How) -> Report:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as display:
         task, began = display.add_task("starting", total=seconds), time.monotonic()
@@ -75,7 +82,7 @@ def _search(
         def progress(at: str, done: int) -> None:
             display.update(task, completed=time.monotonic() - began, description=f"{done:,} problems, {at}")
 
-        return search(names, seed=seed, seconds=seconds, jobs=jobs, interpret=interpret, progress=progress)
+        return search(names, seed=seed, seconds=seconds, jobs=jobs, **asdict(how), progress=progress)
 
 
 def _show(console: Console, report: Report) -> None:

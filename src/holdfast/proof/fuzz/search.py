@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count, islice
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from random import Random
 from typing import Any
@@ -18,8 +18,9 @@ from holdfast.core.contract import NUMERICS_VERSION
 from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import gpu_way
+from holdfast.proof.fuzz import functions as calls
 from holdfast.proof.fuzz.check import Finding, check_problem
-from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem, draw_problems
+from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem
 from holdfast.proof.fuzz.shrink import shrink
 
 #: Maximum number of elements of a tensor: compiled, and in Triton's interpreter, which is slow.
@@ -31,6 +32,33 @@ MAX_FINDINGS = 3
 Progress = Callable[[str, int], None]
 
 
+@dataclass(frozen=True)
+class How:
+    """What a search draws and checks: plans, or with ``functions`` public functions at real sizes.
+
+    ``interpret``: plans also run their GPU kernels, in Triton's interpreter.
+    """
+
+    interpret: bool = False
+    functions: bool = False
+
+    @property
+    def theme(self) -> int:
+        """Number of problems per theme."""
+        return calls.THEME if self.functions else THEME
+
+    def draw(self, name: str, theme: str, number: int) -> Drawn:
+        if self.functions:
+            return calls.draw_call(plans()[name], theme, number)
+        budget = INTERPRETED if self.interpret and gpu_way() else BUDGET
+        return draw_problem(plans()[name], theme, number, budget)
+
+    def check(self, name: str, drawn: Drawn) -> Finding | None:
+        if self.functions:
+            return calls.check_functions(plans()[name], drawn)
+        return check_problem(plans()[name], drawn, interpret=self.interpret)
+
+
 @dataclass
 class Report:
     """The result of a search. ``problems`` counts the problems of each plan."""
@@ -40,6 +68,7 @@ class Report:
     problems: dict[str, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     interpreted: bool = False
+    functions: bool = False
 
     @property
     def count(self) -> int:
@@ -54,17 +83,21 @@ class Report:
             "passed": self.passed, "numerics_version": NUMERICS_VERSION,
             "machine": asdict(Machine.here(holdfast=__version__)),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "seed": self.seed,
-            "seconds": round(self.seconds, 1), "interpreted": self.interpreted, "problems": self.count,
+            "seconds": round(self.seconds, 1), "interpreted": self.interpreted,
+            "functions": self.functions, "problems": self.count,
             "by_plan": dict(sorted(self.problems.items())),
             "differences": [f"{finding}. Repeat it: {finding.command}" for finding in self.findings],
         }  # fmt: skip
 
 
-def fuzz_plan(name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False) -> list[Finding]:
-    """Run ``problems`` problems of one plan in this process. ``interpret``: also GPU kernels, interpreted."""
+def fuzz_plan(
+    name: str, *, seed: int = 0, problems: int = THEME, interpret: bool = False, functions: bool = False
+) -> list[Finding]:
+    """Run ``problems`` problems of one plan in this process, as ``How`` says."""
     found: list[Finding] = []
-    for drawn in islice(draw_problems(plans()[name], seed, INTERPRETED if interpret else BUDGET), problems):
-        finding = _checked(name, drawn, interpret)
+    how = How(interpret, functions)
+    for theme, number in (divmod(i, how.theme) for i in range(problems)):
+        finding = _checked(name, how.draw(name, f"{name}/{seed}/{theme}", number), how)
         found += [finding] if finding else []
         if len(found) >= MAX_FINDINGS:
             break
@@ -78,15 +111,16 @@ def search(
     seconds: float,
     jobs: int,
     interpret: bool,
+    functions: bool = False,
     progress: Progress = lambda plan, done: None,
 ) -> Report:
     """Run problems of the plans ``names``, or of all plans, for ``seconds`` seconds in ``jobs`` processes."""
-    began = time.monotonic()
-    report = Report(seed, interpreted=interpret)
+    began, how = time.monotonic(), How(interpret, functions)
+    report = Report(seed, interpreted=interpret, functions=functions)
     chosen = sorted(names or plans())
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"
-    workers = [_Worker(chosen, seed, first, jobs, began + seconds, interpret) for first in range(jobs)]
+    workers = [_Worker(chosen, seed, first, jobs, began + seconds, how) for first in range(jobs)]
     while workers:
         for connection in wait([worker.connection for worker in workers]):
             worker = next(worker for worker in workers if worker.connection is connection)
@@ -113,14 +147,12 @@ def search(
 class _Worker:
     """A process that runs every ``jobs``-th theme. It sends each problem first, to identify crashes."""
 
-    def __init__(
-        self, names: list[str], seed: int, first: int, jobs: int, until: float, interpret: bool
-    ) -> None:
+    def __init__(self, names: list[str], seed: int, first: int, jobs: int, until: float, how: How) -> None:
         context = multiprocessing.get_context("spawn")
-        self.given = names, seed, jobs, interpret
+        self.given = names, seed, jobs, how
         self.at: tuple[int, str, str] | None = None
         self.connection, theirs = context.Pipe(duplex=False)
-        given = (theirs, names, seed, first, jobs, until - time.monotonic(), interpret)
+        given = (theirs, names, seed, first, jobs, until - time.monotonic(), how)
         self.process = context.Process(target=_work, args=given, daemon=True)
         self.process.start()
         theirs.close()
@@ -131,31 +163,31 @@ class _Worker:
         if not self.process.exitcode or self.at is None:
             return None
         _, plan, problem = self.at
-        return Finding(plan, problem, "process", f"it ended with exit code {self.process.exitcode}")
+        detail = f"it ended with exit code {self.process.exitcode}"
+        return Finding(plan, problem, "process", detail, functions=self.given[-1].functions)
 
     def next(self, until: float) -> _Worker:
         """A new process that continues after the theme that crashed this one."""
-        names, seed, jobs, interpret = self.given
+        names, seed, jobs, how = self.given
         assert self.at is not None
-        return _Worker(names, seed, self.at[0] + jobs, jobs, until, interpret)
+        return _Worker(names, seed, self.at[0] + jobs, jobs, until, how)
 
 
 def _work(
-    to: Connection, names: list[str], seed: int, first: int, jobs: int, seconds: float, interpret: bool
+    to: Connection, names: list[str], seed: int, first: int, jobs: int, seconds: float, how: How
 ) -> None:
     until = time.monotonic() + seconds
-    budget = INTERPRETED if interpret and gpu_way() else BUDGET
     left = dict.fromkeys(names, MAX_FINDINGS)
     for theme in count(first, jobs):
         for name in Random(f"{seed}/{theme}").sample(names, len(names)):
             if not left[name]:
                 continue
-            for number in range(THEME):
+            for number in range(how.theme):
                 if time.monotonic() > until:
                     return
-                drawn = draw_problem(plans()[name], f"{name}/{seed}/{theme}", number, budget)
+                drawn = how.draw(name, f"{name}/{seed}/{theme}", number)
                 to.send(("begins", theme, name, drawn.to_json()))
-                finding = _checked(name, drawn, interpret)
+                finding = _checked(name, drawn, how)
                 to.send(("done", name))
                 if finding is not None:
                     to.send(("found", finding))
@@ -165,9 +197,6 @@ def _work(
             return
 
 
-def _checked(name: str, drawn: Drawn, interpret: bool) -> Finding | None:
-    plan = plans()[name]
-    finding = check_problem(plan, drawn, interpret=interpret)
-    if finding is None:
-        return None
-    return shrink(drawn, finding, lambda d: check_problem(plan, d, interpret=interpret))
+def _checked(name: str, drawn: Drawn, how: How) -> Finding | None:
+    finding = how.check(name, drawn)
+    return finding and shrink(drawn, finding, lambda smaller: how.check(name, smaller))
