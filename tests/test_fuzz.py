@@ -75,8 +75,8 @@ def test_a_large_result_that_was_not_written_is_found(monkeypatch: pytest.Monkey
 def test_scratch_that_threads_share_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [called("GridSampleBackwardPlan", IMAGES) for _ in range(3)] == [None] * 3
     kernel = grid_sample.GridSampleBackward
-    right = kernel.scratch
-    monkeypatch.setattr(kernel, "scratch", lambda self, base, slot: right(self, base, 0))
+    right = kernel.memory.fget
+    monkeypatch.setattr(kernel, "memory", property(lambda self: right(self)._replace(bytes=0)))
     found = called("GridSampleBackwardPlan", IMAGES)
     assert found is not None and "differ)" in found.detail
 

@@ -36,13 +36,13 @@ _pool_threads = 0
 _pool_lock = threading.Lock()
 
 
-def parallel(part: Callable[[int, int], None], count: int, elements: int, most: int | None = None) -> None:
+def parallel(part: Callable[[int, int], None], count: int, elements: int) -> None:
     """Call ``part(first, last)`` on ranges that cover ``range(count)``, on ``threads_for(elements)`` threads.
 
     A thread that ends a range takes the next one, so slow threads do not delay the others. The calling thread
-    works too, and never waits for other callers. ``most`` is the maximum number of threads.
+    works too, and never waits for other callers.
     """
-    threads = min(threads_for(elements), count, count if most is None else most)
+    threads = min(threads_for(elements), count)
     if threads <= 1:
         part(0, count)
         return
