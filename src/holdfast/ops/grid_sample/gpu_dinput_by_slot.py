@@ -25,7 +25,7 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import WorkspaceLayout
-from holdfast.numerics.gpu import widen
+from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import (
     LARGEST_SHIFT,
     cell_of,
@@ -37,6 +37,7 @@ from holdfast.ops.grid_sample.gpu_cells import (
 from holdfast.ops.grid_sample.gpu_coordinates import (
     corner_weight,
     locate,
+    located,
     offset_of,
     sampling_constants,
     unravel,
@@ -48,16 +49,30 @@ from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
     add_products,
     add_slopes,
     operands_of,
-    quad_of,
     store_changes,
 )
+from holdfast.ops.grid_sample.gpu_dinput_by_window import (
+    EXTRAS,
+    HOLDERS,
+    MODEL,
+    ROWS,
+    SPREAD,
+    TALLIES,
+    WINDOW_COLUMNS,
+    fit_tiles,
+    settle_balance,
+    sum_windows,
+    times_owed,
+)
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
-from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
+from holdfast.ops.grid_sample.plan import (
+    LIMIT,
+    GridSampleBackwardArgs,
+    GridSampleBackwardDescriptor,
+    Mode,
+    Padding,
+)
 
-#: Words per plane of ``largest``: atomics of many programs on one address would be slow.
-SPREAD = tl.constexpr(64)
-#: Positions in ``tallies``: the number of extras and of holders; then the number of tallies.
-EXTRAS, HOLDERS, TALLIES = (tl.constexpr(number) for number in (0, 1, 8))
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,14 @@ class Tuning:
     extra_tile: int
     #: Words cleared per program.
     cleared: int
+    #: Whether smooth grids are summed by window; the width of a tile of ``sum_windows``, its warps, and tiles
+    #: per program of ``fit_tiles``.
+    windows: bool
+    lanes: int
+    window_warps: int
+    fitted: int
+    window_registers: int | None = None
+    place_registers: int | None = None
     #: Maximum and minimum number of slots of a cell.
     slots: int = 4
     least_slots: int = 2
@@ -96,11 +119,11 @@ class Tuning:
 TUNING = Tuned(
     gpu=Tuning(
         tile=256, warps=8, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
-        extra_tile=128, cleared=4096,
+        extra_tile=128, cleared=4096, windows=True, lanes=128, window_warps=4, fitted=128,
     ),
     interpreter=Tuning(
         tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
-        extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
+        extra_tile=64, cleared=65536, windows=True, lanes=64, window_warps=4, fitted=1024, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -126,64 +149,149 @@ def keep_extras(
 
 
 @triton.jit
-def measure(largest, d):
-    """Update the largest exponent field of a plane: 0 if all numbers are 0, 255 if one is not finite."""
-    field = tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
-    tl.atomic_max(largest, tl.max(field, 0), sem="relaxed")
+def measure(largest, d, n, channels, CHANNELS: tl.constexpr):
+    """Update the largest exponent fields of the planes: 0 if all numbers are 0, 255 if one is not finite."""
+    fields = (field_of(d[0]), field_of(d[1]), field_of(d[2]), field_of(d[3]))
+    at = largest + n * channels * SPREAD + tl.program_id(0) % SPREAD
+    if CHANNELS == 1:
+        tl.atomic_max(at, tl.max(fields[0], 0), sem="relaxed")
+    else:
+        both = tl.join(tl.join(fields[0], fields[2]), tl.join(fields[1], fields[3]))
+        most = tl.max(tl.reshape(both, (both.shape[0], 4)), 0)
+        channel = tl.arange(0, 4)
+        tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS, sem="relaxed")
+
+
+@triton.jit
+def field_of(d):
+    return tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
+
+
+@triton.jit
+def load_pair(grid, number, at, inside, step, PACKED: tl.constexpr, COMPUTE: tl.constexpr):
+    """x and y of samples at offsets ``at`` of a 2-D grid. PACKED: there is nothing between the numbers."""
+    if PACKED:
+        at = (number * 2)[:, None] + tl.arange(0, 2)[None, :]
+        return tl.split(widen(tl.load(grid + at, mask=inside[:, None], other=0.0), COMPUTE))
+    else:
+        gx = widen(tl.load(grid + at, mask=inside, other=0.0), COMPUTE)
+        return gx, widen(tl.load(grid + (at + step), mask=inside, other=0.0), COMPUTE)
+
+
+@triton.jit
+def store_pair(dgrid, number, changes, scale, inside):
+    """Store the derivatives along x and y, with nothing between the numbers."""
+    x = tl.where(scale[0] != 0, changes[0] * scale[0], 0.0)
+    y = tl.where(scale[1] != 0, changes[1] * scale[1], 0.0)
+    pair = narrow(tl.join(x, y), dgrid.dtype.element_ty)
+    tl.store(dgrid + ((number * 2)[:, None] + tl.arange(0, 2)[None, :]), pair, mask=inside[:, None])
+
+
+@triton.jit
+def clipped_tap(first, TAP: tl.constexpr, size):
+    """A tap's pixel, the nearest one of the image if it is outside, and whether it is inside."""
+    index = first + TAP
+    return tl.minimum(tl.maximum(index, 0), size - 1), (index >= 0) & (index < size)
+
+
+@triton.jit
+def four_corners(first, sizes, strides, LAYER: tl.constexpr, AXES: tl.constexpr, OFFSET: tl.constexpr):
+    """Offsets in the image of the four corners of a layer, and whether they are inside."""
+    west, in_west = clipped_tap(first[0], 0, sizes[0])
+    east, in_east = clipped_tap(first[0], 1, sizes[0])
+    north, in_north = clipped_tap(first[1], 0, sizes[1])
+    south, in_south = clipped_tap(first[1], 1, sizes[1])
+    west, east = west.to(OFFSET) * strides[1], east.to(OFFSET) * strides[1]
+    north, south = north.to(OFFSET) * strides[2], south.to(OFFSET) * strides[2]
+    if AXES == 3:
+        layer, in_layer = clipped_tap(first[2], LAYER, sizes[2])
+        layer = layer.to(OFFSET) * strides[3]
+        north, south = north + layer, south + layer
+        in_north, in_south = in_north & in_layer, in_south & in_layer
+    offsets = (north + west, north + east, south + west, south + east)
+    return offsets, (in_north & in_west, in_north & in_east, in_south & in_west, in_south & in_east)
 
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
 def place_samples(
-    dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
+    dgrid, counts, slots, extras, holders, tallies, largest, balance, rough, dout, image, grid,
     tiles, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, CHANNELS: tl.constexpr,
-    SLOTS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    SLOTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, DGRID_FLAT: tl.constexpr,
+    PACKED: tl.constexpr, WINDOWS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
-    """Place TILE samples of an image, one per thread, and compute their dgrid."""
+    """Place TILE samples of an image, one per thread, and compute their dgrid.
+
+    WINDOWS: the samples of an image that is not rough are only counted for ``sum_windows``.
+    """
     follow()
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
-    # Past the end, the last sample is located, so that loads of pixels need no mask.
-    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
-    first, t, scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
-    )  # fmt: skip
-    cell, there = cell_of(first, sizes, AXES)
-    cell += n * cells
-    there = there & inside
-    arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
+    listing = True
+    if WINDOWS:
+        listing = tl.load(rough + n) > 0
+    own_grid = grid + n.to(tl.int64) * grid_strides[0]
+    grid_at = place_offset(number, out_sizes, grid_strides, AXES, GRID_FLAT).to(OFFSET)
+    if AXES == 2:
+        gx, gy = load_pair(own_grid, number, grid_at, inside, grid_step, PACKED, COMPUTE)
+        first, t, scale = located(gx, gy, tl.zeros_like(gx), sizes, MODE, PADDING, ALIGNED)
+    else:
+        first, t, scale = locate(
+            own_grid, grid_at, inside, grid_step, sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE
+        )
+    base = dout + n.to(tl.int64) * dout_strides[0]
+    base += place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
+    d0 = widen(tl.load(base, mask=inside, other=0.0), COMPUTE)
+    d1, d2, d3 = d0, d0, d0
+    if CHANNELS > 1:
+        d1 = widen(tl.load(base + dout_step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 2:
+        d2 = widen(tl.load(base + 2 * dout_step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 3:
+        d3 = widen(tl.load(base + 3 * dout_step, mask=inside, other=0.0), COMPUTE)
+    d = (d0, d1, d2, d3)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    base = dout + offset_of(n, x, y, z, dout_strides)
     if DGRID:
         zeros = tl.zeros([TILE], COMPUTE)
         changes = (zeros, zeros, zeros)
+        own_image = image + n.to(tl.int64) * image_strides[0]
         for corner in tl.static_range(0, CORNERS, 4):
-            quad = quad_of(
-                first, n, inside, 0, 0, sizes, image_strides,
-                corner, AXES, TAPS, MODE, PADDING, ALIGNED, False, OFFSET,
-            )  # fmt: skip
+            offsets, exist = four_corners(first, sizes, image_strides, corner // 4, AXES, OFFSET)
             s0, s1, s2, s3 = zeros, zeros, zeros, zeros
             for channel in tl.static_range(CHANNELS):
-                d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-                s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, channel, image_step, quad[1], COMPUTE)
-            changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, corner, AXES, TAPS, MODE)
-        target = offset_of(n, x, y, z, dgrid_strides)
-        store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
-    # Reductions wait for all threads, so they come last.
-    for channel in tl.static_range(CHANNELS):
-        d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-        measure(largest + (n * channels + channel) * SPREAD + tl.program_id(0) % SPREAD, d)
-    tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
-    extra = there & (arrival >= SLOTS)
-    if tl.max(extra.to(tl.int32), 0) > 0:
-        keep_extras(
-            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
-            most_extras, CORNERS * CHANNELS, SLOTS,
-        )  # fmt: skip
+                s0, s1, s2, s3 = add_products(
+                    s0, s1, s2, s3, d[channel], own_image, channel, image_step, offsets, COMPUTE
+                )
+            changes = add_slopes(changes, (s0, s1, s2, s3), exist, t, corner, AXES, TAPS, MODE)
+        own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
+        target = place_offset(number, out_sizes, dgrid_strides, AXES, DGRID_FLAT).to(OFFSET)
+        if PACKED and not ACCUMULATE:
+            store_pair(own_dgrid, number, changes, scale, inside)
+        else:
+            store_changes(
+                own_dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE
+            )
+    measure(largest, d, n, channels, CHANNELS)
+    if WINDOWS:
+        if not listing:
+            owed = tl.sum(tl.where(inside, times_owed(first, sizes), 0), 0)
+            tl.atomic_add(balance + tl.program_id(0) % SPREAD, owed, sem="relaxed")
+    if listing:
+        cell, there = cell_of(first, sizes, AXES)
+        cell += n * cells
+        there = there & inside
+        arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
+        tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
+        extra = there & (arrival >= SLOTS)
+        if tl.max(extra.to(tl.int32), 0) > 0:
+            keep_extras(
+                extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
+                most_extras, CORNERS * CHANNELS, SLOTS,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["planes", "most_extras", "fraction_bits"])
@@ -334,13 +442,13 @@ def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
 def sum_slots(
-    dinput, counts, slots, holders, tallies, scales, dout, grid,
+    dinput, counts, slots, holders, tallies, rough, scales, dout, grid,
     tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
     dout_strides, grid_strides, dinput_step, dout_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
     GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
-    WIDE: tl.constexpr, AHEAD: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile of PIXELS pixels of an image, one per thread, in all channels.
 
@@ -350,6 +458,9 @@ def sum_slots(
     if tl.load(tallies + EXTRAS) > most_extras:
         return
     n = tl.program_id(0) // tiles
+    if WINDOWS:
+        if tl.load(rough + n) == 0:
+            return
     x, y, exists = pixels_of_tile(tl.program_id(0) - n * tiles, sizes[0], stacked, PIXELS, WIDE)
     row = sizes[0] + 1
     layer = (sizes[1] + 1) * row
@@ -430,6 +541,10 @@ class SlotSums:
         self.all_cells, self.planes = desc.batch * self.cells, desc.batch * desc.channels
         self.most_extras = max(desc.batch * desc.samples // self.tuning.samples_per_extra, 1)
         self.SLOTS = self.tuning.slots
+        self.across = -(-desc.image_size[-1] // self.tuning.lanes)
+        self.window_tiles = 0
+        if desc.axes == 2 and desc.output_size[-1] >= WINDOW_COLUMNS.value:
+            self.window_tiles = self.across * -(-desc.image_size[-2] // ROWS.value)
         while self._size() > budget and self.SLOTS > self.tuning.least_slots:
             self.SLOTS -= 1
         self.fits = self._size() <= budget
@@ -441,9 +556,11 @@ class SlotSums:
         return layout.size
 
     def _take(self, layout: WorkspaceLayout) -> None:
-        spread = self.planes * SPREAD.value
-        sizes = [TALLIES.value, spread, self.all_cells]
-        self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
+        sizes = [TALLIES.value, self.planes * SPREAD.value, SPREAD.value, self.desc.batch, self.all_cells]
+        self.words, (self.tallies, self.largest, self.balance, self.rough, self.counts) = layout.take_together(
+            sizes, torch.int32
+        )
+        self.models = layout.take(self.desc.batch * self.window_tiles * MODEL.value, torch.float32)
         self.scales = layout.take(self.planes, torch.float32)
         start = layout.size
         self.slots = layout.take((self.SLOTS + 1) * self.all_cells, torch.int32)
@@ -479,15 +596,37 @@ class SlotSums:
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
             "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
         }  # fmt: skip
+        windows = self.window_tiles > 0 and not args.accumulate and tuning.windows
+        windows = windows and desc.padding_mode == Padding.ZEROS
+        sources |= {
+            "WINDOWS": windows,
+            "DGRID_FLAT": args.dgrid is not None and is_flat(desc.output_size, args.dgrid.stride()[1:-1]),
+            "PACKED": desc.axes == 2 and all(
+                tensor is None or is_flat((*desc.output_size, 2), tensor.stride()[1:]) and tensor.stride(-1) == 1
+                for tensor in (args.grid, args.dgrid)
+            ),
+        }
+        placing = {"tiles": self.window_tiles, "LANES": tuning.lanes}
+        if windows:
+            steps.add(
+                fit_tiles, -(-desc.batch * self.window_tiles // tuning.fitted), sources, self, placing,
+                images=desc.batch, FITTED=tuning.fitted, num_warps=tuning.sum_warps,
+            )  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
             place_samples, desc.batch * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
+            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps, registers=tuning.place_registers,
         )  # fmt: skip
         steps.add(
             settle_planes, -(-self.planes // tuning.planes), self,
             fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.sum_warps,
         )  # fmt: skip
+        if windows:
+            steps.add(
+                sum_windows, desc.batch * self.window_tiles, sources, self, placing,
+                num_warps=tuning.window_warps, registers=tuning.window_registers,
+            )  # fmt: skip
+            steps.add(settle_balance, 1, self, num_warps=1)
         programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
         steps.add(
             add_extras, programs, sources, self,
