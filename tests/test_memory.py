@@ -145,12 +145,44 @@ def test_results_are_like_those_of_the_allocator(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(gradient, torch.autograd.grad(theirs.sum(), x)[0])
 
 
+def fail(size: int) -> huge_pages.Block:
+    raise OSError("no memory")
+
+
+#: Functions whose results and gradients are all large.
+LARGE_STEPS = {
+    "grid_sample": (hf.grid_sample, (1, 4, 512, 512), (1, 512, 512, 2)),
+    "learned scales": (lambda x, s: hf.fake_quantize(x, s, dtype=torch.int8), (LARGE,), ()),
+    "dynamic": (lambda x: hf.dynamic_fake_quantize(x, dtype=torch.int8), (512, LARGE // 512)),
+    "embedding": (lambda w: hf.embedding(torch.arange(LARGE // 64) // 2, w), (LARGE // 64, 64)),
+    "bags": (lambda w: hf.embedding_bag(torch.arange(LARGE // 64)[:, None], w), (LARGE // 64, 64)),
+}
+
+
+@on_linux
+@pytest.mark.parametrize("name", LARGE_STEPS)
+def test_large_gradients_are_those_that_were_written(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times, because later calls repeat the launch of the first."""
+    function, *shapes = LARGE_STEPS[name]
+    inputs = [torch.rand(shape).add(0.01).requires_grad_() for shape in shapes]
+
+    def step() -> list[torch.Tensor]:
+        out = function(*inputs)
+        return [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+
+    found = [step() for _ in range(3)]
+    assert any(map(is_lent, found[-1]))
+    monkeypatch.setattr(huge_pages, "Block", fail)
+    monkeypatch.setattr(huge_pages, "_waiting", [])
+    expected = step()
+    assert not any(map(is_lent, expected))
+    for made in found:
+        assert all(map(torch.equal, made, expected))
+
+
 @on_linux
 def test_without_memory_the_allocator_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(size: int) -> huge_pages.Block:
-        raise OSError("no memory")
-
-    monkeypatch.setattr(huge_pages, "Block", fails)
+    monkeypatch.setattr(huge_pages, "Block", fail)
     assert not is_lent(codes())
 
 

@@ -622,7 +622,9 @@ class EmbeddingBagBackward(IndexedKernel[EmbeddingBagBackwardDescriptor]):
         self.chosen = layout.take(elements, torch.int32) if desc.sums and desc.mode == "max" else None
         self.order = self.summing = None
         if desc.sums:
-            self.order = MergeSort(layout, device, desc.count, desc.rows)
+            row_bytes = desc.columns * desc.dtype.itemsize
+            tall = SUM_TUNING.on(device).is_tall(desc.rows, desc.count, row_bytes)
+            self.order = MergeSort(layout, device, desc.count, desc.rows, tall)
             self.summing = SegmentSumSteps(
                 layout, device, desc.count, desc.rows, desc.columns, desc.dtype, desc.count, desc.by_count
             )

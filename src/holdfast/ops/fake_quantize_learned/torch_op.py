@@ -67,6 +67,7 @@ def _backward(
     if grad_factor is None:
         grad_factor = lsq_factor(x.shape, granularity, q_max)
     dx, dscale, dzero_point = _gradients(dy, x, scale, zero_point, granularity, needs_dzero)
+    dx = on_huge_pages(dx)
     plan = _plan(
         x.shape, x.dtype, x.device, granularity, q_min, q_max, ste, dscale.dtype,
         dzero_point.dtype if needs_dzero else None, grad_factor,
@@ -76,7 +77,7 @@ def _backward(
         x=x,
         scale=scale_value if scale is None else scale,
         zero_point=zero_value if zero_point is None else zero_point,
-        dx=on_huge_pages(dx),
+        dx=dx,
         dscale=dscale,
         dzero_point=dzero_point if needs_dzero else None,
     )

@@ -130,6 +130,8 @@ def _sizes() -> Iterator[Problem]:
     yield Problem("scattered samples", (6, 40, 37), (24, 35))
     small = Problem("many small images", (1, 5, 7), (2, 2), batch=64, of_sums=True)
     yield small
+    # Larger than the accumulators of a program, also on a GPU.
+    yield replace(small, name="many images in several bands", image=(2, 24, 25), size=(6, 5))
     several = replace(
         small, name="small images, several bands", image=(3, 11, 13), size=(5, 4), batch=5, grid="not finite",
         dtype=torch.bfloat16, grid_dtype=torch.float32, accumulate=True,

@@ -75,6 +75,8 @@ from holdfast.ops.segment_sum.indexed import loops
 Table = np.ndarray[Any, Any]
 
 _NEAREST = MODES[Mode.NEAREST]
+#: Regions of scratch before the sums.
+_RUNS = 7
 #: Steps of ``_differentiate``.
 _WHOLE, _PART, _TOTAL = 0, 1, 2
 
@@ -676,10 +678,13 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             dgrid = _operand(args.dgrid, -1, compute, tables[3])
 
             def run(step: int, first: int, last: int, unit: int, slot: int) -> None:
+                # The total is added up in the sums of the first slot. All else belongs to the thread.
+                sums = self.scratch(base, 0 if step == _TOTAL else slot)[_RUNS:]
+                scratch = (*self.scratch(base, slot)[:_RUNS], *sums)
                 _differentiate(
                     step, first, last, unit, self.parts, self.group, self.problem.extent, self.problem[1:],
                     grid, image, steps, own_steps, dout, dinput, dgrid, joint, desc.fraction_bits,
-                    self.levels, accumulate, sparse, others, self.scratch(base, slot), like, columns,
+                    self.levels, accumulate, sparse, others, scratch, like, columns,
                 )  # fmt: skip
 
             self.run_tasks(lambda first, last, slot: run(_WHOLE, first, last, whole, slot), tasks)
@@ -698,7 +703,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
 
         def total(first: int, last: int) -> None:
             begin, end = (self.desc.pixels * k // self.slots for k in (first, last))
-            run(_TOTAL, begin, end, unit, 0)
+            run(_TOTAL, begin, end, unit, first)
 
         parallel(part, self.slots, self.work)
         parallel(total, self.slots, self.work)

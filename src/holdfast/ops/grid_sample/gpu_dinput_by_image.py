@@ -125,11 +125,11 @@ def sums_in_rows(
 
 @triton.jit
 def store_pixels(
-    dinput, held, stored, end, n, channel, x0, width, y, below, sizes, shift, fraction_bits, strides, step,
+    dinput, held, first, end, n, channel, x0, width, y, below, sizes, shift, fraction_bits, strides, step,
     FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, BAND: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Store the pixels ``stored`` to ``end`` of a channel: sums in the rows y to ``below``, else +0."""
-    for begin in range(stored, end, BAND):
+    """Store the pixels ``first`` to ``end`` of a channel: sums in the rows y to ``below``, else +0."""
+    for begin in range(first, end, BAND):
         pixel = begin + tl.arange(0, BAND)
         value = sums_in_rows(
             held, pixel, x0, width, y, below, sizes, begin, shift, fraction_bits, BAND, COMPUTE
@@ -179,7 +179,6 @@ def differentiate_images(
             shift = plane_shift(tl.max(tl.where(field < 255, field, 0), 0), fraction_bits, COMPUTE)
             special = tl.max(field, 0) == 255
             change = scaled(finite_or_zero(d), shift, COMPUTE)
-            stored = 0
             for row in range(y0, y1 + 1, rows):
                 # Accumulators of the rows from ``row``.
                 below = tl.minimum(row + rows, y1 + 1)
@@ -197,14 +196,14 @@ def differentiate_images(
                         fraction_bits, dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, BAND, COMPUTE,
                     )  # fmt: skip
                 else:
-                    end = below * sizes[0]
-                    if below > y1:
-                        end += pixels - end
+                    # Not a variable that each pass sets for the next: Triton 3.6 drops it, since the
+                    # other branch does not set it.
+                    begin = tl.where(row > y0, row * sizes[0], 0)
+                    end = tl.where(below > y1, pixels, below * sizes[0])
                     store_pixels(
-                        dinput, held, stored, end, n, channel, x0, width, row, below, sizes, shift,
+                        dinput, held, begin, end, n, channel, x0, width, row, below, sizes, shift,
                         fraction_bits, dinput_strides, dinput_step, DINPUT_FLAT, ACCUMULATE, BAND, COMPUTE,
                     )  # fmt: skip
-                    stored = end
                 tl.debug_barrier()
             if DGRID:
                 s0, s1, s2, s3 = add_products(

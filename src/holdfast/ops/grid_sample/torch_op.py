@@ -103,13 +103,14 @@ def _grid_sample_backward(
         tuple(input_size), grid.shape[1:-1], dout.dtype, grid.dtype, dout.device, mode, padding_mode,
         align_corners, needs_dinput, needs_dgrid,
     )  # fmt: skip
-    dinput, dgrid = _gradients(dout, grid, input_size, channels_last, needs_dinput, needs_dgrid)
+    made = _gradients(dout, grid, input_size, channels_last, needs_dinput, needs_dgrid)
+    dinput, dgrid = map(on_huge_pages, made)
     args = GridSampleBackwardArgs(
         dout=dout,
         grid=grid,
         input=image if needs_dgrid else None,
-        dinput=on_huge_pages(dinput) if needs_dinput else None,
-        dgrid=on_huge_pages(dgrid) if needs_dgrid else None,
+        dinput=dinput if needs_dinput else None,
+        dgrid=dgrid if needs_dgrid else None,
     )
     return Work(plan, args, (dinput, dgrid))
 

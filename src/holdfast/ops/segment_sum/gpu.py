@@ -37,7 +37,7 @@ from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.segment_sum import indexed
-from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill
+from holdfast.ops.segment_sum.gpu_merge_sort import MergeSort, ZeroFill, lower_bound, power_below
 from holdfast.ops.segment_sum.indexed import (
     D,
     DescribedSum,
@@ -78,6 +78,12 @@ class Tuning:
     #: Terms loaded together.
     unroll: int = 4
     warps: int = 4
+    #: Bytes that the span of a row costs: it is zeroed, read for its sum, and read to fill it.
+    span_bytes: int = 24
+
+    def is_tall(self, rows: int, count: int, row_bytes: int) -> bool:
+        """Whether the spans of all rows cost more than to write rows with terms twice."""
+        return rows > count > 0 and rows * self.span_bytes > count * row_bytes
 
     def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
         """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
@@ -96,8 +102,9 @@ TUNING = Tuned(
 )
 
 # Bounds of a row's places: ``starts[row]`` and ``starts[row + 1]``; a pair in ``spans``, zeros if the row has
-# none; or ``length`` places per row.
-STARTS, SPANS, EVEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# none; or ``length`` places per row. SEARCHED: they are found in the sorted rows of all places. NONE: no row
+# has places.
+STARTS, SPANS, EVEN, SEARCHED, NONE = (tl.constexpr(kind) for kind in range(5))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -114,6 +121,9 @@ def places_of(bounds, row, exists, length, BOUNDS: tl.constexpr):
     if BOUNDS == EVEN:
         first = row * length
         end = first + length
+    elif BOUNDS == NONE:
+        first = tl.zeros_like(row)
+        end = first
     elif BOUNDS == SPANS:
         at = bounds + row.to(tl.int64) * 2
         first = tl.load(at, mask=exists, other=0)
@@ -122,6 +132,31 @@ def places_of(bounds, row, exists, length, BOUNDS: tl.constexpr):
         first = tl.load(bounds + row, mask=exists, other=0)
         end = tl.load(bounds + row + 1, mask=exists, other=0)
     return first, tl.where(exists, end - first, 0)
+
+
+@triton.jit
+def places_from(keys, place, row, exists, count):
+    """Number of places of each row whose first place is given; 33 if there are more than 32."""
+    amount = exists.to(tl.int32)
+    same = exists
+    ahead = tl.full([], 1, tl.int32)
+    while (tl.max(same.to(tl.int32), 0) > 0) & (ahead <= CHUNK):
+        next = tl.load(keys + place + ahead, mask=same & (place + ahead < count), other=-1)
+        same = same & (next == row)
+        amount += same.to(tl.int32)
+        ahead += 1
+    return amount
+
+
+@triton.jit
+def places_around(keys, place, row, exists, count, step):
+    """First place and number of places of each row that has ``place`` and the place before; else zeros."""
+    before = tl.load(keys + place - 1, mask=exists & (place > 0), other=-1)
+    wanted = exists & (before == row)
+    first, end = tl.zeros_like(row), tl.zeros_like(row)
+    if tl.max(wanted.to(tl.int32), 0) > 0:
+        first, end = lower_bound(keys, row, count, step), lower_bound(keys, row + 1, count, step)
+    return first, tl.where(wanted, end - first, 0)
 
 
 @triton.jit
@@ -241,7 +276,7 @@ def reduce_chunks(
 @triton.jit
 def sum_long_rows(
     out, terms, places, rows_of, factors, keys, bounds, partials, counts, arrivals,
-    block, rows, length, windows, column, inside,
+    block, rows, count, length, windows, column, inside,
     columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, FINISH: tl.constexpr, BOUNDS: tl.constexpr, KEY_STEP: tl.constexpr,
     SHORT: tl.constexpr, ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
@@ -255,7 +290,10 @@ def sum_long_rows(
     mark = window + tl.where(is_first, 1, 0)
     exists = (slot < 2 * windows) & (mark < windows)
     row = row_of(keys, mark, exists, rows, length, BOUNDS, KEY_STEP)
-    first, amount = places_of(bounds, row, row < rows, length, BOUNDS)
+    if BOUNDS == SEARCHED:
+        first, amount = places_around(keys, mark * KEY_STEP, row, row < rows, count, length)
+    else:
+        first, amount = places_of(bounds, row, row < rows, length, BOUNDS)
     chunk = window - first // CHUNK
     left = amount - chunk * CHUNK
     mine = (amount > SHORT) & tl.where(is_first, chunk == 0, (chunk > 0) & (left > 0))
@@ -296,7 +334,10 @@ def sum_short_rows(
     else:
         row = number
         exists = row < rows
-    first, amount = places_of(bounds, row, exists, length, BOUNDS)
+    if BOUNDS == SEARCHED:
+        first, amount = number, places_from(keys, number, row, exists, count)
+    else:
+        first, amount = places_of(bounds, row, exists, length, BOUNDS)
     mine = exists & (amount <= CHUNK)
     if ACCUMULATE and not EVERY_ROW:
         mine = mine & (amount > 0)
@@ -322,6 +363,21 @@ def fill_rows(
     at = out + row_offsets(row, sizes, strides)[:, None] + column * strides[len(sizes) - 1]
     mask = ((row < rows) & (amount == 0))[:, None] & inside
     tl.store(at, tl.zeros([ROWS, COLUMNS], out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def fill_table(
+    out, factors, rows, columns, tiles, out_sizes, out_strides, factor_strides,
+    FILL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """``FILL`` for ROWS rows, as if they had no terms."""
+    follow()
+    tile = tl.program_id(0) % tiles
+    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    FILL(
+        out, factors, out, tl.program_id(0) // tiles * ROWS, rows, 0, column, column < columns,
+        out_sizes, out_strides, factor_strides, NONE, ROWS, COLUMNS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -377,7 +433,7 @@ def sum_segments(
                 sum_long_rows(
                     out, terms, places, rows_of, factors, keys, bounds,
                     partials, counts + tile * (2 * windows), arrivals + tile * (2 * windows),
-                    slot_block, rows, length, windows, column, inside,
+                    slot_block, rows, count, length, windows, column, inside,
                     columns, out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
                     TERM, FINISH, BOUNDS, KEY_STEP, SHORT, ACCUMULATE, BY_COUNT, COMPUTE, ROWS, COLUMNS,
                     UNROLL,
@@ -400,7 +456,9 @@ def sum_segments(
 
 
 class Bounds(NamedTuple):
-    """Bounds of the places of each row: STARTS or SPANS in ``bounds``, or EVEN with ``length``.
+    """Bounds of the places of each row: STARTS or SPANS in ``bounds``, EVEN with ``length``, or SEARCHED.
+
+    For SEARCHED, ``length`` is ``power_below`` of the number of places, and ``bounds`` is not read.
 
     ``keys`` are the rows of all places (``key_step`` 32) or of the first place of each window (``key_step``
     1). The maximum of the ``blocks`` elements of ``maxima`` is the maximum number of places of a row; it is
@@ -418,6 +476,8 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, order: MergeSort) -> Bounds:
         """Bounds of sorted places."""
+        if order.tall:
+            return cls(SEARCHED, order.keys, power_below(order.count), order.keys, order.key_step)
         return cls(SPANS, order.spans, keys=order.keys, key_step=order.key_step)
 
 
@@ -518,7 +578,7 @@ class SegmentSumSteps:
             add_clear(steps, self.arrivals, tuning.lanes)
         slot_blocks = -(-2 * self.windows // rows)
         long_programs = min(slot_blocks, tuning.long_programs) if bounds.blocks else slot_blocks
-        sparse = self.sparse and bounds.kind is SPANS
+        sparse = self.sparse and bounds.kind in (SPANS, SEARCHED)
         owned = 0 if only_long else -(-(self.count if sparse else self.rows) // rows)
         parts = tuning.parts if sparse and owned * self.tiles >= tuning.parted else 1
         short_programs = -(-owned // parts)
@@ -526,6 +586,9 @@ class SegmentSumSteps:
         if sparse:
             fill_rows = min(max(tuning.fill_bytes // (columns * self.itemsize), 1), tuning.most_rows)
         fill_programs = -(-(self.rows - filled) // fill_rows) if sparse and not accumulate else 0
+        if bounds.kind is SEARCHED and fill_programs:
+            self.add_filling(steps, out, terms, walk, fill, filled)
+            fill_programs = 0
         steps.add(
             sum_segments, (long_programs + short_programs + fill_programs) * self.tiles,
             self, out, terms, bounds, walk,
@@ -537,6 +600,18 @@ class SegmentSumSteps:
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
             ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
             num_warps=tuning.warps,
+        )  # fmt: skip
+
+    def add_filling(
+        self, steps: Steps, out: Target, terms: Terms, walk: Walk, fill: Any, filled: int
+    ) -> None:
+        """Add a launch that fills the rows that the caller does not zero, with terms or without."""
+        columns = self.tile[1]
+        rows = max(triton.next_power_of_2(self.tuning.fill_bytes // (columns * self.itemsize) + 1) // 2, 1)
+        steps.add(
+            fill_table, -(-(self.rows - filled) // rows) * self.tiles, self, out, terms,
+            factor_strides=walk.factor_strides, FILL=fill, ROWS=rows, COLUMNS=columns,
+            num_warps=self.tuning.warps,
         )  # fmt: skip
 
 
@@ -553,7 +628,8 @@ class SortedSums(IndexedKernel[D]):
     def __init__(self, desc: D, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.order = MergeSort(layout, device, desc.count, desc.rows)
+        tall = TUNING.on(device).is_tall(desc.rows, desc.count, desc.columns * desc.dtype.itemsize)
+        self.order = MergeSort(layout, device, desc.count, desc.rows, tall)
         self.sorted_by = self.order.sorted_by
         self.variant = f"sorted by {self.sorted_by or 'merging'}"
         self.summing = SegmentSumSteps(

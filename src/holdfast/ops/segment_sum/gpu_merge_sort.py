@@ -214,9 +214,9 @@ def load_rows_and_zero(
 def find_spans(
     spans, counters, keys, fill, places, indices, reports,
     count, rows, counter_count, programs, fill_start, fill_count, word, sizes, strides,
-    RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+    STORE: tl.constexpr, RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Store where each row with places begins and ends in the sorted keys, and zero the counters.
+    """If STORE, store where each row with places begins and ends in the sorted keys. Zero the counters.
 
     If RAISE, indices without a row are reported. Further programs zero ``fill``.
     """
@@ -224,11 +224,12 @@ def find_spans(
     if tl.program_id(0) < programs:
         place = tl.program_id(0) * TILE + tl.arange(0, TILE)
         row = tl.load(keys + place, mask=place < count, other=rows)
-        before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
-        after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
-        at = spans + row.to(tl.int64) * 2
-        tl.store(at, place, mask=(row < rows) & (row != before))
-        tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
+        if STORE:
+            before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
+            after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+            at = spans + row.to(tl.int64) * 2
+            tl.store(at, place, mask=(row < rows) & (row != before))
+            tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
         tl.store(counters + place, tl.zeros([TILE], tl.int32), mask=place < counter_count)
         if RAISE:
             bad = (place < count) & (row >= rows)
@@ -285,13 +286,15 @@ class MergeSort:
 
     ``places`` has one place per index, in sorted order, those of skipped indices last. ``keys`` are their
     rows. ``spans[2 * row]`` and ``spans[2 * row + 1]`` are the begin and end of a row's places, zeros if it
-    has none.
+    has none. A ``tall`` table has no spans: they would take longer than its sums.
     """
 
     key_step = indexed.CHUNK
 
-    def __init__(self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int) -> None:
-        self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
+    def __init__(
+        self, layout: WorkspaceLayout, device: torch.device, count: int, rows: int, tall: bool = False
+    ) -> None:
+        self.count, self.rows, self.tall, self.tuning = count, rows, tall, TUNING.on(device)
         self.merges = count <= self.tuning.max_merged
         self.sorted_by = "" if self.merges else "torch.sort"
         self.shift = max(count - 1, 0).bit_length()
@@ -300,7 +303,7 @@ class MergeSort:
         self.keys = layout.take(count, torch.int32)
         self.places = layout.take(count, torch.int32 if self.merges else torch.int64)
         # Triton specializes multiples of 16, and then zeroes whole vectors.
-        self.spans = layout.take(-(-2 * rows // 16) * 16, torch.int32)
+        self.spans = layout.take(0 if tall else -(-2 * rows // 16) * 16, torch.int32)
         self.words: tuple[Region, ...]
         if self.merges:
             ways = self._ways()
@@ -321,7 +324,9 @@ class MergeSort:
 
     @property
     def fill_bytes(self) -> int:
-        """Bytes that the launches can zero at no cost."""
+        """Bytes that the launches can zero at no cost. If the table is tall, all of it."""
+        if self.tall:
+            return 2**62
         if not self.merges or not self.count:
             return 0
         return (1 + len(self._ways())) * self.tuning.pass_bytes + self.tuning.span_bytes
@@ -368,15 +373,18 @@ class MergeSort:
                 find_spans, programs + -(-fill.elements // zero_tile), self, fill.parameters, loaded,
                 counters=counters, counter_count=counters.count, programs=programs,
                 reports=reports.words if reports else None,
-                word=reports.word(bad_index) if reports and bad_index else 0, RAISE=reports is not None,
-                TILE=tuning.span_lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
+                word=reports.word(bad_index) if reports and bad_index else 0,
+                STORE=not self.tall, RAISE=reports is not None, TILE=tuning.span_lanes, ZERO_TILE=zero_tile,
+                num_warps=tuning.warps,
             )  # fmt: skip
 
     def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill) -> ZeroFill:
         """Add the launches that sort blocks and merge them. Returns the memory still to be zeroed."""
         count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
         programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
-        now, fill = fill.split(tuning.pass_bytes)
+        # The last launch of the sort, ``find_spans``, zeroes the rest.
+        size = max(tuning.pass_bytes, fill.elements * fill.itemsize // (len(ways) + 2))
+        now, fill = fill.split(size)
         steps.add(
             sort_blocks, programs + span_programs + -(-now.elements // zero_tile),
             self, now.parameters, loaded, constants_of(tuning),
@@ -388,7 +396,7 @@ class MergeSort:
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
             tile = min(tuning.lanes // way, tuning.block)
             programs = -(-count // tile)
-            now, fill = fill.split(tuning.pass_bytes)
+            now, fill = fill.split(size)
             steps.add(
                 merge_runs, programs + -(-now.elements // zero_tile), self, now.parameters,
                 merged=target, words=source, run=run, programs=programs, TILE=tile, WAYS=way,
