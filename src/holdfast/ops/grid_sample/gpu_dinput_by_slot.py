@@ -42,7 +42,13 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     sampling_constants,
     unravel,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_cell import pixel_offset, pixels_of_tile, store_pixels, tiles_of
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import (
+    pixel_offset,
+    pixels_of_tile,
+    step_of,
+    store_pixels,
+    tiles_of,
+)
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
     Gate,
     SampleSums,
@@ -51,37 +57,23 @@ from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
     operands_of,
     store_changes,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_window import (
-    EXTRAS,
-    HOLDERS,
-    MODEL,
-    ROWS,
-    SPREAD,
-    TALLIES,
-    WINDOW_COLUMNS,
-    fit_tiles,
-    settle_balance,
-    sum_windows,
-    times_owed,
-)
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
-from holdfast.ops.grid_sample.plan import (
-    LIMIT,
-    GridSampleBackwardArgs,
-    GridSampleBackwardDescriptor,
-    Mode,
-    Padding,
-)
+from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
+#: Words per plane of ``largest``: atomics of many programs on one address would be slow.
+SPREAD = tl.constexpr(64)
+#: Positions in ``tallies``: the number of extras and of holders; then the number of tallies.
+EXTRAS, HOLDERS, TALLIES = (tl.constexpr(number) for number in (0, 1, 8))
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Tuning of ``SlotSums``."""
 
-    #: Samples per program of ``place_samples``, one per thread, and warps.
+    #: Samples per program of ``place_samples``, one per thread, warps, and registers per thread.
     tile: int
     warps: int
+    registers: int
     #: Pixels per program of ``sum_slots``, the width of its tile in pixels, and warps.
     pixels: int
     wide: int
@@ -93,14 +85,6 @@ class Tuning:
     extra_tile: int
     #: Words cleared per program.
     cleared: int
-    #: Whether smooth grids are summed by window; the width of a tile of ``sum_windows``, its warps, and tiles
-    #: per program of ``fit_tiles``.
-    windows: bool
-    lanes: int
-    window_warps: int
-    fitted: int
-    window_registers: int | None = None
-    place_registers: int | None = None
     #: Maximum and minimum number of slots of a cell.
     slots: int = 4
     least_slots: int = 2
@@ -118,12 +102,12 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
-        extra_tile=128, cleared=4096, windows=True, lanes=128, window_warps=4, fitted=128,
+        tile=256, warps=8, registers=64, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
+        extra_tile=128, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
-        extra_tile=64, cleared=65536, windows=True, lanes=64, window_warps=4, fitted=1024, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
+        tile=8192, warps=4, registers=64, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
+        extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -164,6 +148,7 @@ def measure(largest, d, n, channels, CHANNELS: tl.constexpr):
 
 @triton.jit
 def field_of(d):
+    """The exponent field of each number; at least 1 if the number is not 0."""
     return tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
 
 
@@ -214,26 +199,22 @@ def four_corners(first, sizes, strides, LAYER: tl.constexpr, AXES: tl.constexpr,
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
 def place_samples(
-    dgrid, counts, slots, extras, holders, tallies, largest, balance, rough, dout, image, grid,
+    dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
     tiles, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, CHANNELS: tl.constexpr,
     SLOTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, DGRID_FLAT: tl.constexpr,
-    PACKED: tl.constexpr, WINDOWS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr,
-    TILE: tl.constexpr,
+    PACKED: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Place TILE samples of an image, one per thread, and compute their dgrid.
 
-    WINDOWS: the samples of an image that is not rough are only counted for ``sum_windows``.
+    PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
     """
     follow()
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
-    listing = True
-    if WINDOWS:
-        listing = tl.load(rough + n) > 0
     own_grid = grid + n.to(tl.int64) * grid_strides[0]
     grid_at = place_offset(number, out_sizes, grid_strides, AXES, GRID_FLAT).to(OFFSET)
     if AXES == 2:
@@ -247,12 +228,13 @@ def place_samples(
     base += place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
     d0 = widen(tl.load(base, mask=inside, other=0.0), COMPUTE)
     d1, d2, d3 = d0, d0, d0
+    step = step_of(dout_step)
     if CHANNELS > 1:
-        d1 = widen(tl.load(base + dout_step, mask=inside, other=0.0), COMPUTE)
+        d1 = widen(tl.load(base + step, mask=inside, other=0.0), COMPUTE)
     if CHANNELS > 2:
-        d2 = widen(tl.load(base + 2 * dout_step, mask=inside, other=0.0), COMPUTE)
+        d2 = widen(tl.load(base + 2 * step, mask=inside, other=0.0), COMPUTE)
     if CHANNELS > 3:
-        d3 = widen(tl.load(base + 3 * dout_step, mask=inside, other=0.0), COMPUTE)
+        d3 = widen(tl.load(base + 3 * step, mask=inside, other=0.0), COMPUTE)
     d = (d0, d1, d2, d3)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
     if DGRID:
@@ -276,22 +258,17 @@ def place_samples(
                 own_dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE
             )
     measure(largest, d, n, channels, CHANNELS)
-    if WINDOWS:
-        if not listing:
-            owed = tl.sum(tl.where(inside, times_owed(first, sizes), 0), 0)
-            tl.atomic_add(balance + tl.program_id(0) % SPREAD, owed, sem="relaxed")
-    if listing:
-        cell, there = cell_of(first, sizes, AXES)
-        cell += n * cells
-        there = there & inside
-        arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
-        tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
-        extra = there & (arrival >= SLOTS)
-        if tl.max(extra.to(tl.int32), 0) > 0:
-            keep_extras(
-                extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
-                most_extras, CORNERS * CHANNELS, SLOTS,
-            )  # fmt: skip
+    cell, there = cell_of(first, sizes, AXES)
+    cell += n * cells
+    there = there & inside
+    arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
+    tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
+    extra = there & (arrival >= SLOTS)
+    if tl.max(extra.to(tl.int32), 0) > 0:
+        keep_extras(
+            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
+            most_extras, CORNERS * CHANNELS, SLOTS,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["planes", "most_extras", "fraction_bits"])
@@ -442,13 +419,13 @@ def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
 def sum_slots(
-    dinput, counts, slots, holders, tallies, rough, scales, dout, grid,
+    dinput, counts, slots, holders, tallies, scales, dout, grid,
     tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
     dout_strides, grid_strides, dinput_step, dout_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
     GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
-    WIDE: tl.constexpr, AHEAD: tl.constexpr, WINDOWS: tl.constexpr,
+    WIDE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile of PIXELS pixels of an image, one per thread, in all channels.
 
@@ -458,9 +435,6 @@ def sum_slots(
     if tl.load(tallies + EXTRAS) > most_extras:
         return
     n = tl.program_id(0) // tiles
-    if WINDOWS:
-        if tl.load(rough + n) == 0:
-            return
     x, y, exists = pixels_of_tile(tl.program_id(0) - n * tiles, sizes[0], stacked, PIXELS, WIDE)
     row = sizes[0] + 1
     layer = (sizes[1] + 1) * row
@@ -541,10 +515,6 @@ class SlotSums:
         self.all_cells, self.planes = desc.batch * self.cells, desc.batch * desc.channels
         self.most_extras = max(desc.batch * desc.samples // self.tuning.samples_per_extra, 1)
         self.SLOTS = self.tuning.slots
-        self.across = -(-desc.image_size[-1] // self.tuning.lanes)
-        self.window_tiles = 0
-        if desc.axes == 2 and desc.output_size[-1] >= WINDOW_COLUMNS.value:
-            self.window_tiles = self.across * -(-desc.image_size[-2] // ROWS.value)
         while self._size() > budget and self.SLOTS > self.tuning.least_slots:
             self.SLOTS -= 1
         self.fits = self._size() <= budget
@@ -556,11 +526,8 @@ class SlotSums:
         return layout.size
 
     def _take(self, layout: WorkspaceLayout) -> None:
-        sizes = [TALLIES.value, self.planes * SPREAD.value, SPREAD.value, self.desc.batch, self.all_cells]
-        self.words, (self.tallies, self.largest, self.balance, self.rough, self.counts) = layout.take_together(
-            sizes, torch.int32
-        )
-        self.models = layout.take(self.desc.batch * self.window_tiles * MODEL.value, torch.float32)
+        sizes = [TALLIES.value, self.planes * SPREAD.value, self.all_cells]
+        self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
         self.scales = layout.take(self.planes, torch.float32)
         start = layout.size
         self.slots = layout.take((self.SLOTS + 1) * self.all_cells, torch.int32)
@@ -592,41 +559,23 @@ class SlotSums:
             clear_words, -(-words // tuning.cleared), self,
             words_count=words, TILE=tuning.cleared, num_warps=tuning.sum_warps,
         )  # fmt: skip
+        grids = [tensor for tensor in (grid, args.dgrid) if tensor is not None]
+        packed = all(t.stride(-1) == 1 and is_flat((*desc.output_size, 2), t.stride()[1:]) for t in grids)
         sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
             "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
+            "DGRID_FLAT": is_flat(desc.output_size, grids[-1].stride()[1:-1]),
+            "PACKED": desc.axes == 2 and packed,
         }  # fmt: skip
-        windows = self.window_tiles > 0 and not args.accumulate and tuning.windows
-        windows = windows and desc.padding_mode == Padding.ZEROS
-        sources |= {
-            "WINDOWS": windows,
-            "DGRID_FLAT": args.dgrid is not None and is_flat(desc.output_size, args.dgrid.stride()[1:-1]),
-            "PACKED": desc.axes == 2 and all(
-                tensor is None or is_flat((*desc.output_size, 2), tensor.stride()[1:]) and tensor.stride(-1) == 1
-                for tensor in (args.grid, args.dgrid)
-            ),
-        }
-        placing = {"tiles": self.window_tiles, "LANES": tuning.lanes}
-        if windows:
-            steps.add(
-                fit_tiles, -(-desc.batch * self.window_tiles // tuning.fitted), sources, self, placing,
-                images=desc.batch, FITTED=tuning.fitted, num_warps=tuning.sum_warps,
-            )  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
             place_samples, desc.batch * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps, registers=tuning.place_registers,
+            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps, registers=tuning.registers,
         )  # fmt: skip
         steps.add(
             settle_planes, -(-self.planes // tuning.planes), self,
             fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.sum_warps,
         )  # fmt: skip
-        if windows:
-            steps.add(
-                sum_windows, desc.batch * self.window_tiles, sources, self, placing,
-                num_warps=tuning.window_warps, registers=tuning.window_registers,
-            )  # fmt: skip
-            steps.add(settle_balance, 1, self, num_warps=1)
         programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
         steps.add(
             add_extras, programs, sources, self,

@@ -195,6 +195,20 @@ MUTANTS = (
         likely="random",
     ),
     _backward(
+        "a corner after the last column taken for one of the image",
+        _SLOTS_GPU,
+        "size - 1), (index >= 0) & (index < size)",
+        "size - 1), (index >= 0) & (index <= size)",
+        likely="random",
+    ),
+    _backward(
+        "the last channel not measured",
+        _SLOTS_GPU,
+        'tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS, sem="relaxed")',
+        'tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS - 1, sem="relaxed")',
+        likely="gradients of a wide range, 4 channels",
+    ),
+    _backward(
         "the extras lost",
         _SLOTS_GPU,
         "total += tl.load(at, mask=counts[i] > SLOTS, other=0)",
