@@ -114,7 +114,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
         "row_lanes": 1,
         "segment_programs": 3,
     },
-    "gpu_dinput_by_slot": {"tile": 64, "pixels": 16, "wide": 8, "extra_tile": 16, "planes": 2},
+    "gpu_dinput_by_slot": {"tile": 64, "lanes": 16, "wide": 8, "rows": 3, "extra_tile": 16, "planes": 2},
     "gpu_dinput_by_plane": {"most_planes": 0},
     "gpu_dgrid": {"tile": 64},
     "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},

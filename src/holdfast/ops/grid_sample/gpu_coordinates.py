@@ -53,16 +53,30 @@ def reflected(x, scale, size, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def padded_coordinate(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
-    """Coordinate of a sample after padding, and its scale: its derivative by the grid coordinate."""
+def unpadded_coordinate(g, size, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
+    """Coordinate of a sample before padding, and its scale: its derivative by the grid coordinate.
+
+    To halve a product or to multiply by half the size gives the same bits, unless the product overflows.
+    Reflection alone tells infinity from another large coordinate.
+    """
     size = size + tl.zeros(g.shape, tl.int32)
-    count, last = size.to(g.dtype), (size - 1).to(g.dtype)
-    if ALIGNED:
-        x = ((g + 1.0) * 0.5) * last
-        scale = last * 0.5
+    scale = (size - 1 if ALIGNED else size).to(g.dtype) * 0.5
+    if PADDING != REFLECTION:
+        x = (g + 1.0) * scale
+        x = x if ALIGNED else x - 0.5
+    elif ALIGNED:
+        x = ((g + 1.0) * 0.5) * (size - 1).to(g.dtype)
     else:
-        x = ((g + 1.0) * count - 1.0) * 0.5
-        scale = count * 0.5
+        x = ((g + 1.0) * size.to(g.dtype) - 1.0) * 0.5
+    return x, scale
+
+
+@triton.jit
+def padded_coordinate(g, size, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
+    """Coordinate of a sample after padding, and its scale."""
+    x, scale = unpadded_coordinate(g, size, PADDING, ALIGNED)
+    size = size + tl.zeros(g.shape, tl.int32)
+    last = (size - 1).to(g.dtype)
     before = tl.full(g.shape, -MARGIN, g.dtype)
     beyond = (size + (MARGIN - 1)).to(g.dtype)
     near = (x >= before) & (x <= beyond)
@@ -172,6 +186,12 @@ def locate(
     gx = load_coordinate(grid, at, inside, 0, AXES, step, COMPUTE)
     gy = load_coordinate(grid, at, inside, 1, AXES, step, COMPUTE)
     gz = load_coordinate(grid, at, inside, 2, AXES, step, COMPUTE)
+    return located(gx, gy, gz, sizes, MODE, PADDING, ALIGNED)
+
+
+@triton.jit
+def located(gx, gy, gz, sizes, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr):
+    """First taps, fractions and scales, each for x, y and z, of samples at these grid coordinates."""
     x, scale_x = padded_coordinate(gx, sizes[0], MODE, PADDING, ALIGNED)
     y, scale_y = padded_coordinate(gy, sizes[1], MODE, PADDING, ALIGNED)
     z, scale_z = padded_coordinate(gz, sizes[2], MODE, PADDING, ALIGNED)

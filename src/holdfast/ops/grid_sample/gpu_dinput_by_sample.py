@@ -475,7 +475,7 @@ def operands_of(
             ("dinput", "dinput"), ("dgrid", "dgrid"), ("dout", "dout"), ("image", "input"), ("grid", "grid"),
         )
     }  # fmt: skip
-    wide = tl.int64 in (offset_type(dout), offset_type(image))
+    wide = tl.int64 in [offset_type(tensor) for tensor in (dinput, dgrid, dout, image, grid)]
     return named | {
         "channels": desc.channels, "samples": desc.samples, "pixels": desc.pixels,
         "fraction_bits": desc.fraction_bits,

@@ -25,7 +25,7 @@ from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import WorkspaceLayout
-from holdfast.numerics.gpu import widen
+from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import (
     LARGEST_SHIFT,
     cell_of,
@@ -37,47 +37,51 @@ from holdfast.ops.grid_sample.gpu_cells import (
 from holdfast.ops.grid_sample.gpu_coordinates import (
     corner_weight,
     locate,
+    located,
     offset_of,
     sampling_constants,
     unravel,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_cell import pixel_offset, pixels_of_tile, store_pixels, tiles_of
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import step_of, tiles_of
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
     Gate,
     SampleSums,
     add_products,
     add_slopes,
     operands_of,
-    quad_of,
     store_changes,
 )
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
+from holdfast.ops.grid_sample.gpu_slot_columns import EXTRAS, HOLDERS, TALLIES, sum_slots
 from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
 #: Words per plane of ``largest``: atomics of many programs on one address would be slow.
 SPREAD = tl.constexpr(64)
-#: Positions in ``tallies``: the number of extras and of holders; then the number of tallies.
-EXTRAS, HOLDERS, TALLIES = (tl.constexpr(number) for number in (0, 1, 8))
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Tuning of ``SlotSums``."""
 
-    #: Samples per program of ``place_samples``, one per thread, and warps.
+    #: Samples per program of ``place_samples``, one per thread, warps, and registers per thread.
     tile: int
     warps: int
-    #: Pixels per program of ``sum_slots``, the width of its tile in pixels, and warps.
-    pixels: int
+    registers: int
+    #: Columns per program of ``sum_slots``, the width of its tile, the pixels of a column, warps, and
+    #: registers per thread.
+    lanes: int
     wide: int
+    rows: int
     sum_warps: int
-    #: Slots that are loaded ahead in 2-D. In 3-D none are, since the code would be twice as long.
-    ahead: int
+    sum_registers: int | None
+    ahead: bool
     #: Maximum programs of ``add_extras``, and samples of each.
     extra_programs: int
     extra_tile: int
     #: Words cleared per program.
     cleared: int
+    #: Warps of the other kernels.
+    other_warps: int = 4
     #: Maximum and minimum number of slots of a cell.
     slots: int = 4
     least_slots: int = 2
@@ -95,12 +99,15 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, pixels=128, wide=32, sum_warps=4, ahead=1, extra_programs=528,
-        extra_tile=128, cleared=4096,
+        tile=256, warps=8, registers=64, lanes=32, wide=32, rows=8, sum_warps=1, sum_registers=None,
+        ahead=True,
+        extra_programs=528, extra_tile=128, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, pixels=4096, wide=32, sum_warps=4, ahead=1, extra_programs=2,
-        extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_channels=1, least_elements=1,
+        tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, sum_registers=None,
+        ahead=True,
+        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4,
+        least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -126,10 +133,68 @@ def keep_extras(
 
 
 @triton.jit
-def measure(largest, d):
-    """Update the largest exponent field of a plane: 0 if all numbers are 0, 255 if one is not finite."""
-    field = tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
-    tl.atomic_max(largest, tl.max(field, 0), sem="relaxed")
+def measure(largest, d, n, channels, CHANNELS: tl.constexpr):
+    """Update the largest exponent fields of the planes: 0 if all numbers are 0, 255 if one is not finite."""
+    fields = (field_of(d[0]), field_of(d[1]), field_of(d[2]), field_of(d[3]))
+    at = largest + n * channels * SPREAD + tl.program_id(0) % SPREAD
+    if CHANNELS == 1:
+        tl.atomic_max(at, tl.max(fields[0], 0), sem="relaxed")
+    else:
+        both = tl.join(tl.join(fields[0], fields[2]), tl.join(fields[1], fields[3]))
+        most = tl.max(tl.reshape(both, (both.shape[0], 4)), 0)
+        channel = tl.arange(0, 4)
+        tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS, sem="relaxed")
+
+
+@triton.jit
+def field_of(d):
+    """The exponent field of each number; at least 1 if the number is not 0."""
+    return tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
+
+
+@triton.jit
+def load_pair(grid, number, at, inside, step, PACKED: tl.constexpr, COMPUTE: tl.constexpr):
+    """x and y of samples at offsets ``at`` of a 2-D grid. PACKED: there is nothing between the numbers."""
+    if PACKED:
+        at = (number * 2)[:, None] + tl.arange(0, 2)[None, :]
+        return tl.split(widen(tl.load(grid + at, mask=inside[:, None], other=0.0), COMPUTE))
+    else:
+        gx = widen(tl.load(grid + at, mask=inside, other=0.0), COMPUTE)
+        return gx, widen(tl.load(grid + (at + step), mask=inside, other=0.0), COMPUTE)
+
+
+@triton.jit
+def store_pair(dgrid, number, changes, scale, inside):
+    """Store the derivatives along x and y, with nothing between the numbers."""
+    x = tl.where(scale[0] != 0, changes[0] * scale[0], 0.0)
+    y = tl.where(scale[1] != 0, changes[1] * scale[1], 0.0)
+    pair = narrow(tl.join(x, y), dgrid.dtype.element_ty)
+    tl.store(dgrid + ((number * 2)[:, None] + tl.arange(0, 2)[None, :]), pair, mask=inside[:, None])
+
+
+@triton.jit
+def clipped_tap(first, TAP: tl.constexpr, size):
+    """A tap's pixel, the nearest one of the image if it is outside, and whether it is inside."""
+    index = first + TAP
+    return tl.minimum(tl.maximum(index, 0), size - 1), (index >= 0) & (index < size)
+
+
+@triton.jit
+def four_corners(first, sizes, strides, LAYER: tl.constexpr, AXES: tl.constexpr, OFFSET: tl.constexpr):
+    """Offsets in the image of the four corners of a layer, and whether they are inside."""
+    west, in_west = clipped_tap(first[0], 0, sizes[0])
+    east, in_east = clipped_tap(first[0], 1, sizes[0])
+    north, in_north = clipped_tap(first[1], 0, sizes[1])
+    south, in_south = clipped_tap(first[1], 1, sizes[1])
+    west, east = west.to(OFFSET) * strides[1], east.to(OFFSET) * strides[1]
+    north, south = north.to(OFFSET) * strides[2], south.to(OFFSET) * strides[2]
+    if AXES == 3:
+        layer, in_layer = clipped_tap(first[2], LAYER, sizes[2])
+        layer = layer.to(OFFSET) * strides[3]
+        north, south = north + layer, south + layer
+        in_north, in_south = in_north & in_layer, in_south & in_layer
+    offsets = (north + west, north + east, south + west, south + east)
+    return offsets, (in_north & in_west, in_north & in_east, in_south & in_west, in_south & in_east)
 
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
@@ -139,44 +204,64 @@ def place_samples(
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, CHANNELS: tl.constexpr,
-    SLOTS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    SLOTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, DGRID_FLAT: tl.constexpr,
+    PACKED: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Place TILE samples of an image, one per thread, and compute their dgrid."""
+    """Place TILE samples of an image, one per thread, and compute their dgrid.
+
+    PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
+    """
     follow()
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
-    # Past the end, the last sample is located, so that loads of pixels need no mask.
-    x, y, z = unravel(tl.minimum(number, samples - 1), out_sizes, AXES)
-    first, t, scale = locate(
-        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-        AXES, MODE, PADDING, ALIGNED, COMPUTE,
-    )  # fmt: skip
+    own_grid = grid + n.to(tl.int64) * grid_strides[0]
+    grid_at = place_offset(number, out_sizes, grid_strides, AXES, GRID_FLAT).to(OFFSET)
+    if AXES == 2:
+        gx, gy = load_pair(own_grid, number, grid_at, inside, grid_step, PACKED, COMPUTE)
+        first, t, scale = located(gx, gy, tl.zeros_like(gx), sizes, MODE, PADDING, ALIGNED)
+    else:
+        first, t, scale = locate(
+            own_grid, grid_at, inside, grid_step, sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE
+        )
+    base = dout + n.to(tl.int64) * dout_strides[0]
+    base += place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
+    d0 = widen(tl.load(base, mask=inside, other=0.0), COMPUTE)
+    d1, d2, d3 = d0, d0, d0
+    step = step_of(dout_step)
+    if CHANNELS > 1:
+        d1 = widen(tl.load(base + step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 2:
+        d2 = widen(tl.load(base + 2 * step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 3:
+        d3 = widen(tl.load(base + 3 * step, mask=inside, other=0.0), COMPUTE)
+    d = (d0, d1, d2, d3)
+    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    if DGRID:
+        zeros = tl.zeros([TILE], COMPUTE)
+        changes = (zeros, zeros, zeros)
+        own_image = image + n.to(tl.int64) * image_strides[0]
+        for corner in tl.static_range(0, CORNERS, 4):
+            offsets, exist = four_corners(first, sizes, image_strides, corner // 4, AXES, OFFSET)
+            s0, s1, s2, s3 = zeros, zeros, zeros, zeros
+            for channel in tl.static_range(CHANNELS):
+                s0, s1, s2, s3 = add_products(
+                    s0, s1, s2, s3, d[channel], own_image, channel, image_step, offsets, COMPUTE
+                )
+            changes = add_slopes(changes, (s0, s1, s2, s3), exist, t, corner, AXES, TAPS, MODE)
+        own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
+        target = place_offset(number, out_sizes, dgrid_strides, AXES, DGRID_FLAT).to(OFFSET)
+        if PACKED and not ACCUMULATE:
+            store_pair(own_dgrid, number, changes, scale, inside)
+        else:
+            store_changes(
+                own_dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE
+            )
+    measure(largest, d, n, channels, CHANNELS)
     cell, there = cell_of(first, sizes, AXES)
     cell += n * cells
     there = there & inside
     arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
-    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    base = dout + offset_of(n, x, y, z, dout_strides)
-    if DGRID:
-        zeros = tl.zeros([TILE], COMPUTE)
-        changes = (zeros, zeros, zeros)
-        for corner in tl.static_range(0, CORNERS, 4):
-            quad = quad_of(
-                first, n, inside, 0, 0, sizes, image_strides,
-                corner, AXES, TAPS, MODE, PADDING, ALIGNED, False, OFFSET,
-            )  # fmt: skip
-            s0, s1, s2, s3 = zeros, zeros, zeros, zeros
-            for channel in tl.static_range(CHANNELS):
-                d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-                s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d, image, channel, image_step, quad[1], COMPUTE)
-            changes = add_slopes(changes, (s0, s1, s2, s3), quad[3], t, corner, AXES, TAPS, MODE)
-        target = offset_of(n, x, y, z, dgrid_strides)
-        store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
-    # Reductions wait for all threads, so they come last.
-    for channel in tl.static_range(CHANNELS):
-        d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-        measure(largest + (n * channels + channel) * SPREAD + tl.program_id(0) % SPREAD, d)
     tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
     extra = there & (arrival >= SLOTS)
     if tl.max(extra.to(tl.int32), 0) > 0:
@@ -242,180 +327,6 @@ def add_extras(
                 tl.atomic_add(target + (corner * CHANNELS + channel), term, mask=inside, sem="relaxed")
 
 
-@triton.jit
-def corner_cell(cell, row, layer, CORNER: tl.constexpr):
-    """The cell whose samples have a pixel as this corner; ``cell`` is the one of the first corner."""
-    return cell - (CORNER % 2) - (CORNER // 2 % 2) * row - (CORNER // 4) * layer
-
-
-@triton.jit
-def words_of_four(words, cell, exists, row, layer, CORNER: tl.constexpr):
-    """The words of the four cells around pixels from that of CORNER."""
-    return (
-        tl.load(words + corner_cell(cell, row, layer, CORNER), mask=exists, other=0),
-        tl.load(words + corner_cell(cell, row, layer, CORNER + 1), mask=exists, other=0),
-        tl.load(words + corner_cell(cell, row, layer, CORNER + 2), mask=exists, other=0),
-        tl.load(words + corner_cell(cell, row, layer, CORNER + 3), mask=exists, other=0),
-    )
-
-
-@triton.jit
-def most_of_four(counts):
-    return tl.maximum(tl.maximum(counts[0], counts[1]), tl.maximum(counts[2], counts[3]))
-
-
-@triton.jit
-def load_term(
-    grid, sample, here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
-    CORNER: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
-    ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr, GRID_FLAT: tl.constexpr,
-    FLAT: tl.constexpr,
-):  # fmt: skip
-    """The offset in a plane of dout, and the weight, of samples ``here``; elsewhere of any sample."""
-    sample = tl.where(here, sample, 0)
-    at = place_offset(sample, out_sizes, grid_strides, AXES, GRID_FLAT)
-    _first, t, _scale = locate(grid, at, here, grid_step, sizes, AXES, MODE, PADDING, ALIGNED, COMPUTE)
-    weight = corner_weight(t, CORNER, AXES, TAPS, MODE)
-    return place_offset(sample, out_sizes, dout_strides, AXES, FLAT), weight
-
-
-@triton.jit
-def word(dout, at, here, weight, scale):
-    """The integer of a term."""
-    d = widen(tl.load(dout + at, mask=here, other=0.0), tl.float32)
-    return (weight * (d * scale)).to(tl.int64)
-
-
-@triton.jit
-def add_round(
-    q0, q1, q2, q3, k, samples, counts, grid, dout, scales, sizes, out_sizes, grid_strides, dout_strides,
-    grid_step, dout_step,
-    FIRST: tl.constexpr, CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr,
-    PADDING: tl.constexpr, ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr,
-    GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
-):  # fmt: skip
-    """Add the terms of ``samples``, those in slot ``k`` of four cells, from that of corner FIRST."""
-    for i in tl.static_range(4):
-        here = counts[i] > k
-        at, weight = load_term(
-            grid, samples[i], here, sizes, out_sizes, grid_strides, dout_strides, grid_step,
-            FIRST + i, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
-        )  # fmt: skip
-        q0 += word(dout, at, here, weight, scales[0])
-        if CHANNELS > 1:
-            q1 += word(dout + dout_step, at, here, weight, scales[1])
-        if CHANNELS > 2:
-            q2 += word(dout + 2 * dout_step, at, here, weight, scales[2])
-        if CHANNELS > 3:
-            q3 += word(dout + 3 * dout_step, at, here, weight, scales[3])
-    return q0, q1, q2, q3
-
-
-@triton.jit
-def held_words(
-    holders, ids, counts, channel, FIRST: tl.constexpr, CORNERS: tl.constexpr, CHANNELS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    """The sum of the accumulators that four crowded cells hold for a channel."""
-    total = tl.zeros(counts[0].shape, tl.int64)
-    for i in tl.static_range(4):
-        at = holders + ids[i] * (CORNERS * CHANNELS) + ((FIRST + i) * CHANNELS + channel)
-        total += tl.load(at, mask=counts[i] > SLOTS, other=0)
-    return total
-
-
-@triton.jit
-def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
-    """Convert and store the sums of a plane with this scale."""
-    bits = (scale + tl.zeros([1], tl.float32)).to(tl.int32, bitcast=True)
-    inverse = (tl.full([1], 2 * 127 << 23, tl.int32) - bits).to(tl.float32, bitcast=True)
-    store_pixels(target, total.to(tl.float32) * inverse, exists, ACCUMULATE)
-
-
-@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
-def sum_slots(
-    dinput, counts, slots, holders, tallies, scales, dout, grid,
-    tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
-    dout_strides, grid_strides, dinput_step, dout_step, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
-    GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
-    WIDE: tl.constexpr, AHEAD: tl.constexpr,
-):  # fmt: skip
-    """Sum a tile of PIXELS pixels of an image, one per thread, in all channels.
-
-    The first AHEAD slots of a cell are loaded together with its counter.
-    """
-    follow()
-    if tl.load(tallies + EXTRAS) > most_extras:
-        return
-    n = tl.program_id(0) // tiles
-    x, y, exists = pixels_of_tile(tl.program_id(0) - n * tiles, sizes[0], stacked, PIXELS, WIDE)
-    row = sizes[0] + 1
-    layer = (sizes[1] + 1) * row
-    cell = n * cells + (y + 1) * row + x + 1
-    if AXES == 3:
-        z = y // sizes[1]
-        cell = n * cells + (z + 1) * layer + (y - z * sizes[1] + 1) * row + x + 1
-    near = words_of_four(counts, cell, exists, row, layer, 0)
-    far, most = near, most_of_four(near)
-    if AXES == 3:
-        far = words_of_four(counts, cell, exists, row, layer, 4)
-        most = tl.maximum(most, most_of_four(far))
-    most = tl.max(most, 0)
-    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    own_grid = grid + n.to(tl.int64) * grid_strides[0]
-    own_dout = dout + n.to(tl.int64) * dout_strides[0]
-    target = dinput + pixel_offset(n, x, y, sizes, dinput_strides, AXES)
-    plane = n * channels
-    scale_0 = tl.load(scales + plane)
-    scale_1, scale_2, scale_3 = scale_0, scale_0, scale_0
-    if CHANNELS > 1:
-        scale_1 = tl.load(scales + plane + 1)
-    if CHANNELS > 2:
-        scale_2 = tl.load(scales + plane + 2)
-    if CHANNELS > 3:
-        scale_3 = tl.load(scales + plane + 3)
-    factors = (scale_0, scale_1, scale_2, scale_3)
-    q0, q1 = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.int64)
-    q2, q3 = q0, q1
-    # Empty slots hold any number.
-    for k in tl.static_range(AHEAD):
-        for first in tl.static_range(0, CORNERS, 4):
-            samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
-            q0, q1, q2, q3 = add_round(
-                q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
-                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
-                PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
-            )  # fmt: skip
-    for k in range(AHEAD, tl.minimum(most, SLOTS)):
-        for first in tl.static_range(0, CORNERS, 4):
-            samples = words_of_four(slots + k * all_cells, cell, exists, row, layer, first)
-            q0, q1, q2, q3 = add_round(
-                q0, q1, q2, q3, k, samples, near if first == 0 else far, own_grid, own_dout, factors, sizes,
-                out_sizes, grid_strides, dout_strides, grid_step, dout_step, first, CHANNELS, AXES, MODE,
-                PADDING, ALIGNED, COMPUTE, TAPS, GRID_FLAT, FLAT,
-            )  # fmt: skip
-    if most > SLOTS:
-        for first in tl.static_range(0, CORNERS, 4):
-            held = near if first == 0 else far
-            ids = words_of_four(slots + SLOTS * all_cells, cell, exists, row, layer, first)
-            q0 += held_words(holders, ids, held, 0, first, CORNERS, CHANNELS, SLOTS)
-            if CHANNELS > 1:
-                q1 += held_words(holders, ids, held, 1, first, CORNERS, CHANNELS, SLOTS)
-            if CHANNELS > 2:
-                q2 += held_words(holders, ids, held, 2, first, CORNERS, CHANNELS, SLOTS)
-            if CHANNELS > 3:
-                q3 += held_words(holders, ids, held, 3, first, CORNERS, CHANNELS, SLOTS)
-    store_sum(target, q0, scale_0, exists, ACCUMULATE)
-    if CHANNELS > 1:
-        store_sum(target + dinput_step, q1, scale_1, exists, ACCUMULATE)
-    if CHANNELS > 2:
-        store_sum(target + 2 * dinput_step, q2, scale_2, exists, ACCUMULATE)
-    if CHANNELS > 3:
-        store_sum(target + 3 * dinput_step, q3, scale_3, exists, ACCUMULATE)
-
-
 class SlotSums:
     """Workspace regions and launches for dinput by slot, and dgrid if needed.
 
@@ -441,8 +352,7 @@ class SlotSums:
         return layout.size
 
     def _take(self, layout: WorkspaceLayout) -> None:
-        spread = self.planes * SPREAD.value
-        sizes = [TALLIES.value, spread, self.all_cells]
+        sizes = [TALLIES.value, self.planes * SPREAD.value, self.all_cells]
         self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
         self.scales = layout.take(self.planes, torch.float32)
         start = layout.size
@@ -473,33 +383,37 @@ class SlotSums:
         words = self.words.count
         steps.add(
             clear_words, -(-words // tuning.cleared), self,
-            words_count=words, TILE=tuning.cleared, num_warps=tuning.sum_warps,
+            words_count=words, TILE=tuning.cleared, num_warps=tuning.other_warps,
         )  # fmt: skip
+        grids = [tensor for tensor in (grid, args.dgrid) if tensor is not None]
+        packed = all(t.stride(-1) == 1 and is_flat((*desc.output_size, 2), t.stride()[1:]) for t in grids)
         sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
             "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
+            "DGRID_FLAT": is_flat(desc.output_size, grids[-1].stride()[1:-1]),
+            "PACKED": desc.axes == 2 and packed,
         }  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
             place_samples, desc.batch * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
+            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps, registers=tuning.registers,
         )  # fmt: skip
         steps.add(
             settle_planes, -(-self.planes // tuning.planes), self,
-            fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.sum_warps,
+            fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.other_warps,
         )  # fmt: skip
         programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
         steps.add(
             add_extras, programs, sources, self,
-            programs=programs, TILE=tuning.extra_tile, num_warps=tuning.sum_warps,
+            programs=programs, TILE=tuning.extra_tile, num_warps=tuning.other_warps,
         )  # fmt: skip
-        width, stacked = desc.image_size[-1], desc.pixels // desc.image_size[-1]
-        wide = tuning.wide if width >= tuning.wide else 0
-        tiles = tiles_of(width, stacked, tuning.pixels, wide)
+        width, height = desc.image_size[-1], desc.image_size[-2]
+        stacked = desc.pixels // (width * height) * -(-height // tuning.rows)
+        wide = min(tuning.wide, triton.next_power_of_2(width))
+        tiles = tiles_of(width, stacked, tuning.lanes, wide)
         steps.add(
             sum_slots, desc.batch * tiles, sources, self,
-            tiles=tiles, stacked=stacked, PIXELS=tuning.pixels, WIDE=wide,
-            AHEAD=tuning.ahead if desc.axes == 2 else 0,
-            num_warps=tuning.sum_warps,
+            tiles=tiles, stacked=stacked, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows, AHEAD=tuning.ahead,
+            num_warps=tuning.sum_warps, registers=tuning.sum_registers,
         )  # fmt: skip
         self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras))

@@ -12,7 +12,7 @@ _OP = "holdfast.ops.grid_sample"
 _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
-_SLOTS_GPU = f"{_OP}.gpu_dinput_by_slot"
+_SLOTS_GPU, _COLUMNS_GPU = f"{_OP}.gpu_dinput_by_slot", f"{_OP}.gpu_slot_columns"
 _IMAGES_GPU, _PLANES_GPU = f"{_OP}.gpu_dinput_by_image", f"{_OP}.gpu_dinput_by_plane"
 _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
@@ -195,10 +195,45 @@ MUTANTS = (
         likely="random",
     ),
     _backward(
-        "the extras lost",
+        "a corner after the last column taken for one of the image",
         _SLOTS_GPU,
+        "size - 1), (index >= 0) & (index < size)",
+        "size - 1), (index >= 0) & (index <= size)",
+        likely="random",
+    ),
+    _backward(
+        "the last channel not measured",
+        _SLOTS_GPU,
+        'tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS, sem="relaxed")',
+        'tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS - 1, sem="relaxed")',
+        likely="gradients of a wide range, 4 channels",
+    ),
+    _backward(
+        "the extras lost",
+        _COLUMNS_GPU,
         "total += tl.load(at, mask=counts[i] > SLOTS, other=0)",
         "total += tl.load(at, mask=counts[i] > SLOTS + 1, other=0)",
+        likely="random",
+    ),
+    _backward(
+        "the last row of a column lost",
+        _COLUMNS_GPU,
+        "done = exists & (j > 0) & (top + j <= sizes[1])",
+        "done = exists & (j > 0) & (top + j < sizes[1])",
+        likely="random",
+    ),
+    _backward(
+        "the pixels above and below exchanged",
+        _COLUMNS_GPU,
+        "b0 += (below * change).to(tl.int64)",
+        "b0 += (above * change).to(tl.int64)",
+        likely="random",
+    ),
+    _backward(
+        "empty slots summed",
+        _COLUMNS_GPU,
+        "below = tl.where(here, corner_weight(",
+        "below = tl.where(here | (k == 0), corner_weight(",
         likely="random",
     ),
     _backward(
