@@ -57,6 +57,7 @@ _SHARED = (
     Problem("D = 768", (90,), 20, 768, "zipf", _BF16),
     Problem("D = 4096", (50,), 6, 4096, "zipf"),
     Problem("a million rows", (900,), 10**6, 1, "zipf", _BF16),
+    Problem("more rows than indices", (200,), 300, 64, "zipf"),
     Problem("several blocks", (3000,), 70, 8, "zipf", _BF16),
     Problem("transposed input", (13, 21), 9, 6, layouts=("transposed", "contiguous", "contiguous")),
     Problem("transposed output", (6, 5), 9, 6, layouts=("contiguous", "transposed", "transposed")),

@@ -63,18 +63,17 @@ SPREAD = tl.constexpr(64)
 class Tuning:
     """Tuning of ``SlotSums``."""
 
-    #: Samples per program of ``place_samples``, one per thread, warps, and registers per thread.
+    #: Samples per program of ``place_samples``, one per thread, warps, and registers per thread in 3-D.
     tile: int
     warps: int
     registers: int
-    #: Columns per program of ``sum_slots``, the width of its tile, the pixels of a column, warps, and
-    #: registers per thread.
+    #: Columns per program of ``sum_slots``, width of its tile, pixels of a column, and warps. It loads
+    #: a row ahead if samples have at most ``most_ahead`` corners in all channels.
     lanes: int
     wide: int
     rows: int
     sum_warps: int
-    sum_registers: int | None
-    ahead: bool
+    most_ahead: int
     #: Maximum programs of ``add_extras``, and samples of each.
     extra_programs: int
     extra_tile: int
@@ -99,13 +98,11 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, registers=64, lanes=32, wide=32, rows=8, sum_warps=1, sum_registers=None,
-        ahead=True,
+        tile=256, warps=8, registers=64, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16,
         extra_programs=528, extra_tile=128, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, sum_registers=None,
-        ahead=True,
+        tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16,
         extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4,
         least_channels=1, least_elements=1,
     ),
@@ -396,7 +393,8 @@ class SlotSums:
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
             place_samples, desc.batch * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps, registers=tuning.registers,
+            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
+            registers=tuning.registers if desc.axes == 3 else None,
         )  # fmt: skip
         steps.add(
             settle_planes, -(-self.planes // tuning.planes), self,
@@ -413,7 +411,7 @@ class SlotSums:
         tiles = tiles_of(width, stacked, tuning.lanes, wide)
         steps.add(
             sum_slots, desc.batch * tiles, sources, self,
-            tiles=tiles, stacked=stacked, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows, AHEAD=tuning.ahead,
-            num_warps=tuning.sum_warps, registers=tuning.sum_registers,
+            tiles=tiles, stacked=stacked, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows,
+            AHEAD=desc.corners * desc.channels <= tuning.most_ahead, num_warps=tuning.sum_warps,
         )  # fmt: skip
         self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras))

@@ -111,6 +111,7 @@ PROBLEMS = (
     Problem("width 4096", (50,), 6, 4096, "zipf"),
     Problem("width 1500 in float64", (90,), 2, 1500, "equal", _FLOAT64),
     Problem("a million segments", (900,), 10**6, 1, "zipf"),
+    Problem("more segments than terms", (200,), 300, 64, "zipf"),
     Problem("several blocks", (5000,), 70, 8, "zipf"),
     Problem("transposed terms", (13, 21), 9, 6, layouts=("transposed", "contiguous", "contiguous")),
     Problem("broadcast terms", (130,), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),

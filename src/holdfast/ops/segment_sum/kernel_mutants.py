@@ -51,7 +51,7 @@ MUTANTS = (
         "total = total + 0.0", likely="transposed output"),
     _mutant("rows filled whether or not they have terms", _GPU,
         "mask = ((row < rows) & (amount == 0))[:, None] & inside",
-        "mask = ((row < rows) & (amount >= 0))[:, None] & inside", likely="a million"),
+        "mask = ((row < rows) & (amount >= 0))[:, None] & inside", likely="more"),
     _mutant("sums of a narrower type", _GPU,
         "            total += value\n",
         "            total = (total + value).to(tl.float32).to(COMPUTE)\n"),
