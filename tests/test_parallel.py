@@ -59,22 +59,6 @@ def test_two_threads_work_at_the_same_time() -> None:
     parallel(lambda first, last: met.wait(timeout=60) and None, 2, 2 * ELEMENTS_PER_THREAD)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_at_most_as_many_threads_work_as_are_allowed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "a pool":
-        monkeypatch.setattr(private, "team_of_torch", lambda: None)
-    free = [0, 1]
-
-    def part(first: int, last: int) -> None:
-        own = free.pop()
-        time.sleep(0.005)
-        free.append(own)
-
-    with cpu_threads(4):
-        parallel(part, 30, 100 * ELEMENTS_PER_THREAD, 2)
-    assert sorted(free) == [0, 1]
-
-
 @pytest.mark.parametrize("before", [2, 8])
 def test_grid_sample_runs_on_more_threads_than_its_workspace_has_scratch_for(before: int) -> None:
     """A plan divides its workspace among the threads of its first call, or fewer if images are large."""

@@ -262,6 +262,19 @@ def test_calls_that_view_their_tensors_are_repeated(way: str, runs: list[int]) -
     assert not runs
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_other_kinds_of_tensors_are_refused_after_right_calls() -> None:
+    table, indices = torch.randn(9, 4), torch.arange(6)
+    for _ in range(3):
+        hf.embedding(indices, table)
+    nested = torch.nested.as_nested_tensor([indices, indices])
+    for other in (nested, indices.to_sparse(), [1, 2], None):
+        with pytest.raises(hf.HoldfastError):
+            hf.embedding(other, table)
+        with pytest.raises(hf.HoldfastError):
+            hf.embedding(indices, other)
+
+
 def test_threads_have_their_own_results() -> None:
     """Gradients of a table use a workspace, which each thread has for itself."""
 

@@ -86,6 +86,9 @@ def _written_out(
         "current_device": private.current_device, "record": record,
     }  # fmt: skip
     same = [_equality(f"in{i}", value, known) for i, value in enumerate(arguments) if i not in tensors]
+    for i, tensor in tensors.items():
+        known[f"in{i}_type"] = type(tensor)
+        same.append(f"type(in{i}) is in{i}_type and not in{i}.is_nested")  # guards abort for nested tensors
     same.append(f"matches({', '.join(f'in{i}' for i in tensors)})")
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         same.append(f"current_device() == {device.index}")
