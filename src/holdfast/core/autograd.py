@@ -32,8 +32,11 @@ class Recorder(NamedTuple):
 
     #: Takes the arguments. Raises if one requires a gradient that is not there.
     check: Callable[[Sequence[Any]], None]
-    #: Takes each argument, then a tuple that holds the result. Returns the result with its history.
+    #: Takes the first ``count`` arguments, then a tuple of the others and (the result,). Returns the result
+    #: with its history.
     record: Callable[..., Any]
+    #: Number of arguments up to the last tensor. torch takes time for every argument that it is given.
+    count: int
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -62,13 +65,15 @@ def register_autograd(
         torch.library.register_autograd(f"holdfast::{name}", backward, setup_context=set_up, lib=LIBRARY)
         return
     below = _below(name, private.redispatch_below_autograd)
+    count = 1 + max(i for i, kind in enumerate(ARGUMENTS[name].values()) if "Tensor" in kind)
 
     class Recorded(torch.autograd.Function):
-        """Takes the operator's arguments, then the dispatch keys that remain or a tuple of the result."""
+        """Takes ``count`` arguments, then (the others, the dispatch keys that remain or (the result,))."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
-            arguments, source = given[:-1], given[-1]
+            rest, source = given[-1]
+            arguments = given[:-1] + rest
             if type(source) is tuple:
                 (output,) = source
             elif private.transforms_active():
@@ -81,11 +86,11 @@ def register_autograd(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            return *backward(ctx, *gradients), None
+            return *backward(ctx, *gradients)[:count], None
 
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)
-    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply)
+    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply, count)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)
@@ -93,9 +98,9 @@ def register_autograd(
             return below(keyset, arguments)
         _refuse_derivatives_by(others, arguments)
         if not private.transforms_active():
-            return Recorded.apply(*arguments, keyset)  # type: ignore[no-untyped-call]
+            return Recorded.apply(*arguments[:count], (arguments[count:], keyset))  # type: ignore[no-untyped-call]
         with private.single_level():
-            return apply(*arguments, keyset)
+            return apply(*arguments[:count], (arguments[count:], keyset))
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from holdfast.core import private
+from holdfast.core.autograd import Recorder
 from holdfast.core.device_errors import raise_reported
 from holdfast.core.huge_pages import allocation
 from holdfast.core.operands import misalignment_of
@@ -47,12 +48,11 @@ Repetition = Callable[..., Any]
 
 
 def repetition_of(
-    arguments: Sequence[Any], work: Work, records: bool, record: Callable[..., Any] | None
+    arguments: Sequence[Any], work: Work, records: bool, recorder: Recorder | None
 ) -> Repetition | None:
     """``work`` prepared for repetition; None if it cannot be. ``arguments`` are those of its call.
 
-    ``records``: whether gradients are enabled in the call. If autograd records it, ``record`` takes the
-    arguments and a tuple that holds the result, and returns the result with its history.
+    ``records``: whether gradients are enabled in the call. If autograd records it, there is a ``recorder``.
     """
     tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
     with torch.set_grad_enabled(records):
@@ -60,7 +60,7 @@ def repetition_of(
     launch = work.plan.prepared(work.args)
     if matches is None or launch is None or launch.launch is None:
         return None
-    return _written_out(arguments, work, launch, matches, record)
+    return _written_out(arguments, work, launch, matches, recorder)
 
 
 def _written_out(
@@ -68,7 +68,7 @@ def _written_out(
     work: Work,
     launch: PreparedLaunch[Any],
     matches: Callable[..., bool],
-    record: Callable[..., Any] | None,
+    recorder: Recorder | None,
 ) -> Repetition | None:
     """The repetition, written out: loops over the arguments and operands take longer than the launch."""
     plan, args, result = work
@@ -83,7 +83,7 @@ def _written_out(
         "plan": plan, "device": device, "make": type(args).of, "misalignment": launch.misalignment,
         "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
         "misalignment_of": misalignment_of, "raw_stream": private.raw_stream, "matches": matches,
-        "current_device": private.current_device, "record": record,
+        "current_device": private.current_device,
     }  # fmt: skip
     same = [_equality(f"in{i}", value, known) for i, value in enumerate(arguments) if i not in tensors]
     for i, tensor in tensors.items():
@@ -155,7 +155,11 @@ def _written_out(
     if isinstance(result, tuple):
         found = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
     parameters = ", ".join(f"in{i}" for i, _ in enumerate(arguments))
-    lines.append(f"return {found}" if record is None else f"return record({parameters}, ({found},))")
+    if recorder is not None:
+        known["record"], known["rest"] = recorder.record, tuple(arguments[recorder.count :])
+        recorded = "".join(f"in{i}, " for i in range(recorder.count))
+        found = f"record({recorded}(rest, ({found},)))"
+    lines.append(f"return {found}")
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)
     return cast(Repetition, known["run"])
 
@@ -213,9 +217,9 @@ class Calls:
         key: Any,
         arguments: Sequence[Any],
         records: bool,
-        record: Callable[..., Any] | None = None,
+        recorder: Recorder | None = None,
     ) -> Any:
-        """Run the kernel, with ``records`` and ``record`` as for ``repetition_of``.
+        """Run the kernel, with ``records`` and ``recorder`` as for ``repetition_of``.
 
         The second call with a key is prepared for repetition: many keys occur once.
         """
@@ -228,7 +232,7 @@ class Calls:
                 self.known.clear()
             self.known[key] = ()
         elif len(known) < self._MOST_CALLS and not any(map(_is_zero, arguments)):
-            made = repetition_of(arguments, work, records, record)
+            made = repetition_of(arguments, work, records, recorder)
             self.known[key] = known if made is None else (*known, made)
         return result
 

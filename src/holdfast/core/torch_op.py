@@ -90,8 +90,8 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         recorder = RECORDERS[name]
         recorder.check(arguments)
         with torch.no_grad():
-            found = calls.run(key, arguments, True, recorder.record)
-        return recorder.record(*arguments, (found,))
+            found = calls.run(key, arguments, True, recorder)
+        return recorder.record(*arguments[: recorder.count], (arguments[recorder.count :], (found,)))
 
     def again(*arguments: Any) -> Any:
         if not is_compiling() and not private.is_watched():

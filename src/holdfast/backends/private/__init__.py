@@ -100,6 +100,11 @@ def task_of(count: int) -> Any:
     return ctypes.c_int64 * count
 
 
+def task_bytes(*numbers: int) -> bytes:
+    """The numbers of a task as bytes. A task that is copied from them is made sooner than one of numbers."""
+    return bytes(task_of(len(numbers))(*numbers))
+
+
 class TaskFunction:
     """A C function at an address that takes a pointer to a task."""
 

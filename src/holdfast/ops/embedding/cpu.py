@@ -22,7 +22,7 @@ from holdfast.backends.cpu import (
     take,
     team_kernel,
 )
-from holdfast.backends.private import task_of
+from holdfast.backends.private import task_bytes, task_of
 from holdfast.backends.threads import parallel, run_together
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
@@ -41,8 +41,9 @@ _RANGES, _LEAST = 4, 16
 #: A value of the type of the indices.
 _INDICES = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
 
-# A task of ``copy_rows``: 15 numbers, then a value of the type of the indices.
-_NUMBERS = 15
+# A task of ``copy_rows``: 15 numbers, of which the first 5 differ between calls, then a value of the type of
+# the indices.
+_NUMBERS, _VARIABLES = 15, 5
 _Task = task_of(_NUMBERS + 1)
 
 
@@ -130,9 +131,9 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
         (index_step,), (out_row,) = walk.strides
         item, index_item = args.out.element_size(), args.indices.element_size()
         table, raises = table_of(walk.sizes, walk.strides[0]), desc.bad_index == "raise"
-        constants = (
-            desc.count, index_step, desc.rows, *args.weight.stride(), out_row * item, args.out.stride(-1),
-            streamed, desc.columns, item,
+        constants = task_bytes(
+            *[0] * _VARIABLES, desc.count, index_step, desc.rows, *args.weight.stride(), out_row * item,
+            args.out.stride(-1), streamed, desc.columns, item, 0,
         )  # fmt: skip
 
         def run(stream: int, workspace: int, out: int, weight: int, indices: int) -> bool:
@@ -140,7 +141,8 @@ class Embedding(IndexedKernel[EmbeddingDescriptor]):
             if raises and first_outside(indices, index_item, table, desc.count, desc.rows) >= 0:
                 return False
             share = max(_LEAST, -(-desc.count // (_RANGES * torch.get_num_threads())))
-            task = _Task(0, out, weight, indices, share, *constants)
+            task = _Task.from_buffer_copy(constants)
+            task[1:_VARIABLES] = (out, weight, indices, share)
             run_together(kernel, task, desc.count * desc.columns)
             return True
 

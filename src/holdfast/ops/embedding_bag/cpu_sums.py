@@ -31,7 +31,7 @@ from holdfast.backends.cpu import (
     take,
     team_kernel,
 )
-from holdfast.backends.private import TaskFunction, task_of
+from holdfast.backends.private import TaskFunction, task_bytes, task_of
 from holdfast.backends.threads import run_together
 from holdfast.numerics.cpu import column_vectors, converts_float16, load_columns, store_columns
 from holdfast.numerics.cpu_walk import number
@@ -50,10 +50,10 @@ _RANGES = 4
 #: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
 _STREAMED_FROM = 2**24
 
-# A task of ``check_bags`` and ``sum_bags``: 22 numbers, then values whose types are those of the elements of
-# the table and the output (int16 for bits of float16, uint16 for bits of bfloat16), of the indices, of the
-# weights (int8 for no weights), and of the sums.
-_NUMBERS, _NEXT, _SIMPLE = 22, 0, 1
+# A task of ``check_bags`` and ``sum_bags``: 22 numbers, of which the first 9 differ between calls. Then come
+# values whose types are those of the elements of the table and the output (int16 for bits of float16, uint16
+# for bits of bfloat16), of the indices, of the weights (int8 for no weights), and of the sums.
+_NUMBERS, _VARIABLES, _NEXT, _SIMPLE = 22, 9, 0, 1
 _Task = task_of(_NUMBERS + 4)
 
 
@@ -328,7 +328,7 @@ def _width_of(rest, columns):
 def sum_bags(task):
     """Take ranges of bags and sum them, until no range is left."""
     (
-        _, _, out, table, indices, offsets, weights, streamed, bags, share, row_step, rows, padding, columns,
+        _, _, out, table, indices, offsets, weights, streamed, share, bags, row_step, rows, padding, columns,
         count, item, step, given, length, out_step, mean, _, stored, index, weight, like,
     ) = task[0]  # fmt: skip
     while True:
@@ -378,9 +378,10 @@ class OnePass:
         self._bags, self._elements = desc.bags, desc.count * desc.columns
         offsets, out_step = args.offsets, args.out.stride(0) * args.out.element_size()
         layout = (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
-        self._constants = (
-            args.weight.stride(0), desc.rows, desc.padding, desc.columns, desc.count, *layout, desc.length,
-            out_step, desc.mode == "mean", desc.bad_index == "raise",
+        self._constants = task_bytes(
+            *[0] * _VARIABLES, desc.bags, args.weight.stride(0), desc.rows, desc.padding, desc.columns,
+            desc.count, *layout, desc.length, out_step, desc.mode == "mean", desc.bad_index == "raise",
+            *[0] * len(kinds),
         )  # fmt: skip
         aligned = out_step % LINE == 0 and desc.columns * desc.dtype.itemsize % LINE == 0
         self._large = aligned and args.out.nbytes >= _STREAMED_FROM
@@ -389,11 +390,10 @@ class OnePass:
         self, stream: int, workspace: int, out: int, table: int, indices: int, offsets: int, weights: int
     ) -> bool:
         """Sum the bags of tensors at these addresses. Returns False, and writes nothing, if it cannot."""
-        share = max(BATCH, -(-self._bags // (_RANGES * torch.get_num_threads())))
+        share = max(1, -(-self._bags // (_RANGES * torch.get_num_threads())))
         streamed = self._large and out % LINE == 0
-        task = _Task(
-            0, 0, out, table, indices, offsets, weights, streamed, self._bags, share, *self._constants
-        )
+        task = _Task.from_buffer_copy(self._constants)
+        task[2:_VARIABLES] = (out, table, indices, offsets, weights, streamed, share)
         self._check.call(task)
         if task[_SIMPLE]:
             run_together(self._sum, task, self._elements)
