@@ -111,14 +111,14 @@ def add_terms(change_at, weights_at, offsets_at, count, bits, terms_at, sums_at,
             term = weights[k * RUN + i] * change[i]
             term = term if term == term else zero(like)
             whole = np.int64(term)
-            terms[i * wide + k * words] = whole
+            terms[k * words * RUN + i] = whole
             if words == 2:
-                terms[i * wide + k * words + 1] = np.int64((term - _as_real(whole, like)) * unit)
+                terms[(k * words + 1) * RUN + i] = np.int64((term - _as_real(whole, like)) * unit)
     # Column by column: a sum that the previous sample has just stored would be waited for.
     sums = pointer(sums_at, np.int64)
     for k in range(wide):
         for i in range(count):
-            sums[offsets[i] * words + k] += terms[i * wide + k]
+            sums[offsets[i] * words + k] += terms[k * RUN + i]
 
 
 @jit
