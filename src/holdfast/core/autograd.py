@@ -32,11 +32,11 @@ class Recorder(NamedTuple):
 
     #: Takes the arguments. Raises if one requires a gradient that is not there.
     check: Callable[[Sequence[Any]], None]
-    #: Takes the first ``count`` arguments, then a tuple of the others and (the result,). Returns the result
+    #: Takes the first ``leading`` arguments, then a tuple of the others and (the result,). Returns the result
     #: with its history.
     record: Callable[..., Any]
     #: Number of arguments up to the last tensor. torch takes time for every argument that it is given.
-    count: int
+    leading: int
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -65,10 +65,10 @@ def register_autograd(
         torch.library.register_autograd(f"holdfast::{name}", backward, setup_context=set_up, lib=LIBRARY)
         return
     below = _below(name, private.redispatch_below_autograd)
-    count = 1 + max(i for i, kind in enumerate(ARGUMENTS[name].values()) if "Tensor" in kind)
+    leading = 1 + max(i for i, kind in enumerate(ARGUMENTS[name].values()) if "Tensor" in kind)
 
     class Recorded(torch.autograd.Function):
-        """Takes ``count`` arguments, then (the others, the dispatch keys that remain or (the result,))."""
+        """Takes ``leading`` arguments, then (the others, the dispatch keys that remain or (the result,))."""
 
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Any:
@@ -86,11 +86,11 @@ def register_autograd(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            return *backward(ctx, *gradients)[:count], None
+            return *backward(ctx, *gradients)[:leading], None
 
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)
-    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply, count)
+    RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply, leading)
 
     def kernel(keyset: Any, *arguments: Any) -> Any:
         _refuse_forward_mode(name, arguments)
@@ -98,9 +98,9 @@ def register_autograd(
             return below(keyset, arguments)
         _refuse_derivatives_by(others, arguments)
         if not private.transforms_active():
-            return Recorded.apply(*arguments[:count], (arguments[count:], keyset))  # type: ignore[no-untyped-call]
+            return Recorded.apply(*arguments[:leading], (arguments[leading:], keyset))  # type: ignore[no-untyped-call]
         with private.single_level():
-            return apply(*arguments[:count], (arguments[count:], keyset))
+            return apply(*arguments[:leading], (arguments[leading:], keyset))
 
     LIBRARY.impl(name, kernel, "Autograd", with_keyset=True)
 

@@ -156,8 +156,8 @@ def _written_out(
         found = f"({''.join(f'out{i}, ' for i, _ in enumerate(results))})"
     parameters = ", ".join(f"in{i}" for i, _ in enumerate(arguments))
     if recorder is not None:
-        known["record"], known["rest"] = recorder.record, tuple(arguments[recorder.count :])
-        recorded = "".join(f"in{i}, " for i in range(recorder.count))
+        known["record"], known["rest"] = recorder.record, tuple(arguments[recorder.leading :])
+        recorded = "".join(f"in{i}, " for i in range(recorder.leading))
         found = f"record({recorded}(rest, ({found},)))"
     lines.append(f"return {found}")
     exec(f"def run({parameters}):\n    " + "\n    ".join(lines), known)

@@ -91,7 +91,7 @@ def define(name: str, schema: str, kernel: Any, fake: Any) -> Any:
         recorder.check(arguments)
         with torch.no_grad():
             found = calls.run(key, arguments, True, recorder)
-        return recorder.record(*arguments[: recorder.count], (arguments[recorder.count :], (found,)))
+        return recorder.record(*arguments[: recorder.leading], (arguments[recorder.leading :], (found,)))
 
     def again(*arguments: Any) -> Any:
         if not is_compiling() and not private.is_watched():

@@ -26,31 +26,29 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span
-from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
+from holdfast.ops.grid_sample.cpu_bands import differentiate_bands, facts_of, run_bands
+from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
     MODES,
     ROW_BYTES,
-    find_gradients,
-    store_gradients,
 )
+from holdfast.ops.grid_sample.cpu_gradients import first_channel, grid_of, part_of, store_dgrid, sum_terms
 from holdfast.ops.grid_sample.cpu_integer_sums import (
     add_marked_sums,
     add_sums,
-    add_terms,
-    clear_infinite,
     clear_sums,
     convert_sums,
-    find_shift,
-    mark_infinite,
+    find_largest,
+    is_finite,
     replace_marked,
     scale,
+    shift_of,
 )
 from holdfast.ops.grid_sample.cpu_lanes import (
     LANES,
     REALS,
     SUMS,
-    add_terms_in_lanes,
     add_weighted_in_lanes,
     convert_lanes,
     lanes_to_rows,
@@ -113,25 +111,6 @@ D = TypeVar("D", bound=SampleDescriptor)
 
 
 @jit
-def _first_channel(operand, n, channel):
-    """Address of the first element of a channel of image ``n``."""
-    address, kind, image_step, channel_step, _ = operand
-    return address + (n * image_step + channel * channel_step) * (kind & ITEM_SIZE)
-
-
-@jit
-def _grid_of(grid, n):
-    """The grid of image ``n``, for ``find_taps``."""
-    return _first_channel(grid, n, 0), grid[1], grid[4], grid[3]
-
-
-@jit
-def part_of(count, part, parts):
-    """Range of a part of ``count`` elements."""
-    return count * part // parts, count * (part + 1) // parts
-
-
-@jit
 def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at, scratch, like, columns):
     """Forward of ``LANES`` channels of an image from ``channel``."""
     outlined()
@@ -140,19 +119,19 @@ def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at,
     for begin in range(0, pixels, RUN):
         count = min(RUN, pixels - begin)
         for c in range(LANES):
-            source, target = _first_channel(image, n, channel + c), row_at + c * RUN * 4
+            source, target = first_channel(image, n, channel + c), row_at + c * RUN * 4
             load_span(source, image[1], image[4], begin, begin + count, raw, target, like)
         rows_to_lanes(row_at, count, copy_at + begin * REALS)
     for begin in range(0, samples, RUN):
         count, tables = min(RUN, samples - begin), (offsets_at, weights_at)
-        locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+        locate(grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
         for corner in range(0, corners, len(columns)):
             offsets = offsets_at + corner // len(columns) * RUN * 8
             weights = weights_at + corner * RUN * size_of(like)
             add_weighted_in_lanes(copy_at, weights, offsets, count, corner == 0, values_at, like, columns)
         lanes_to_rows(values_at, count, row_at)
         for c in range(LANES):
-            source, target = row_at + c * RUN * 4, _first_channel(out, n, channel + c)
+            source, target = row_at + c * RUN * 4, first_channel(out, n, channel + c)
             store_span(source, target, out[1], out[4], begin, begin + count, False, raw, old, like)
 
 
@@ -184,9 +163,9 @@ def _sample(
         from_sample, to_sample = part_of(samples, task % parts, parts)
         for begin in range(from_sample, to_sample, RUN):
             count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
-            locate(_grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+            locate(grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
             for channel in range(channels):
-                source, target = _first_channel(image, n, channel), _first_channel(out, n, channel)
+                source, target = first_channel(image, n, channel), first_channel(out, n, channel)
                 for corner in range(0, corners, len(columns)):
                     offsets = offsets_at + corner // len(columns) * RUN * 8
                     weights = weights_at + corner * RUN * size_of(like)
@@ -227,65 +206,16 @@ def _steps_of_sums(width, pixels, like):
 
 
 @jit
-def _sum_terms(
-    n, channel, width, begin, end, extent, problem, grid, image, steps, dout, dgrid, joint, bits, levels,
-    accumulate, sparse, shifts_at, sums_at, totals_at, scratch, like, columns,
-):  # fmt: skip
-    """Integer sums of ``width`` channels from ``channel``, over samples ``begin`` to ``end``.
-
-    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. ``sparse``: all sums
-    are zeros already. Returns whether all values of dout are finite, and if ``sparse`` the first pixel that
-    was touched and the end of those that were.
-    """
-    outlined()
-    low, high = extent[1], 0
-    _, pixels, samples, corners = extent
-    offsets_at, weights_at, rows_at, raw, _, terms_at, row_at = scratch
-    shifts, all_finite, words = pointer(shifts_at, np.int64), True, size_of(like) // 4
+def _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like):
+    """Find the shifts of the channels of a unit. Returns whether all values of dout are finite."""
+    shifts, all_finite = pointer(shifts_at, np.int64), True
     for c in range(width):
-        source = _first_channel(dout, n, channel + c)
-        shifts[c], finite = find_shift(source, dout[1], dout[4], samples, bits, row_at, raw, like)
-        all_finite = all_finite and finite
-    step, pixel = _steps_of_sums(width, pixels, like)
-    together = pixel == SUMS
-    if not sparse:
-        clear_sums(sums_at, width * pixels * words)
-    for marking in range(1 if all_finite else 2):
-        for first in range(begin, end, RUN):
-            count, tables = min(RUN, end - first), (offsets_at, weights_at)
-            locate(_grid_of(grid, n), problem, steps, first, count, tables, rows_at, raw, like, columns)
-            if sparse and marking == 0:
-                for place in range(corners // len(columns)):
-                    offsets = pointer(offsets_at + place * RUN * 8, np.int64)
-                    for i in range(count):
-                        low, high = min(low, offsets[i]), max(high, offsets[i])
-            if joint and marking == 0:
-                _store_dgrid(
-                    n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
-                    scratch, like, columns,
-                )  # fmt: skip
-            for c in range(width):
-                source, sums = _first_channel(dout, n, channel + c), sums_at + c * step
-                row = row_at + c * RUN * size_of(like) if together else row_at
-                load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
-                if marking == 0:
-                    if not all_finite:
-                        clear_infinite(row, count, like)
-                    scale(row, count, shifts[c], like)
-                for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
-                    offsets = offsets_at + corner // len(columns) * RUN * 8
-                    weights = weights_at + corner * RUN * size_of(like)
-                    if marking == 0:
-                        add_terms(row, weights, offsets, count, bits, terms_at, sums, like, columns)
-                    else:
-                        mark_infinite(row, weights, offsets, count, sums, pixel, like, columns)
-            if together and marking == 0:
-                rows_to_lanes(row_at, count, terms_at)
-            for corner in range(0, corners if together and marking == 0 else 0, len(columns)):
-                offsets = offsets_at + corner // len(columns) * RUN * 8
-                weights = weights_at + corner * RUN * size_of(like)
-                add_terms_in_lanes(terms_at, weights, offsets, count, sums_at, like, columns)
-    return all_finite, low, min(high + len(columns), pixels)
+        source = first_channel(dout, n, channel + c)
+        row_at, raw = scratch[6], scratch[3]
+        largest, seen = find_largest(source, dout[1], dout[4], 0, samples, row_at, raw, like)
+        shifts[c] = shift_of(largest, bits, like)
+        all_finite = all_finite and is_finite(seen, like)
+    return all_finite
 
 
 @jit
@@ -305,7 +235,7 @@ def _store_zeros(n, channel, width, begin, end, dinput, accumulate, scratch, lik
     in_one_run = walk[1] == 1 and offset_at(1, walk) == 1 and not accumulate
     clear(row, RUN, like)
     for c in range(width):
-        target = _first_channel(dinput, n, channel + c)
+        target = first_channel(dinput, n, channel + c)
         if in_one_run:
             clear_bytes(target + begin * item, (end - begin) * item)
             continue
@@ -331,7 +261,7 @@ def _store_sums(
             convert_lanes(sums_at + at * pixel, count, values_at)
             lanes_to_rows(values_at, count, row_at)
         for c in range(width):
-            sums, target = sums_at + c * step + at * pixel, _first_channel(dinput, n, channel + c)
+            sums, target = sums_at + c * step + at * pixel, first_channel(dinput, n, channel + c)
             row = row_at + c * RUN * size_of(like) if pixel == SUMS else row_at
             if pixel != SUMS:
                 convert_sums(sums, count, bits, row, like)
@@ -339,31 +269,6 @@ def _store_sums(
             if not all_finite:
                 replace_marked(sums, pixel, count, row, like)
             store_span(row, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
-
-
-@jit
-def _store_dgrid(
-    n, begin, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at, scratch, like,
-    columns,
-):  # fmt: skip
-    """dgrid of ``count`` samples from ``begin`` of an image. They are located."""
-    outlined()
-    channels, _, _, corners = extent
-    offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
-    level_size = corners * RUN * size_of(like)
-    if problem[0][2] != _NEAREST:
-        clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
-        for channel in range(channels):
-            gradient, source = _first_channel(dout, n, channel), _first_channel(image, n, channel)
-            load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row_at, like)
-            for corner in range(0, corners, len(columns)):
-                offsets = offsets_at + corner // len(columns) * RUN * 8
-                sums = totals_at + corner * RUN * size_of(like)
-                gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                add_products(row_at, values_at, count, channel % CHUNK == 0, sums, like, columns)
-            add_levels(totals_at, corners * RUN, levels, channel + 1, channels, like)
-    find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
-    store_gradients(rows_at, _grid_of(dgrid, n), problem[0][0], begin, count, accumulate, raw, old, like)
 
 
 @jit
@@ -409,10 +314,10 @@ def _differentiate(
             for at in range(begin, end, RUN):
                 count = min(RUN, end - at)
                 locate(
-                    _grid_of(grid, n), problem, steps, at, count, scratch[:2], scratch[2], scratch[3], like,
+                    grid_of(grid, n), problem, steps, at, count, scratch[:2], scratch[2], scratch[3], like,
                     columns,
                 )  # fmt: skip
-                _store_dgrid(
+                store_dgrid(
                     n, at, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
                     scratch, like, columns,
                 )  # fmt: skip
@@ -422,9 +327,14 @@ def _differentiate(
         width = min(group, channels - channel)
         if step != _TOTAL:
             begin, end = (0, samples) if step == _WHOLE else (first, last)
-            finite, low, high = _sum_terms(
+            finite = _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like)
+            if not sparse:
+                clear_sums(sums_at, width * pixels * (size_of(like) // 4))
+            layout = (sums_at, *_steps_of_sums(width, pixels, like))
+            low, high = sum_terms(
                 n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
-                bits, levels, accumulate, sparse, shifts_at, sums_at, totals_at, scratch, like, columns,
+                bits, levels, accumulate, sparse, shifts_at, finite, layout, totals_at, scratch, like,
+                columns,
             )  # fmt: skip
             shifts[group] = finite
             if sparse:
@@ -498,7 +408,7 @@ class _SampleKernel(SampleKernel[D]):
         self.slots = max(min(threads_together(self.work), self.most_threads, self.most_slots()), 1)
         self.parts = _parts(desc.batch, self.slots)
         self.layout = WorkspaceLayout()
-        self.regions = self.take_regions()
+        self.regions = [*self.take_runs(self.layout), *self.take_regions()]
         self.slot_bytes = self.layout.size
         self.layout.take_again(self.slots - 1)
         self.set_workspace(self.layout)
@@ -512,18 +422,22 @@ class _SampleKernel(SampleKernel[D]):
         """Maximum number of threads such that the workspace is not too large."""
         return 2**16
 
-    def take_regions(self) -> list[Region]:
-        """Allocate the scratch of one thread: tables of a run, axis rows, and runs."""
-        desc, take, compute = self.desc, self.layout.take, self.desc.compute.torch
+    def take_runs(self, layout: WorkspaceLayout) -> list[Region]:
+        """Allocate scratch of one thread: tables of a run, axis rows, and runs."""
+        desc, take, compute = self.desc, layout.take, self.desc.compute.torch
         entries = desc.corners * RUN
         return [
             take(entries, torch.int64),
             take(entries, compute),
-            self.layout.take_rows(3 * AXIS_ROWS, ROW_BYTES),
+            layout.take_rows(3 * AXIS_ROWS, ROW_BYTES),
             *(take(count, compute) for count in (2 * RUN, RUN)),
             take(4 * RUN, torch.int64),
             take(LANES * RUN, compute),
         ]
+
+    def take_regions(self) -> list[Region]:
+        """Allocate the other scratch of one thread."""
+        raise NotImplementedError
 
     @property
     def memory(self) -> Slots:
@@ -561,13 +475,12 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         return self.lanes_allowed and suits and 2 * desc.samples >= desc.pixels and copied <= output
 
     def take_regions(self) -> list[Region]:
-        regions = super().take_regions()
         self.lanes = self.copies()
         if self.lanes:
             self.parts = self.desc.channels // LANES
         # ``rows_to_lanes`` writes whole squares.
         copied = (self.desc.pixels + LANES) * LANES * self.lanes
-        return [*regions, self.layout.take(copied, self.desc.compute.torch)]
+        return [self.layout.take(copied, self.desc.compute.torch)]
 
     def compile(self) -> None:
         sample.compiled(number(self.desc.compute), self.columns(None))
@@ -606,6 +519,28 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
 
     #: Maximum number of channels of a unit.
     most_channels = LANES
+    #: Maximum number of channels that are differentiated by bands.
+    most_channels_of_bands = LANES - 1
+
+    def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
+        super().__init__(desc, device)
+        self.threads = min(threads_together(self.work), self.most_threads)
+        rows, words = desc.image_size[0], self.sums_bytes * desc.channels // (8 * max(desc.pixels, 1))
+        words_of_row = words * desc.pixels // max(rows, 1)
+        #: Rows of all bands together: a quarter more than the image, and those beside a part of the samples.
+        self.room = rows + rows // 4 + 2 * self.threads
+        within = 8 * self.room * words_of_row <= 3 * self.output_bytes // 2
+        suits = desc.batch == 1 and desc.needs_dinput and desc.needs_dgrid and self.threads > 1
+        self.banded = suits and within and 0 < desc.channels <= self.most_channels_of_bands
+        if self.banded:
+            layout = WorkspaceLayout()
+            facts = layout.take(facts_of(desc.channels), torch.int64)
+            shifts, totals = layout.take(desc.channels, torch.int64), self.take_totals(layout)
+            regions = [*self.take_runs(layout), facts, shifts, totals]
+            self.band_slots = Slots(self.threads, layout.size, [region.offset for region in regions])
+            layout.take_again(self.threads - 1)
+            self.bands = layout.take(self.room * words_of_row, torch.int64)
+            self.set_workspace(self.layout, layout)
 
     @property
     def sums_bytes(self) -> int:
@@ -639,7 +574,6 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         return 1
 
     def take_regions(self) -> list[Region]:
-        regions = super().take_regions()
         desc, take = self.desc, self.layout.take
         self.group = self.channels_of_unit()
         self.units = desc.batch * -(-desc.channels // self.group) * desc.needs_dinput
@@ -647,14 +581,16 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         self.levels = 1
         while CHUNK**self.levels < desc.channels:
             self.levels += 1
-        totals = self.levels * desc.corners * RUN
-        needed = desc.needs_dgrid and desc.mode != Mode.NEAREST
         return [
-            *regions,
             take(self.group * self.sums_bytes // 8, torch.int64),
             take(self.group + 1, torch.int64),
-            take(totals if needed else 0, desc.compute.torch),
+            self.take_totals(self.layout),
         ]
+
+    def take_totals(self, layout: WorkspaceLayout) -> Region:
+        """Allocate the sums over channels of dgrid."""
+        needed = self.desc.needs_dgrid and self.desc.mode != Mode.NEAREST
+        return layout.take(self.levels * self.desc.corners * RUN * needed, self.desc.compute.torch)
 
     def compile(self) -> None:
         differentiate.compiled(number(self.desc.compute), self.columns(None))
@@ -683,13 +619,25 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             differentiate, desc, layouts, (steps, own_steps), self.memory, rest, self.columns(args.input),
             self.work,
         )  # fmt: skip
-        share = self.share(tasks)
+        share, bands = self.share(tasks), None
+        if self.banded and steps == own_steps:
+            of_bands = (
+                1, desc.channels, 1, True, desc.fraction_bits, self.levels, args.accumulate, False,
+                self.bands.offset, self.room, True,
+            )  # fmt: skip
+            bands = Template(
+                differentiate_bands, desc, layouts, (steps, own_steps), self.band_slots, of_bands,
+                self.columns(args.input), self.work,
+            )  # fmt: skip
 
         def run(
             stream: int, workspace: int, dinput: int, dgrid: int, dout: int, image: int, grid: int
         ) -> None:
             """Differentiate tensors at these addresses, in a workspace at an aligned address."""
-            task = template.task(workspace, grid, image, dout, dinput, dgrid)
+            addresses = (grid, image, dout, dinput, dgrid)
+            if bands is not None and run_bands(bands, bands.task(workspace, *addresses), self.threads):
+                return
+            task = template.task(workspace, *addresses)
             if tasks:
                 template.run(task, tasks, share, _WHOLE)
             for unit in range(whole, self.units):  # on all threads: the sums of a part each, then their total
@@ -718,3 +666,4 @@ class LeanGridSampleBackward(GridSampleBackward):
 
     most_threads = 1
     most_channels = 1
+    most_channels_of_bands = 0

@@ -1,8 +1,8 @@
 """Coordinates and taps of samples on the CPU: a block of samples at a time, axis by axis.
 
 Each axis has scratch rows with one element per sample: the coordinate, its scale (the derivative by the grid
-coordinate), and for each tap the index, the weight and the slope. A tap outside the image has an arbitrary
-index inside it, and its weight and slope are NaN. So is the weight of a corner with such a tap. Every loop
+coordinate), and for each tap the index, the weight and the slope. A tap outside the image has the index of
+the nearest pixel, and its weight and slope are NaN. So is the weight of a corner with such a tap. Every loop
 runs over samples and vectorises.
 
 A place is a position in the image with all corners that are read from it together. With one column, each
@@ -106,14 +106,14 @@ def _coordinates(rows, count, aligned, numbers, like):
 
 @jit
 def _limit_zeros(rows, count, numbers, like):
-    """Padding zeros: move coordinates without taps in the image to -MARGIN, with scale 0."""
+    """Padding zeros: move coordinates without taps in the image to the margin, with scale 0."""
     x, s = pointer(rows + _X * ROW, like), pointer(rows + _SCALE * ROW, like)
     beyond, scale = numbers[2], numbers[3]
     before, zero_value = -(_MARGIN + zero(like)), zero(like)
     for i in range(count):
         here = x[i]
         near = here >= before and here <= beyond
-        x[i] = here if near else before
+        x[i] = here if near else beyond if here > beyond else before
         s[i] = scale if near else zero_value
 
 
@@ -211,7 +211,7 @@ def _mark_taps(rows, taps, count, size, like):
         for i in range(count):
             here = np.int32(first[i] + offset)
             inside = here >= 0 and here < end
-            index[i] = here if inside else np.int32(0)
+            index[i] = min(max(here, np.int32(0)), np.int32(end - 1))
             weight[i] = weight[i] if inside else outside
             slope[i] = slope[i] if inside else outside
 
@@ -238,14 +238,14 @@ def _linear_taps(rows_at, count, size, like):
     """The two taps of bilinear, each marked if it is outside the image."""
     row, step = row_size(like), row_size(np.int32(0))
     rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
-    end, outside, one = np.int32(size), zero(like) / zero(like), _ONE + zero(like)
+    end, last, outside, one = np.int32(size), np.int32(size - 1), zero(like) / zero(like), _ONE + zero(like)
     for i in range(count):
         first = floor(rows[i])
         here, t = np.int32(first), rows[i] - first
         after = np.int32(here + 1)
         left, right = here >= 0 and here < end, after >= 0 and after < end
-        index[i] = here if left else np.int32(0)
-        index[step + i] = after if right else np.int32(0)
+        index[i] = min(max(here, np.int32(0)), last)
+        index[step + i] = min(max(after, np.int32(0)), last)
         rows[WEIGHT * row + i] = one - t if left else outside
         rows[(WEIGHT + 1) * row + i] = t if right else outside
         rows[SLOPE * row + i] = -one if left else outside
@@ -298,8 +298,8 @@ def _bicubic_weights(rows, count, like):
 
 
 @jit
-def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns):
-    """Compute the rows of every axis for samples ``begin`` to ``begin + count`` of one image.
+def find_taps(grid, form, sizes, numbers, first_axis, begin, count, rows_at, raw, like, columns):
+    """Compute the rows of the axes from ``first_axis`` on, for ``count`` samples from ``begin`` of one image.
 
     ``grid`` is (address, kind, walk over the samples, axis stride). ``form`` is (axes, taps, mode,
     padding, align_corners). ``sizes`` are the pixels along x, y and z; ``numbers`` are ``_axis_numbers`` of
@@ -308,7 +308,7 @@ def find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, colu
     outlined()
     axes, taps, mode, padding, aligned = form
     _load_grid(grid, axes, begin, count, rows_at, raw, like)
-    for a in range(axes):
+    for a in range(first_axis, axes):
         rows, own = rows_at + a * AXIS_ROWS * ROW, numbers[a]
         _coordinates(rows, count, aligned, own, like)
         if padding == _ZEROS:

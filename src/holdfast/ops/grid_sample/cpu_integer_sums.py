@@ -59,22 +59,34 @@ def _power_of_two(exponent, like):
 
 
 @jit
-def find_shift(address, kind, walk, samples, bits, row_at, raw, like):
-    """``plane_shift`` of a plane of dout, and whether all its values are finite."""
+def is_finite(magnitude_bits, like):
+    """Whether a magnitude, as bits, is finite."""
+    return magnitude_bits < magnitude(power_of_two(0, like) / zero(like))
+
+
+@jit
+def find_largest(address, kind, walk, begin, end, row_at, raw, like):
+    """The largest finite magnitude of elements ``begin`` to ``end`` of a walk, and the largest of all."""
     outlined()
-    infinite = magnitude(power_of_two(0, like) / zero(like))
-    fraction = 23 if size_of(like) == 4 else 52
     values = pointer(row_at, like)
+    infinite = magnitude(power_of_two(0, like) / zero(like))
     largest = seen = np.int64(0)
-    for begin in range(0, samples, RUN):
-        end = min(begin + RUN, samples)
-        load_span(address, kind, walk, begin, end, raw, row_at, like)
-        for i in range(end - begin):
+    for first in range(begin, end, RUN):
+        last = min(first + RUN, end)
+        load_span(address, kind, walk, first, last, raw, row_at, like)
+        for i in range(last - first):
             here = magnitude(values[i])
             seen = max(seen, here)
             largest = max(largest, here if here < infinite else np.int64(0))
+    return largest, seen
+
+
+@jit
+def shift_of(largest, bits, like):
+    """``plane_shift`` of a plane of dout with this largest finite magnitude."""
+    fraction = 23 if size_of(like) == 4 else 52
     exponent = max(largest >> fraction, 1) - (126 if fraction == 23 else 1022)
-    return bits - exponent, seen < infinite
+    return bits - exponent
 
 
 @jit

@@ -34,7 +34,7 @@ def locate(grid, problem, steps, begin, count, tables, rows_at, raw, like, colum
     axes, taps = form[0], form[1]
     corners = taps * taps * (taps if axes == 3 else 1)
     offsets_at, weights_at = tables
-    find_taps(grid, form, sizes, numbers, begin, count, rows_at, raw, like, columns)
+    find_taps(grid, form, sizes, numbers, 0, begin, count, rows_at, raw, like, columns)
     if taps == 2:
         find_pair_weights(rows_at, axes, count, weights_at, like)
     else:

@@ -41,7 +41,10 @@ _REGION_COUNT = 10
 PARTS, GROUP, UNITS, JOINT, BITS, LEVELS, ACCUMULATE, SPARSE = range(
     _REGIONS + _REGION_COUNT, _REGIONS + _REGION_COUNT + 8
 )
-NUMBERS = SPARSE + 1
+# Numbers of the bands: offset of their sums in the scratch memory, room in rows of the image, whether it is
+# enough.
+BANDS, ROOM, FITS = range(SPARSE + 1, SPARSE + 4)
+NUMBERS = FITS + 1
 
 Table = np.ndarray[Any, Any]
 NO_TABLE = table_of((1,), (1,))
@@ -94,7 +97,7 @@ def runs_of(numbers, slot):
 
 @jit
 def sums_of(numbers, slot):
-    """Addresses of the other regions of a slot: sums, shifts and totals, or the copy of the image."""
+    """Addresses of the other regions of a slot: sums or facts, shifts, totals; or the copy of the image."""
     base, at = numbers[BASE] + slot * numbers[SLOT_BYTES], _REGIONS + 7
     return base + numbers[at], base + numbers[at + 1], base + numbers[at + 2]
 

@@ -11,6 +11,7 @@ _backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
 _OP = "holdfast.ops.grid_sample"
 _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
+_GRADIENTS_CPU, _BANDS_CPU = f"{_OP}.cpu_gradients", f"{_OP}.cpu_bands"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU, _COLUMNS_GPU = f"{_OP}.gpu_dinput_by_slot", f"{_OP}.gpu_slot_columns"
 _IMAGES_GPU, _PLANES_GPU = f"{_OP}.gpu_dinput_by_image", f"{_OP}.gpu_dinput_by_plane"
@@ -59,8 +60,8 @@ MUTANTS = (
     _backward(
         "a unit of one bit fewer",
         _INTEGERS_CPU,
-        "return bits - exponent, seen < infinite",
-        "return bits - 1 - exponent, seen < infinite",
+        "return bits - exponent",
+        "return bits - 1 - exponent",
         likely="wide",
     ),
     _backward(
@@ -93,7 +94,7 @@ MUTANTS = (
     ),
     _backward(
         "the shift of the first channel for all",
-        _CPU,
+        _GRADIENTS_CPU,
         "scale(row, count, shifts[c], like)",
         "scale(row, count, shifts[0], like)",
         likely="magnitudes",
@@ -259,9 +260,9 @@ MUTANTS = (
     ),
     _backward(
         "the last touched pixel taken for untouched",
-        _CPU,
-        "return all_finite, low, min(high + len(columns), pixels)",
-        "return all_finite, low, high",
+        _GRADIENTS_CPU,
+        "return low, min(high + len(columns), pixels)",
+        "return low, high",
         likely="many small images",
     ),
     _backward(
