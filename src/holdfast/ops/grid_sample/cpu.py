@@ -525,13 +525,12 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         self.threads = min(threads_together(self.work), self.most_threads)
-        rows, words = desc.image_size[0], self.sums_bytes * desc.channels // (8 * max(desc.pixels, 1))
-        words_of_row = words * desc.pixels // max(rows, 1)
-        #: Rows of all bands together: a quarter more than the image, and those beside a part of the samples.
-        self.room = rows + rows // 4 + 2 * self.threads
-        within = 8 * self.room * words_of_row <= 3 * self.output_bytes // 2
+        rows, row_bytes = desc.image_size[0], desc.channels * self.sums_bytes // max(desc.image_size[0], 1)
+        #: Maximum rows of all bands together. Their sums have at most 1.4 times the bytes of the outputs.
+        self.room = min(rows + rows // 4 + 2 * self.threads, 7 * self.output_bytes // (5 * max(row_bytes, 1)))
         suits = desc.batch == 1 and desc.needs_dinput and desc.needs_dgrid and self.threads > 1
-        self.banded = suits and within and 0 < desc.channels <= self.most_channels_of_bands
+        few = 0 < desc.channels <= self.most_channels_of_bands
+        self.banded = suits and few and self.room >= rows + rows // 8
         if self.banded:
             layout = WorkspaceLayout()
             facts = layout.take(facts_of(desc.channels), torch.int64)
@@ -539,7 +538,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             regions = [*self.take_runs(layout), facts, shifts, totals]
             self.band_slots = Slots(self.threads, layout.size, [region.offset for region in regions])
             layout.take_again(self.threads - 1)
-            self.bands = layout.take(self.room * words_of_row, torch.int64)
+            self.bands = layout.take(-(-self.room * row_bytes // 8), torch.int64)
             self.set_workspace(self.layout, layout)
 
     @property
