@@ -128,6 +128,14 @@ def _sizes() -> Iterator[Problem]:
     yield Problem("images as large as several tiles", (3, 67, 71), (65, 130), grid="smooth")
     yield Problem("17 channels, several runs of samples", (17, 12, 13), (25, 29), grid="smooth", batch=1)
     yield Problem("scattered samples", (6, 40, 37), (24, 35))
+    # The rows that parts of the samples touch have sums of their own.
+    bands = Problem("one image by bands", (3, 40, 23), (38, 25), grid="affine", batch=1, of_sums=True)
+    yield bands
+    yield replace(
+        bands, name="one image by bands, infinite gradients", image=(4, 40, 23), size=(38, 40),
+        values="infinities", accumulate=True,
+    )  # fmt: skip
+    yield replace(bands, name="one image by bands, magnitudes", values="planes", dtype=torch.float64)
     small = Problem("many small images", (1, 5, 7), (2, 2), batch=64, of_sums=True)
     yield small
     # Larger than the accumulators of a program, also on a GPU.

@@ -93,6 +93,20 @@ MUTANTS = (
         likely="several tiles",
     ),
     _backward(
+        "the sums of the other bands lost",
+        _BANDS_CPU,
+        "for part in range(numbers[SLOTS]):",
+        "for part in range(1):",
+        likely="one image by bands",
+    ),
+    _backward(
+        "the unit of a band from its own samples",
+        _BANDS_CPU,
+        "for slot in range(numbers[SLOTS]):",
+        "for slot in range(1):",
+        likely="one image by bands",
+    ),
+    _backward(
         "the shift of the first channel for all",
         _GRADIENTS_CPU,
         "scale(row, count, shifts[c], like)",
