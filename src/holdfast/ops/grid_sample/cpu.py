@@ -563,12 +563,15 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         return 3 * self.output_bytes // (2 * self.sums_bytes) if self.desc.needs_dinput else 2**16
 
     def channels_of_unit(self) -> int:
-        """Maximum number of channels such that all threads are busy, and the sums are not too large."""
+        """Maximum number of channels such that all threads are busy.
+
+        The sums of all threads have at most 1.4 times the bytes of the outputs.
+        """
         desc = self.desc
         for group in range(min(self.most_channels, desc.channels), 1, -1):
             units, fits = desc.batch * -(-desc.channels // group), self.slots * group * self.sums_bytes
             even = desc.channels % group == 0 and units % self.slots == 0
-            if fits <= self.output_bytes and (even or units >= 4 * self.slots):
+            if 5 * fits <= 7 * self.output_bytes and (even or units >= 4 * self.slots):
                 return group
         return 1
 
