@@ -52,13 +52,15 @@ class Finding:
     detail: str
     #: Whether an exception was raised, rather than a difference found.
     raised: bool = False
-    #: Whether public functions were checked, rather than plans.
+    #: Whether public functions were checked, rather than plans; and on which device.
     functions: bool = False
+    device: str = "cpu"
 
     @property
     def command(self) -> str:
         """The shell command that repeats the problem."""
         functions = "--functions " * self.functions
+        functions += f"--device {self.device} " * (self.device != "cpu")
         return f"holdfast fuzz {functions}--plan {self.plan} --problem '{self.problem}'"
 
     def __str__(self) -> str:
@@ -97,17 +99,18 @@ def check_problem(
 
 
 def finding_of(
-    plan: AnyPlan, drawn: Drawn, check: Callable[[], None], *, functions: bool = False
+    plan: AnyPlan, drawn: Drawn, check: Callable[[], None], *, functions: bool = False, device: str = "cpu"
 ) -> Finding | None:
     """The finding of ``check``, which raises ``Differs``. Any other exception is a finding too."""
     try:
         check()
     except Differs as found:
-        return Finding(plan.__name__, drawn.to_json(), found.way, str(found), functions=functions)
+        way, detail, raised = found.way, str(found), False
     except Exception as error:
-        detail = f"{type(error).__name__}: {error}"
-        return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True, functions=functions)
-    return None
+        way, detail, raised = "every way", f"{type(error).__name__}: {error}", True
+    else:
+        return None
+    return Finding(plan.__name__, drawn.to_json(), way, detail, raised, functions, device)
 
 
 def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> None:
