@@ -6,6 +6,7 @@ an operator in place. The sizes of a call select its form, so that a problem is 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,18 @@ from torch.nn import functional as F
 
 from holdfast.core.draw import Inexpressible
 
-#: Results and gradients that torch computes by operators that are not replaced, by the op of the plan.
-NOT_REPLACED = {
-    "affine_grid": ("gradient of theta", "dtheta"),
-    "embedding_bag": ("out", "gradient of per_sample_weights", "dper_sample_weights"),
-}
+
+def other_bits(op: str, desc: Any) -> tuple[str, ...]:
+    """The results and gradients whose bits are not those of holdfast's function, for a plan's op and problem.
+
+    Their operators are not replaced. The gradient of maxima adds the same terms without zeros between them.
+    """
+    if op == "affine_grid":
+        return "gradient of theta", "dtheta"
+    if op == "embedding_bag":
+        weights = ("gradient of per_sample_weights", "dper_sample_weights")
+        return "out", *weights, *(("gradient of weight", "dweight") if desc.mode == "max" else ())
+    return ()
 
 
 def _require_rows(index: torch.Tensor, rows: int) -> None:
@@ -70,7 +78,9 @@ def grid_sample(
 
 
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
-    return F.affine_grid(theta, list(size), align_corners)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*unit-size grids")
+        return F.affine_grid(theta, list(size), align_corners)
 
 
 def interpolate(input: torch.Tensor, **how: Any) -> torch.Tensor:

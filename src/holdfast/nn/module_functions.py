@@ -17,6 +17,11 @@ from holdfast.nn.embedding_bag import EmbeddingBag
 from holdfast.nn.fake_quantize import FakeQuantize
 
 
+def other_bits(op: str, desc: Any) -> tuple[str, ...]:
+    """The results that are not those of the function: none."""
+    return ()
+
+
 def embedding(input: torch.Tensor, weight: torch.Tensor, **how: Any) -> torch.Tensor:
     module = Embedding(*weight.shape, **how, device="meta", dtype=weight.dtype)
     return functional_call(module, {"weight": weight}, (input,))  # type: ignore[no-any-return]
@@ -45,15 +50,17 @@ def fake_quantize(
     **how: Any,
 ) -> torch.Tensor:
     """A fixed scale, or a learned one if its gradient is wanted."""
-    tensors = [given for given in (scale, zero_point) if isinstance(given, torch.Tensor)]
-    learned = any(given.requires_grad for given in tensors)
     state = {"scale": scale} if zero_point is None else {"scale": scale, "zero_point": zero_point}
-    if len(tensors) < len(state) or any(given.dtype != torch.float32 for given in tensors):
-        raise Inexpressible  # state is float32 tensors
+    if not all(isinstance(given, torch.Tensor) for given in state.values()):
+        raise Inexpressible
+    learned = any(given.requires_grad for given in state.values())
+    dtypes = {"scale": torch.float32, "zero_point": torch.float32 if learned else torch.int32}
+    if any(given.dtype != dtypes[name] for name, given in state.items()):
+        raise Inexpressible
     how["mode"] = "learned" if learned else "fixed"
     how |= {"grad_factor": grad_factor, "positive": False} if learned else {}
-    detached = {name: given.detach() for name, given in state.items()}
-    module = FakeQuantize(granularity=granularity, symmetric=zero_point is None, **detached, **how)
+    valid: dict[str, Any] = {name: torch.ones_like(given) for name, given in state.items()}
+    module = FakeQuantize(granularity=granularity, symmetric=zero_point is None, **valid, **how)
     return functional_call(module, state, (x,))  # type: ignore[no-any-return]
 
 
@@ -66,8 +73,8 @@ def dynamic_fake_quantize(x: torch.Tensor, *, return_scale: bool, **rule: Any) -
 
 def choose_scale(x: torch.Tensor, *, symmetric: bool, **rule: Any) -> Any:
     """The state after the first batch of a moving average."""
+    if not x.numel() or not bool(x.isfinite().all()):
+        raise Inexpressible  # such a batch is rejected
     module = FakeQuantize(mode="ema", symmetric=symmetric, device=x.device, **rule)
     module(x.detach())
-    if not x.numel() or module.report()["rejected_batches"]:
-        raise Inexpressible
     return module.scale if symmetric else (module.scale, module.zero_point)

@@ -10,6 +10,11 @@ from holdfast.core.draw import Inexpressible
 from holdfast.ops.scatter.torch_op import index_select, segment_reduce
 
 
+def other_bits(op: str, desc: Any) -> tuple[str, ...]:
+    """The gradients with other bits than ``embedding_bag``: the rows of segments are in another order."""
+    return "gradient of weight", "dweight"
+
+
 def embedding_bag(
     input: torch.Tensor,
     weight: torch.Tensor,

@@ -36,7 +36,7 @@ class Call:
         self.plan, self.drawn, self.device, self.functions = plan, drawn, device, functions
         self.args, _ = drawn.args(plan)
         self._moved = self.args if device == "cpu" else copy_args(self.args, device)
-        self._desc = case_of(plan, drawn.problem).descriptor
+        self.desc = case_of(plan, drawn.problem).descriptor
         self._space = space_of(plan)
         self.differentiates = plan.direction == "forward"
         self._upstream: dict[str, torch.Tensor] = {}
@@ -89,7 +89,7 @@ class Call:
         return {name: result.detach() for name, result in found.items()}
 
     def _results(self, args: Any) -> dict[str, torch.Tensor] | None:
-        given = (self.plan, self.drawn.problem, self._desc, args)
+        given = (self.plan, self.drawn.problem, self.desc, args)
         if self.functions is None:
             return self._space.public(*given)
         return self._space.public(*given, _Counterparts(self.functions))

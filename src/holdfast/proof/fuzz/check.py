@@ -197,12 +197,12 @@ def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> No
         raise Differs(way, differing)
 
 
-def check_against_reference(plan: AnyPlan, problem: Any, args: Args) -> None:
-    """Compare the public function for ``args`` with the reference."""
+def check_against_reference(plan: AnyPlan, problem: Any, args: Args, device: str = "cpu") -> None:
+    """Compare the public function for ``args`` on ``device`` with the reference."""
     desc: Any = case_of(plan, problem).descriptor
     with _threads(1):
         expected = _run(_selected(plan, desc, "reference", "cpu"), args, "cpu")
-    _check_public(plan, space_of(plan), problem, desc, args, expected, "cpu")
+    _check_public(plan, space_of(plan), problem, desc, args, expected, device)
 
 
 def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:

@@ -7,6 +7,8 @@ result with torch's own.
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 
 from holdfast.install import installed, status, torch_functions
@@ -25,15 +27,22 @@ def check_counterparts(call: Call, expected: Outcome, device: str) -> None:
     """Compare every counterpart of ``call`` on ``device`` with the ``expected`` result."""
     if not takes_counterparts(call.plan) or isinstance(expected, str):
         return
-    for way, functions in (("the module", module_functions), ("the maxima of segments", segments)):
-        made = _counterpart(call, device, functions)
-        for _ in range(2):
-            found = made.checked()
-            if found is None:
-                break
-            compare(f"{way} on {device}", expected, found)
-            routes.note(way)
+    _check_own("the module", call, expected, device, module_functions)
+    _check_own("the maxima of segments", call, expected, device, segments)
     _check_torch(call, expected, device)
+
+
+def _check_own(way: str, call: Call, expected: Outcome, device: str, functions: ModuleType) -> None:
+    """Compare a counterpart on the CPU with the function, and on another device with the CPU."""
+    on_cpu = _counterpart(call, "cpu", functions)
+    own = on_cpu.checked()
+    if own is None:
+        return
+    routes.note(way)
+    compare(f"{way} on cpu", expected, own, functions.other_bits(call.plan.op, call.desc))
+    made = on_cpu if device == "cpu" else _counterpart(call, device, functions)
+    for _ in range(3):
+        compare(f"{way} on {device}", own, made.checked())
 
 
 def _counterpart(call: Call, device: str, functions: object) -> Call:
@@ -46,7 +55,7 @@ def _check_torch(call: Call, expected: Outcome, device: str) -> None:
     made = _counterpart(call, device, torch_functions)
     own, error = _torch_alone(made)
     if own is None and not error:
-        return
+        return  # torch has no such call
     with installed():
         for number in (1, 2, 3):
             passed_on = _passed_on()
@@ -61,7 +70,7 @@ def _check_torch(call: Call, expected: Outcome, device: str) -> None:
             routes.note("torch served" if served else "torch passed on")
             way = f"torch's call {number} on {device}, {'served' if served else 'passed on'}"
             if served:
-                compare(way, expected, found, torch_functions.NOT_REPLACED.get(call.plan.op, ()))
+                compare(way, expected, found, torch_functions.other_bits(call.plan.op, call.desc))
             if isinstance(own, dict) and isinstance(found, dict):
                 _compare_roughly(way, call, own, found)
 

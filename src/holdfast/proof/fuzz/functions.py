@@ -29,7 +29,7 @@ from holdfast.proof.fuzz.counterparts import check_counterparts
 from holdfast.proof.fuzz.problem import Drawn, draw_problem
 
 #: Maximum number of elements of a tensor, and of those that are compared with the reference.
-BUDGET, MODERATE = 2**23, 2**18
+BUDGET, MODERATE = 2**23, {"cpu": 2**18, "cuda": 2**14}
 #: Number of problems per theme.
 THEME = 5
 #: Numbers of threads, one after the other. A plan may divide its workspace by the first.
@@ -72,8 +72,8 @@ def _check(plan: AnyPlan, drawn: Drawn, device: str) -> None:
         cuda.check_on_cuda(call, expected, _plainly)
     if expected is None:
         return
-    if _elements(plan, drawn) <= MODERATE:
-        check_against_reference(plan, drawn.problem, call.args)
+    if _elements(plan, drawn) <= MODERATE[device]:
+        check_against_reference(plan, drawn.problem, call.args, device)
     check_counterparts(call, expected, device)
 
 
