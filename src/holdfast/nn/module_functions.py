@@ -55,7 +55,7 @@ def fake_quantize(
         raise Inexpressible
     learned = any(given.requires_grad for given in state.values())
     dtypes = {"scale": torch.float32, "zero_point": torch.float32 if learned else torch.int32}
-    if any(given.dtype != dtypes[name] for name, given in state.items()):
+    if any(given.dtype != dtypes[name] or given.shape != scale.shape for name, given in state.items()):
         raise Inexpressible
     how["mode"] = "learned" if learned else "fixed"
     how |= {"grad_factor": grad_factor, "positive": False} if learned else {}
@@ -71,10 +71,11 @@ def dynamic_fake_quantize(x: torch.Tensor, *, return_scale: bool, **rule: Any) -
     return (y, scale) if zero_point is None else (y, scale, zero_point)
 
 
-def choose_scale(x: torch.Tensor, *, symmetric: bool, **rule: Any) -> Any:
+def choose_scale(x: torch.Tensor, *, dtype: torch.dtype, symmetric: bool, **rule: Any) -> Any:
     """The state after the first batch of a moving average."""
-    if not x.numel() or not bool(x.isfinite().all()):
-        raise Inexpressible  # such a batch is rejected
+    if x.dtype == torch.float64 or not x.numel() or not bool(x.isfinite().all()):
+        raise Inexpressible  # state is float32, and such a batch is rejected
+    rule["dtype"] = None if dtype.is_floating_point and dtype.itemsize > 1 else dtype  # codes of the range
     module = FakeQuantize(mode="ema", symmetric=symmetric, device=x.device, **rule)
     module(x.detach())
     return module.scale if symmetric else (module.scale, module.zero_point)
