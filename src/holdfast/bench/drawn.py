@@ -52,7 +52,10 @@ def measure_drawn(
     seed: int,
     seconds: float,
 ) -> DrawnReport:
-    """Measure ``cases`` until ``seconds`` have passed, at least one; 0 is no limit. Calls ``save`` after each one."""
+    """Measure ``cases``, at least one. After ``seconds`` none is started; 0 is no limit.
+
+    Calls ``save`` after each one, so that an interrupted run keeps its results.
+    """
     threads = None if device.type == "cuda" else torch.get_num_threads()
     report = DrawnReport(device_name(device), threads, seed, len(cases))
     start = time.monotonic()

@@ -19,8 +19,8 @@ WORST = 15
 NOTE = (
     "A ratio is the time of torch eager divided by the time of holdfast, both medians of the public "
     "functions with gradients on: above 1x holdfast is faster. The three numbers are the quartiles over the "
-    "problems. On a GPU forward and backward are times of the device, with cold caches, and 'host' is the time until "
-    "forward and backward return, where the device needs less than 0.2 ms."
+    "problems. On a GPU forward and backward are times of the device, with cold caches, and 'host' is the "
+    "time until forward and backward return, where the device needs less than 0.2 ms."
 )
 
 

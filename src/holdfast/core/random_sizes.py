@@ -40,13 +40,13 @@ class RandomSizes:
         """A size from ``least`` to ``most``. Every second one is two or three times a power of two."""
         found = self._uniform(least, most)
         if self.chance(2):
-            unit: int = 2 ** max(found.bit_length() - 2, 0)
-            found = max(found // unit * unit, least)
+            dropped = max(found.bit_length() - 2, 0)
+            return max(found >> dropped << dropped, least)
         return found
 
     def near(self, size: float, factor: float) -> int:
         """A size up to ``factor`` times larger or smaller than ``size``."""
-        return max(1, round(size * factor ** self._random.uniform(-1, 1)))
+        return max(1, round(size * math.pow(factor, self._random.uniform(-1, 1))))
 
     def image(self, pixels: int, axes: int) -> tuple[int, ...]:
         """The sizes of an image of about ``pixels`` pixels. Its sides differ by a factor of up to four."""

@@ -60,7 +60,7 @@ class _Deterministic:
 
 @dataclass(frozen=True)
 class StepCase(ABC):
-    """One row. ``model`` is what users call the work, if it has a name; ``real``: dtype of the large tensors."""
+    """One row. ``model`` is what users call the work, or empty; ``real`` the dtype of the large tensors."""
 
     op: str
     model: str

@@ -46,9 +46,7 @@ class FakeQuantizeDrawn(StepCase):
     def _functions(self, scale: torch.Tensor) -> Functions:
         granularity, learned = self.granularity, self.scales == "learned"
         # The learnable operator of torch has scales of one axis.
-        zero = torch.zeros(
-            scale.numel(), dtype=torch.float32 if learned else torch.int32, device=scale.device
-        )
+        zero = torch.zeros_like(scale.view(-1), dtype=torch.float32 if learned else torch.int32)
         learnable = torch.ops.aten._fake_quantize_learnable_per_tensor_affine
         learnable_channels = torch.ops.aten._fake_quantize_learnable_per_channel_affine
 

@@ -30,7 +30,7 @@ def _draw(sizes: RandomSizes, axes: int) -> GridSampleModel:
     elif kind == "around centres":
         size = (sizes.near(image[0] * image[1] / 8, 8), sizes.one_of((4, 8)))
     else:
-        size = image if sizes.chance(2) else tuple(sizes.near(size, 2) for size in image)
+        size = image if sizes.chance(2) else tuple(sizes.near(size, 1.5) for size in image)
     return GridSampleModel(
         f"grid_sample {axes}-D", "", sizes.real, (images, channels, *image), size, kind,
         mode=mode, padding=padding,
