@@ -11,6 +11,7 @@ import torch
 from torch.func import functional_call
 
 from holdfast.core.draw import Inexpressible
+from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity
 from holdfast.nn.embedding import Embedding
 from holdfast.nn.embedding_bag import EmbeddingBag
@@ -60,7 +61,10 @@ def fake_quantize(
     how["mode"] = "learned" if learned else "fixed"
     how |= {"grad_factor": grad_factor, "positive": False} if learned else {}
     valid: dict[str, Any] = {name: torch.ones_like(given) for name, given in state.items()}
-    module = FakeQuantize(granularity=granularity, symmetric=zero_point is None, **valid, **how)
+    try:
+        module = FakeQuantize(granularity=granularity, symmetric=zero_point is None, **valid, **how)
+    except InvalidDescriptor:  # a module needs two codes
+        raise Inexpressible from None
     return functional_call(module, state, (x,))  # type: ignore[no-any-return]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.scatter import torch_op
@@ -49,6 +50,8 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any
     index, way = args.index, Random(problem.name).randrange(4)
     of_rows = desc.width is not None and len(desc.shape) == 1
     elements = index if desc.width is None else index[..., None].expand(*index.shape, desc.width)
+    if elements.dim() > MAX_RANK:
+        return None
     if plan.op == "gather":
         return None if problem.spread == "bad" else {"out": _read(desc, args, elements, functions, way)}
     if desc.base == "zeros":

@@ -36,6 +36,8 @@ THEME = 5
 _THREADS = ((2, 3, 1), (3, 1, 2))
 #: Number of consecutive calls: the second prepares its launch for repetition, the third repeats it.
 _CALLS = 3
+#: One problem in this many has an empty tensor.
+_EMPTY = 12
 #: Maximum number of draws to find a problem of the wanted size.
 _TRIES = 40
 #: Sharing of work among threads as users have it.
@@ -44,16 +46,24 @@ _POISON = 0xFF
 
 
 def draw_call(plan: AnyPlan, theme: str, number: int) -> Drawn:
-    """A problem with a tensor of at least a wanted size, if one is found; its logarithm is uniform."""
-    wanted = 2 ** Random(f"size of {theme}/{number}").uniform(8, 23)
+    """A problem with a tensor of at least a wanted size, if one is found; its logarithm is uniform.
+
+    One problem in ``_EMPTY`` has a tensor without elements instead.
+    """
+    random = Random(f"size of {theme}/{number}")
+    wanted, empty = 2 ** random.uniform(8, 23), random.randrange(_EMPTY) == 0
     budget = min(int(64 * wanted), BUDGET)
     best, most = draw_problem(plan, theme, number, budget), 0
     for again in range(_TRIES):
         drawn = draw_problem(plan, theme, number + THEME * again, budget)
-        size = _elements(plan, drawn)
+        sizes = _sizes(plan, drawn)
+        if empty and not all(sizes):
+            best = drawn
+            break
+        size = max(sizes)
         if most < size <= BUDGET:
             best, most = drawn, size
-        if most >= wanted:
+        if most >= wanted and not empty:
             break
     return replace(best, other=best.problem, other_layouts=best.layouts, limit=None, broken=None)
 
@@ -72,7 +82,7 @@ def _check(plan: AnyPlan, drawn: Drawn, device: str) -> None:
         cuda.check_on_cuda(call, expected, _plainly)
     if expected is None:
         return
-    if _elements(plan, drawn) <= MODERATE[device]:
+    if max(_sizes(plan, drawn)) <= MODERATE[device]:
         check_against_reference(plan, drawn.problem, call.args, device)
     check_counterparts(call, expected, device)
 
@@ -105,11 +115,11 @@ def _check_on_cpu(call: Call) -> Outcome:
     return expected
 
 
-def _elements(plan: AnyPlan, drawn: Drawn) -> int:
-    """The number of elements of the largest operand."""
+def _sizes(plan: AnyPlan, drawn: Drawn) -> list[int]:
+    """The number of elements of each operand."""
     desc = case_of(plan, drawn.problem).descriptor
     expected = (desc.expected(name) for name in plan.operands)
-    return max(torch.Size(found[0]).numel() for found in expected if found is not None)
+    return [torch.Size(found[0]).numel() for found in expected if found is not None]
 
 
 @contextmanager
