@@ -93,6 +93,11 @@ class Draw:
         )
 
 
+def form_of(name: str, forms: int) -> int:
+    """The number of the form of a call, by the problem's name. Other values have the same form."""
+    return Random(name.partition(" ")[0]).randrange(forms)
+
+
 class Inexpressible(Exception):
     """A counterpart of a public function has no call for a problem."""
 

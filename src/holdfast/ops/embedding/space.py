@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw, Results
+from holdfast.core.draw import Draw, Results, form_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.embedding import torch_op
@@ -39,7 +38,7 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any
         desc.num_embeddings, desc.embedding_dim, dtype=desc.dtype, device=args.dout.device, requires_grad=True
     )
     how = {"padding_idx": desc.padding_idx, "scale_grad_by_freq": desc.scale_grad_by_freq}
-    how["sparse"] = Random(problem.name).randrange(3) == 0
+    how["sparse"] = form_of(problem.name, 3) == 0
     functions.embedding(args.indices, weight, bad_index="skip", **how).backward(args.dout)
     assert weight.grad is not None
     return {"dweight": as_dense(weight.grad)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw, Results
+from holdfast.core.draw import Draw, Results, form_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.embedding.space import as_dense
 from holdfast.ops.embedding_bag import torch_op
@@ -76,6 +75,6 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any
     if desc.dper_sample_weights:
         wanted["dper_sample_weights"] = weights = weights.detach().requires_grad_()
     how |= {"per_sample_weights": weights, "scale_grad_by_freq": desc.scale_grad_by_freq, "bad_index": "skip"}
-    how["sparse"] = desc.mode != "max" and Random(problem.name).randrange(3) == 0
+    how["sparse"] = desc.mode != "max" and form_of(problem.name, 3) == 0
     functions.embedding_bag(args.indices, table, args.offsets, **how).backward(args.dout)
     return {name: as_dense(tensor.grad) for name, tensor in wanted.items()}

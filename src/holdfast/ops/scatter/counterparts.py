@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from holdfast.core.draw import Inexpressible
-from holdfast.ops.scatter.torch_op import index_select, segment_reduce
+from holdfast.ops.scatter import torch_op
 
 
 def other_bits(op: str, desc: Any) -> tuple[str, ...]:
@@ -33,7 +33,7 @@ def embedding_bag(
         bags = input.shape[0]
         sizes = torch.full((bags,), input.shape[1], device=input.device)
     else:
-        ends = torch.cat([offsets.long(), *[torch.tensor([len(input)], device=input.device)]])
+        ends = torch.cat([offsets.long(), torch.full((1,), len(input), device=input.device)])
         sizes = ends.diff()[: -1 if include_last_offset else None]
         bags = len(sizes)
         if not bags or int(ends[0]) or bool((ends.diff() < 0).any()):
@@ -42,4 +42,5 @@ def embedding_bag(
     flat = input.reshape(-1)[: len(segments)]
     starts = sizes.cumsum(0) - sizes
     order = (torch.arange(len(segments), device=input.device) - starts[segments]).sort(stable=True).indices
-    return segment_reduce(index_select(weight, 0, flat[order]), segments[order], bags, reduce="max")
+    data = torch_op.index_select(weight, 0, flat[order])
+    return torch_op.segment_reduce(data, segments[order], bags, reduce="max")

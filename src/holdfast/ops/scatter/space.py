@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from random import Random
 from typing import Any
 
 import torch
 
 from holdfast.core.descriptor import MAX_RANK
-from holdfast.core.draw import Draw, Results
+from holdfast.core.draw import Draw, Results, form_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.scatter import torch_op
 from holdfast.ops.scatter.cases import Problem
@@ -47,7 +46,7 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
 
 
 def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
-    index, way = args.index, Random(problem.name).randrange(4)
+    index, way = args.index, form_of(problem.name, 4)
     of_rows = desc.width is not None and len(desc.shape) == 1
     elements = index if desc.width is None else index[..., None].expand(*index.shape, desc.width)
     if elements.dim() > MAX_RANK:

@@ -13,7 +13,7 @@ from holdfast.core.case import laid_out, operands_of
 from holdfast.core.device_errors import check_errors
 from holdfast.core.draw import Inexpressible, case_of, space_of
 from holdfast.core.errors import HoldfastError
-from holdfast.core.plan import AnyPlan
+from holdfast.core.plan import AnyPlan, Args
 from holdfast.ops.segment_sum.cases import row_values
 from holdfast.proof.conformance import copy_args
 from holdfast.proof.fuzz.check import Differs, same_bits
@@ -31,15 +31,27 @@ class Call:
     """
 
     def __init__(
-        self, plan: AnyPlan, drawn: Drawn, *, device: str = "cpu", functions: object | None = None
+        self,
+        plan: AnyPlan,
+        drawn: Drawn,
+        *,
+        device: str = "cpu",
+        functions: object | None = None,
+        args: Args | None = None,
     ) -> None:
         self.plan, self.drawn, self.device, self.functions = plan, drawn, device, functions
-        self.args, _ = drawn.args(plan)
+        self.args = drawn.args(plan)[0] if args is None else args
         self._moved = self.args if device == "cpu" else copy_args(self.args, device)
         self.desc = case_of(plan, drawn.problem).descriptor
         self._space = space_of(plan)
         self.differentiates = plan.direction == "forward"
         self._upstream: dict[str, torch.Tensor] = {}
+
+    def like(self, device: str, functions: object | None = None) -> Call:
+        """The same call on a device, or of a counterpart."""
+        made = Call(self.plan, self.drawn, device=device, functions=functions, args=self.args)
+        made.differentiates = self.differentiates
+        return made
 
     def move(self) -> None:
         """Give all arguments new memory."""

@@ -34,25 +34,19 @@ def check_counterparts(call: Call, expected: Outcome, device: str) -> None:
 
 def _check_own(way: str, call: Call, expected: Outcome, device: str, functions: ModuleType) -> None:
     """Compare a counterpart on the CPU with the function, and on another device with the CPU."""
-    on_cpu = _counterpart(call, "cpu", functions)
+    on_cpu = call.like("cpu", functions)
     own = on_cpu.checked()
     if own is None:
         return
     routes.note(way)
     compare(f"{way} on cpu", expected, own, functions.other_bits(call.plan.op, call.desc))
-    made = on_cpu if device == "cpu" else _counterpart(call, device, functions)
+    made = on_cpu if device == "cpu" else call.like(device, functions)
     for _ in range(3):
         compare(f"{way} on {device}", own, made.checked())
 
 
-def _counterpart(call: Call, device: str, functions: object) -> Call:
-    made = Call(call.plan, call.drawn, device=device, functions=functions)
-    made.differentiates = call.differentiates
-    return made
-
-
 def _check_torch(call: Call, expected: Outcome, device: str) -> None:
-    made = _counterpart(call, device, torch_functions)
+    made = call.like(device, torch_functions)
     own, error = _torch_alone(made)
     if own is None and not error:
         return  # torch has no such call

@@ -38,13 +38,14 @@ def check_on_cuda(call: Call, expected: Outcome, plainly: Callable[[Call], Outco
     if expected is None:
         return
     routes.note(_variant(call.plan, call.drawn))
-    made = _on_cuda(call)
+    made = call.like(DEVICE)
     if isinstance(expected, str):
         for number in (1, 2, 3):
             compare(f"call {number} on {DEVICE}", expected, made.checked())
         return
     twin = Call(call.plan, _other_values(call.drawn))
-    other, other_expected = _on_cuda(twin), plainly(twin)
+    other_expected = plainly(twin)
+    other = twin.like(DEVICE)
     found = _calls(made, other if isinstance(other_expected, dict) else made)
     torch.cuda.synchronize()
     check_errors()
@@ -63,12 +64,6 @@ def _variant(plan: AnyPlan, drawn: Drawn) -> str:
     pref = PlanPreference(backend="gpu", precompile=False)
     variant = getattr(plan.select(Stream.current(DEVICE), desc, pref).kernel, "variant", "")
     return f"{plan.__name__}: {variant}" if variant else plan.__name__
-
-
-def _on_cuda(call: Call) -> Call:
-    made = Call(call.plan, call.drawn, device=DEVICE)
-    made.differentiates = call.differentiates
-    return made
 
 
 def _other_values(drawn: Drawn) -> Drawn:
