@@ -57,6 +57,12 @@ class Call:
         """Give all arguments new memory."""
         self._moved = copy_args(self.args, self.device)
 
+    def gives(self, result: torch.Tensor) -> bool:
+        """Whether a result is in the memory of an argument, as the gradient of a sum's first term is."""
+        given = [*operands_of(self._moved).values(), *self._upstream.values()]
+        memory = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
+        return result.untyped_storage().data_ptr() in memory
+
     def first(self) -> Outcome:
         """The first call, without gradients if they are refused. Later calls do the same."""
         found = self.checked()
