@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from holdfast.core.draw import Inexpressible
 from holdfast.core.errors import InvalidDescriptor
-from holdfast.core.granularity import Granularity
+from holdfast.core.granularity import Granularity, PerTensor
 from holdfast.nn.embedding import Embedding
 from holdfast.nn.embedding_bag import EmbeddingBag
 from holdfast.nn.fake_quantize import FakeQuantize
@@ -54,6 +54,8 @@ def fake_quantize(
     state = {"scale": scale} if zero_point is None else {"scale": scale, "zero_point": zero_point}
     if not all(isinstance(given, torch.Tensor) for given in state.values()):
         raise Inexpressible
+    if not scale.dim() and not isinstance(granularity, PerTensor):
+        raise Inexpressible  # a module takes one number for a whole tensor only
     learned = any(given.requires_grad for given in state.values())
     dtypes = {"scale": torch.float32, "zero_point": torch.float32 if learned else torch.int32}
     if any(given.dtype != dtypes[name] or given.shape != scale.shape for name, given in state.items()):
