@@ -34,6 +34,8 @@ from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 #: Prefetch distance in bytes of rows, and its range in indices.
 _AHEAD, _NEAREST, _FARTHEST = 2**13, 2, 32
+#: Maximum bytes of a row that are prefetched; the processor reads the rest of a longer row ahead by itself.
+_PREFETCHED = 512
 #: Outputs of at least this many bytes are written with streaming stores, since they do not fit the caches.
 _STREAMED_FROM = 2**24
 #: Ranges of indices per thread, and minimum indices of a range.
@@ -81,7 +83,7 @@ def embedding(first, last, indices, index_item, index_table, rows, weight, out, 
     distance = _distance(columns * item)
     for n in range(first, last):
         ahead = load_index(indices, index_item, min(n + distance, last - 1), index_table)
-        prefetch_run(weight[0] + ahead * weight[1] * item, columns * item)
+        prefetch_run(weight[0] + ahead * weight[1] * item, min(columns * item, _PREFETCHED))
         index = load_index(indices, index_item, n, index_table)
         _copy_row(index, out[0] + offset_of(n, out_table) * item, rows, weight, out, columns, item)
     fence()
@@ -102,7 +104,7 @@ def copy_rows(task):
         last = min(first + share, count)
         for n in range(first, last):
             ahead = np.int64(places[min(n + distance, last - 1) * index_step])
-            prefetch_run(weight + ahead * row_step * item, columns * item)
+            prefetch_run(weight + ahead * row_step * item, min(columns * item, _PREFETCHED))
             table, target = (weight, row_step, step), (out, out_step, streamed != 0)
             index = np.int64(places[n * index_step])
             _copy_row(index, out + n * row_bytes, rows, table, target, columns, item)
