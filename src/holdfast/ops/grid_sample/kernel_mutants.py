@@ -34,8 +34,8 @@ MUTANTS = (
     _forward(
         "the grid of the first image for all",
         _CPU,
-        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, n),",
-        "to_sample - begin), (offsets_at, weights_at)\n            locate(_grid_of(grid, 0),",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(grid_of(grid, n),",
+        "to_sample - begin), (offsets_at, weights_at)\n            locate(grid_of(grid, 0),",
     ),
     _forward(
         "the last, shorter run dropped",
