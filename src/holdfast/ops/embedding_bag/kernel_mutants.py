@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("EmbeddingBagPlan",))
 _backward = partial(KernelMutant, plans=("EmbeddingBagBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.embedding_bag.cpu", "holdfast.ops.embedding_bag.gpu"
+_BAGS, _MAX = "holdfast.ops.embedding_bag.gpu_bags", "holdfast.ops.embedding_bag.gpu_max"
 _SUMS_CPU, _DOTS_CPU = "holdfast.ops.embedding_bag.cpu_sums", "holdfast.ops.embedding_bag.cpu_dots"
 
 # fmt: off
@@ -57,10 +58,36 @@ MUTANTS = (
         "total[0] = old[0] + total[0]",
         "total[0] = zero(like) + total[0]", likely="accumulate"),
     _forward("only the last chunk of a bag", _GPU, "        total += chunk\n", "        total = chunk\n"),
-    _forward("a maximum over what is left out", _GPU,
-        "better = better & kept[:, None]",
-        "better = better & (begin + u < amount)[:, None]", likely="padding in a maximum"),
-    _backward("a place that begins a bag given to the one before", _GPU,
+    _forward("a maximum over what is left out", _MAX,
+        "better = better & kept[:, :, None]",
+        "better = better & (left + PLACES > 0)[:, :, None]", likely="padding in a maximum"),
+    _forward("the last of equal lanes", _MAX,
+        "place = tl.min(tl.where((found >= 0) & (best == most[:, None, :]), found, _NONE), 1)",
+        "place = tl.max(tl.where((found >= 0) & (best == most[:, None, :]), found, -1), 1)"),
+    _forward("a NaN that is no maximum", _MAX,
+        "place = tl.where(of_nan < _NONE, of_nan, place)",
+        "place = place", likely="largest of special values"),
+    _forward("only the first places of a bag", _MAX,
+        "        index, kept = next_index, next_kept\n", "", likely="largest of bags of many sizes"),
+    _backward("the last of equal lanes", _MAX,
+        "place = tl.min(tl.where((found >= 0) & (best == most[:, None, :]), found, _NONE), 1)",
+        "place = tl.max(tl.where((found >= 0) & (best == most[:, None, :]), found, -1), 1)"),
+    _backward("rows that several bags chose", _MAX,
+        "wanted = wanted & ~(mine & (other < bag))",
+        "one = tl.where(mine & (other < bag), 0.0, one)", likely="accumulate in bfloat16"),
+    _backward("ranks without the places before the block", _MAX,
+        "(other[None, :] == index[:, None]) & (before[None, :] < place[:, None])",
+        "(other[None, :] == index[:, None]) & (before[None, :] < 0)", likely="padding in a maximum"),
+    _backward("chunks of 32 not ended", _MAX,
+        "ended = mine & (rank // CHUNK != last // CHUNK)",
+        "ended = mine & (rank < 0)", likely="padding in a maximum"),
+    _backward("groups of 32 chunks not ended", _MAX,
+        "ended = mine & (rank // (CHUNK * CHUNK) != last // (CHUNK * CHUNK))",
+        "ended = mine & (rank < 0)"),
+    _backward("rows with places but no maximum left as they are", _MAX,
+        "narrow(old + 0.0, out.dtype.element_ty)",
+        "narrow(old, out.dtype.element_ty)"),
+    _backward("a place that begins a bag given to the one before", _BAGS,
         "exists & (there <= place), probe",
         "exists & ((there < place) | (there == 0)), probe"),
     _backward("a mean over padding", _GPU,
