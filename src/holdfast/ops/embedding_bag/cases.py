@@ -155,6 +155,9 @@ _BACKWARD = (
     Problem("special weights without bags", (40,), 6, 3, "sum", (), values="special", weighted=True),
     Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
     Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
+    Problem("maxima in many chunks of a row", (12, 10), 1, 9, "max", spread="equal"),
+    Problem("maxima in groups of chunks", (12, 210), 2, 9, "max", spread="zipf"),
+    Problem("accumulate to zeros of either sign", (5, 8), 6, 9, "max", values="zeros", accumulate=True),
 )  # fmt: skip
 
 #: Shared problems whose backward is covered by others.
@@ -183,7 +186,8 @@ def case(plan: AnyPlan, problem: Problem) -> Case:
 
 def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
     def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return row_values(f"bag {name}/{problem.name}", shape, dtype)
+        values = "zeros" if problem.values == "zeros" else "spread"
+        return row_values(f"bag {name}/{problem.name}", shape, dtype, values)
 
     made: dict[str, Any] = {"indices": problem.indices, "offsets": problem.offsets}
     made |= {"per_sample_weights": problem.weights, "weight": problem.table}

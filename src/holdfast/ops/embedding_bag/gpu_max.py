@@ -58,7 +58,7 @@ class Tuning:
     unroll: int = 8
     most_columns: int = 128
     least_columns: int = 32
-    most_warps: int = 4
+    warps: int = 4
 
     def width(self, columns: int) -> int:
         """Columns of a tile: all of them, or a power of two that pads them by at most 1/8."""
@@ -70,7 +70,7 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        elements=1024, programs=264, lanes=256, chosen_elements=128, ranked=32, side=256, zero_tile=4096
+        elements=1024, programs=264, lanes=256, chosen_elements=128, ranked=16, side=256, zero_tile=4096
     ),
     interpreter=Tuning(
         elements=65536, programs=2, lanes=65536, chosen_elements=4096, ranked=256, side=1024, zero_tile=65536,
@@ -309,7 +309,7 @@ class BagMaxima:
 
     def parameters(self, walks: Walks, weight: torch.Tensor) -> dict[str, Any]:
         """Parameters of a kernel that finds maxima."""
-        desc, elements = self.bags.desc, self.rows * self.places * self.width
+        desc = self.bags.desc
         return {
             "count": desc.count,
             "rows": desc.rows,
@@ -325,7 +325,6 @@ class BagMaxima:
             "ROWS": self.rows,
             "PLACES": self.places,
             "COLUMNS": self.width,
-            "num_warps": warps_for(elements, self.tuning.most_warps),
         }
 
     def add_steps(
@@ -348,6 +347,7 @@ class BagMaxima:
             max_bags, find_programs + self.programs, self.bags, found, **self.parameters(walks, weight),
             find_programs=find_programs, out=out, out_strides=out_strides, FOUND=isinstance(out, Region),
             TILE=self.tuning.lanes,
+            num_warps=warps_for(self.rows * self.places * self.width, self.tuning.warps),
         )  # fmt: skip
 
 
@@ -393,6 +393,7 @@ class FewBags:
             zero_rows=zeroed[0], zero_columns=zeroed[1], zero_tiles=zero_tiles, out_strides=strides,
             zero_strides=zero_strides, ACCUMULATE=args.accumulate, LANES=tuning.lanes, RANKED=tuning.ranked,
             SIDE=tuning.side, ZERO_ROWS=zero_rows, ZERO_COLUMNS=zero_columns,
+            num_warps=tuning.warps,
         )  # fmt: skip
         columns = min(triton.next_power_of_2(desc.columns), tuning.least_columns)
         rows = min(tuning.chosen_elements // columns, triton.next_power_of_2(desc.bags))
