@@ -136,6 +136,7 @@ _SHARED = (
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
     Problem("largest of long rows in float64", (5, 6), 10, 1500, "max", dtype=_F64),
     Problem("many bags", (150, 2), 40, 260, "mean", padding=1),
+    Problem("largest of distinct values", (130,), 100, 9, "max", (1, 1, 0, 1, 1, 1, 125), values="exponents"),
     Problem("weighted vectors of columns", (_ALL,), 40, 250, bags=LENGTHS, weighted=True),
 )  # fmt: skip
 

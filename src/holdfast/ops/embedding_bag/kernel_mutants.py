@@ -68,7 +68,7 @@ MUTANTS = (
         "place = tl.where(of_nan < _NONE, of_nan, place)",
         "place = place", likely="largest of special values"),
     _forward("only the first places of a bag", _MAX,
-        "        index, kept = next_index, next_kept\n", "", likely="largest of bags of many sizes"),
+        "        index, kept = next_index, next_kept\n", "", likely="largest of distinct values"),
     _backward("the last of equal lanes", _MAX,
         "place = tl.min(tl.where((found >= 0) & (best == most[:, None, :]), found, _NONE), 1)",
         "place = tl.max(tl.where((found >= 0) & (best == most[:, None, :]), found, -1), 1)"),
