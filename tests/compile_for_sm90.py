@@ -42,7 +42,7 @@ LARGE = (
     (gpu_dinput_by_plane.TUNING, {"most_elements": 100}),
     (gpu_dinput_by_slot.TUNING, {"least_elements": 1}),
     (gpu_few_terms.TUNING, {"most_terms": 50}),
-    (gpu_max.TUNING, {"most_bags": 12}),
+    (gpu_max.TUNING, {"most_bags": 12, "many_programs": 16}),
 )
 
 

@@ -68,7 +68,7 @@ def gpu_tiles() -> Iterator[None]:
         gpu_merge_sort.TUNING.replaced(max_radix=2**17),
         gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
         gpu_few_terms.TUNING.replaced(most_terms=50),
-        gpu_max.TUNING.replaced(most_bags=12),
+        gpu_max.TUNING.replaced(most_bags=12, many_programs=16),
     ):
         yield
 

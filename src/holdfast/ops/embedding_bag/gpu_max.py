@@ -40,6 +40,9 @@ class Tuning:
     #: Elements of a tile of bags, places and columns; fewer bags if there would be fewer programs.
     elements: int
     programs: int
+    #: Elements of a smaller tile, used if it gives at least ``many_programs`` programs. On an H200 it takes
+    #: half the time with 1200 or 8192 programs, but up to twice the time with 375 or fewer.
+    small_elements: int
     #: Elements per program that finds the bags.
     lanes: int
     #: Elements of a tile of ``add_chosen``.
@@ -50,8 +53,9 @@ class Tuning:
     #: Elements per program that zeroes the gradient.
     zero_tile: int
     #: The gradient is found without a sort for at most this many bags, places, and pairs of bags in all
-    #: columns.
-    most_bags: int = 256
+    #: columns. Every bag compares its rows with those of all bags, so the time grows with the number of bags.
+    #: On an H200, this is faster than a sort with 75 bags and slower with 128.
+    most_bags: int = 96
     most_places: int = 2**13
     most_pairs: int = 2**25
     #: Bags loaded together by ``add_chosen``.
@@ -59,6 +63,7 @@ class Tuning:
     most_columns: int = 128
     least_columns: int = 32
     warps: int = 4
+    many_programs: int = 528
 
     def width(self, columns: int) -> int:
         """Columns of a tile: all of them, or a power of two that pads them by at most 1/8."""
@@ -70,11 +75,12 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        elements=1024, programs=264, lanes=256, chosen_elements=128, ranked=16, side=256, zero_tile=4096
+        elements=1024, programs=264, small_elements=512, lanes=256, chosen_elements=128, ranked=16, side=256,
+        zero_tile=4096,
     ),
     interpreter=Tuning(
-        elements=65536, programs=2, lanes=65536, chosen_elements=4096, ranked=256, side=1024, zero_tile=65536,
-        most_bags=12,
+        elements=65536, programs=2, small_elements=65536, lanes=65536, chosen_elements=4096, ranked=256,
+        side=1024, zero_tile=65536, most_bags=12,
     ),
 )  # fmt: skip
 
@@ -291,13 +297,19 @@ class BagMaxima:
     def __init__(self, bags: Bags) -> None:
         desc = bags.desc
         self.bags, self.tuning = bags, TUNING.on(bags.device)
-        elements = self.tuning.elements
         self.width = self.tuning.width(desc.columns)
         self.tiles = -(-desc.columns // self.width)
+        self.places, self.rows = self.tile_of(self.tuning.small_elements)
+        if self.programs < self.tuning.many_programs:
+            self.places, self.rows = self.tile_of(self.tuning.elements)
+
+    def tile_of(self, elements: int) -> tuple[int, int]:
+        """Places and bags of a tile of at most ``elements`` elements."""
+        desc = self.bags.desc
         mean = -(-desc.count // max(desc.bags, 1))
-        self.places = min(triton.next_power_of_2(max(mean, 1)), elements // self.width)
+        places = min(triton.next_power_of_2(max(mean, 1)), elements // self.width)
         most = power_below(desc.bags * self.tiles // self.tuning.programs) or 1
-        self.rows = min(elements // (self.width * self.places), most)
+        return places, min(elements // (self.width * places), most)
 
     @property
     def programs(self) -> int:
