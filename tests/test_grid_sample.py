@@ -240,6 +240,49 @@ def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> N
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
+#: Percent of the workspace that is allowed, and the images at a time for which it is enough.
+SHORT = {"fewer images": (80, 2), "one image": (60, 1), "fewer extras": (90, 3)}
+#: "too many extras" has room for one extra only.
+SHORT_AND_FILLED = [
+    (short, filled)
+    for short in SHORT
+    for filled in ("few slots", "extras", "too many extras")
+    if (short, filled) != ("fewer extras", "too many extras")
+]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("short", "filled"), SHORT_AND_FILLED)
+@pytest.mark.parametrize(("values", "accumulate"), [("normal", False), ("special", True)])
+def test_little_memory_by_slot(
+    short: str, filled: str, values: str, accumulate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
+    from holdfast.ops.grid_sample.gpu_dinput_by_slot import SlotSums
+
+    percent, images = SHORT[short]
+    slots, per_extra = FILLED[filled]
+    problem = cases.Problem(
+        "short", (3, 9, 11), (9, 11), values=values, batch=3, accumulate=accumulate,
+        grid="on one pixel" if "extras" in filled else "random",
+    )  # fmt: skip
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    most = 256 if short == "fewer extras" else 1
+    tuned = {"slots": slots, "samples_per_extra": per_extra, "most_per_extra": most}
+    with gpu_dinput_by_slot.TUNING.replaced(**tuned):
+        whole = gpu.GridSampleBackward(desc, torch.device("cpu"))
+        budget = whole.workspace_size * percent // 100
+        monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
+        monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", budget)
+        parts = gpu.GridSampleBackward(desc, torch.device("cpu"))
+        assert isinstance(whole.sums, SlotSums) and isinstance(parts.sums, SlotSums)
+        assert whole.sums.images == 3 and parts.sums.images == images
+        assert (parts.sums.most_extras < whole.sums.most_extras) == (filled != "too many extras")
+        assert parts.workspace_size <= budget
+        assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("copies", [False, True])
 def test_some_images_at_a_time_by_cell(

@@ -524,10 +524,18 @@ class SampleSums:
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
-    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs, gate: Gate | None = None) -> None:
-        """Add the launches; behind a gate, for dinput alone."""
-        for first in range(0, self.desc.batch, self.images):
-            images = min(self.images, self.desc.batch - first)
+    def add_steps(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        gate: Gate | None = None,
+        begin: int = 0,
+        images: int | None = None,
+    ) -> None:
+        """Add the launches for ``images`` images from ``begin``; behind a gate, for dinput alone."""
+        end = begin + (self.desc.batch if images is None else images)
+        for first in range(begin, end, self.images):
+            images = min(self.images, end - first)
             for band in range(self.bands):
                 self.add_band(steps, args, first, images, band, gate)
 
