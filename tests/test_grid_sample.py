@@ -305,6 +305,45 @@ def test_some_images_at_a_time_by_cell(
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
+def run_on(backend: str, desc: GridSampleBackwardDescriptor, operands: dict[str, torch.Tensor]) -> Any:
+    """The outputs of a backward plan as integers."""
+    given = {name: tensor.clone() for name, tensor in operands.items()}
+    plan = GridSampleBackwardPlan.select(CPU_STREAM, desc, hf.PlanPreference(backend=backend))
+    plan.run(CPU_STREAM, hf.Workspace.allocate(plan.workspace_size(), "cpu"), GridSampleBackwardArgs(**given))
+    return [given[name].view(torch.int32) for name in ("dinput", "dgrid") if name in given]
+
+
+@pytest.mark.parametrize("dgrid", [True, False])
+@pytest.mark.parametrize("padding", list(Padding))
+@pytest.mark.parametrize(("image", "window"), [((1, 7, 9), (3, 4)), ((2, 6, 5), (7, 7)), ((3, 4, 5), (1, 1))])
+def test_windows_in_small_images(image: Any, window: Any, padding: Padding, dgrid: bool) -> None:
+    """The images are: windows near, across and outside the edge, a scattered one, and special values."""
+    from holdfast.ops.grid_sample import gpu
+
+    desc = GridSampleBackwardDescriptor(
+        shape=(12, *image), output_size=window, padding_mode=padding, needs_dgrid=dgrid
+    )
+    kernel = gpu.GridSampleBackward(desc, torch.device("cpu"))
+    assert kernel.variant == "dinput by image"
+    generator = torch.Generator().manual_seed(5)
+    operands = {
+        name: torch.randn(desc.expected(name)[0], generator=generator)
+        for name in GridSampleBackwardPlan.operands
+        if desc.expected(name) is not None and (dgrid or name not in ("dgrid", "input"))
+    }
+    rows, columns = torch.meshgrid(*(torch.arange(1.0 * size) for size in window), indexing="ij")
+    corners = (
+        torch.linspace(-window[1] - 3, image[2] + 3, 12),
+        torch.linspace(image[1] + 3, -window[0] - 3, 12),
+    )
+    for n in range(12):
+        x, y = columns + corners[0][n] + 0.3, rows + corners[1][(5 * n) % 12] + 0.6
+        operands["grid"][n] = torch.stack([(2 * x + 1) / image[2] - 1, (2 * y + 1) / image[1] - 1], -1)
+    operands["grid"][5] = torch.randn((*window, 2), generator=generator)
+    operands["dout"][6, 0, 0, 0], operands["dout"][7, -1, -1, -1] = float("inf"), float("nan")
+    assert all(map(torch.equal, run_on("gpu", desc, operands), run_on("cpu", desc, operands)))
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_the_number_of_threads_changes_no_bit(plan: AnyPlan, threads: int) -> None:

@@ -257,14 +257,22 @@ def quad_weights(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr
 
 
 @triton.jit
+def load_pixels(image, channel, step, offsets, COMPUTE: tl.constexpr):
+    """The pixels of four corners in one channel."""
+    pixels = image + tl.full([1], channel, tl.int64) * step
+    return (
+        widen(tl.load(pixels + offsets[0]), COMPUTE),
+        widen(tl.load(pixels + offsets[1]), COMPUTE),
+        widen(tl.load(pixels + offsets[2]), COMPUTE),
+        widen(tl.load(pixels + offsets[3]), COMPUTE),
+    )
+
+
+@triton.jit
 def add_products(s0, s1, s2, s3, d, image, channel, step, offsets, COMPUTE: tl.constexpr):
     """Add dout times pixel of one channel to the sums of four corners."""
-    pixels = image + tl.full([1], channel, tl.int64) * step
-    s0 += d * widen(tl.load(pixels + offsets[0]), COMPUTE)
-    s1 += d * widen(tl.load(pixels + offsets[1]), COMPUTE)
-    s2 += d * widen(tl.load(pixels + offsets[2]), COMPUTE)
-    s3 += d * widen(tl.load(pixels + offsets[3]), COMPUTE)
-    return s0, s1, s2, s3
+    p0, p1, p2, p3 = load_pixels(image, channel, step, offsets, COMPUTE)
+    return s0 + d * p0, s1 + d * p1, s2 + d * p2, s3 + d * p3
 
 
 @triton.jit
