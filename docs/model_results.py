@@ -15,6 +15,10 @@ _HEAD = """## Training steps of real models
 Forward and backward of the public functions, with gradients on, on the shapes of models. Repeat it with
 `holdfast bench --models`.
 
+`holdfast bench --drawn 150` times random problems instead, from 1 KB to 256 MB (16 MB on a CPU). It prints
+the quartiles of the ratio to torch eager for each function, and the problems with the lowest ratios. `--seed`
+draws other problems; `--seconds` limits the time.
+
 - **forward**, **backward**: the time of holdfast, a median. On a GPU it is device time, with cold caches.
 - **eager**: the speed-up of the forward / of the backward over torch's own operator. Below 1x torch is
   faster.

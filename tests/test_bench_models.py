@@ -73,13 +73,13 @@ def test_every_case_does_the_work_of_its_peers(case: ModelCase) -> None:
     small = case.at(models.SMALL)
     steps = small.steps(CPU)
     assert {OURS, EAGER, COMPILED} <= steps.keys()
-    assert models._distance(steps[OURS], steps[COMPILED]) <= models.TOLERANCE[case.real]
+    assert models.distance(steps[OURS], steps[COMPILED]) <= models.TOLERANCE[case.real]
     out = steps[EAGER].forward()
     gradients = steps[EAGER].backward(out)
     assert out.shape == steps[OURS].forward().shape
     assert [gradient.shape for gradient in gradients] == [leaf.shape for leaf in steps[OURS].leaves]
     if case.real == torch.float32:
-        assert models._distance(steps[OURS], steps[EAGER]) <= models.TOLERANCE[case.real]
+        assert models.distance(steps[OURS], steps[EAGER]) <= models.TOLERANCE[case.real]
 
 
 @pytest.mark.parametrize("elements", [2**12, 2**20])
@@ -198,7 +198,7 @@ def failing(message: str, kind: type[Exception] = RuntimeError) -> Any:
     ],
 )  # fmt: skip
 def test_a_reason_is_one_line(error: Exception, reason: str) -> None:
-    assert models._reason(error) == reason
+    assert models.reason_of(error) == reason
 
 
 def test_a_failing_peer_does_not_lose_the_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

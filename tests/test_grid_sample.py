@@ -283,6 +283,23 @@ def test_little_memory_by_slot(
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
+@pytest.mark.parametrize("needs", [(True, True), (True, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_by_plane_with_many_channels(mode: Mode, dtype: torch.dtype, needs: tuple[bool, bool]) -> None:
+    """In bilinear mode, dgrid has a launch of its own; in other modes it is computed in the same launch."""
+    from holdfast.ops.grid_sample import gpu
+    from holdfast.ops.grid_sample.gpu_dinput_by_plane import PlaneSums
+
+    problem = cases.Problem("planes", (7, 5, 6), (3, 4), mode=mode, dtype=dtype, batch=1, needs=needs)
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    sums = gpu.GridSampleBackward(desc, torch.device("cpu")).sums
+    assert isinstance(sums, PlaneSums)
+    assert sums.computes_dgrid == (needs[1] and mode != Mode.BILINEAR)
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("copies", [False, True])
 def test_some_images_at_a_time_by_cell(

@@ -16,6 +16,8 @@ from rich.progress import Progress
 
 from holdfast.bench.cases import cpu_cases, full_cases, host_cases, quick_cases
 from holdfast.bench.check import differences
+from holdfast.bench.drawn import CPU_BYTES, GPU_BYTES, drawn_cases, measure_drawn
+from holdfast.bench.drawn_report import DrawnReport
 from holdfast.bench.model_report import ModelReport
 from holdfast.bench.models import CPU_ELEMENTS, QUICK_ELEMENTS, measure_models, model_cases
 from holdfast.bench.peers import peer, peer_names
@@ -26,7 +28,7 @@ from holdfast.core.dtypes import dtype_name
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.stream import Stream
-from holdfast.core.training_step import ModelCase
+from holdfast.core.training_step import StepCase
 
 #: Elements of the small tensors that measure host time.
 SMALL = 2**12
@@ -35,7 +37,7 @@ COPY_ELEMENTS = 2**28
 #: The key of the plan among the timed calls.
 OURS = "ours"
 
-_C = TypeVar("_C", Case, ModelCase)
+_C = TypeVar("_C", bound=Case | StepCase)
 
 
 def bench(
@@ -47,7 +49,8 @@ def bench(
         int,
         typer.Option(
             show_default=False,
-            help="Elements per tensor, a power of two. Default: large enough to saturate memory.",
+            help="Elements per tensor, a power of two; with --drawn at most. Default: large enough to "
+            "saturate memory.",
         ),
     ] = 0,
     only: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases that match this regex.")] = "",
@@ -58,6 +61,25 @@ def bench(
             "--models", help="Training steps of the public functions on the shapes of real models instead."
         ),
     ] = False,
+    drawn: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=10**5,
+            metavar="N",
+            show_default=False,
+            help="N training steps of the public functions on random sizes, against torch eager, instead.",
+        ),
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="With --drawn: the seed of the sizes.")] = 0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            show_default=False,
+            help="With --drawn: start no problem after this time.",
+        ),
+    ] = 0,
     no_compile: Annotated[bool, typer.Option("--no-compile", help="Leave out torch.compile.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file after each case.")
@@ -72,6 +94,10 @@ def bench(
         raise InvalidArgs(
             f"--elements is {elements}; it must be a power of two from {2**12} to {2**40}, such as {2**24}."
         )
+    if drawn and models:
+        raise InvalidArgs("--drawn and --models are both given; give one of them.")
+    if not drawn and (seed or seconds):
+        raise InvalidArgs(f"--{'seed' if seed else 'seconds'} is given without --drawn; add --drawn 150.")
     require_writable(json_file)
     if threads:
         torch.set_num_threads(threads)
@@ -79,10 +105,18 @@ def bench(
     on_gpu = stream.device.type == "cuda"
     console = Console()
 
-    def save(report: Report | ModelReport) -> None:
+    def save(report: Report | ModelReport | DrawnReport) -> None:
         if json_file is not None:
             json_file.write_text(json.dumps(report.to_json(), indent=1) + "\n")
 
+    if drawn:
+        most_bytes = 4 * elements or (GPU_BYTES if on_gpu else CPU_BYTES)
+        problems = _chosen(drawn_cases(drawn, seed, most_bytes), only, dtype)[:drawn]
+        ratios = measure_drawn(problems, stream.device, console, save, seed=seed, seconds=seconds)
+        ratios.print(console)
+        if not ratios.complete:
+            raise typer.Exit(1)
+        return
     if models:
         elements = elements or (QUICK_ELEMENTS if quick else 0 if on_gpu else CPU_ELEMENTS)
         compiling = not no_compile and (on_gpu or not quick)

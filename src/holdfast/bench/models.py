@@ -75,7 +75,7 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
         free_memory(device)
         steps = case.steps(device)
     except Exception as error:  # any failure is said in its row, and the other rows are still measured
-        row.reasons[OURS] = _reason(error)
+        row.reasons[OURS] = reason_of(error)
         return row
     peers = _peers(case, steps, compiling)
     working: dict[str, Step] = {}
@@ -86,7 +86,7 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
                 row.memory[name] = peak_memory(step)
             working[name] = step
         except Exception as error:  # a peer may refuse or lack memory; the row says so
-            row.reasons[name] = _reason(error)
+            row.reasons[name] = reason_of(error)
             free_memory(device)
     if not compiling:
         row.reasons[COMPILED] = "left out by --no-compile"
@@ -97,7 +97,7 @@ def _row(case: ModelCase, device: torch.device, compiling: bool) -> ModelRow:
 def _measure_small(small: ModelCase, row: ModelRow, device: torch.device) -> None:
     """Compare the function with the formula, and measure the host time."""
     steps = small.steps(device)
-    difference = _distance(steps[OURS], steps[COMPILED])
+    difference = distance(steps[OURS], steps[COMPILED])
     if not difference <= TOLERANCE[small.real]:
         raise ArithmeticError(
             f"the result differs from torch's by {difference:.2g} of its norm on {small.label}"
@@ -107,11 +107,11 @@ def _measure_small(small: ModelCase, row: ModelRow, device: torch.device) -> Non
         steps[EAGER].backward(steps[EAGER].forward())
         timed[EAGER] = steps[EAGER]
     except Exception as error:  # torch may lack the case; the row says so
-        row.reasons[EAGER] = _reason(error)
+        row.reasons[EAGER] = reason_of(error)
     row.host = host_times(timed, device)
 
 
-def _distance(ours: Step, formula: Step) -> float:
+def distance(ours: Step, formula: Step) -> float:
     """The largest distance from the formula in float32, of output and gradients, relative to the norm."""
     formula = Step(formula.function, tuple(map(_widened, formula.inputs)), _widened(formula.dout))
     made, right = ours.forward(), formula.forward()
@@ -142,7 +142,7 @@ def _peers(case: ModelCase, steps: dict[str, Step], compiling: bool) -> dict[str
     return made
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Why a step has no time, in one line."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error):
         return "out of memory"

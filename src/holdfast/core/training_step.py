@@ -1,4 +1,4 @@
-"""Rows of ``holdfast bench --models``: a training step of a public function on a shape of a real model."""
+"""Rows of ``holdfast bench --models`` and ``--drawn``: a training step of a public function and its peers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Step:
         return self.function(*self.inputs)
 
     def backward(self, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(out, self.leaves, self.dout)
+        return torch.autograd.grad(out, self.leaves, self.dout) if self.leaves else ()
 
 
 class DeterministicStep(Step):
@@ -59,11 +59,8 @@ class _Deterministic:
 
 
 @dataclass(frozen=True)
-class ModelCase(ABC):
-    """One row: ``model`` is what users call the work, ``real`` is the dtype of the large tensors."""
-
-    #: Whether the cases of the op share what torch.compile makes of their formula.
-    dynamic_shapes: ClassVar[bool] = True
+class StepCase(ABC):
+    """One row. ``model`` is what users call the work, or empty; ``real`` the dtype of the large tensors."""
 
     op: str
     model: str
@@ -76,7 +73,23 @@ class ModelCase(ABC):
 
     @property
     def name(self) -> str:
-        return f"{self.op}: {self.model}, {self.label}, {dtype_name(self.real)}"
+        model = f"{self.model}, " if self.model else ""
+        return f"{self.op}: {model}{self.label}, {dtype_name(self.real)}"
+
+    @abstractmethod
+    def steps(self, device: torch.device) -> dict[str, Step]:
+        """The public function, torch's operator, and the plain formula that torch.compile is given.
+
+        The formula computes what the public function computes. Other steps follow under their own names.
+        """
+
+
+@dataclass(frozen=True)
+class ModelCase(StepCase):
+    """A row on the shape of a real model."""
+
+    #: Whether the cases of the op share what torch.compile makes of their formula.
+    dynamic_shapes: ClassVar[bool] = True
 
     @property
     def family(self) -> str:
@@ -91,10 +104,3 @@ class ModelCase(ABC):
     @abstractmethod
     def at(self, elements: int) -> Self:
         """This case with smaller sizes, so that the largest tensor has about ``elements`` elements."""
-
-    @abstractmethod
-    def steps(self, device: torch.device) -> dict[str, Step]:
-        """The public function, torch's operator, and the plain formula that torch.compile is given.
-
-        The formula computes what the public function computes. Other steps follow under their own names.
-        """

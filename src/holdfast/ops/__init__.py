@@ -1,7 +1,7 @@
 """The ops. Each is a folder here and is found by being here.
 
 A folder may have the modules ``plan``, ``torch_op``, ``cases``, ``space``, ``mutants``, ``kernel_mutants``,
-``sweeps``, ``calls``, ``bench``, ``models`` and ``sharding``. ``modules`` finds all of one name.
+``sweeps``, ``calls``, ``bench``, ``models``, ``drawn`` and ``sharding``. ``modules`` finds all of one name.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
 
     workspace_share = 1.5
     #: Problems that need less workspace than this are not limited to the share.
-    least_workspace = 2**22
+    least_workspace = 2**24
 
     def __init__(self, desc: GridSampleBackwardDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
@@ -290,6 +290,8 @@ class GridSampleBackward(SampleKernel[GridSampleBackwardDescriptor]):
                     gradient.add_steps(steps, args, first, listed.images, listed)
         elif self.sums is not None:
             self.sums.add_steps(steps, args)
+            if isinstance(self.sums, PlaneSums) and desc.needs_dgrid and not self.sums.computes_dgrid:
+                gradient.add_steps(steps, args, 0, desc.batch)
         elif desc.samples:
             gradient.add_steps(steps, args, 0, desc.batch)
         return steps.launch

@@ -78,9 +78,11 @@ class Tuning:
     row_registers: int | None = 128
     #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
     row_blocks: int = 4
-    #: Minimum number of channels, and minimum number of elements of dout.
+    #: Minimum number of channels; minimum number of elements of dout or dinput, unless the channels are
+    #: ``many``.
     least_channels: int = 5
     least_elements: int = 2**20
+    many: int = 32
 
 
 TUNING = Tuned(
@@ -650,13 +652,14 @@ def sum_segments(
 def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
     """Whether dinput is summed by cell: bilinear, in float32, with many channels, and large enough."""
     tuning = TUNING.on(device)
+    elements = desc.batch * desc.channels * max(desc.samples, desc.pixels)
     return (
         desc.needs_dinput
         and desc.mode == Mode.BILINEAR
         and desc.compute.bits == 32
         and desc.channels >= tuning.least_channels
         and max(cells_of(desc), desc.samples * desc.corners) <= LIMIT
-        and desc.batch * desc.channels * desc.samples >= tuning.least_elements
+        and (elements >= tuning.least_elements or desc.channels >= tuning.many)
     )
 
 

@@ -31,10 +31,18 @@ from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBack
 class Tuning:
     """Tuning of ``differentiate_planes``."""
 
-    #: Maximum number of planes, of samples of four corners or pixels of an image, and of those of all planes.
+    #: Maximum number of planes, and of elements of all planes. An element is a pixel, or four corners.
     most_planes: int
-    most_places: int
     most_elements: int
+    #: Maximum number of elements of a plane: with few channels, with many, and where the alternative is
+    #: ``SampleSums``, which is slow with many channels.
+    most_places: int
+    most_places_of_many: int
+    most_places_of_others: int
+    #: Minimum number of channels that are many.
+    many: int
+    #: Maximum number of channels for dgrid in bilinear mode.
+    most_channels: int
     #: Samples of a tile, elements of a plane that are loaded together, and warps.
     tile: int
     vector: int
@@ -43,9 +51,13 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        most_planes=528, most_places=2048, most_elements=2**16, tile=256, vector=1024, warps=8,
+        most_planes=4096, most_elements=2**20, most_places=2048, most_places_of_many=4096,
+        most_places_of_others=2**14, many=5, most_channels=32, tile=256, vector=1024, warps=8,
     ),
-    interpreter=Tuning(most_planes=8, most_places=100, most_elements=530, tile=64, vector=64, warps=4),
+    interpreter=Tuning(
+        most_planes=8, most_elements=530, most_places=100, most_places_of_many=100,
+        most_places_of_others=100, many=5, most_channels=4, tile=64, vector=64, warps=4,
+    ),
 )  # fmt: skip
 
 
@@ -145,14 +157,26 @@ class PlaneSums:
     def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
         """Whether dinput is needed, and small."""
         tuning, planes = TUNING.on(device), desc.batch * desc.channels
+        if not desc.needs_dinput or not planes or not desc.samples or planes > tuning.most_planes:
+            return False
         places = max(desc.samples * desc.corners // 4, desc.pixels)
-        small = places <= tuning.most_places and planes * places <= tuning.most_elements
-        return desc.needs_dinput and small and desc.samples > 0 and 0 < planes <= tuning.most_planes
+        most = tuning.most_places
+        if desc.channels >= tuning.many:
+            others = desc.mode != Mode.BILINEAR or desc.compute.bits == 64
+            most = tuning.most_places_of_others if others else tuning.most_places_of_many
+        return places <= most and planes * places <= tuning.most_elements
+
+    @property
+    def computes_dgrid(self) -> bool:
+        """Whether dgrid is computed too. With many channels, ``grid_gradient`` is faster in bilinear mode."""
+        desc = self.desc
+        own = desc.mode != Mode.BILINEAR or desc.channels <= self.tuning.most_channels
+        return desc.needs_dgrid and own
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
         """Add the launch."""
         desc, tuning = self.desc, self.tuning
-        tiles, needs_dgrid = -(-desc.samples // tuning.tile), args.dgrid is not None
+        tiles, needs_dgrid = -(-desc.samples // tuning.tile), self.computes_dgrid
         steps.add(
             differentiate_planes, self.planes + desc.batch * tiles * needs_dgrid,
             operands_of(desc, args, 0, desc.batch), sampling_constants(desc),

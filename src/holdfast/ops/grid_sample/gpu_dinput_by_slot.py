@@ -96,7 +96,7 @@ class Tuning:
     #: Minimum and maximum number of channels, and minimum number of elements of dout.
     least_channels: int = 2
     most_channels: int = 4
-    least_elements: int = 2**18
+    least_elements: int = 2**19
 
 
 TUNING = Tuned(

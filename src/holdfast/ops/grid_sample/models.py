@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +31,8 @@ class GridSampleModel(ModelCase):
     size: tuple[int, ...]
     kind: str
     wanted: tuple[str, ...] = ("input", "grid")
+    mode: str = "bilinear"
+    padding: str = "zeros"
 
     @property
     def label(self) -> str:
@@ -37,7 +41,10 @@ class GridSampleModel(ModelCase):
         if tuple(image) != self.size:
             sizes.append(f"to {_times(self.size)}")
         alone = f", d{self.wanted[0]} alone" if len(self.wanted) == 1 else ""
-        return f"{' '.join(sizes)} {self.kind}{alone}"
+        modes = "".join(
+            f", {mode}" for mode in (self.mode, self.padding) if mode not in ("bilinear", "zeros")
+        )
+        return f"{' '.join(sizes)} {self.kind}{modes}{alone}"
 
     @property
     def largest(self) -> int:
@@ -66,10 +73,15 @@ class GridSampleModel(ModelCase):
         grid.requires_grad_("grid" in self.wanted)
         # torch requires the grid in the dtype of the image.
         narrow = grid.detach().to(self.real).requires_grad_(grid.requires_grad)
+        modes: dict[str, Any] = {"mode": self.mode, "padding_mode": self.padding, "align_corners": False}
+        widened = Step(partial(_sample_in_float32, **modes), (image, grid), dout)
+        eager = Step(partial(F.grid_sample, **modes), (image, narrow), dout)
+        # torch's 16-bit kernel on the CPU crashes for images of more than 2**15 pixels.
+        unusable = device.type == "cpu" and self.real.itemsize == 2
         return {
-            OURS: Step(grid_sample, (image, grid), dout),
-            EAGER: Step(_torch_sample, (image, narrow), dout),
-            COMPILED: Step(_sample_in_float32, (image, grid), dout),
+            OURS: Step(partial(grid_sample, **modes), (image, grid), dout),
+            EAGER: widened if unusable else eager,
+            COMPILED: widened,
         }
 
     def _grid(self, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -98,13 +110,9 @@ class GridSampleModel(ModelCase):
         return uniform(batch, self.size[0], 1, axes) + SPREAD * normal(batch, *self.size, axes) * pixel
 
 
-def _torch_sample(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
-    return F.grid_sample(image, grid, align_corners=False)
-
-
-def _sample_in_float32(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+def _sample_in_float32(image: torch.Tensor, grid: torch.Tensor, **modes: Any) -> torch.Tensor:
     """torch's operator for an image of 16 bits with a float32 grid."""
-    return F.grid_sample(image.float(), grid, align_corners=False).to(image.dtype)
+    return F.grid_sample(image.float(), grid, **modes).to(image.dtype)
 
 
 def _times(sizes: list[int] | tuple[int, ...]) -> str:
