@@ -3,6 +3,9 @@
 The accumulators are those of the smallest box around all pixels that the samples of an image touch, or of
 some rows of the box if it is large. A program clears them, adds the terms with integer atomics, and stores
 the sums. All other pixels of the image are zero.
+
+The samples of an image often form a window: they are one pixel apart. Then every pixel of the box sums the
+terms of at most four samples, which neighbouring lanes hold, and no accumulators are needed.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -29,9 +32,9 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     sampling_constants,
 )
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
-    load_pixels,
     add_slopes,
     add_term,
+    load_pixels,
     mark_specials,
     operands_of,
     quad_of,
@@ -65,10 +68,6 @@ class Tuning:
     most_samples: int
     #: Maximum number of lanes for pixels of windows.
     most_lanes: int = 512
-    fill: int = 0
-    registers: int = 0
-    late: bool = False
-    fill_tile: int = 8192
 
 
 TUNING = Tuned(
@@ -179,7 +178,7 @@ def differentiate_images(
     dinput_step, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, OFFSET: tl.constexpr,
-    DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, WINDOWS: tl.constexpr, CLEARS: tl.constexpr, LATE: tl.constexpr,
+    DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, WINDOWS: tl.constexpr,
     BAND: tl.constexpr, CLEARED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Every ``programs``-th image, with all its samples in one tile. A row of samples has ``wide`` lanes.
@@ -197,16 +196,11 @@ def differentiate_images(
     for number in range(tl.program_id(0), images, programs):
         n = tl.full([1], number, tl.int64)
         at = offset_of(n, x, y, z, dout_strides)
-        if CLEARS:
-            add_zeros(
-                dinput, n, channels, pixels, sizes, dinput_strides, dinput_step, 0, 0, 0, 0,
-                DINPUT_FLAT, False, CLEARED, COMPUTE,
-            )  # fmt: skip
         grid_at = offset_of(n, x, y, z, grid_strides)
         gx = load_coordinate(grid, grid_at, inside, 0, AXES, grid_step, COMPUTE)
         gy = load_coordinate(grid, grid_at, inside, 1, AXES, grid_step, COMPUTE)
         following = tl.load(dout + at, mask=inside, other=0.0)
-        if LATE:
+        if not ACCUMULATE:  # while the loads are in flight
             add_zeros(
                 dinput, n, channels, pixels, sizes, dinput_strides, dinput_step, 0, 0, 0, 0,
                 DINPUT_FLAT, False, CLEARED, COMPUTE,
@@ -288,14 +282,6 @@ def differentiate_images(
             store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
-@triton.jit
-def clear_pixels(dinput, count, TILE: tl.constexpr):
-    """Zero ``count`` elements."""
-    follow()
-    number = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(dinput + number, tl.zeros([TILE], dinput.dtype.element_ty), mask=number < count)
-
-
 class ImageSums:
     """Workspace region and launch of ``differentiate_images``."""
 
@@ -324,17 +310,10 @@ class ImageSums:
         fits = max(*desc.output_size, *desc.image_size) < WINDOW_BIAS.value
         windows = not args.accumulate and lanes <= tuning.most_lanes and fits
         tile = lanes if windows else triton.next_power_of_2(desc.samples)
-        if tuning.fill:
-            count = math.prod(desc.shape)
-            steps.add(
-                clear_pixels, -(-count // tuning.fill_tile), count=count, TILE=tuning.fill_tile,
-                num_warps=tuning.fill,
-            )  # fmt: skip
         steps.add(
             differentiate_images, self.programs, operands_of(desc, args, 0, desc.batch),
             sampling_constants(desc),
             sums=self.sums, programs=self.programs, images=desc.batch, TILE=max(tile, 32),
             wide=columns + 1 if windows else columns, WINDOWS=windows, DGRID=args.dgrid is not None,
-            CLEARS=not args.accumulate and not tuning.fill and not tuning.late, LATE=not args.accumulate and not tuning.fill and tuning.late,  registers=tuning.registers or None,
             BAND=tuning.band, CLEARED=tuning.cleared, num_warps=tuning.warps,
         )  # fmt: skip

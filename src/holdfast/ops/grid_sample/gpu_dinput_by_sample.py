@@ -64,9 +64,11 @@ SPECIAL = tl.constexpr(2**16)
 class Tuning:
     """Tuning of ``SampleSums``."""
 
-    #: Samples per program of ``add_samples``, one per thread, and warps.
+    #: Samples per program of ``add_samples``, one per thread, and warps; in 2-D and in 3-D.
     tile: int
     warps: int
+    tile_3d: int
+    warps_3d: int
     #: Elements of a plane that a program of ``prepare`` processes, elements loaded together, and pixels per
     #: program of ``convert``.
     prepared: int
@@ -79,9 +81,14 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=256, warps=8, prepared=8192, vector=2048, converted=2048),
-    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384, unrolled=2),
-)
+    gpu=Tuning(
+        tile=256, warps=8, tile_3d=128, warps_3d=4, prepared=8192, vector=2048, converted=2048,
+    ),
+    interpreter=Tuning(
+        tile=8192, warps=4, tile_3d=8192, warps_3d=4, prepared=2**20, vector=16384, converted=16384,
+        unrolled=2,
+    ),
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["limit", "parts", "span"])
@@ -518,6 +525,9 @@ class SampleSums:
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
         tuning = self.tuning
+        self.tile, self.warps = tuning.tile, tuning.warps
+        if desc.axes == 3:
+            self.tile, self.warps = tuning.tile_3d, tuning.warps_3d
         self.words = 2 if desc.compute.bits == 64 else 1
         self.images, self.bands = desc.batch, 1
         image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
@@ -571,20 +581,20 @@ class SampleSums:
             "gate": gate.gate if gate else "dout", "limit": gate.limit if gate else 0,
             "GATED": gate is not None,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
-            "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
+            "TILE": self.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
         }  # fmt: skip
         if dinput is not None:
-            steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
+            steps.add(prepare, planes * self.parts, sources, num_warps=self.warps)
         if desc.samples and (dinput is not None or dgrid is not None):
-            tiles = -(-desc.samples // tuning.tile)
+            tiles = -(-desc.samples // self.tile)
             tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self.programs(images * tiles, gate)}
-            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=tuning.warps)
+            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=self.warps)
         if dinput is not None:
             conversions = -(-self.span // tuning.converted)
             count = planes * conversions
             tasks = {"conversions": conversions, "tasks": count, "programs": self.programs(count, gate)}
-            steps.add(convert, tasks["programs"], sources, tasks, num_warps=tuning.warps)
+            steps.add(convert, tasks["programs"], sources, tasks, num_warps=self.warps)
 
     def programs(self, tasks: int, gate: Gate | None) -> int:
         """Number of programs. Behind a gate there are few, which take little time to return."""
