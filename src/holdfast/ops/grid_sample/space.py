@@ -20,8 +20,8 @@ FREE = ("values", "grid")
 def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
     axes = draw.kind((2, 3))
     channels = draw.size(draw.one_of([9, 9, 70, 300]))
-    room = max(draw.budget // 8 // max(channels, 1), 1)
-    batch = draw.size(4)
+    batch = draw.size(draw.one_of([4, 4, 4, 40]))
+    room = max(draw.budget // 8 // max(channels, 1) // max(batch // 4, 1), 1)
     image: list[int] = []
     size: list[int] = []
     for sizes, least in ((image, 1), (size, 0)):
@@ -39,7 +39,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         draw.kind((False, True)),
         dtype,
         grid_dtype,
-        draw.one_of((*GRIDS, "affine")),
+        draw.one_of((*GRIDS, "affine", "windows")),
         draw.one_of(("spread", "special", "exponents", "any bits"), [6, 1, 2, 1]),
         batch,
         needs=draw.kind(((True, True), (True, False), (False, True))),
