@@ -134,6 +134,7 @@ _SHARED = (
     Problem("largest of special values", (40, 3), 12, 6, "max", values="special"),
     Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
+    Problem("largest of zeros of either sign", (13, 8), 6, 9, "max", values="zeros"),
     Problem("largest of long rows in float64", (5, 6), 10, 1500, "max", dtype=_F64),
     Problem("many bags", (150, 2), 40, 260, "mean", padding=1),
     Problem("largest of distinct values", (130,), 100, 9, "max", (1, 1, 0, 1, 1, 1, 125), values="exponents"),
@@ -164,7 +165,7 @@ _BACKWARD = (
 #: Shared problems whose backward is covered by others.
 _FORWARD_ALONE = (
     "float64", "padding in a sum", "mean of bags of one size", "bags of nothing", "special values",
-    "many bags", "weighted vectors of columns",
+    "many bags", "weighted vectors of columns", "largest of zeros of either sign",
 )  # fmt: skip
 
 
