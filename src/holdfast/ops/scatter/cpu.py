@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.core.workspace_layout import WorkspaceLayout, first_address
+from holdfast.core.workspace_layout import BOUND_BYTES, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import kind
 from holdfast.numerics.cpu_walk import move, offset_of, size_of, table_of
 from holdfast.ops.scatter.cpu_elements import ElementSums
@@ -199,13 +199,25 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
         index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
         if self.elements is None:
             return self.by_row(args, walk, index_table, role)
-        add = self.elements.prepare(args, walk, index_table, role)
+        return self.launch_of(self.elements.prepare(args, walk, index_table, role))
+
+    def launch_of(self, add: Callable[[int, Sequence[int]], int]) -> Launch[ScatterArgs]:
+        """The launch of ``add``, which takes the addresses of the workspace and of the operands.
+
+        It returns the position of an index out of range, or -1.
+        """
+        extent = self.desc.extent
 
         def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
             wrong = add(first_address(workspace), addresses)
             if wrong >= 0:
-                raise _bad_index(args.index, wrong, desc.extent)
+                raise _bad_index(args.index, wrong, extent)
 
+        def run(stream: int, workspace: int, *addresses: int) -> bool:
+            return add(workspace, addresses) < 0
+
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
     def by_row(self, args: ScatterArgs, walk: Space, index_table: Table, role: int) -> Launch[ScatterArgs]:
@@ -220,34 +232,41 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
             Rows(code, out_table, out_step), Rows(code, input_table, input_step), role, alpha=desc.alpha,
         )  # fmt: skip
 
-        def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
+        count, number_of_rows, by_count = desc.count, desc.rows, int(desc.by_count)
+        find = self.find(index_table)
+
+        def add(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
-            first = first_address(workspace)
             rows, starts = first + self.rows.offset, first + self.starts.offset
             places = first + self.places.offset
-            self.find(index, index_table, rows, args)
-            longest = starts_if_sorted(rows, desc.count, desc.rows, starts)
+            wrong = find(index, rows)
+            if wrong >= 0:
+                return wrong
+            longest = starts_if_sorted(rows, count, number_of_rows, starts)
             if longest < 0:
-                longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
+                longest = counting_sort(rows, 4, in_order, count, number_of_rows, -1, starts, places)
             else:
                 places = 0
-            ordering = Ordering(starts, places, longest)
-            sums.run(ordering, out, src, base=input, by_count=int(desc.by_count))
+            sums.run(Ordering(starts, places, longest), out, src, base=input, by_count=by_count)
+            return -1
 
-        return launch
+        return self.launch_of(add)
 
-    def find(self, index: int, table: Table, rows: int, args: ScatterArgs) -> None:
-        """``find_rows``. Raises if an index is out of range."""
+    def find(self, table: Table) -> Callable[[int, int], int]:
+        """``find_rows`` of all terms, of an index and for rows at these addresses."""
         desc, like = self.desc, INDICES[self.desc.index_dtype]
-        bad: list[int] = []
+        count, extent, step = desc.count, desc.extent, desc.step
 
-        def part(first: int, last: int) -> None:
-            bad.append(find_rows(first, last, index, table, desc.extent, desc.step, rows, like))
+        def run(index: int, rows: int) -> int:
+            bad: list[int] = []
 
-        parallel(part, desc.count, 2 * desc.count)
-        wrong = [position for position in bad if position >= 0]
-        if wrong:
-            raise _bad_index(args.index, min(wrong), desc.extent)
+            def part(first: int, last: int) -> None:
+                bad.append(find_rows(first, last, index, table, extent, step, rows, like))
+
+            parallel(part, count, 2 * count)
+            return min((position for position in bad if position >= 0), default=-1)
+
+        return run
 
 
 class Gather(IndexedKernel[GatherDescriptor]):
@@ -264,21 +283,28 @@ class Gather(IndexedKernel[GatherDescriptor]):
         table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
         steps = (desc.column_step(args.out), desc.column_step(args.input), args.input.stride(desc.dim))
         like, bits = INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
+        count, extent, columns, raises = desc.count, desc.extent, desc.columns, desc.bad_index == "raise"
+
+        def read(out: int, input: int, index: int) -> int:
+            """Gather at these addresses. Returns the position of an index to be reported, or -1."""
+            wrong = first_outside(index, index_table, count, extent, like) if raises else -1
+            if wrong < 0:
+
+                def part(first: int, last: int) -> None:
+                    gather_rows(first, last, input, index, out, table, steps, columns, extent, like, bits)
+
+                parallel(part, count, count * max(columns, RANDOM))
+            return wrong
 
         def launch(stream: Stream, workspace: Workspace, args: GatherArgs, addresses: Sequence[int]) -> None:
-            out, input, index = addresses
-            if desc.bad_index == "raise":
-                wrong = first_outside(index, index_table, desc.count, desc.extent, like)
-                if wrong >= 0:
-                    raise _bad_index(args.index, wrong, desc.extent)
+            wrong = read(*addresses)
+            if wrong >= 0:
+                raise _bad_index(args.index, wrong, extent)
 
-            def part(first: int, last: int) -> None:
-                gather_rows(
-                    first, last, input, index, out, table, steps, desc.columns, desc.extent, like, bits
-                )
+        def run(stream: int, workspace: int, out: int, input: int, index: int) -> bool:
+            return read(out, input, index) < 0
 
-            parallel(part, desc.count, desc.count * max(desc.columns, RANDOM))
-
+        launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
 

@@ -336,31 +336,33 @@ class ElementSums:
         src_table = np.array([walk.sizes, walk.strides[1]], np.int64)
         base_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
         check_table, several = index_table[:2].copy(), tiling.tiles > 1
+        walks, shape, tiles = (walk_of(out_table), walk_of(base_table)), tuple(tiling), tiling.tiles
+        rows, count, extent, step, by_count = desc.rows, desc.count, desc.extent, desc.step, desc.by_count
 
         def run(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
             states, slots = first + self.states.offset, first + self.slots.offset
-            problem = (src, code, src_table, index, index_table, desc.extent, desc.step, index_type)
-            walks = walk_of(out_table), walk_of(base_table)
-            output = (out, code, walks[0], input, walks[1], role, desc.by_count, alpha)
+            problem = (src, code, src_table, index, index_table, extent, step, index_type)
+            output = (out, code, walks[0], input, walks[1], role, by_count, alpha)
             # Nothing is written if an index is bad.
-            bad = [first_outside(index, check_table, desc.count, desc.extent, index_type)] if several else []
+            bad = [first_outside(index, check_table, count, extent, index_type)] if several else []
 
             def add(first: int, last: int) -> None:
                 scratch = _SCRATCH.of_thread()
-                sums = (first, last, tuple(tiling), states, slots, problem, output, several, scratch, like)
+                sums = (first, last, shape, states, slots, problem, output, several, scratch, like)
                 bad.append(sum_tiles(*sums))
 
             def finish(first: int, last: int) -> None:
-                finish_rows(first, last, desc.rows, states, slots, output, _SCRATCH.of_thread(), like)
+                finish_rows(first, last, rows, states, slots, output, _SCRATCH.of_thread(), like)
 
             if max(bad, default=-1) < 0:
-                parallel(add, tiling.tiles, desc.count * RANDOM)
+                parallel(add, tiles, count * RANDOM)
             wrong = max(bad)
             if wrong < 0 and not several:
-                parallel(finish, -(-desc.rows // RUN), 2 * desc.rows)
+                parallel(finish, -(-rows // RUN), 2 * rows)
             return wrong
 
+        run.tables = out_table, base_table  # type: ignore[attr-defined]  # used by the walks
         return run
 
 
