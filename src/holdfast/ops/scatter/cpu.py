@@ -45,6 +45,7 @@ from holdfast.ops.segment_sum.cpu import (
     compile_for,
     counting_sort,
 )
+from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 Table = np.ndarray[Any, Any]
@@ -172,14 +173,19 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
 class Scatter(IndexedKernel[ScatterDescriptor]):
     """``find_rows``, ``counting_sort`` unless the rows ascend, then ``sum_segments``.
 
-    ``ElementSums`` for a single column.
+    ``ElementSums`` for a single column; ``FewTerms`` for few terms.
     """
 
     def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.elements = ElementSums(layout, desc) if desc.columns == 1 else None
-        if self.elements is None:
+        self.elements = self.few = None
+        if is_tall(desc.rows, desc.columns, desc.count, desc.dtype.itemsize):
+            self.few = FewTerms(layout, desc.count, desc.rows)
+            self.rows = layout.take(desc.count, torch.int32)
+        elif desc.columns == 1:
+            self.elements = ElementSums(layout, desc)
+        else:
             self.rows = layout.take(desc.count, torch.int32)
             self.starts = layout.take(desc.rows + 2, torch.int32)
             self.places = layout.take(desc.count, torch.int32)
@@ -234,6 +240,20 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
 
         count, number_of_rows, by_count = desc.count, desc.rows, int(desc.by_count)
         find = self.find(index_table)
+        if self.few is not None:
+            columns, few = (desc.columns, out_step, input_step), self.few.sort(4, in_order, -1)
+            fill = filling(args.out, args.input, lambda tensor: _rows_of(tensor, desc), columns)
+
+            def add_few(first: int, addresses: Sequence[int]) -> int:
+                out, input, index, src = addresses
+                rows = first + self.rows.offset
+                wrong = find(index, rows)
+                if wrong < 0:
+                    fill(out, input)
+                    sums.run(Ordering(*few(first, rows)), out, src, base=input, by_count=by_count)
+                return wrong
+
+            return self.launch_of(add_few)
 
         def add(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
