@@ -11,6 +11,7 @@ _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
 _ELEMENTS = "holdfast.ops.scatter.cpu_elements"
 _SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_index"
+_FEW_CPU = "holdfast.ops.segment_sum.cpu_few_terms"
 
 # fmt: off
 MUTANTS = (
@@ -71,6 +72,23 @@ MUTANTS = (
     _mutant("the stride of the output for that of a copied row", _SUM_CPU,
         "move(source, source_step, count, target, step, item)",
         "move(source, step, count, target, step, item)", likely="sliced"),
+    _mutant("the row of a sum forgotten", _SUM_CPU,
+        "name = _row_of(row, names_at)", "name = row", likely="several digits"),
+    _mutant("the second digit not sorted", _FEW_CPU,
+        "            _sort_by_digit(other_keys, other_places, kept, shift, keys, places, ends)\n",
+        "            copy(keys_at, other_keys_at, kept * 4)\n"
+        "            copy(places_at, other_places_at, kept * 4)\n", likely="several digits"),
+    _mutant("the last term lost", _FEW_CPU,
+        "starts[found] = count\n", "starts[found] = count - 1\n", likely="several digits"),
+    _mutant("the last element not copied", _FEW_CPU,
+        "copy(target, source, count * item)", "copy(target, source, (count - 1) * item)",
+        likely="several digits"),
+    _mutant("the stride of the output for that of the base", _FEW_CPU,
+        "move(source, base_step, count, target, out_step, item)",
+        "move(source, out_step, count, target, out_step, item)", likely="few terms, padded"),
+    _mutant("an output with gaps not cleared", _FEW_CPU,
+        "clear(target + i * out_step * item, item)",
+        "clear(target + i * item, item)", likely="sliced, zeros"),
     _mutant("the line of a term forgotten", _SORT,
         "row = index.to(tl.int32) * lines[1] + row_offsets(place, sizes, lines[2:]).to(tl.int32)",
         "row = index.to(tl.int32) * lines[1]", likely="matrix"),

@@ -491,6 +491,11 @@ def index_put(
     >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
     tensor([4., 0., 2.])
     """
+    rows = _rows_of_put(input, indices, values)
+    if rows is not None and accumulate is True:
+        found = _scattered_again(input, 0, rows, values, "added", "sum", 1.0)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     _require_same_dtype("values", values, input)
     require_bool("accumulate", accumulate)
@@ -501,25 +506,23 @@ def index_put(
         )
     _require_readable("input", input)
     _require_readable("values", values)
-    if _is_of_rows(input, indices, values):
-        rows = _from_the_front(indices[0], input.shape[0])
+    if rows is not None:
         return _scattered(input, 0, rows, values)  # type: ignore[no-any-return]
     put = _Put.of(input, indices, values)
     return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
 
 
-def _is_of_rows(input: torch.Tensor, indices: Any, values: torch.Tensor) -> bool:
-    """Whether this is ``index_add`` along the first axis, except that indices may be negative."""
-    if not isinstance(indices, (tuple, list)) or len(indices) != 1 or not input.dim():
-        return False
+def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
+    """The index, counted from 0, if this is ``index_add`` along the first axis; otherwise None."""
+    if not (type(indices) in (tuple, list) and len(indices) == 1 and isinstance(input, torch.Tensor)):
+        return None
     (index,) = indices
-    return (
-        isinstance(index, torch.Tensor)
-        and index.dim() == 1
-        and index.dtype in INDEX_DTYPES
-        and index.device == input.device
-        and values.shape == index.shape + input.shape[1:]
-    )
+    if not (isinstance(index, torch.Tensor) and isinstance(values, torch.Tensor) and input.dim()):
+        return None
+    of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
+    if not of_rows or values.shape != index.shape + input.shape[1:]:
+        return None
+    return _from_the_front(index, input.shape[0])
 
 
 class _Put(NamedTuple):
