@@ -197,9 +197,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def is_plain_call(tensor: torch.Tensor) -> bool:
     """Whether nothing traces or transforms a call with this tensor, whose elements are in its memory."""
-    return (
-        not is_compiling() and not private.is_watched() and type(tensor) in PLAIN and _is_plain(tensor)
-    )
+    return not is_compiling() and not private.is_watched() and type(tensor) in PLAIN and _is_plain(tensor)
 
 
 @lru_cache(maxsize=256)

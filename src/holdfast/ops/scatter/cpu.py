@@ -23,6 +23,7 @@ from holdfast.ops.scatter.cpu_index import (
     INDICES,
     RANDOM,
     compile_check,
+    cycle_of,
     first_bad,
     first_outside,
     rows_of_run,
@@ -107,13 +108,27 @@ def _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent
             outputs[targets + i * target_step] = bits
 
 
+@jit
+def _gather_cycle(indices, place, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits):
+    """``_gather_run`` of consecutive indices, for lines that begin again after each ``cycle`` of them."""
+    for i in range(place, place + count):
+        row = np.int64(indices[i])
+        if np.uint64(row) < np.uint64(extent):
+            outputs[i] = inputs[line * line_step + row * row_step]
+        else:
+            outputs[i] = bits
+        line += 1
+        line = line if line < cycle else 0
+
+
 @kernel
-def gather_rows(first, last, input, index, out, table, steps, columns, extent, like, bits):
+def gather_rows(first, last, input, index, out, table, steps, columns, cycle, extent, like, bits):
     """Copy the rows of the indices ``first`` to ``last``; zeros for an index out of range.
 
     ``table`` has the sizes of the loops over the index, its strides, those of the output, and those of input.
     ``steps`` are the column strides of the output and of input, and the stride of input along its indexed
-    axis. ``bits`` is an unsigned zero of an element's size.
+    axis. ``cycle`` is 0, or the lines of ``cycle_of``, with one loop over the index. ``bits`` is an unsigned
+    zero of an element's size.
     """
     out_step, step, row_step = steps
     at, inner, item = first, table.shape[1] - 1, size_of(bits)
@@ -122,6 +137,10 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
         table[0, inner], table[1, inner], table[2, inner], table[3, inner],
     )  # fmt: skip
     while at < last:
+        if cycle:
+            line, count = at % cycle, last - at
+            _gather_cycle(indices, at, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits)
+            return
         run = min(length - at % length, last - at)
         place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
         if columns == 1:
@@ -157,7 +176,8 @@ def _compile(index_dtype: torch.dtype) -> None:
 def _compile_gather(index_dtype: torch.dtype, item: int) -> None:
     table = np.ones((4, 1), np.int64)
     compile_check(index_dtype)
-    compile_kernel(gather_rows, 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, INDICES[index_dtype], _BITS[item])
+    given = 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, 0, INDICES[index_dtype], _BITS[item]
+    compile_kernel(gather_rows, *given)
 
 
 def _table(walk: Any, *operands: int) -> Table:
@@ -301,6 +321,10 @@ class Gather(IndexedKernel[GatherDescriptor]):
         lines = desc.without_dim(args.input.stride())
         walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
         table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
+        lines_walk = loops(desc.shape[desc.dim + 1 :], args.input.stride()[desc.dim + 1 :])
+        cycle = cycle_of(desc, args.index, args.out) if len(lines_walk.sizes) == 1 else 0
+        if cycle:
+            table = np.array([[desc.count], [1], [1], lines_walk.strides[0]], np.int64)
         steps = (desc.column_step(args.out), desc.column_step(args.input), args.input.stride(desc.dim))
         like, bits = INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
         count, extent, columns, raises = desc.count, desc.extent, desc.columns, desc.bad_index == "raise"
@@ -311,7 +335,8 @@ class Gather(IndexedKernel[GatherDescriptor]):
             if wrong < 0:
 
                 def part(first: int, last: int) -> None:
-                    gather_rows(first, last, input, index, out, table, steps, columns, extent, like, bits)
+                    operands = first, last, input, index, out, table, steps
+                    gather_rows(*operands, columns, cycle, extent, like, bits)
 
                 parallel(part, count, count * max(columns, RANDOM))
             return wrong

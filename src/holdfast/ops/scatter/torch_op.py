@@ -189,15 +189,16 @@ def _numbers_of_terms(index: torch.Tensor, size: Sequence[int], dim: int, base: 
 
     It is in float32 if every number up to that of all indices is a float32, otherwise in float64.
     """
-    rank = len(size)
+    rank, table = len(size), tuple(size)
     if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
         index = index[(0,) * dim]
-    shared = _shared_axes(index, size, dim) if index.dim() == rank else 0
     if index.dim() != rank:
         table, dim, last = (size[dim],), 0, rank - 1 - dim
     else:
-        table, last = tuple(size[: rank - shared]), shared
-        index = index[(..., *[0] * shared)] if shared else index
+        last = _shared_axes(index, size, dim)
+        table = table[: rank - last]
+        for _ in range(last):
+            index = index.select(-1, 0)
     exact = torch.float32 if index.numel() < 2**24 else torch.float64
     one = torch.ones((), dtype=exact, device=index.device)
     own, base = (one.expand(table), base) if base == "added" else (None, "zeros")

@@ -524,9 +524,9 @@ def sum_segments(task):
     """
     (
         _, _, threads, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms,
-        shares, long_parts, long_columns, names, rows, columns, part, parts, least_terms, source_kind, source_step,
-        source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table, out_loops, base_step,
-        base_table, base_loops, role, alpha,
+        shares, long_parts, long_columns, names, rows, columns, part, parts, least_terms, source_kind,
+        source_step, source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table,
+        out_loops, base_step, base_table, base_loops, role, alpha,
     ) = task[0]  # fmt: skip
     starts = pointer(starts_at, np.int32)
     work, all_terms = rows + np.int64(starts[rows]), np.int64(starts[rows])
@@ -551,8 +551,9 @@ def sum_segments(task):
             end = rows if share == shares - 1 else _row_at(work * (share + 1) // shares, starts, rows)
             terms_range = (least_terms, most_terms)
         _sum_unit(
-            row, end, terms_range, column, min(width, columns - column), (starts_at, places, names, rows, columns),
-            terms, (how, weights, chosen_columns), output, added, by_count, alpha, scratch,
+            row, end, terms_range, column, min(width, columns - column),
+            (starts_at, places, names, rows, columns), terms, (how, weights, chosen_columns), output, added,
+            by_count, alpha, scratch,
         )  # fmt: skip
     fence()
 

@@ -39,7 +39,7 @@ def is_tall(rows: int, columns: int, count: int, itemsize: int) -> bool:
 @jit
 def _collect(indices, table, count, rows, padding, keys, places):
     """Store the rows and places of the terms that are kept. Returns their number."""
-    kept, contiguous = 0, table.shape[1] == 1 and table[1, 0] == 1
+    kept, contiguous = np.int64(0), table.shape[1] == 1 and table[1, 0] == 1
     for n in range(count):
         index = np.int64(indices[n if contiguous else offset_of(n, table)])
         keys[kept], places[kept] = index, n
