@@ -127,3 +127,15 @@ def test_gradients_of_a_mean_are_quotients_in_the_compute_type(
         for found, expected in ((dinput, kept), (dsrc, quotient.gather(dim, index))):
             assert torch.equal(found, expected)
             assert torch.equal(found.signbit(), expected.signbit())
+
+
+def test_an_empty_index_of_nine_axes() -> None:
+    """Axes that share an index are one axis of a row, also if they have no elements."""
+    empty = torch.zeros((0,) * 9)
+    index = torch.zeros((0,) * 8, dtype=torch.int64)[..., None].expand(*[0] * 9)
+    assert hf.gather(empty, 0, index).shape == empty.shape
+    table = torch.ones((1, 2, 1, 1, 1, 2, 1, 2, 3))
+    index = torch.zeros((1, 2, 1, 0, 1, 2, 1, 2, 3), dtype=torch.int64)
+    assert torch.equal(hf.scatter_add(table, 2, index, torch.zeros(index.shape)), table)
+    reduced = hf.scatter_reduce(table, 2, index, torch.zeros(index.shape), "mean", include_self=False)
+    assert torch.equal(reduced, table)

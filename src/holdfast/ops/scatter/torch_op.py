@@ -73,6 +73,15 @@ def _is_shared(index: torch.Tensor, size: Sequence[int], dim: int) -> bool:
     return dim > 0 and all(index.stride(d) == 0 and index.shape[d] == size[d] for d in others)
 
 
+def _first_of(index: torch.Tensor, axes: range) -> torch.Tensor:
+    """The index without axes along which it does not vary. If it is empty, no element is read."""
+    if 0 in index.shape:
+        return index.new_zeros([size for axis, size in enumerate(index.shape) if axis not in axes])
+    for axis in reversed(axes):
+        index = index.select(axis, 0)
+    return index
+
+
 def _problem(index, size, dim, tensors):
     """The problem of an index of elements, or of rows, of tensors that have ``size`` except along ``dim``.
 
@@ -81,13 +90,12 @@ def _problem(index, size, dim, tensors):
     """
     rank = len(size)
     if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
-        index = index[(0,) * dim]
+        index = _first_of(index, range(dim))
     if index.dim() == rank:
         shared = _shared_axes(index, size, dim)
         first = rank - shared
         table, width = size[:first], prod(size[first:]) if shared else None
-        if shared:
-            index = index[(..., *[0] * shared)]
+        index = _first_of(index, range(first, rank))
         if shared > 1:
             tensors = _views(tensors, lambda tensor: tensor.reshape(*tensor.shape[:first], width))
         return (index.shape, table, dim, width), index, tensors
@@ -191,14 +199,13 @@ def _numbers_of_terms(index: torch.Tensor, size: Sequence[int], dim: int, base: 
     """
     rank, table = len(size), tuple(size)
     if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
-        index = index[(0,) * dim]
+        index = _first_of(index, range(dim))
     if index.dim() != rank:
         table, dim, last = (size[dim],), 0, rank - 1 - dim
     else:
         last = _shared_axes(index, size, dim)
         table = table[: rank - last]
-        for _ in range(last):
-            index = index.select(-1, 0)
+        index = _first_of(index, range(rank - last, rank))
     exact = torch.float32 if index.numel() < 2**24 else torch.float64
     one = torch.ones((), dtype=exact, device=index.device)
     own, base = (one.expand(table), base) if base == "added" else (None, "zeros")
@@ -300,8 +307,7 @@ def _elements(input: Any, dim: Any, index: Any, src: Any) -> tuple[int, torch.Te
     axis, rank = _axis(dim, input.dim()), max(input.dim(), 1)
     index, src = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (index, src))
     if index.numel() == 0:
-        shape = tuple(0 for _ in range(rank))
-        return axis, index.reshape(shape), src.new_empty(shape)
+        return axis, index.reshape(0), src.new_empty((*input.shape[:axis], 0, *input.shape[axis + 1 :]))
     if index.dim() != rank or src.dim() != rank:
         raise InvalidArgs(
             f"input has {rank} axes, index has {index.dim()} and src has {src.dim()}; all must have the same "
