@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -65,6 +66,26 @@ def test_a_sparse_gradient_has_the_rows_that_were_read(dtype: torch.dtype) -> No
     assert torch.equal(gradient.to_dense(), dense.grad)
     hf.embedding(indices, sparse, padding_idx=4, sparse=True).backward(dout)
     assert torch.equal(sparse.grad._values(), gradient.values())  # torch drops the coalesced flag
+
+
+def test_a_sparse_gradient_of_a_table_without_columns() -> None:
+    for shape in ((3,), (0,), (2, 0)):
+        weight = torch.zeros(4, 0, requires_grad=True)
+        hf.embedding(torch.ones(shape, dtype=torch.int64), weight, sparse=True).sum().backward()
+        assert weight.grad is not None and weight.grad.to_dense().shape == (4, 0)
+
+
+@pytest.mark.parametrize("function", ["embedding", "embedding_bag"])
+def test_a_sparse_gradient_for_strided_indices_does_not_warn(function: str) -> None:
+    """torch.searchsorted warns once per process, so this is a process of its own."""
+    program = f"""
+import torch, holdfast as hf
+weight = torch.zeros(4, 2, requires_grad=True)
+indices = torch.tensor([[1, 2, 0], [3, 3, 1]])[:, ::2]
+indices = indices[0] if "{function}" == "embedding" else indices
+hf.{function}(indices, weight, sparse=True).sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
 
 
 def test_a_sparse_gradient_of_nothing() -> None:

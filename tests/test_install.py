@@ -581,6 +581,47 @@ def test_an_index_out_of_range_is_refused() -> None:
     assert not table.any()
 
 
+#: Calls with empty tensors, which torch accepts: of a table without columns, and of no lines.
+EMPTY_SUMS: dict[str, Any] = {
+    "scatter_add_": lambda table, index: table.scatter_add_(
+        0, index[:, None].expand(-1, table.shape[1]), table.new_zeros(len(index), table.shape[1])
+    ),
+    "index_add_": lambda table, index: table.index_add_(
+        0, index, table.new_zeros(len(index), table.shape[1])
+    ),
+    "index_add_ along the last dim": lambda table, index: table.mT.index_add_(
+        -1, index, table.new_zeros(table.shape[1], len(index))
+    ),
+    "index_put_": lambda table, index: table.index_put_(
+        (index,), table.new_zeros(len(index), table.shape[1]), accumulate=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_SUMS)
+@pytest.mark.parametrize("indices", [0, 5])
+@pytest.mark.parametrize("columns", [0, 3])
+def test_empty_sums_change_nothing(name: str, indices: int, columns: int) -> None:
+    table = torch.ones(4, columns, dtype=torch.bfloat16)
+    index = torch.arange(indices) % 4
+    with hf.installed():
+        EMPTY_SUMS[name](table, index)
+    assert torch.equal(table, torch.ones(4, columns, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("rows", [4, 0])
+def test_the_gradient_of_an_empty_gather(rows: int) -> None:
+    for shape in ((rows, 0), (rows, 0, 1)):
+        table = torch.zeros(shape, dtype=torch.float16, requires_grad=True)
+        with hf.installed():
+            torch.gather(table, 0, torch.zeros((5, *shape[1:]), dtype=torch.int64)).sum().backward()
+        assert table.grad is not None and table.grad.shape == shape
+        for dim, index in ((0, torch.zeros(rows, dtype=torch.int64)), (1, torch.zeros(0, dtype=torch.int64))):
+            with hf.installed():
+                (gradient,) = torch.autograd.grad(torch.index_select(table, dim, index).sum(), table)
+            assert gradient.shape == shape
+
+
 def test_in_place_sums_have_the_bits_of_new_ones() -> None:
     draw = torch.Generator().manual_seed(3)
     for dtype in (torch.float32, torch.bfloat16):

@@ -29,7 +29,7 @@ BELOW = {
     "distributed": {"core", "ops", "nn"},
     "qat": {"core", "ops", "nn"},
     "export": {"core", "ops", "nn", "qat"},
-    "proof": {"core", "backends", "numerics", "ops", "holdfast"},
+    "proof": {"core", "backends", "numerics", "ops", "nn", "install", "holdfast"},
     "bench": {"core", "backends", "numerics", "ops", "holdfast"},
     "demo": {"core", "proof", "holdfast"},
     "install": {"core", "ops"},

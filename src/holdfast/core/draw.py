@@ -93,6 +93,15 @@ class Draw:
         )
 
 
+def form_of(name: str, forms: int) -> int:
+    """The number of the form of a call, by the problem's name. Other values have the same form."""
+    return Random(name.partition(" ")[0]).randrange(forms)
+
+
+class Inexpressible(Exception):
+    """A counterpart of a public function has no call for a problem."""
+
+
 class Space(Protocol):
     """The interface of ``ops/<op>/space.py``: the problems of a plan, and its public function.
 
@@ -106,8 +115,12 @@ class Space(Protocol):
     def draw(self, plan: AnyPlan, draw: Draw) -> Any:
         """A random problem. The search draws again if its descriptor is not valid."""
 
-    def public(self, plan: AnyPlan, problem: Any, desc: Any, args: Args) -> Results:
-        """Results and gradients of the public function for ``args``."""
+    def public(self, plan: AnyPlan, problem: Any, desc: Any, args: Args, functions: Any = ...) -> Results:
+        """Results and gradients of the public function for ``args``.
+
+        ``functions`` holds other functions with the names and arguments of holdfast's, such as torch's. A
+        space whose functions have no counterpart does not need this parameter.
+        """
 
 
 def case_of(plan: AnyPlan, problem: Any) -> Case:

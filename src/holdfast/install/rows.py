@@ -25,6 +25,8 @@ def add_rows(
     The terms of a row are summed in the order of the index, in float32 for 16 bits; then the row is added and
     rounded once. ``refuse_bad_indices`` was called.
     """
+    if not terms.numel():
+        return self
     if not self.is_contiguous():
         return self.copy_(add_rows(self.contiguous(), first, dims, index, terms))
     before, after = prod(self.shape[:first]), prod(self.shape[first + dims :])

@@ -74,6 +74,8 @@ def _scatter_add(self, dim, index, src):
 def _scatter_add_(self, dim, index, src):
     _require(self, index, src)
     dim = _axis(self, dim)
+    if not index.numel():
+        return self
     rows = _shared(self, dim, index, src)
     if rows is not None:
         refuse_bad_indices(self, self.shape[dim], rows)

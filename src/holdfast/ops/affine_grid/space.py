@@ -9,8 +9,8 @@ import torch
 from holdfast.core.draw import Draw, Results
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.plan import AnyPlan
+from holdfast.ops.affine_grid import torch_op
 from holdfast.ops.affine_grid.cases import Problem
-from holdfast.ops.affine_grid.torch_op import affine_grid
 
 FREE = ("values",)
 
@@ -24,13 +24,13 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
     return Problem(draw.label, tuple(size), batch, aligned, dtype, values, accumulate=accumulate)
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     size = (desc.batch, 1, *desc.output_size)
     if plan.direction == "forward":
-        return {"grid": affine_grid(args.theta, size, desc.align_corners)}
+        return {"grid": functions.affine_grid(args.theta, size, desc.align_corners)}
     if args.accumulate:
         return None
     theta = torch.zeros(desc.shape, dtype=desc.dtype, device=args.dgrid.device, requires_grad=True)
-    affine_grid(theta, size, desc.align_corners).backward(args.dgrid)
+    functions.affine_grid(theta, size, desc.align_corners).backward(args.dgrid)
     assert theta.grad is not None
     return {"dtheta": theta.grad}

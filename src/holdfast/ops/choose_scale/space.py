@@ -8,8 +8,8 @@ from holdfast.core.draw import Draw, Results
 from holdfast.core.formats import format_of
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.space import draw_codes, draw_granular, draw_limits, draw_real
+from holdfast.ops.choose_scale import torch_op
 from holdfast.ops.choose_scale.cases import Problem
-from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range
 
 FREE = ("values",)
 
@@ -39,8 +39,9 @@ def rule(desc: Any) -> dict[str, Any]:
     return {"dtype": desc.output_dtype, **named}
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     if plan.op == "observe_range":
-        return dict(zip(("low", "high"), observe_range(args.x, granularity=desc.granularity), strict=True))
-    found = choose_scale(args.x, **rule(desc))
+        found = functions.observe_range(args.x, granularity=desc.granularity)
+        return dict(zip(("low", "high"), found, strict=True))
+    found = functions.choose_scale(args.x, **rule(desc))
     return {"scale": found} if desc.symmetric else dict(zip(("scale", "zero_point"), found, strict=True))

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw, Results
+from holdfast.core.draw import Draw, Results, form_of
+from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import AnyPlan
+from holdfast.ops.embedding import torch_op
 from holdfast.ops.embedding.cases import Problem
-from holdfast.ops.embedding.torch_op import embedding
 from holdfast.ops.segment_sum.space import draw_spread, draw_table
 
 FREE = ("values", "spread")
@@ -28,15 +29,27 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
     return Problem(draw.label, shape, **fields)
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     if plan.direction == "forward":
-        return {"out": embedding(args.indices, args.weight, bad_index=desc.bad_index)}
+        return {"out": functions.embedding(args.indices, args.weight, bad_index=desc.bad_index)}
     if args.accumulate:
         return None
     weight = torch.zeros(
         desc.num_embeddings, desc.embedding_dim, dtype=desc.dtype, device=args.dout.device, requires_grad=True
     )
     how = {"padding_idx": desc.padding_idx, "scale_grad_by_freq": desc.scale_grad_by_freq}
-    embedding(args.indices, weight, bad_index="skip", **how).backward(args.dout)
+    how["sparse"] = form_of(problem.name, 3) == 0
+    functions.embedding(args.indices, weight, bad_index="skip", **how).backward(args.dout)
     assert weight.grad is not None
-    return {"dweight": weight.grad}
+    return {"dweight": as_dense(weight.grad)}
+
+
+def as_dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient of a table. A sparse one must have each row once, in ascending order."""
+    if not gradient.is_sparse:
+        return gradient
+    rows, dense = gradient._indices()[0], torch.zeros_like(gradient, layout=torch.strided)
+    if bool((rows[1:] <= rows[:-1]).any()):
+        raise HoldfastError(f"the rows of a sparse gradient are not ascending: {rows.tolist()[:100]}")
+    dense[rows] = gradient._values()
+    return dense

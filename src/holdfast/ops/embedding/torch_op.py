@@ -97,11 +97,11 @@ def _touched_rows_backward(dout, input, num_embeddings, padding_idx, scale_grad_
     """The distinct rows that were read, ascending, and their gradients. Synchronises with the device."""
     require_memory("input", input)
     require_memory("dout", dout)
-    flat = input.reshape(-1)
+    flat = input.reshape(-1).contiguous()  # otherwise searchsorted warns
     kept = (flat >= 0) & (flat < num_embeddings) & (flat != padding_idx)
     rows = torch.unique(flat[kept])
     numbers = torch.where(kept, torch.searchsorted(rows, flat), -1)
-    flat_dout = dout.reshape(-1, dout.shape[-1])
+    flat_dout = dout.reshape(flat.numel(), dout.shape[-1])  # there may be no columns
     work = _embedding_backward(flat_dout, numbers, len(rows), -1, scale_grad_by_freq)
     return rows.to(torch.int64), work.run()
 

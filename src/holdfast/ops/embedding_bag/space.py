@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from holdfast.core.draw import Draw, Results
+from holdfast.core.draw import Draw, Results, form_of
 from holdfast.core.plan import AnyPlan
+from holdfast.ops.embedding.space import as_dense
+from holdfast.ops.embedding_bag import torch_op
 from holdfast.ops.embedding_bag.cases import Problem
 from holdfast.ops.embedding_bag.plan import MODES
-from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
 from holdfast.ops.segment_sum.space import draw_spread, draw_table
 
@@ -55,12 +56,12 @@ def _draw_bags(draw: Draw, count: int, last: bool) -> tuple[int, ...]:
     return tuple(bags)
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     how = {name: getattr(desc, name) for name in ("mode", "include_last_offset", "padding_idx")}
     weights = args.per_sample_weights
     if plan.direction == "forward":
         how |= {"per_sample_weights": weights, "bad_index": desc.bad_index}
-        return {"out": embedding_bag(args.indices, args.weight, args.offsets, **how)}
+        return {"out": functions.embedding_bag(args.indices, args.weight, args.offsets, **how)}
     if args.accumulate or desc.empty or (desc.per_sample_weights and weights is None):
         return None  # a plan that writes nothing does not check offsets, but the function's forward does
     table = args.weight
@@ -74,5 +75,6 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
     if desc.dper_sample_weights:
         wanted["dper_sample_weights"] = weights = weights.detach().requires_grad_()
     how |= {"per_sample_weights": weights, "scale_grad_by_freq": desc.scale_grad_by_freq, "bad_index": "skip"}
-    embedding_bag(args.indices, table, args.offsets, **how).backward(args.dout)
-    return {name: tensor.grad for name, tensor in wanted.items()}
+    how["sparse"] = desc.mode != "max" and form_of(problem.name, 3) == 0
+    functions.embedding_bag(args.indices, table, args.offsets, **how).backward(args.dout)
+    return {name: as_dense(tensor.grad) for name, tensor in wanted.items()}

@@ -146,6 +146,7 @@ def _touched_rows_backward(
     """The distinct rows that were read, ascending, and their gradients. Synchronises with the device."""
     for name, tensor in (("input", input), ("dout", dout)):
         require_memory(name, tensor)
+    input = input.contiguous()  # otherwise searchsorted warns
     kept = (input >= 0) & (input < num_embeddings) & (input != padding_idx)
     rows = torch.unique(input[kept])
     numbers = torch.where(kept, torch.searchsorted(rows, input), -1)

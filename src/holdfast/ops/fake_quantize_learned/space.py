@@ -9,9 +9,9 @@ import torch
 from holdfast.core.draw import Draw, Results
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.space import draw_problem
+from holdfast.ops.fake_quantize import torch_op
 from holdfast.ops.fake_quantize.cases import Problem
 from holdfast.ops.fake_quantize.plan import SteKind
-from holdfast.ops.fake_quantize.torch_op import fake_quantize
 
 #: The scale and the zero point are not free: the descriptor has their dtypes.
 FREE = ("values",)
@@ -24,7 +24,7 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
     return draw_problem(draw, kind_of_problem=Problem, floating=False, floating_zero_points=True, **more)
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     if args.accumulate or not isinstance(args.scale, torch.Tensor):
         return None
     learned = {"dx": args.x.detach().requires_grad_(), "dscale": args.scale.detach().requires_grad_()}
@@ -33,5 +33,5 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
         learned["dzero_point"] = zero_point = zero_point.detach().requires_grad_()
     names = ("dtype", "q_min", "q_max", "granularity", "ste", "grad_factor")
     options = {name: getattr(desc, name) for name in names}
-    fake_quantize(learned["dx"], learned["dscale"], zero_point, **options).backward(args.dy)
+    functions.fake_quantize(learned["dx"], learned["dscale"], zero_point, **options).backward(args.dy)
     return {name: tensor.grad for name, tensor in learned.items() if tensor.grad is not None}

@@ -10,8 +10,8 @@ from holdfast.ops.grid_sample.models import GridSampleModel
 #: The kinds of grids, and how often each is drawn. The last two are for images only.
 _KINDS = {"affine": 3, "affine + noise": 3, "random": 2, "windows": 1, "around centres": 1}
 _PADDINGS = {"zeros": 4, "border": 1, "reflection": 1}
-#: Image sizes and channels are at most this.
-_LONGEST, _CHANNELS = 4096, 512
+#: Image sizes and channels are at most this; an image has about as many pixels as this, or more.
+_LONGEST, _CHANNELS, _PIXELS = 4096, 512, 64
 
 
 def _draw(sizes: RandomSizes, axes: int) -> GridSampleModel:
@@ -20,8 +20,9 @@ def _draw(sizes: RandomSizes, axes: int) -> GridSampleModel:
     modes = {"bilinear": 6, "nearest": 1, **({"bicubic": 1} if axes == 2 else {})}
     mode, padding = (sizes.one_of(list(of), list(of.values())) for of in (modes, _PADDINGS))
     half = max(sizes.elements // 2, 1)
-    channels = sizes.size(1, min(_CHANNELS, max(half // 16, 1)))
-    images = sizes.size(1, max(half // channels // 64, 1) if kind == "windows" else 64)
+    channels = sizes.size(1, min(_CHANNELS, max(half // _PIXELS, 1)))
+    most = max(half // channels // _PIXELS, 1)
+    images = sizes.size(1, most if kind == "windows" else min(most, 64))
     image = sizes.image(max(half // channels // images, 1), axes)
     image = tuple(min(size, _LONGEST) for size in image)
     if kind == "windows":

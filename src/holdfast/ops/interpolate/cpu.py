@@ -1,4 +1,6 @@
-"""interpolate on the CPU. A unit of work is up to RUN elements of one output row.
+"""interpolate on the CPU. Small planes are in ``cpu_planes``.
+
+Here a unit of work is up to RUN elements of one output row.
 
 Each input row that the unit reads is converted to the compute type in pieces, and summed over x for all
 elements of the unit. These sums are then added over y, and those over z. The sums over x of the last rows are
@@ -23,7 +25,9 @@ from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind
 from holdfast.numerics.cpu_walk import RUN, load_run, number, size_of, store_run
+from holdfast.ops.interpolate import cpu_planes
 from holdfast.ops.interpolate import plan as plans
+from holdfast.ops.interpolate.cpu_planes import sizes_of
 from holdfast.ops.interpolate.tables import Table, joined
 
 _RUN_BYTES = 8 * RUN
@@ -250,6 +254,8 @@ def _compile(compute: Float) -> None:
     compile_kernel(
         _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, False, False, 0, like
     )
+    plane, sizes = tensor[:4], (1,) * 7
+    compile_kernel(cpu_planes.resample_planes, 0, 0, sizes, spans, weights, plane, plane, False, 0, like)
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -273,10 +279,12 @@ class _Resample(DescribedKernel[plans.D]):
         self.compile()
         compute, spans, weights, copies = self.desc.compute, self.spans, self.weights, self.copies
         like, code = number(compute), kind(self.desc.dtype, compute.torch)
-        channels, depth, height, width = _sizes(out.shape)
+        channels, (depth, height, width) = out.shape[1], sizes_of(out)
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
         work = out.numel() * spans[_COUNT].max()
         out_strides, source_strides = _strides(out), _strides(source)
+        if cpu_planes.serves(out, source) and not (copies and not accumulate):
+            return self._by_plane(out, source, accumulate, like, code)
         tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
@@ -294,19 +302,33 @@ class _Resample(DescribedKernel[plans.D]):
 
         return launch
 
+    def _by_plane(
+        self, out: torch.Tensor, source: torch.Tensor, accumulate: bool, like: Any, code: int
+    ) -> Launch[Any]:
+        spans, weights, channels = self.spans, self.weights, out.shape[1]
+        sizes = (channels, *sizes_of(out), *sizes_of(source))
+        planes, work = out.shape[0] * channels, max(out.numel(), source.numel()) * int(spans[_COUNT].max())
+        out_strides, source_strides = out.stride()[:2], source.stride()[:2]
+
+        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+            to, of = (addresses[0], code, *out_strides), (addresses[1], code, *source_strides)
+
+            def part(first: int, last: int) -> None:
+                scratch = cpu_planes.SCRATCH.of_thread()
+                cpu_planes.resample_planes(
+                    first, last, sizes, spans, weights, to, of, accumulate, scratch, like
+                )
+
+            parallel(part, planes, work)
+
+        return launch
+
 
 def _until(changes: Any) -> Any:
     """For each element: the number of elements from it on, up to a change between an element and the next."""
     ends = np.append(np.flatnonzero(changes) + 1, len(changes) + 1)
     index = np.arange(len(changes) + 1, dtype=np.int32)
     return ends[np.searchsorted(ends, index, "right")].astype(np.int32) - index
-
-
-def _sizes(shape: Sequence[int]) -> tuple[int, int, int, int]:
-    """C, D, H, W of a shape; 1 for axes that it does not have."""
-    channels, *size = shape[1:]
-    depth, height, width = (1, 1, *size)[-3:]
-    return channels, depth, height, width
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("InterpolatePlan",))
 _backward = partial(KernelMutant, plans=("InterpolateBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.interpolate.cpu", "holdfast.ops.interpolate.gpu"
+_PLANES = "holdfast.ops.interpolate.cpu_planes"
 
 # fmt: off
 MUTANTS = (
@@ -45,6 +46,27 @@ MUTANTS = (
     _forward("a copy of another part of a row", _CPU,
         "if corner_at == before_at and y > 0:",
         "if corner_at == before_at:", likely="two runs"),
+    _forward("the second of two taps lost", _PLANES,
+        "sums[line * width + i] = u * values[at] + v * values[at + 1]",
+        "sums[line * width + i] = u * values[at] + v * values[at]"),
+    _forward("a sum over x of a wider type", _PLANES,
+        "at, total = line * columns + first, like",
+        "at, total = line * columns + first, like * 0", likely="area"),
+    _forward("the taps of y for those of z", _PLANES,
+        "1, layers, spans, weights, width + height, depth,",
+        "1, layers, spans, weights, width, depth,", likely="3-d"),
+    _backward("an element without taps left as it was", _PLANES,
+        "clear(target_at, count * size)",
+        "pass", likely="nearest, smaller"),
+    _backward("accumulate lost with small planes", _PLANES,
+        "total[i] = old[i] + total[i]",
+        "total[i] = total[i]", likely="area"),
+    _backward("the third tap without its weight", _PLANES,
+        "target[i] = target[i] + other * row[i]",
+        "target[i] = target[i] + row[i]", likely="bicubic"),
+    _forward("the first channel for all with small planes", _PLANES,
+        "n, c = plane // channels, plane % channels",
+        "n, c = plane // channels, plane * 0"),
     _forward("a mask one element too long", _GPU,
         "inside = element < elements",
         "inside = element <= elements"),

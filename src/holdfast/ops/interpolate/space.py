@@ -9,9 +9,9 @@ import torch
 from holdfast.core.draw import Draw, Results
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.plan import AnyPlan
+from holdfast.ops.interpolate import torch_op
 from holdfast.ops.interpolate.cases import Problem
 from holdfast.ops.interpolate.plan import ANTIALIASED, AXES, Mode
-from holdfast.ops.interpolate.torch_op import interpolate
 
 FREE = ("values",)
 
@@ -40,16 +40,16 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
     )  # fmt: skip
 
 
-def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any) -> Results:
+def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     if (args.flags and args.accumulate) or (desc.scales is not None and not _follows(desc)):
         return None
     given: dict[str, Any] = {"mode": str(desc.mode), "antialias": desc.antialias}
     given |= {"align_corners": desc.align_corners} if desc.mode in AXES else {}
     given |= {"size": desc.output_size} if desc.scales is None else {"scale_factor": desc.scales}
     if plan.direction == "forward":
-        return {"out": interpolate(args.input, **given)}
+        return {"out": functions.interpolate(args.input, **given)}
     image = torch.zeros(desc.shape, dtype=desc.dtype, device=args.dout.device, requires_grad=True)
-    interpolate(image, **given).backward(args.dout)
+    functions.interpolate(image, **given).backward(args.dout)
     assert image.grad is not None
     return {"dinput": image.grad}
 

@@ -52,13 +52,15 @@ class Finding:
     detail: str
     #: Whether an exception was raised, rather than a difference found.
     raised: bool = False
-    #: Whether public functions were checked, rather than plans.
+    #: Whether public functions were checked, rather than plans; and on which device.
     functions: bool = False
+    device: str = "cpu"
 
     @property
     def command(self) -> str:
         """The shell command that repeats the problem."""
         functions = "--functions " * self.functions
+        functions += f"--device {self.device} " * (self.device != "cpu")
         return f"holdfast fuzz {functions}--plan {self.plan} --problem '{self.problem}'"
 
     def __str__(self) -> str:
@@ -97,17 +99,18 @@ def check_problem(
 
 
 def finding_of(
-    plan: AnyPlan, drawn: Drawn, check: Callable[[], None], *, functions: bool = False
+    plan: AnyPlan, drawn: Drawn, check: Callable[[], None], *, functions: bool = False, device: str = "cpu"
 ) -> Finding | None:
     """The finding of ``check``, which raises ``Differs``. Any other exception is a finding too."""
     try:
         check()
     except Differs as found:
-        return Finding(plan.__name__, drawn.to_json(), found.way, str(found), functions=functions)
+        way, detail, raised = found.way, str(found), False
     except Exception as error:
-        detail = f"{type(error).__name__}: {error}"
-        return Finding(plan.__name__, drawn.to_json(), "every way", detail, raised=True, functions=functions)
-    return None
+        way, detail, raised = "every way", f"{type(error).__name__}: {error}", True
+    else:
+        return None
+    return Finding(plan.__name__, drawn.to_json(), way, detail, raised, functions, device)
 
 
 def _check(plan: AnyPlan, drawn: Drawn, interpret: bool, only: str | None) -> None:
@@ -194,12 +197,12 @@ def _compare(plan: AnyPlan, expected: _Outcome, found: _Outcome, way: str) -> No
         raise Differs(way, differing)
 
 
-def check_against_reference(plan: AnyPlan, problem: Any, args: Args) -> None:
-    """Compare the public function for ``args`` with the reference."""
+def check_against_reference(plan: AnyPlan, problem: Any, args: Args, device: str = "cpu") -> None:
+    """Compare the public function for ``args`` on ``device`` with the reference."""
     desc: Any = case_of(plan, problem).descriptor
     with _threads(1):
         expected = _run(_selected(plan, desc, "reference", "cpu"), args, "cpu")
-    _check_public(plan, space_of(plan), problem, desc, args, expected, "cpu")
+    _check_public(plan, space_of(plan), problem, desc, args, expected, device)
 
 
 def _check_limit(usual: Plan[Any, Any], limit: int, args: Args, expected: _Outcome) -> None:

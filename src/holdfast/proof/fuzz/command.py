@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +20,7 @@ from rich.table import Table
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.files import require_writable
 from holdfast.core.registry import plans
+from holdfast.proof.fuzz import routes
 from holdfast.proof.fuzz.check import Finding
 from holdfast.proof.fuzz.problem import Drawn
 from holdfast.proof.fuzz.search import How, Report, search
@@ -33,8 +36,15 @@ def fuzz(
         typer.Option(min=1, help="Number of processes. Default: one per CPU; with --functions, one."),
     ] = None,
     functions: Annotated[
-        bool, typer.Option("--functions", help="Test public functions on the CPU, at sizes up to 64 MB.")
+        bool,
+        typer.Option(
+            "--functions",
+            help="Test public functions, modules and replaced functions of torch, at sizes up to 64 MB.",
+        ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", help="Where --functions runs. The CPU gives the expected bits.")
+    ] = "cpu",
     interpret: Annotated[
         bool, typer.Option("--interpret", help="Also run GPU kernels, in Triton's interpreter (slow).")
     ] = False,
@@ -51,7 +61,8 @@ def fuzz(
     names = plan_names(plan)
     if functions and interpret:
         raise InvalidArgs("--functions tests the CPU and --interpret the kernels of GPUs; give one of them.")
-    how = How(interpret, functions)
+    _check_device(device, functions)
+    how = How(interpret, functions, device)
     if problem is not None:
         report = _repeat(names, problem, how)
     else:
@@ -63,6 +74,15 @@ def fuzz(
         raise typer.Exit(1)
 
 
+def _check_device(device: str, functions: bool) -> None:
+    if device not in ("cpu", "cuda"):
+        raise InvalidArgs(f"--device is {device!r}; accepted are cpu and cuda.")
+    if device == "cuda" and not functions:
+        raise InvalidArgs("--device cuda is for --functions; plans run on every device anyway.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidArgs("--device is cuda, and torch finds no CUDA device here; leave --device out.")
+
+
 def _repeat(names: list[str], problem: str, how: How) -> Report:
     if len(names) != 1:
         raise InvalidArgs("--problem repeats a problem of one plan; give that plan with --plan.")
@@ -71,7 +91,9 @@ def _repeat(names: list[str], problem: str, how: How) -> Report:
     began = time.monotonic()
     found = how.check(names[0], Drawn.from_json(plans()[names[0]], problem))
     took, findings = time.monotonic() - began, [found] if found else []
-    return Report(0, took, {names[0]: 1}, findings, how.interpret, how.functions)
+    return Report(
+        0, took, {names[0]: 1}, findings, how.interpret, how.functions, how.device, Counter(routes.take())
+    )
 
 
 def _search(console: Console, names: list[str], seed: int, seconds: float, jobs: int, how: How) -> Report:
@@ -96,6 +118,8 @@ def _show(console: Console, report: Report) -> None:
         result = f"[red]{bad} differ{'s' * (bad == 1)}[/]" if bad else "[green]equal[/]"
         table.add_row(name, f"{report.problems.get(name, 0):,}", result)
     console.print(table)
+    for route, count in sorted(report.routes.items()):
+        console.print(f"{count:,} of {escape(route)}", soft_wrap=True, highlight=False)
     for finding in report.findings:
         console.print(f"[red]differs[/] {escape(str(finding))}", soft_wrap=True, highlight=False)
         console.print(escape(finding.command), soft_wrap=True, highlight=False)

@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -19,6 +20,7 @@ from holdfast.core.machine import Machine
 from holdfast.core.registry import plans
 from holdfast.proof.conformance import gpu_way
 from holdfast.proof.fuzz import functions as calls
+from holdfast.proof.fuzz import routes
 from holdfast.proof.fuzz.check import Finding, check_problem
 from holdfast.proof.fuzz.problem import THEME, Drawn, draw_problem
 from holdfast.proof.fuzz.shrink import shrink
@@ -36,11 +38,12 @@ Progress = Callable[[str, int], None]
 class How:
     """What a search draws and checks: plans, or with ``functions`` public functions at real sizes.
 
-    ``interpret``: plans also run their GPU kernels, in Triton's interpreter.
+    ``interpret``: plans also run their GPU kernels, in Triton's interpreter. ``device``: where functions run.
     """
 
     interpret: bool = False
     functions: bool = False
+    device: str = "cpu"
 
     @property
     def theme(self) -> int:
@@ -55,13 +58,13 @@ class How:
 
     def check(self, name: str, drawn: Drawn) -> Finding | None:
         if self.functions:
-            return calls.check_functions(plans()[name], drawn)
+            return calls.check_functions(plans()[name], drawn, self.device)
         return check_problem(plans()[name], drawn, interpret=self.interpret)
 
 
 @dataclass
 class Report:
-    """The result of a search. ``problems`` counts the problems of each plan."""
+    """The result of a search. ``problems`` counts the problems by plan, ``routes`` by route."""
 
     seed: int
     seconds: float = 0.0
@@ -69,6 +72,8 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     interpreted: bool = False
     functions: bool = False
+    device: str = "cpu"
+    routes: Counter[str] = field(default_factory=Counter)
 
     @property
     def count(self) -> int:
@@ -84,8 +89,8 @@ class Report:
             "machine": asdict(Machine.here(holdfast=__version__)),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "seed": self.seed,
             "seconds": round(self.seconds, 1), "interpreted": self.interpreted,
-            "functions": self.functions, "problems": self.count,
-            "by_plan": dict(sorted(self.problems.items())),
+            "functions": self.functions, "device": self.device, "problems": self.count,
+            "by_plan": dict(sorted(self.problems.items())), "by_route": dict(sorted(self.routes.items())),
             "differences": [f"{finding}. Repeat it: {finding.command}" for finding in self.findings],
         }  # fmt: skip
 
@@ -112,11 +117,12 @@ def search(
     jobs: int,
     interpret: bool,
     functions: bool = False,
+    device: str = "cpu",
     progress: Progress = lambda plan, done: None,
 ) -> Report:
     """Run problems of the plans ``names``, or of all plans, for ``seconds`` seconds in ``jobs`` processes."""
-    began, how = time.monotonic(), How(interpret, functions)
-    report = Report(seed, interpreted=interpret, functions=functions)
+    began, how = time.monotonic(), How(interpret, functions, device)
+    report = Report(seed, interpreted=interpret, functions=functions, device=device)
     chosen = sorted(names or plans())
     if interpret:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -137,6 +143,7 @@ def search(
                 worker.at = said[0], said[1], said[2]
             elif what == "done":
                 report.problems[said[0]] = report.problems.get(said[0], 0) + 1
+                report.routes.update(said[1])
                 progress(said[0], report.count)
             else:
                 report.findings.append(said[0])
@@ -164,7 +171,8 @@ class _Worker:
             return None
         _, plan, problem = self.at
         detail = f"it ended with exit code {self.process.exitcode}"
-        return Finding(plan, problem, "process", detail, functions=self.given[-1].functions)
+        how = self.given[-1]
+        return Finding(plan, problem, "process", detail, functions=how.functions, device=how.device)
 
     def next(self, until: float) -> _Worker:
         """A new process that continues after the theme that crashed this one."""
@@ -188,7 +196,7 @@ def _work(
                 drawn = how.draw(name, f"{name}/{seed}/{theme}", number)
                 to.send(("begins", theme, name, drawn.to_json()))
                 finding = _checked(name, drawn, how)
-                to.send(("done", name))
+                to.send(("done", name, routes.take()))
                 if finding is not None:
                     to.send(("found", finding))
                     left[name] -= 1

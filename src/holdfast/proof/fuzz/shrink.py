@@ -16,7 +16,10 @@ MAX_SECONDS = 20.0
 
 
 def shrink(drawn: Drawn, found: Finding, check: Callable[[Drawn], Finding | None]) -> Finding:
-    """The finding of the smallest failing problem. The failure may be another than ``found``."""
+    """The finding of the smallest failing problem. The difference may be another than ``found``.
+
+    A candidate that raises may be invalid. It counts only if ``found`` raised the same type of error.
+    """
     until = time.monotonic() + MAX_SECONDS
     smaller = True
     while smaller:
@@ -25,10 +28,15 @@ def shrink(drawn: Drawn, found: Finding, check: Callable[[Drawn], Finding | None
             if time.monotonic() > until:
                 return found
             again = _checked(candidate, check)
-            if again is not None:
+            if again is not None and _error(again) == _error(found):
                 drawn, found, smaller = candidate, again, True
                 break
     return found
+
+
+def _error(found: Finding) -> str:
+    """The type of the error that was raised, or ''."""
+    return found.detail.partition(":")[0] if found.raised else ""
 
 
 def _checked(candidate: Drawn, check: Callable[[Drawn], Finding | None]) -> Finding | None:
