@@ -53,7 +53,7 @@ MUTANTS = (
     _mutant("lines that begin again too early", "holdfast.ops.scatter.cpu_index",
         "line = line if line < cycle else 0", "line = line if line < cycle - 1 else 0",
         likely="matrix, dim 0"),
-    _gathers("lines that begin again too early", _CPU,
+    _gathers("read lines that begin again too early", _CPU,
         "line = line if line < cycle else 0", "line = line if line < cycle - 1 else 0",
         likely="matrix, dim 0"),
     _gathers("the stride of the output for that of input", _CPU,
