@@ -23,6 +23,7 @@ from triton.runtime.jit import JITFunction
 
 import holdfast as hf
 from holdfast.backends import gpu, steps
+from holdfast.ops.embedding_bag import gpu_max
 from holdfast.ops.grid_sample import (
     gpu_dinput_by_cell,
     gpu_dinput_by_image,
@@ -41,6 +42,7 @@ LARGE = (
     (gpu_dinput_by_plane.TUNING, {"most_elements": 100}),
     (gpu_dinput_by_slot.TUNING, {"least_elements": 1}),
     (gpu_few_terms.TUNING, {"most_terms": 50}),
+    (gpu_max.TUNING, {"most_bags": 12, "many_programs": 16}),
 )
 
 

@@ -24,6 +24,7 @@ from holdfast.backends import steps
 from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
 from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
+from holdfast.ops.embedding_bag import gpu_max
 from holdfast.ops.grid_sample import (
     gpu_dinput_by_cell,
     gpu_dinput_by_image,
@@ -67,6 +68,7 @@ def gpu_tiles() -> Iterator[None]:
         gpu_merge_sort.TUNING.replaced(max_radix=2**17),
         gpu_dinput_by_slot.TUNING.replaced(least_elements=1),
         gpu_few_terms.TUNING.replaced(most_terms=50),
+        gpu_max.TUNING.replaced(most_bags=12, many_programs=16),
     ):
         yield
 

@@ -240,6 +240,49 @@ def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> N
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
+#: Percent of the workspace that is allowed, and the images at a time for which it is enough.
+SHORT = {"fewer images": (80, 2), "one image": (60, 1), "fewer extras": (90, 3)}
+#: "too many extras" has room for one extra only.
+SHORT_AND_FILLED = [
+    (short, filled)
+    for short in SHORT
+    for filled in ("few slots", "extras", "too many extras")
+    if (short, filled) != ("fewer extras", "too many extras")
+]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("short", "filled"), SHORT_AND_FILLED)
+@pytest.mark.parametrize(("values", "accumulate"), [("normal", False), ("special", True)])
+def test_little_memory_by_slot(
+    short: str, filled: str, values: str, accumulate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
+    from holdfast.ops.grid_sample.gpu_dinput_by_slot import SlotSums
+
+    percent, images = SHORT[short]
+    slots, per_extra = FILLED[filled]
+    problem = cases.Problem(
+        "short", (3, 9, 11), (9, 11), values=values, batch=3, accumulate=accumulate,
+        grid="on one pixel" if "extras" in filled else "random",
+    )  # fmt: skip
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    most = 256 if short == "fewer extras" else 1
+    tuned = {"slots": slots, "samples_per_extra": per_extra, "most_per_extra": most}
+    with gpu_dinput_by_slot.TUNING.replaced(**tuned):
+        whole = gpu.GridSampleBackward(desc, torch.device("cpu"))
+        budget = whole.workspace_size * percent // 100
+        monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
+        monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", budget)
+        parts = gpu.GridSampleBackward(desc, torch.device("cpu"))
+        assert isinstance(whole.sums, SlotSums) and isinstance(parts.sums, SlotSums)
+        assert whole.sums.images == 3 and parts.sums.images == images
+        assert (parts.sums.most_extras < whole.sums.most_extras) == (filled != "too many extras")
+        assert parts.workspace_size <= budget
+        assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
 @pytest.mark.parametrize("needs", [(True, True), (True, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", list(Mode))
@@ -277,6 +320,45 @@ def test_some_images_at_a_time_by_cell(
     assert whole.sums.images == 5 and parts.sums.images == (3 if copies else 1)
     assert parts.sums.copies == copies and parts.workspace_size <= budget
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+def run_on(backend: str, desc: GridSampleBackwardDescriptor, operands: dict[str, torch.Tensor]) -> Any:
+    """The outputs of a backward plan as integers."""
+    given = {name: tensor.clone() for name, tensor in operands.items()}
+    plan = GridSampleBackwardPlan.select(CPU_STREAM, desc, hf.PlanPreference(backend=backend))
+    plan.run(CPU_STREAM, hf.Workspace.allocate(plan.workspace_size(), "cpu"), GridSampleBackwardArgs(**given))
+    return [given[name].view(torch.int32) for name in ("dinput", "dgrid") if name in given]
+
+
+@pytest.mark.parametrize("dgrid", [True, False])
+@pytest.mark.parametrize("padding", list(Padding))
+@pytest.mark.parametrize(("image", "window"), [((1, 7, 9), (3, 4)), ((2, 6, 5), (7, 7)), ((3, 4, 5), (1, 1))])
+def test_windows_in_small_images(image: Any, window: Any, padding: Padding, dgrid: bool) -> None:
+    """The images are: windows near, across and outside the edge, a scattered one, and special values."""
+    from holdfast.ops.grid_sample import gpu
+
+    desc = GridSampleBackwardDescriptor(
+        shape=(12, *image), output_size=window, padding_mode=padding, needs_dgrid=dgrid
+    )
+    kernel = gpu.GridSampleBackward(desc, torch.device("cpu"))
+    assert kernel.variant == "dinput by image"
+    generator = torch.Generator().manual_seed(5)
+    operands = {
+        name: torch.randn(desc.expected(name)[0], generator=generator)
+        for name in GridSampleBackwardPlan.operands
+        if desc.expected(name) is not None and (dgrid or name not in ("dgrid", "input"))
+    }
+    rows, columns = torch.meshgrid(*(torch.arange(1.0 * size) for size in window), indexing="ij")
+    corners = (
+        torch.linspace(-window[1] - 3, image[2] + 3, 12),
+        torch.linspace(image[1] + 3, -window[0] - 3, 12),
+    )
+    for n in range(12):
+        x, y = columns + corners[0][n] + 0.3, rows + corners[1][(5 * n) % 12] + 0.6
+        operands["grid"][n] = torch.stack([(2 * x + 1) / image[2] - 1, (2 * y + 1) / image[1] - 1], -1)
+    operands["grid"][5] = torch.randn((*window, 2), generator=generator)
+    operands["dout"][6, 0, 0, 0], operands["dout"][7, -1, -1, -1] = float("inf"), float("nan")
+    assert all(map(torch.equal, run_on("gpu", desc, operands), run_on("cpu", desc, operands)))
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -195,6 +195,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_plain_call(tensor: torch.Tensor) -> bool:
+    """Whether nothing traces or transforms a call with this tensor, whose elements are in its memory."""
+    return not is_compiling() and not private.is_watched() and type(tensor) in PLAIN and _is_plain(tensor)
+
+
 @lru_cache(maxsize=256)
 def _parts(kinds: tuple[type, ...]) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     """Functions that return the tensors and the values among arguments of these types.

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from holdfast.core import private
 from holdfast.core.draw import Draw, Results, form_of
 from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import AnyPlan
@@ -48,8 +49,9 @@ def as_dense(gradient: torch.Tensor) -> torch.Tensor:
     """A gradient of a table. A sparse one must have each row once, in ascending order."""
     if not gradient.is_sparse:
         return gradient
-    rows, dense = gradient._indices()[0], torch.zeros_like(gradient, layout=torch.strided)
+    (rows,), values = private.sparse_parts(gradient)
+    dense = torch.zeros_like(gradient, layout=torch.strided)
     if bool((rows[1:] <= rows[:-1]).any()):
         raise HoldfastError(f"the rows of a sparse gradient are not ascending: {rows.tolist()[:100]}")
-    dense[rows] = gradient._values()
+    dense[rows] = values
     return dense

@@ -134,8 +134,10 @@ _SHARED = (
     Problem("largest of special values", (40, 3), 12, 6, "max", values="special"),
     Problem("special weights", (40, 3), 12, 6, values="special", weighted=True, padding=1),
     Problem("zeros of either sign", (15, 4), 40, 4, values="zeros"),
+    Problem("largest of zeros of either sign", (13, 8), 6, 9, "max", values="zeros"),
     Problem("largest of long rows in float64", (5, 6), 10, 1500, "max", dtype=_F64),
     Problem("many bags", (150, 2), 40, 260, "mean", padding=1),
+    Problem("largest of distinct values", (130,), 100, 9, "max", (1, 1, 0, 1, 1, 1, 125), values="exponents"),
     Problem("weighted vectors of columns", (_ALL,), 40, 250, bags=LENGTHS, weighted=True),
 )  # fmt: skip
 
@@ -155,12 +157,15 @@ _BACKWARD = (
     Problem("special weights without bags", (40,), 6, 3, "sum", (), values="special", weighted=True),
     Problem("broadcast gradient", (13, 10), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
     Problem("dout in another layout", (13, 10), 9, 70, weighted=True, upstream="padded rows"),
+    Problem("maxima in many chunks of a row", (12, 10), 1, 9, "max", spread="equal"),
+    Problem("maxima in groups of chunks", (12, 210), 2, 9, "max", spread="zipf"),
+    Problem("accumulate to zeros of either sign", (5, 8), 6, 9, "max", values="zeros", accumulate=True),
 )  # fmt: skip
 
 #: Shared problems whose backward is covered by others.
 _FORWARD_ALONE = (
     "float64", "padding in a sum", "mean of bags of one size", "bags of nothing", "special values",
-    "many bags", "weighted vectors of columns",
+    "many bags", "weighted vectors of columns", "largest of zeros of either sign",
 )  # fmt: skip
 
 
@@ -183,7 +188,8 @@ def case(plan: AnyPlan, problem: Problem) -> Case:
 
 def _args(args: type[Args], desc: Any, problem: Problem) -> Args:
     def old(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return row_values(f"bag {name}/{problem.name}", shape, dtype)
+        values = "zeros" if problem.values == "zeros" else "spread"
+        return row_values(f"bag {name}/{problem.name}", shape, dtype, values)
 
     made: dict[str, Any] = {"indices": problem.indices, "offsets": problem.offsets}
     made |= {"per_sample_weights": problem.weights, "weight": problem.table}

@@ -145,7 +145,10 @@ def _sizes() -> Iterator[Problem]:
         dtype=torch.bfloat16, grid_dtype=torch.float32, accumulate=True,
     )  # fmt: skip
     yield several
-    yield replace(several, name="small images, special values", values="special", accumulate=False)
+    special = replace(several, name="small images, special values", values="special", accumulate=False)
+    yield special
+    yield replace(small, name="windows of small images", image=(2, 9, 8), size=(3, 4), grid="windows")
+    yield replace(special, name="windows, special values", grid="windows")
     yield Problem("no channels", (0, 3, 4), (5, 2))
     yield Problem("no samples", (3, 4, 5), (0, 7))
     yield Problem("no images", (3, 4, 5), (6, 7), batch=0)
@@ -371,6 +374,10 @@ def _along(problem: Problem, axis: int, label: str) -> Array:
         bent = _uniform(f"{label}/{axis}/map", problem.batch, 0.97, 1.03).reshape(-1, *[1] * len(steps))
         moved = _uniform(f"{label}/{axis}/shift", problem.batch, -0.03, 0.03).reshape(bent.shape)
         return (2 * own + 1 - size) / max(size, 1) * bent + moved
+    if problem.grid == "windows":  # samples one pixel apart; a different place for every image
+        corner = _uniform(f"{label}/{axis}/corner", problem.batch, -size, pixels)
+        place = corner.reshape(-1, *[1] * len(steps)) + own
+        return 2 * place / max(pixels - 1, 1) - 1 if problem.aligned else (2 * place + 1) / pixels - 1
     straight = 2 * own / max(size - 1, 1) - 1 if problem.aligned else (2 * own + 1) / max(size, 1) - 1
     if problem.grid == "identity":
         return straight

@@ -111,9 +111,9 @@ def position_of(
     return tl.where(there, start + arrival, count - 1 - arrival)
 
 
-@triton.jit(do_not_specialize=["words_count"])
+@triton.jit
 def clear_words(words, words_count, TILE: tl.constexpr):
-    """Zero ``words``."""
+    """Zero ``words``. The stores are wide, because ``words_count`` is a multiple of 16."""
     follow()
     number = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(words + number, tl.zeros([TILE], tl.int32), mask=number < words_count)

@@ -64,9 +64,11 @@ SPECIAL = tl.constexpr(2**16)
 class Tuning:
     """Tuning of ``SampleSums``."""
 
-    #: Samples per program of ``add_samples``, one per thread, and warps.
+    #: Samples per program of ``add_samples``, one per thread, and warps; in 2-D and in 3-D.
     tile: int
     warps: int
+    tile_3d: int
+    warps_3d: int
     #: Elements of a plane that a program of ``prepare`` processes, elements loaded together, and pixels per
     #: program of ``convert``.
     prepared: int
@@ -79,9 +81,14 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=256, warps=8, prepared=8192, vector=2048, converted=2048),
-    interpreter=Tuning(tile=8192, warps=4, prepared=2**20, vector=16384, converted=16384, unrolled=2),
-)
+    gpu=Tuning(
+        tile=256, warps=8, tile_3d=128, warps_3d=4, prepared=8192, vector=2048, converted=2048,
+    ),
+    interpreter=Tuning(
+        tile=8192, warps=4, tile_3d=8192, warps_3d=4, prepared=2**20, vector=16384, converted=16384,
+        unrolled=2,
+    ),
+)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["limit", "parts", "span"])
@@ -257,14 +264,22 @@ def quad_weights(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr
 
 
 @triton.jit
+def load_pixels(image, channel, step, offsets, COMPUTE: tl.constexpr):
+    """The pixels of four corners in one channel."""
+    pixels = image + tl.full([1], channel, tl.int64) * step
+    return (
+        widen(tl.load(pixels + offsets[0]), COMPUTE),
+        widen(tl.load(pixels + offsets[1]), COMPUTE),
+        widen(tl.load(pixels + offsets[2]), COMPUTE),
+        widen(tl.load(pixels + offsets[3]), COMPUTE),
+    )
+
+
+@triton.jit
 def add_products(s0, s1, s2, s3, d, image, channel, step, offsets, COMPUTE: tl.constexpr):
     """Add dout times pixel of one channel to the sums of four corners."""
-    pixels = image + tl.full([1], channel, tl.int64) * step
-    s0 += d * widen(tl.load(pixels + offsets[0]), COMPUTE)
-    s1 += d * widen(tl.load(pixels + offsets[1]), COMPUTE)
-    s2 += d * widen(tl.load(pixels + offsets[2]), COMPUTE)
-    s3 += d * widen(tl.load(pixels + offsets[3]), COMPUTE)
-    return s0, s1, s2, s3
+    p0, p1, p2, p3 = load_pixels(image, channel, step, offsets, COMPUTE)
+    return s0 + d * p0, s1 + d * p1, s2 + d * p2, s3 + d * p3
 
 
 @triton.jit
@@ -510,6 +525,9 @@ class SampleSums:
     ) -> None:
         self.desc, self.device, self.tuning = desc, device, TUNING.on(device)
         tuning = self.tuning
+        self.tile, self.warps = tuning.tile, tuning.warps
+        if desc.axes == 3:
+            self.tile, self.warps = tuning.tile_3d, tuning.warps_3d
         self.words = 2 if desc.compute.bits == 64 else 1
         self.images, self.bands = desc.batch, 1
         image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
@@ -524,10 +542,18 @@ class SampleSums:
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
 
-    def add_steps(self, steps: Steps, args: GridSampleBackwardArgs, gate: Gate | None = None) -> None:
-        """Add the launches; behind a gate, for dinput alone."""
-        for first in range(0, self.desc.batch, self.images):
-            images = min(self.images, self.desc.batch - first)
+    def add_steps(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        gate: Gate | None = None,
+        begin: int = 0,
+        images: int | None = None,
+    ) -> None:
+        """Add the launches for ``images`` images from ``begin``; behind a gate, for dinput alone."""
+        end = begin + (self.desc.batch if images is None else images)
+        for first in range(begin, end, self.images):
+            images = min(self.images, end - first)
             for band in range(self.bands):
                 self.add_band(steps, args, first, images, band, gate)
 
@@ -555,20 +581,20 @@ class SampleSums:
             "gate": gate.gate if gate else "dout", "limit": gate.limit if gate else 0,
             "GATED": gate is not None,
             "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
-            "TILE": tuning.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
+            "TILE": self.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
             **sampling_constants(desc),
         }  # fmt: skip
         if dinput is not None:
-            steps.add(prepare, planes * self.parts, sources, num_warps=tuning.warps)
+            steps.add(prepare, planes * self.parts, sources, num_warps=self.warps)
         if desc.samples and (dinput is not None or dgrid is not None):
-            tiles = -(-desc.samples // tuning.tile)
+            tiles = -(-desc.samples // self.tile)
             tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self.programs(images * tiles, gate)}
-            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=tuning.warps)
+            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=self.warps)
         if dinput is not None:
             conversions = -(-self.span // tuning.converted)
             count = planes * conversions
             tasks = {"conversions": conversions, "tasks": count, "programs": self.programs(count, gate)}
-            steps.add(convert, tasks["programs"], sources, tasks, num_warps=tuning.warps)
+            steps.add(convert, tasks["programs"], sources, tasks, num_warps=self.warps)
 
     def programs(self, tasks: int, gate: Gate | None) -> int:
         """Number of programs. Behind a gate there are few, which take little time to return."""

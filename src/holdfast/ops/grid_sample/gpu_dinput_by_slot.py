@@ -15,7 +15,7 @@ memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,7 +24,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.workspace_layout import WorkspaceLayout
+from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import (
     LARGEST_SHIFT,
@@ -86,8 +86,11 @@ class Tuning:
     least_slots: int = 2
     #: Maximum number of samples per pixel.
     most_dense: int = 2
-    #: Samples for which there is room for one extra.
+    #: Samples for which there is room for one extra; the maximum if memory is short.
     samples_per_extra: int = 32
+    most_per_extra: int = 256
+    #: Minimum number of samples that are processed at a time if memory is short.
+    least_portion: int = 2**20
     #: Planes per program of ``settle_planes``.
     planes: int = 16
     #: Minimum and maximum number of channels, and minimum number of elements of dout.
@@ -103,7 +106,7 @@ TUNING = Tuned(
     ),
     interpreter=Tuning(
         tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16,
-        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4,
+        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_portion=1,
         least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
@@ -325,9 +328,10 @@ def add_extras(
 
 
 class SlotSums:
-    """Workspace regions and launches for dinput by slot, and dgrid if needed.
+    """Workspace regions and launches for dinput by slot, and dgrid if needed, in ``budget`` bytes.
 
-    A cell has ``SLOTS`` slots.
+    ``images`` images are processed at a time, and a cell has ``SLOTS`` slots. If memory is short, there are
+    first fewer images at a time, then fewer slots and less room for extras.
     """
 
     def __init__(
@@ -335,13 +339,30 @@ class SlotSums:
     ) -> None:
         self.desc, self.device, self.tuning, self.budget = desc, device, TUNING.on(device), budget
         self.cells = cells_of(desc)
-        self.all_cells, self.planes = desc.batch * self.cells, desc.batch * desc.channels
-        self.most_extras = max(desc.batch * desc.samples // self.tuning.samples_per_extra, 1)
-        self.SLOTS = self.tuning.slots
-        while self._size() > budget and self.SLOTS > self.tuning.least_slots:
-            self.SLOTS -= 1
-        self.fits = self._size() <= budget
+        self.fits = self._fit()
         self._take(layout)
+
+    def _fit(self) -> bool:
+        """Choose ``images``, ``SLOTS`` and ``most_extras``; whether the regions fit the budget."""
+        desc, tuning = self.desc, self.tuning
+        most = LIMIT // ((tuning.slots + 1) * max(self.cells, desc.samples))
+        least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
+        portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
+        sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
+        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, tuning.least_slots, -1)]
+        choices += [(size, tuning.least_slots) for size in sizes]
+        for self.images, self.SLOTS in choices:
+            samples = self.images * desc.samples
+            self.most_extras = max(samples // tuning.samples_per_extra, 1)
+            missing = self._size() - self.budget
+            if missing <= 0:
+                return True
+            if self.SLOTS == tuning.least_slots:
+                fewer = -(-(missing + 2 * ALIGNMENT) // (4 + 8 * desc.corners * desc.channels))
+                self.most_extras = max(self.most_extras - fewer, 1)
+                if self.most_extras * tuning.most_per_extra >= samples and self._size() <= self.budget:
+                    return True
+        return False
 
     def _size(self) -> int:
         layout = WorkspaceLayout()
@@ -349,6 +370,7 @@ class SlotSums:
         return layout.size
 
     def _take(self, layout: WorkspaceLayout) -> None:
+        self.all_cells, self.planes = self.images * self.cells, self.images * self.desc.channels
         sizes = [TALLIES.value, self.planes * SPREAD.value, self.all_cells]
         self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
         self.scales = layout.take(self.planes, torch.float32)
@@ -358,7 +380,8 @@ class SlotSums:
         self.holders = layout.take(self.most_extras * self.desc.corners * self.desc.channels, torch.int64)
         room = max(layout.size, self.budget) - start
         with layout.reusing(start):
-            self.instead = SampleSums(layout, self.device, self.desc, room)
+            portion = replace(self.desc, shape=(self.images, *self.desc.shape[1:]))
+            self.instead = SampleSums(layout, self.device, portion, room)
 
     @staticmethod
     def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
@@ -370,12 +393,17 @@ class SlotSums:
             and desc.compute.bits == 32
             and tuning.least_channels <= desc.channels <= tuning.most_channels
             and desc.samples <= tuning.most_dense * desc.pixels
-            and desc.batch * (tuning.slots + 1) * max(cells_of(desc), desc.samples) <= LIMIT
+            and (tuning.slots + 1) * max(cells_of(desc), desc.samples) <= LIMIT
             and desc.batch * desc.channels * desc.samples >= tuning.least_elements
         )
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
         """Add the launches."""
+        for first in range(0, self.desc.batch, self.images):
+            self._add_portion(steps, args, first, min(self.images, self.desc.batch - first))
+
+    def _add_portion(self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int) -> None:
+        """Add the launches for ``images`` images from ``first``."""
         desc, tuning, grid = self.desc, self.tuning, args.grid
         words = self.words.count
         steps.add(
@@ -384,7 +412,7 @@ class SlotSums:
         )  # fmt: skip
         grids = [tensor for tensor in (grid, args.dgrid) if tensor is not None]
         packed = all(t.stride(-1) == 1 and is_flat((*desc.output_size, 2), t.stride()[1:]) for t in grids)
-        sources = operands_of(desc, args, 0, desc.batch) | sampling_constants(desc) | {
+        sources = operands_of(desc, args, first, images) | sampling_constants(desc) | {
             "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
             "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
             "DGRID_FLAT": is_flat(desc.output_size, grids[-1].stride()[1:-1]),
@@ -392,13 +420,14 @@ class SlotSums:
         }  # fmt: skip
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
-            place_samples, desc.batch * tiles, sources, self,
+            place_samples, images * tiles, sources, self,
             tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
             registers=tuning.registers if desc.axes == 3 else None,
         )  # fmt: skip
         steps.add(
-            settle_planes, -(-self.planes // tuning.planes), self,
-            fraction_bits=desc.fraction_bits, PLANES=tuning.planes, num_warps=tuning.other_warps,
+            settle_planes, -(-images * desc.channels // tuning.planes), self,
+            planes=images * desc.channels, PLANES=tuning.planes, num_warps=tuning.other_warps,
+            fraction_bits=desc.fraction_bits,
         )  # fmt: skip
         programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
         steps.add(
@@ -410,8 +439,8 @@ class SlotSums:
         wide = min(tuning.wide, triton.next_power_of_2(width))
         tiles = tiles_of(width, stacked, tuning.lanes, wide)
         steps.add(
-            sum_slots, desc.batch * tiles, sources, self,
+            sum_slots, images * tiles, sources, self,
             tiles=tiles, stacked=stacked, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows,
             AHEAD=desc.corners * desc.channels <= tuning.most_ahead, num_warps=tuning.sum_warps,
         )  # fmt: skip
-        self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras))
+        self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras), first, images)

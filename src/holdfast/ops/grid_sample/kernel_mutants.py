@@ -294,6 +294,27 @@ MUTANTS = (
         likely="small images",
     ),
     _backward(
+        "scattered samples taken for a window",
+        _IMAGES_GPU,
+        "return highest <= lowest,",
+        "return highest <= lowest + 2**16,",
+        likely="many small images",
+    ),
+    _backward(
+        "a window one row too short",
+        _IMAGES_GPU,
+        "& (y <= out_sizes[1])",
+        "& (y < out_sizes[1])",
+        likely="windows",
+    ),
+    _backward(
+        "the term of another sample of a window",
+        _IMAGES_GPU,
+        "return north + earlier(south, lane - wide)",
+        "return north + earlier(south, lane - wide + 1)",
+        likely="windows",
+    ),
+    _backward(
         "the scale of half of the samples",
         _PLANES_GPU,
         "for begin in range(0, samples, VECTOR):",

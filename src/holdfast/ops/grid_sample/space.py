@@ -45,7 +45,7 @@ def draw(plan: type[Plan[Any, Any]], draw: Draw) -> Problem:
         draw.kind((False, True)),
         dtype,
         grid_dtype,
-        draw.one_of((*GRIDS, "affine")),
+        draw.one_of((*GRIDS, "affine", "windows")),
         draw.one_of(("spread", "special", "exponents", "any bits"), [6, 1, 2, 1]),
         batch,
         needs=draw.kind(((True, True), (True, False), (False, True))),

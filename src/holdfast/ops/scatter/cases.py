@@ -47,6 +47,17 @@ PROBLEMS = (
     Problem("rows, few terms", (60,), (900,), width=33, spread="zipf"),
     Problem("rows, few terms, zeros", (60,), (900,), width=33, spread="zipf", base="zeros"),
     Problem("rows, few terms, kept", (60,), (900,), width=33, spread="zipf", base="kept", dtype=_BF16),
+    Problem("rows, few terms, several digits", (300,), (5000,), width=3, spread="zipf", reduce="mean"),
+    Problem("rows, few terms, ascending", (70,), (3000,), width=5, spread="sorted", dtype=_F64, alpha=0.3),
+    Problem("rows, few terms, padded rows", (40,), (2500,), width=6, spread="zipf", dtype=_F16,
+            layouts=("sliced", "sliced", "sliced", "padded rows")),
+    Problem("rows, few terms, sliced, zeros", (40,), (2500,), width=6, spread="zipf", base="zeros",
+            layouts=("contiguous", "contiguous", "contiguous", "sliced")),
+    Problem("rows, few terms, transposed", (90,), (2500,), width=6, layouts=("transposed",) * 4),
+    Problem("rows, few terms, one base for all", (90,), (25_000,),
+            layouts=("broadcast", "contiguous", "contiguous", "contiguous")),
+    Problem("rows, few terms, of elements", (8, 5), (900, 5), 0, reduce="mean", base="kept"),
+    Problem("rows, few terms, zeros of either sign", (60,), (900,), width=2, values="zeros"),
     Problem("rows, several blocks", (3000,), (70,), width=8, spread="zipf", base="zeros"),
     Problem("rows of 768", (90,), (20,), 0, 768, "zipf", _BF16, base="zeros"),
     Problem("rows of 4096", (50,), (6,), 0, 4096, "zipf"),
@@ -67,6 +78,7 @@ PROBLEMS = (
     Problem("elements of a matrix, dim 0", (40, 9), (11, 9), 0),
     Problem("elements of a matrix, dim 1", (9, 40), (9, 11), 1, base="zeros"),
     Problem("elements of a matrix, tiles of columns", (3, 70), (2000, 70), 0),
+    Problem("more terms in tiles of columns", (300, 70), (2000, 70), 0),
     Problem("elements of a matrix, tiles of lines", (40, 60), (40, 1000), 1, spread="zipf"),
     Problem("elements of a part", (7, 4, 5), (9, 3, 6), 1, spread="zipf"),
     Problem("elements of rank 5", (2, 3, 8, 2, 3), (2, 4, 5, 2, 3), 2, index_dtype=_I32),
@@ -108,7 +120,7 @@ PROBLEMS = (
 
 
 #: Problems that differ from others in fields of scatter alone.
-_OF_SCATTER = ("alpha", "mean", "the smallest", "rows, few terms,", "rows, neighbouring", "no rows")
+_OF_SCATTER = ("alpha", "mean", "the smallest", "rows, few terms,", "rows, neighbouring", "no rows", "more")
 
 _BAD = (
     Problem("bad indices", (11, 30), (11, 19), 1, 8, "bad", bad_index="skip"),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.backends.threads import parallel
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
-from holdfast.core.workspace_layout import WorkspaceLayout, first_address
+from holdfast.core.workspace_layout import BOUND_BYTES, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import kind
 from holdfast.numerics.cpu_walk import move, offset_of, size_of, table_of
 from holdfast.ops.scatter.cpu_elements import ElementSums
@@ -23,6 +23,7 @@ from holdfast.ops.scatter.cpu_index import (
     INDICES,
     RANDOM,
     compile_check,
+    cycle_of,
     first_bad,
     first_outside,
     rows_of_run,
@@ -45,6 +46,7 @@ from holdfast.ops.segment_sum.cpu import (
     compile_for,
     counting_sort,
 )
+from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 Table = np.ndarray[Any, Any]
@@ -106,13 +108,27 @@ def _gather_run(indices, place, outputs, targets, inputs, lines, strides, extent
             outputs[targets + i * target_step] = bits
 
 
+@jit
+def _gather_cycle(indices, place, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits):
+    """``_gather_run`` of consecutive indices, for lines that begin again after each ``cycle`` of them."""
+    for i in range(place, place + count):
+        row = np.int64(indices[i])
+        if np.uint64(row) < np.uint64(extent):
+            outputs[i] = inputs[line * line_step + row * row_step]
+        else:
+            outputs[i] = bits
+        line += 1
+        line = line if line < cycle else 0
+
+
 @kernel
-def gather_rows(first, last, input, index, out, table, steps, columns, extent, like, bits):
+def gather_rows(first, last, input, index, out, table, steps, columns, cycle, extent, like, bits):
     """Copy the rows of the indices ``first`` to ``last``; zeros for an index out of range.
 
     ``table`` has the sizes of the loops over the index, its strides, those of the output, and those of input.
     ``steps`` are the column strides of the output and of input, and the stride of input along its indexed
-    axis. ``bits`` is an unsigned zero of an element's size.
+    axis. ``cycle`` is 0, or the lines of ``cycle_of``, with one loop over the index. ``bits`` is an unsigned
+    zero of an element's size.
     """
     out_step, step, row_step = steps
     at, inner, item = first, table.shape[1] - 1, size_of(bits)
@@ -121,6 +137,10 @@ def gather_rows(first, last, input, index, out, table, steps, columns, extent, l
         table[0, inner], table[1, inner], table[2, inner], table[3, inner],
     )  # fmt: skip
     while at < last:
+        if cycle:
+            line, count = at % cycle, last - at
+            _gather_cycle(indices, at, outputs, inputs, line, cycle, line_step, row_step, extent, count, bits)
+            return
         run = min(length - at % length, last - at)
         place, targets, lines = offset_of(at, table), offset_of(at, table, 2), offset_of(at, table, 3)
         if columns == 1:
@@ -156,7 +176,8 @@ def _compile(index_dtype: torch.dtype) -> None:
 def _compile_gather(index_dtype: torch.dtype, item: int) -> None:
     table = np.ones((4, 1), np.int64)
     compile_check(index_dtype)
-    compile_kernel(gather_rows, 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, INDICES[index_dtype], _BITS[item])
+    given = 0, 0, 0, 0, 0, table, (1, 1, 1), 0, 0, 0, INDICES[index_dtype], _BITS[item]
+    compile_kernel(gather_rows, *given)
 
 
 def _table(walk: Any, *operands: int) -> Table:
@@ -172,14 +193,19 @@ def _rows_of(tensor: torch.Tensor | None, desc: LinesDescriptor) -> Table:
 class Scatter(IndexedKernel[ScatterDescriptor]):
     """``find_rows``, ``counting_sort`` unless the rows ascend, then ``sum_segments``.
 
-    ``ElementSums`` for a single column.
+    ``ElementSums`` for a single column; ``FewTerms`` for few terms.
     """
 
     def __init__(self, desc: ScatterDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.elements = ElementSums(layout, desc) if desc.columns == 1 else None
-        if self.elements is None:
+        self.elements = self.few = None
+        if is_tall(desc.rows, desc.columns, desc.count, desc.dtype.itemsize):
+            self.few = FewTerms(layout, desc.count, desc.rows)
+            self.rows = layout.take(desc.count, torch.int32)
+        elif desc.columns == 1:
+            self.elements = ElementSums(layout, desc)
+        else:
             self.rows = layout.take(desc.count, torch.int32)
             self.starts = layout.take(desc.rows + 2, torch.int32)
             self.places = layout.take(desc.count, torch.int32)
@@ -199,13 +225,25 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
         index_table, role = _table(walk, 0, 2), _ROLES.get((desc.reduce, desc.base), KEPT)
         if self.elements is None:
             return self.by_row(args, walk, index_table, role)
-        add = self.elements.prepare(args, walk, index_table, role)
+        return self.launch_of(self.elements.prepare(args, walk, index_table, role))
+
+    def launch_of(self, add: Callable[[int, Sequence[int]], int]) -> Launch[ScatterArgs]:
+        """The launch of ``add``, which takes the addresses of the workspace and of the operands.
+
+        It returns the position of an index out of range, or -1.
+        """
+        extent = self.desc.extent
 
         def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
             wrong = add(first_address(workspace), addresses)
             if wrong >= 0:
-                raise _bad_index(args.index, wrong, desc.extent)
+                raise _bad_index(args.index, wrong, extent)
 
+        def run(stream: int, workspace: int, *addresses: int) -> bool:
+            return add(workspace, addresses) < 0
+
+        if self.workspace_size <= BOUND_BYTES:
+            launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
     def by_row(self, args: ScatterArgs, walk: Space, index_table: Table, role: int) -> Launch[ScatterArgs]:
@@ -220,34 +258,55 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
             Rows(code, out_table, out_step), Rows(code, input_table, input_step), role, alpha=desc.alpha,
         )  # fmt: skip
 
-        def launch(stream: Stream, workspace: Workspace, args: ScatterArgs, addresses: Sequence[int]) -> None:
+        count, number_of_rows, by_count = desc.count, desc.rows, int(desc.by_count)
+        find = self.find(index_table)
+        if self.few is not None:
+            columns, few = (desc.columns, out_step, input_step), self.few.sort(4, in_order, -1)
+            fill = filling(args.out, args.input, lambda tensor: _rows_of(tensor, desc), columns)
+
+            def add_few(first: int, addresses: Sequence[int]) -> int:
+                out, input, index, src = addresses
+                rows = first + self.rows.offset
+                wrong = find(index, rows)
+                if wrong < 0:
+                    fill(out, input)
+                    sums.run(Ordering(*few(first, rows)), out, src, base=input, by_count=by_count)
+                return wrong
+
+            return self.launch_of(add_few)
+
+        def add(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
-            first = first_address(workspace)
             rows, starts = first + self.rows.offset, first + self.starts.offset
             places = first + self.places.offset
-            self.find(index, index_table, rows, args)
-            longest = starts_if_sorted(rows, desc.count, desc.rows, starts)
+            wrong = find(index, rows)
+            if wrong >= 0:
+                return wrong
+            longest = starts_if_sorted(rows, count, number_of_rows, starts)
             if longest < 0:
-                longest = counting_sort(rows, 4, in_order, desc.count, desc.rows, -1, starts, places)
+                longest = counting_sort(rows, 4, in_order, count, number_of_rows, -1, starts, places)
             else:
                 places = 0
-            ordering = Ordering(starts, places, longest)
-            sums.run(ordering, out, src, base=input, by_count=int(desc.by_count))
+            sums.run(Ordering(starts, places, longest), out, src, base=input, by_count=by_count)
+            return -1
 
-        return launch
+        return self.launch_of(add)
 
-    def find(self, index: int, table: Table, rows: int, args: ScatterArgs) -> None:
-        """``find_rows``. Raises if an index is out of range."""
+    def find(self, table: Table) -> Callable[[int, int], int]:
+        """``find_rows`` of all terms, of an index and for rows at these addresses."""
         desc, like = self.desc, INDICES[self.desc.index_dtype]
-        bad: list[int] = []
+        count, extent, step = desc.count, desc.extent, desc.step
 
-        def part(first: int, last: int) -> None:
-            bad.append(find_rows(first, last, index, table, desc.extent, desc.step, rows, like))
+        def run(index: int, rows: int) -> int:
+            bad: list[int] = []
 
-        parallel(part, desc.count, 2 * desc.count)
-        wrong = [position for position in bad if position >= 0]
-        if wrong:
-            raise _bad_index(args.index, min(wrong), desc.extent)
+            def part(first: int, last: int) -> None:
+                bad.append(find_rows(first, last, index, table, extent, step, rows, like))
+
+            parallel(part, count, 2 * count)
+            return min((position for position in bad if position >= 0), default=-1)
+
+        return run
 
 
 class Gather(IndexedKernel[GatherDescriptor]):
@@ -262,23 +321,35 @@ class Gather(IndexedKernel[GatherDescriptor]):
         lines = desc.without_dim(args.input.stride())
         walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
         table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
+        lines_walk = loops(desc.shape[desc.dim + 1 :], args.input.stride()[desc.dim + 1 :])
+        cycle = cycle_of(desc, args.index, args.out) if len(lines_walk.sizes) == 1 else 0
+        if cycle:
+            table = np.array([[desc.count], [1], [1], lines_walk.strides[0]], np.int64)
         steps = (desc.column_step(args.out), desc.column_step(args.input), args.input.stride(desc.dim))
         like, bits = INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
+        count, extent, columns, raises = desc.count, desc.extent, desc.columns, desc.bad_index == "raise"
+
+        def read(out: int, input: int, index: int) -> int:
+            """Gather at these addresses. Returns the position of an index to be reported, or -1."""
+            wrong = first_outside(index, index_table, count, extent, like) if raises else -1
+            if wrong < 0:
+
+                def part(first: int, last: int) -> None:
+                    operands = first, last, input, index, out, table, steps
+                    gather_rows(*operands, columns, cycle, extent, like, bits)
+
+                parallel(part, count, count * max(columns, RANDOM))
+            return wrong
 
         def launch(stream: Stream, workspace: Workspace, args: GatherArgs, addresses: Sequence[int]) -> None:
-            out, input, index = addresses
-            if desc.bad_index == "raise":
-                wrong = first_outside(index, index_table, desc.count, desc.extent, like)
-                if wrong >= 0:
-                    raise _bad_index(args.index, wrong, desc.extent)
+            wrong = read(*addresses)
+            if wrong >= 0:
+                raise _bad_index(args.index, wrong, extent)
 
-            def part(first: int, last: int) -> None:
-                gather_rows(
-                    first, last, input, index, out, table, steps, desc.columns, desc.extent, like, bits
-                )
+        def run(stream: int, workspace: int, out: int, input: int, index: int) -> bool:
+            return read(out, input, index) < 0
 
-            parallel(part, desc.count, desc.count * max(desc.columns, RANDOM))
-
+        launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
 
 

@@ -34,14 +34,17 @@ from holdfast.numerics.cpu_walk import (
     offset_of,
     size_of,
     store_span,
+    table_of,
     walk_of,
 )
 from holdfast.ops.scatter.cpu_index import (
     INDICES,
     RANDOM,
     compile_check,
+    cycle_of,
     first_bad,
     first_outside,
+    rows_of_cycle,
     rows_of_run,
 )
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor
@@ -113,7 +116,7 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
 
     The rows of a tile count from ``tile_row``. With a ``width``, these are consecutive columns of the tile.
     """
-    src_at, src_kind, src_table, index, index_table, extent, step, index_type = problem
+    src_at, src_kind, src_table, index, index_table, extent, step, cycle, index_type = problem
     size, inner, item = size_of(like), index_table.shape[1] - 1, src_kind & ITEM_SIZE
     length, index_step, line_step = index_table[0, inner], index_table[1, inner], index_table[2, inner]
     sums, words, word_step = pointer(states_at, like), pointer(states_at + size, np.int32), 2 * size // 4
@@ -125,7 +128,9 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
         bad = first_bad(indices, place, index_step, extent, run)
         if bad >= 0:
             return -1 - at - bad
-        if width:
+        if cycle:
+            rows_of_cycle(indices, place, at % cycle, cycle, step, run, rows)
+        elif width:
             rows_of_run(indices, place, index_step, at - begin, 1, width, run, rows)
         else:
             line = offset_of(at, index_table, 2) - tile_row
@@ -227,7 +232,8 @@ def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish,
     ``tiling`` is (lines before ``dim``, length of the index along it, columns after it, its extent, groups
     of a tile, columns of a tile). ``problem`` is (address of src, kind, table of loops, address of the index,
     sizes of the loops over it with its strides and the strides of the rows, exclusive limit of the indices,
-    distance of the rows of two consecutive indices, a value of the type of the index). ``output`` is that of
+    distance of the rows of two consecutive indices, 0 or the lines of ``cycle_of``, a value of the type of
+    the index). ``output`` is that of
     ``_finish``; with ``finish``, the rows are stored.
     """
     groups, length, columns, extent, tile_groups, tile_columns = tiling
@@ -267,7 +273,7 @@ def finish_rows(first, last, rows, states_at, slots_at, output, scratch, like):
 @cache
 def _compile(compute: Float, index_dtype: torch.dtype) -> None:
     like, table = number(compute), np.ones((2, 1), np.int64)
-    problem = (0, like.itemsize, table, 0, np.ones((3, 1), np.int64), 0, 0, INDICES[index_dtype])
+    problem = (0, like.itemsize, table, 0, np.ones((3, 1), np.int64), 0, 0, 0, INDICES[index_dtype])
     output, scratch = (0, like.itemsize, (0, 1), 0, (0, 1), KEPT, False, like), _SCRATCH.of_thread()
     compile_check(index_dtype)
     compile_kernel(sum_tiles, 0, 0, (1,) * 6, 0, 0, problem, output, False, scratch, like)
@@ -334,33 +340,39 @@ class ElementSums:
         like, code, index_type = number(compute), kind(desc.dtype, compute.torch), INDICES[desc.index_dtype]
         alpha = type(like)(desc.alpha)
         src_table = np.array([walk.sizes, walk.strides[1]], np.int64)
+        cycle = cycle_of(desc, args.index, args.src) if tiling.tiles == 1 else 0
+        if cycle:
+            src_table = table_of((desc.count,), (1,))
+            index_table = np.array([[desc.count], [1], [0]], np.int64)
         base_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
         check_table, several = index_table[:2].copy(), tiling.tiles > 1
+        walks, shape, tiles = (walk_of(out_table), walk_of(base_table)), tuple(tiling), tiling.tiles
+        rows, count, extent, step, by_count = desc.rows, desc.count, desc.extent, desc.step, desc.by_count
 
         def run(first: int, addresses: Sequence[int]) -> int:
             out, input, index, src = addresses
             states, slots = first + self.states.offset, first + self.slots.offset
-            problem = (src, code, src_table, index, index_table, desc.extent, desc.step, index_type)
-            walks = walk_of(out_table), walk_of(base_table)
-            output = (out, code, walks[0], input, walks[1], role, desc.by_count, alpha)
+            problem = (src, code, src_table, index, index_table, extent, step, cycle, index_type)
+            output = (out, code, walks[0], input, walks[1], role, by_count, alpha)
             # Nothing is written if an index is bad.
-            bad = [first_outside(index, check_table, desc.count, desc.extent, index_type)] if several else []
+            bad = [first_outside(index, check_table, count, extent, index_type)] if several else []
 
             def add(first: int, last: int) -> None:
                 scratch = _SCRATCH.of_thread()
-                sums = (first, last, tuple(tiling), states, slots, problem, output, several, scratch, like)
+                sums = (first, last, shape, states, slots, problem, output, several, scratch, like)
                 bad.append(sum_tiles(*sums))
 
             def finish(first: int, last: int) -> None:
-                finish_rows(first, last, desc.rows, states, slots, output, _SCRATCH.of_thread(), like)
+                finish_rows(first, last, rows, states, slots, output, _SCRATCH.of_thread(), like)
 
             if max(bad, default=-1) < 0:
-                parallel(add, tiling.tiles, desc.count * RANDOM)
+                parallel(add, tiles, count * RANDOM)
             wrong = max(bad)
             if wrong < 0 and not several:
-                parallel(finish, -(-desc.rows // RUN), 2 * desc.rows)
+                parallel(finish, -(-rows // RUN), 2 * rows)
             return wrong
 
+        run.tables = out_table, base_table  # type: ignore[attr-defined]  # used by the walks
         return run
 
 

@@ -6,6 +6,7 @@ The loops over a run have no branches, so that they vectorise.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -15,11 +16,14 @@ import torch
 from holdfast.backends.cpu import compile_kernel, jit, kernel, pointer
 from holdfast.backends.threads import parallel
 from holdfast.numerics.cpu_walk import offset_of
+from holdfast.ops.scatter.plan import LinesDescriptor
 
 #: A value of the type of the index.
 INDICES: dict[torch.dtype, Any] = {torch.int32: np.int32(0), torch.int64: np.int64(0)}
 #: Reading one index and one element at random costs as much as this many elements read in order.
 RANDOM = 8
+#: Maximum number of lines of ``cycle_of``.
+_MOST_LINES = 64
 
 
 @jit
@@ -57,6 +61,29 @@ def rows_of_run(indices, place, index_step, line, line_step, step, count, rows):
         _store_rows(indices, place, 1, line, line_step, step, count, rows)
     else:
         _store_rows(indices, place, index_step, line, line_step, step, count, rows)
+
+
+@jit
+def rows_of_cycle(indices, place, line, cycle, step, count, rows):
+    """``rows_of_run`` of consecutive indices, for lines that begin again after each ``cycle`` of them."""
+    for i in range(count):
+        rows[i] = np.int64(indices[place + i]) * step + line
+        line += 1
+        line = line if line < cycle else 0
+
+
+def cycle_of(desc: LinesDescriptor, *tensors: torch.Tensor) -> int:
+    """Number of lines if they are few, there is one group of them, and all tensors are contiguous; else 0.
+
+    Then the lines of consecutive indices are 0, 1, .. and begin again. Loops over the lines would be short.
+    """
+    dim, after = desc.dim, desc.shape[desc.dim + 1 :]
+    lines = math.prod(after)
+    groups = math.prod(desc.shape[:dim])
+    few = desc.columns == 1 and groups == 1 and 1 < lines <= _MOST_LINES and desc.count > lines
+    if not few or after != desc.table[dim + 1 :]:
+        return 0
+    return lines if all(tensor.is_contiguous() for tensor in tensors) else 0
 
 
 @kernel

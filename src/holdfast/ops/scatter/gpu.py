@@ -95,7 +95,7 @@ def copy_rows(
 
 
 #: The last step, and the step for rows without terms, by what input is for.
-_LAST = {"added": (finish_added, copy_rows), "kept": (finish_kept, copy_rows), "zeros": (finish, fill_rows)}
+LAST = {"added": (finish_added, copy_rows), "kept": (finish_kept, copy_rows), "zeros": (finish, fill_rows)}
 
 
 class Scatter(SortedSums[ScatterDescriptor]):
@@ -117,7 +117,7 @@ class Scatter(SortedSums[ScatterDescriptor]):
             steps, "index", walk, -1, self.summing.arrivals, fill,
             lines if len(desc.shape) > 1 else None, BadScatterIndex(desc.extent),
         )  # fmt: skip
-        finish_rows, fill_others = _LAST[desc.base]
+        finish_rows, fill_others = LAST[desc.base]
         self.summing.add_steps(
             steps,
             Target("out", (*table.sizes, desc.columns), (*table.strides[0], desc.column_step(out))),
@@ -127,7 +127,7 @@ class Scatter(SortedSums[ScatterDescriptor]):
                 (*walk.sizes, desc.columns),
                 (*walk.strides[1], desc.column_step(src)),
                 factor_strides=(*table.strides[1], desc.column_step(source)),
-                numbers=_halves(desc.alpha),
+                numbers=halves(desc.alpha),
             ),
             finish=finish_rows,
             fill=fill_others,
@@ -148,7 +148,7 @@ class Scatter(SortedSums[ScatterDescriptor]):
         return ZeroFill("out", begin, filled * desc.columns, out.itemsize), filled
 
 
-def _halves(alpha: float) -> tuple[int, ...]:
+def halves(alpha: float) -> tuple[int, ...]:
     """The upper and the lower half of alpha's bits; one zero for alpha = 1."""
     bits = double_bits(alpha)
     return (0,) if alpha == 1.0 else tuple(half & 0xFFFFFFFF | _HIGH_BIT for half in (bits >> 32, bits))

@@ -11,6 +11,7 @@ _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
 _ELEMENTS = "holdfast.ops.scatter.cpu_elements"
 _SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_index"
+_FEW_CPU = "holdfast.ops.segment_sum.cpu_few_terms"
 
 # fmt: off
 MUTANTS = (
@@ -25,7 +26,8 @@ MUTANTS = (
         "            if row < 0 or row >= extent:\n                for c",
         "            if row < 0 or row > extent:\n                for c", likely="bad"),
     _gathers("an element after the last", _CPU,
-        "if np.uint64(row) < np.uint64(extent):", "if np.uint64(row) <= np.uint64(extent):", likely="bad"),
+        "if np.uint64(row) < np.uint64(extent):\n            outputs[targets",
+        "if np.uint64(row) <= np.uint64(extent):\n            outputs[targets", likely="bad"),
     _mutant("sorted rows that start too early", _CPU,
         "            starts[row] = n\n", "            starts[row] = max(n - 1, 0)\n",
         likely="ascending"),
@@ -48,6 +50,12 @@ MUTANTS = (
         "start = row + i * columns", "start = row - column + i * columns", likely="tiles of columns"),
     _mutant("the line of an element forgotten", _ELEMENTS,
         "line = offset_of(at, index_table, 2) - tile_row", "line = 0 * tile_row", likely="matrix"),
+    _mutant("lines that begin again too early", "holdfast.ops.scatter.cpu_index",
+        "line = line if line < cycle else 0", "line = line if line < cycle - 1 else 0",
+        likely="matrix, dim 0"),
+    _gathers("read lines that begin again too early", _CPU,
+        "line = line if line < cycle else 0", "line = line if line < cycle - 1 else 0",
+        likely="matrix, dim 0"),
     _gathers("the stride of the output for that of input", _CPU,
         "move(input + source * item, step, columns,",
         "move(input + source * item, out_step, columns,", likely="sliced"),
@@ -71,11 +79,31 @@ MUTANTS = (
     _mutant("the stride of the output for that of a copied row", _SUM_CPU,
         "move(source, source_step, count, target, step, item)",
         "move(source, step, count, target, step, item)", likely="sliced"),
+    _mutant("the row of a sum forgotten", _SUM_CPU,
+        "name = _row_of(row, names_at)", "name = row", likely="several digits"),
+    _mutant("the second digit not sorted", _FEW_CPU,
+        "            _sort_by_digit(other_keys, other_places, kept, shift, keys, places, ends)\n",
+        "            copy(keys_at, other_keys_at, kept * 4)\n"
+        "            copy(places_at, other_places_at, kept * 4)\n", likely="a million"),
+    _mutant("the last term lost", _FEW_CPU,
+        "starts[found] = count\n", "starts[found] = count - 1\n", likely="several digits"),
+    _mutant("the last element not copied", _FEW_CPU,
+        "copy(target, source, count * item)", "copy(target, source, (count - 1) * item)",
+        likely="several digits"),
+    _mutant("the stride of the output for that of the base", _FEW_CPU,
+        "move(source, base_step, count, target, out_step, item)",
+        "move(source, out_step, count, target, out_step, item)", likely="few terms, padded"),
+    _mutant("an output with gaps not cleared", _FEW_CPU,
+        "clear(target + i * out_step * item, item)",
+        "clear(target + i * item, item)", likely="sliced, zeros"),
     _mutant("the line of a term forgotten", _SORT,
         "row = index.to(tl.int32) * lines[1] + row_offsets(place, sizes, lines[2:]).to(tl.int32)",
         "row = index.to(tl.int32) * lines[1]", likely="matrix"),
     _mutant("destinations of one line one apart", _SORT,
         "row = index.to(tl.int32) * lines[1] +", "row = index.to(tl.int32) +", likely="matrix"),
+    _mutant("the last of few terms lost", "holdfast.ops.scatter.gpu_few_terms",
+        "src, index, block, row, count, rows, -1,", "src, index, block, row, count - 1, rows, -1,",
+        likely="few terms"),
     _mutant("input not added", _GPU, "total = widen(old, COMPUTE) + total", "total = total + 0.0"),
     _mutant("input not counted in a mean", _GPU,
         "quotient(total, (count + 1).to(COMPUTE)[:, None])",

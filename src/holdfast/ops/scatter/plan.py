@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 from holdfast.core.checks import require_choice
-from holdfast.core.declaration import Output, arguments
+from holdfast.core.declaration import Implementation, Output, arguments
 from holdfast.core.descriptor import Expected, whole_numbers
 from holdfast.core.device_errors import reported
 from holdfast.core.errors import InvalidDescriptor, InvalidIndex
@@ -216,6 +216,12 @@ class BadScatterIndex:
 
 class ScatterPlan(Plan[ScatterDescriptor, ScatterArgs]):
     """out[i] = input[i] + alpha * the ordered sum of src[n] over all n with index[n] == i."""
+
+    kernels = (
+        Implementation("cpu", ".cpu:Scatter"),
+        Implementation("gpu", ".gpu_few_terms:scatter"),
+        Implementation("reference", ".reference:Scatter"),
+    )
 
     def mode(self) -> str:
         return f"{self.descriptor.reduce}, {self.descriptor.base}"

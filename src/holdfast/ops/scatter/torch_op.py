@@ -27,7 +27,7 @@ from holdfast.core.checks import (
 )
 from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, register_vmap, select_plan
+from holdfast.core.torch_op import define, is_plain_call, register_vmap, select_plan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import REDUCTIONS, GatherArgs, GatherPlan, ScatterArgs, ScatterPlan
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
@@ -73,6 +73,15 @@ def _is_shared(index: torch.Tensor, size: Sequence[int], dim: int) -> bool:
     return dim > 0 and all(index.stride(d) == 0 and index.shape[d] == size[d] for d in others)
 
 
+def _first_of(index: torch.Tensor, axes: range) -> torch.Tensor:
+    """The index without axes along which it does not vary. If it is empty, no element is read."""
+    if 0 in index.shape:
+        return index.new_zeros([size for axis, size in enumerate(index.shape) if axis not in axes])
+    for axis in reversed(axes):
+        index = index.select(axis, 0)
+    return index
+
+
 def _problem(index, size, dim, tensors):
     """The problem of an index of elements, or of rows, of tensors that have ``size`` except along ``dim``.
 
@@ -81,13 +90,12 @@ def _problem(index, size, dim, tensors):
     """
     rank = len(size)
     if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
-        index = index[(0,) * dim]
+        index = _first_of(index, range(dim))
     if index.dim() == rank:
         shared = _shared_axes(index, size, dim)
         first = rank - shared
         table, width = size[:first], prod(size[first:]) if shared else None
-        if shared:
-            index = index[(..., *[0] * shared)]
+        index = _first_of(index, range(first, rank))
         if shared > 1:
             tensors = _views(tensors, lambda tensor: tensor.reshape(*tensor.shape[:first], width))
         return (index.shape, table, dim, width), index, tensors
@@ -158,6 +166,7 @@ _sum = define(
 _read = define(
     "gather", "(Tensor input, Tensor index, int dim, str bad_index) -> Tensor", _gather, _gather_fake
 )
+_sum_again, _read_again = _sum.again, _read.again
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -171,13 +180,11 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     dinput, dsrc = dout, dout
     if reduce == "mean" or base == "kept":
         require_memory("dout", dout)
-        counts = _counts(index, ctx.size, dim)
+        terms = _numbers_of_terms(index, ctx.size, dim, base)
         if base == "kept":
-            dinput = dout.masked_fill(counts > 0, 0)
+            dinput = dout.masked_fill(terms > 0, 0)
         if reduce == "mean":
-            terms = counts + 1 if base == "added" else counts.clamp(min=1)
-            compute = torch.float64 if dout.dtype == torch.float64 else torch.float32
-            dsrc = (dout.to(compute) / terms.to(compute)).to(dout.dtype)
+            dsrc = _divided(dout, terms if base == "added" else terms.clamp(min=1))
             dinput = dsrc if base == "added" else dinput
     dsrc = _read(dsrc, index, dim, "skip")  # bad indices were reported by the forward
     if alpha != 1.0:
@@ -185,13 +192,34 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     return dinput if base != "zeros" else None, None, dsrc, *[None] * 5
 
 
-def _counts(index: torch.Tensor, size: Sequence[int], dim: int) -> torch.Tensor:
-    """Number of terms of each destination, in float64; of a shape that broadcasts to ``size``."""
-    ones = torch.ones((), dtype=torch.float64, device=index.device).expand(index.shape)
-    if index.dim() == len(size):
-        return _sum(None, index, ones, tuple(size), dim, "zeros", "sum", 1.0)  # type: ignore[no-any-return]
-    counts = _sum(None, index, ones, (size[dim],), 0, "zeros", "sum", 1.0)
-    return counts.reshape(-1, *[1] * (len(size) - 1 - dim))  # type: ignore[no-any-return]
+def _numbers_of_terms(index: torch.Tensor, size: Sequence[int], dim: int, base: str) -> torch.Tensor:
+    """Number of terms of each destination, and one more for base "added"; of a shape that broadcasts to size.
+
+    It is in float32 if every number up to that of all indices is a float32, otherwise in float64.
+    """
+    rank, table = len(size), tuple(size)
+    if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
+        index = _first_of(index, range(dim))
+    if index.dim() != rank:
+        table, dim, last = (size[dim],), 0, rank - 1 - dim
+    else:
+        last = _shared_axes(index, size, dim)
+        table = table[: rank - last]
+        index = _first_of(index, range(rank - last, rank))
+    exact = torch.float32 if index.numel() < 2**24 else torch.float64
+    one = torch.ones((), dtype=exact, device=index.device)
+    own, base = (one.expand(table), base) if base == "added" else (None, "zeros")
+    terms = _sum(own, index, one.expand(index.shape), table, dim, base, "sum", 1.0)
+    return terms.reshape(*table, *[1] * last) if last else terms  # type: ignore[no-any-return]
+
+
+def _divided(dout: torch.Tensor, terms: torch.Tensor) -> torch.Tensor:
+    """The quotient in the compute type, rounded to the dtype of ``dout``."""
+    if dout.dtype in (torch.float32, torch.float64):
+        return dout / terms.to(dout.dtype)
+    if is_plain_call(dout) and not (torch.is_grad_enabled() and dout.requires_grad):
+        return torch.div(dout, terms.to(torch.float32), out=torch.empty_like(dout))
+    return (dout / terms.to(torch.float32)).to(dout.dtype)
 
 
 register_autograd("scatter", _differentiate, by=["input", "src"], setup_context=_save_for_backward)
@@ -279,8 +307,7 @@ def _elements(input: Any, dim: Any, index: Any, src: Any) -> tuple[int, torch.Te
     axis, rank = _axis(dim, input.dim()), max(input.dim(), 1)
     index, src = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (index, src))
     if index.numel() == 0:
-        shape = tuple(0 for _ in range(rank))
-        return axis, index.reshape(shape), src.new_empty(shape)
+        return axis, index.reshape(0), src.new_empty((*input.shape[:axis], 0, *input.shape[axis + 1 :]))
     if index.dim() != rank or src.dim() != rank:
         raise InvalidArgs(
             f"input has {rank} axes, index has {index.dim()} and src has {src.dim()}; all must have the same "
@@ -300,8 +327,20 @@ def _elements(input: Any, dim: Any, index: Any, src: Any) -> tuple[int, torch.Te
 
 def _scattered(input, dim, index, src, base="added", reduce="sum", alpha=1.0):
     if input.dim():
-        return _sum(input, index, src, tuple(input.shape), dim, base, reduce, alpha)
+        return _sum(input, index, src, input.shape, dim, base, reduce, alpha)
     return _sum(input.reshape(1), index, src, (1,), dim, base, reduce, alpha).reshape(())
+
+
+def _scattered_again(input, dim, index, src, base, reduce, alpha):
+    """``_scattered`` if the arguments are those of a recent call; otherwise None. Nothing was checked."""
+    if not isinstance(input, torch.Tensor):
+        return None
+    return _sum_again(input, index, src, input.shape, _unchecked_axis(dim, input), base, reduce, alpha)
+
+
+def _unchecked_axis(dim: Any, input: torch.Tensor) -> Any:
+    """``_axis`` for a valid ``dim``. No recent call has the result for another one."""
+    return dim + input.dim() if type(dim) is int and dim < 0 else dim
 
 
 def scatter_add(input: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor) -> torch.Tensor:
@@ -319,6 +358,9 @@ def scatter_add(input: torch.Tensor, dim: int, index: torch.Tensor, src: torch.T
     >>> hf.scatter_add(torch.zeros(3), 0, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 3.0]))
     tensor([2., 0., 4.])
     """
+    found = _scattered_again(input, dim, index, src, "added", "sum", 1.0)
+    if found is not None and index.dim() == src.dim():
+        return found  # type: ignore[no-any-return]
     axis, index, src = _elements(input, dim, index, src)
     return _scattered(input, axis, index, src)  # type: ignore[no-any-return]
 
@@ -341,10 +383,15 @@ def scatter_reduce(
     >>> hf.scatter_reduce(torch.ones(3), 0, torch.tensor([2, 0, 2]), src, "mean", include_self=False)
     tensor([2., 1., 2.])
     """
+    base = "kept" if include_self is False else "added"
+    if include_self is True or include_self is False:
+        found = _scattered_again(input, dim, index, src, base, reduce, 1.0)
+        if found is not None and index.dim() == src.dim():
+            return found  # type: ignore[no-any-return]
     require_choice("reduce", reduce, REDUCTIONS)
     require_bool("include_self", include_self)
     axis, index, src = _elements(input, dim, index, src)
-    return _scattered(input, axis, index, src, "added" if include_self else "kept", reduce)  # type: ignore[no-any-return]
+    return _scattered(input, axis, index, src, base, reduce)  # type: ignore[no-any-return]
 
 
 def index_add(
@@ -361,6 +408,10 @@ def index_add(
     tensor([[3., 4.],
             [6., 8.]])
     """
+    if type(alpha) is float or (type(alpha) is int and alpha == 1):
+        found = _scattered_again(input, dim, index, source, "added", "sum", float(alpha))
+        if found is not None and index.dim() == 1:
+            return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     _require_index(index)
     _require_same_dtype("source", source, input)
@@ -372,8 +423,9 @@ def index_add(
             f"input has shape {tuple(input.shape)}, index {tuple(index.shape)} and source "
             f"{tuple(source.shape)}; index must have one axis, and source the shape {expected}."
         )
-    index, source = index.reshape(-1), source.reshape(expected)
-    return _scattered(input, axis, index, source, alpha=factor)  # type: ignore[no-any-return]
+    index = index if index.dim() else index.reshape(1)
+    source = source if source.dim() else source.reshape(1)
+    return _scattered(input, axis, index, source, alpha=float(factor))  # type: ignore[no-any-return]
 
 
 def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -384,6 +436,10 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     tensor([[1., 1.],
             [4., 3.]])
     """
+    if isinstance(input, torch.Tensor):
+        found = _read_again(input, index, _unchecked_axis(dim, input), "raise")
+        if found is not None and index.dim() == input.dim():
+            return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     _require_index(index)
     axis, size, shape = _axis(dim, input.dim()), tuple(input.shape) or (1,), tuple(index.shape) or (1,)
@@ -393,6 +449,8 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
             f"input has shape {size} and index {shape}; both must have the same number of axes, and index "
             f"must not be larger except along axis {axis}."
         )
+    if input.dim() and index.dim():
+        return _read(input, index, axis, "raise")  # type: ignore[no-any-return]
     return _read(input.reshape(size), index.reshape(shape), axis, "raise").reshape(index.shape)  # type: ignore[no-any-return]
 
 
@@ -405,6 +463,10 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
             [3., 4.],
             [1., 2.]])
     """
+    if isinstance(input, torch.Tensor):
+        found = _read_again(input, index, _unchecked_axis(dim, input), "raise")
+        if found is not None and index.dim() == 1:
+            return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     _require_index(index)
     axis = _axis(dim, input.dim())
@@ -415,7 +477,7 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
         )
     if input.dim() == 0:
         return _read(input.reshape(1), index.reshape(-1), axis, "raise").reshape(())  # type: ignore[no-any-return]
-    return _read(input, index.reshape(-1), axis, "raise")  # type: ignore[no-any-return]
+    return _read(input, index if index.dim() else index.reshape(1), axis, "raise")  # type: ignore[no-any-return]
 
 
 def index_put(
@@ -436,6 +498,11 @@ def index_put(
     >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
     tensor([4., 0., 2.])
     """
+    rows = _rows_of_put(input, indices, values)
+    if rows is not None and accumulate is True:
+        found = _scattered_again(input, 0, rows, values, "added", "sum", 1.0)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
     require_tensor("input", input)
     _require_same_dtype("values", values, input)
     require_bool("accumulate", accumulate)
@@ -446,8 +513,23 @@ def index_put(
         )
     _require_readable("input", input)
     _require_readable("values", values)
+    if rows is not None:
+        return _scattered(input, 0, rows, values)  # type: ignore[no-any-return]
     put = _Put.of(input, indices, values)
     return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
+
+
+def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
+    """The index, counted from 0, if this is ``index_add`` along the first axis; otherwise None."""
+    if not (type(indices) in (tuple, list) and len(indices) == 1 and isinstance(input, torch.Tensor)):
+        return None
+    (index,) = indices
+    if not (isinstance(index, torch.Tensor) and isinstance(values, torch.Tensor) and input.dim()):
+        return None
+    of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
+    if not of_rows or values.shape != index.shape + input.shape[1:]:
+        return None
+    return _from_the_front(index, input.shape[0])
 
 
 class _Put(NamedTuple):
@@ -546,7 +628,7 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
 def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
     """Indices counted from 0; those out of range are unchanged."""
     _require_readable("indices", index)
-    return torch.where((index < 0) & (index >= -size), index + size, index)
+    return torch.add(index, (index < 0) & (index >= -size), alpha=size)
 
 
 def _flattened(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:

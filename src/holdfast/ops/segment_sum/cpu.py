@@ -10,7 +10,7 @@ additions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -62,6 +62,7 @@ from holdfast.numerics.cpu_walk import (
     walk_of,
 )
 from holdfast.ops.segment_sum import indexed
+from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
 from holdfast.ops.segment_sum.indexed import BadIndex, IndexedDescriptor, IndexedKernel, SummingArgs, loops
 
 CHUNK = indexed.CHUNK
@@ -87,9 +88,9 @@ _AHEAD = 16
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
 
-# A task of ``sum_segments``: 35 numbers, of which the first 16 differ between calls, then alpha. The threads
+# A task of ``sum_segments``: 36 numbers, of which the first 18 differ between calls, then alpha. The threads
 # share the first two: the next unit, and the number of threads that have started.
-_NUMBERS, _VARIABLES, _NEXT, _THREAD = 35, 16, 0, 1
+_NUMBERS, _VARIABLES, _NEXT, _THREAD = 36, 18, 0, 1
 _Task = task_of(_NUMBERS + 1)
 
 Table = np.ndarray[Any, Any]
@@ -455,7 +456,7 @@ def _sum_unit(
     """
     outlined()
     like = alpha
-    starts_at, places_at, rows, columns = ordering
+    starts_at, places_at, names_at, rows, columns = ordering
     min_terms, max_terms = terms_range
     out_at, out_kind, out_walk, step = output
     base_at, base_walk, base_step, role = base
@@ -470,10 +471,11 @@ def _sum_unit(
         if high - low < min_terms or high - low > max_terms:
             row += 1
             continue
-        target = out_at + (offset_at(row, out_walk) + column * step) * item
+        name = _row_of(row, names_at)
+        target = out_at + (offset_at(name, out_walk) + column * step) * item
         old_at = np.int64(0)
         if base_at != 0:
-            old_at = base_at + (offset_at(row, base_walk) + column * base_step) * item
+            old_at = base_at + (offset_at(name, base_walk) + column * base_step) * item
         row += 1
         if high == low:
             _copy_row(target, step, old_at, base_step, count, item)
@@ -517,13 +519,14 @@ def sum_segments(task):
     the chosen places, which have ``chosen_columns`` columns.
     ``base`` is 0 for none; its elements are of the kind of the output, and ``role`` is KEPT, ADDED or JOINED.
     ``by_count`` is 0 for no division, 1 to divide each sum by its number of terms, or the address of the
-    divisor of each row. ``alpha`` multiplies each sum.
+    divisor of each row. ``alpha`` multiplies each sum. ``names`` is the address of the number of each row in
+    the output, or 0 if all rows are there.
     """
     (
         _, _, threads, scratch, starts_at, places, out, source, rows_of, weights, base, by_count, most_terms,
-        shares, long_parts, long_columns, rows, columns, part, parts, least_terms, source_kind, source_step,
-        source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table, out_loops, base_step,
-        base_table, base_loops, role, alpha,
+        shares, long_parts, long_columns, names, rows, columns, part, parts, least_terms, source_kind,
+        source_step, source_table, source_loops, how, chosen_columns, out_kind, out_step, out_table,
+        out_loops, base_step, base_table, base_loops, role, alpha,
     ) = task[0]  # fmt: skip
     starts = pointer(starts_at, np.int32)
     work, all_terms = rows + np.int64(starts[rows]), np.int64(starts[rows])
@@ -548,18 +551,24 @@ def sum_segments(task):
             end = rows if share == shares - 1 else _row_at(work * (share + 1) // shares, starts, rows)
             terms_range = (least_terms, most_terms)
         _sum_unit(
-            row, end, terms_range, column, min(width, columns - column), (starts_at, places, rows, columns),
-            terms, (how, weights, chosen_columns), output, added, by_count, alpha, scratch,
+            row, end, terms_range, column, min(width, columns - column),
+            (starts_at, places, names, rows, columns), terms, (how, weights, chosen_columns), output, added,
+            by_count, alpha, scratch,
         )  # fmt: skip
     fence()
 
 
 class Ordering(NamedTuple):
-    """Terms sorted by row: addresses of ``starts`` and ``places``; ``longest`` is the most terms of a row."""
+    """Terms sorted by row: addresses of ``starts`` and ``places``; ``longest`` is the most terms of a row.
+
+    ``names`` is the address of the numbers of ``rows`` rows that have terms, or 0 if all rows have starts.
+    """
 
     starts: int
     places: int
     longest: int
+    names: int = 0
+    rows: int = 0
 
 
 class Rows(NamedTuple):
@@ -609,7 +618,7 @@ class RowSums:
         one = type(number(compute))(alpha)
         self._kernel = sum_segments.compiled(one)
         constants = (
-            self._rows, self._columns, part, self._parts, least_terms, source.kind, *source.numbers, how,
+            self._columns, part, self._parts, least_terms, source.kind, *source.numbers, how,
             self._columns, out.kind, *out.numbers, *(base or out).numbers, role,
         )  # fmt: skip
         numbers = np.array([*[0] * _VARIABLES, *constants, 0], np.int64)
@@ -629,18 +638,19 @@ class RowSums:
     ) -> None:
         """Sum terms at these addresses on torch's number of threads."""
         threads = threads_together(self._elements)
-        most_terms = (self._rows + self._terms) // threads
+        rows = ordering.rows if ordering.names else self._rows
+        most_terms = (rows + self._terms) // threads
         long_parts = long_columns = 0
         if ordering.longest > most_terms:
             parts = max(self._parts, min(threads, -(-self._columns // 64)))
             long_columns = _whole_lines(self._columns, parts)
             long_parts = -(-self._columns // long_columns)
-        shares = min(_SHARES * threads, self._rows) if threads > 1 else 1
+        shares = max(min(_SHARES * threads, rows), 1) if threads > 1 else 1
         scratch = _SCRATCH.of_team(threads)
         task = _Task.from_buffer_copy(self._constants)
         task[:_VARIABLES] = (
             0, 0, threads, scratch, ordering.starts, ordering.places, out, source, rows_of, weights, base,
-            by_count, most_terms, shares, long_parts, long_columns,
+            by_count, most_terms, shares, long_parts, long_columns, ordering.names, rows,
         )  # fmt: skip
         run_together(self._kernel, task, self._elements)
 
@@ -663,8 +673,12 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
     def __init__(self, desc: IndexedDescriptor, device: torch.device) -> None:
         super().__init__(desc, device)
         layout = WorkspaceLayout()
-        self.starts = layout.take(desc.rows + 2, torch.int32)
-        self.places = layout.take(desc.count, torch.int32)
+        self.few = None
+        if is_tall(desc.rows, desc.columns, desc.count, desc.dtype.itemsize):
+            self.few = FewTerms(layout, desc.count, desc.rows)
+        else:
+            self.starts = layout.take(desc.rows + 2, torch.int32)
+            self.places = layout.take(desc.count, torch.int32)
         self.set_workspace(layout)
 
     def compile(self) -> None:
@@ -675,17 +689,23 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         self.compile()
         out, terms, indices = args.operands()
         walk = loops(desc.shape, indices.stride(), terms.stride())
-        sort, accumulate = RowSort(indices, walk, desc), args.accumulate
+        accumulate = args.accumulate
         source = Rows(kind(terms.dtype, desc.compute.torch), _table(walk, 1), terms.stride(-1))
         sums = RowSums(
             desc.compute, (desc.rows, desc.columns, desc.count), source, Rows.of(out, desc.compute),
             least_terms=int(accumulate),
         )  # fmt: skip
-        starts_offset, places_offset, by_count = self.starts.offset, self.places.offset, int(desc.by_count)
+        by_count, order = int(desc.by_count), self.order_of(indices, walk)
+        fill = None
+        if self.few is not None and not accumulate:
+            row_table = table_of(out.shape[:1], out.stride()[:1])
+            fill = filling(out, None, lambda tensor: row_table, (desc.columns, out.stride(1), 0))
 
         def run(stream: int, workspace: int, out: int, terms: int, indices: int) -> None:
             """Sum terms at these addresses, in a workspace at an aligned address."""
-            ordering = sort.run(indices, workspace + starts_offset, workspace + places_offset)
+            ordering = order(workspace, indices)
+            if fill is not None:
+                fill(out, 0)
             sums.run(ordering, out, terms, base=out if accumulate else 0, by_count=by_count)
 
         def launch(stream: Stream, workspace: Workspace, args: SummingArgs, addresses: Sequence[int]) -> None:
@@ -694,6 +714,15 @@ class SegmentSum(IndexedKernel[IndexedDescriptor]):
         if self.workspace_size <= BOUND_BYTES:
             launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
+
+    def order_of(self, indices: torch.Tensor, walk: Space) -> Callable[[int, int], Ordering]:
+        """The sort of indices like these, at the addresses of the workspace and of the indices."""
+        desc = self.desc
+        if self.few is not None:
+            sort_few = self.few.sort(indices.element_size(), _table(walk, 0), desc.padding)
+            return lambda workspace, indices: Ordering(*sort_few(workspace, indices))
+        sort, starts, places = RowSort(indices, walk, desc), self.starts.offset, self.places.offset
+        return lambda workspace, indices: sort.run(indices, workspace + starts, workspace + places)
 
 
 def _table(walk: Space, operand: int) -> Table:

@@ -47,6 +47,17 @@ class Tuning:
     unroll: int = 8
     most_warps: int = 4
 
+    def tile_of(self, rows: int, columns: int, dtype: torch.dtype) -> tuple[int, int]:
+        """Rows and columns of a tile of a table with this many rows and columns."""
+        elements = self.tile_bytes // (8 if dtype == torch.float64 else 4)
+        width = min(triton.next_power_of_2(columns), elements)
+        programs = rows * -(-columns // width) // self.programs
+        return min(elements // width, power_below(programs) or 1), width
+
+    def terms_of(self, count: int) -> int:
+        """``count`` or more terms, a power of two."""
+        return max(int(triton.next_power_of_2(count)), self.unroll)
+
 
 TUNING = Tuned(
     gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528),
@@ -61,21 +72,17 @@ def any_of_rows(indices, place, count, first, end, sizes, strides):
     return tl.max(((index >= first) & (index < end)).to(tl.int32), 0) > 0
 
 
-@triton.jit(do_not_specialize=["count", "rows", "padding"])
-def sum_few_terms(
-    out, terms, indices, count, rows, padding, columns, tiles, out_strides, sizes, strides, index_strides,
-    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
-    TERMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+@triton.jit
+def sums_of_tile(
+    terms, indices, block, row, count, rows, padding, column, inside, sizes, strides, index_strides,
+    COMPUTE: tl.constexpr, TERMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Sum a tile of ROWS rows. A chunk sum is added to the sum of the chunks before it when it is full.
+    """Sums of ROWS rows from ``block * ROWS``, and their numbers of terms.
 
-    There are at most TERMS terms, a power of two.
+    There are at most TERMS terms, a power of two. A chunk sum is added to the sum of the chunks before it
+    when it is full.
     """
-    follow()
-    block = tl.program_id(0) // tiles
-    column = ((tl.program_id(0) - block * tiles) * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-    inside = column < columns
-    row = block * ROWS + tl.arange(0, ROWS)
     end = tl.minimum(block * ROWS + ROWS, rows)
     total, chunk = tl.zeros([ROWS, COLUMNS], COMPUTE), tl.zeros([ROWS, COLUMNS], COMPUTE)
     amount = tl.zeros([ROWS], tl.int32)
@@ -100,6 +107,25 @@ def sum_few_terms(
                     total = tl.where(full[:, None], total + chunk, total)
                     chunk = tl.where(full[:, None], 0.0, chunk)
     total = tl.where((amount % CHUNK > 0)[:, None], total + chunk, total)
+    return total, amount
+
+
+@triton.jit(do_not_specialize=["count", "rows", "padding"])
+def sum_few_terms(
+    out, terms, indices, count, rows, padding, columns, tiles, out_strides, sizes, strides, index_strides,
+    ACCUMULATE: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
+    TERMS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Sum a tile of ROWS rows."""
+    follow()
+    block = tl.program_id(0) // tiles
+    column = ((tl.program_id(0) - block * tiles) * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    inside = column < columns
+    row = block * ROWS + tl.arange(0, ROWS)
+    total, amount = sums_of_tile(
+        terms, indices, block, row, count, rows, padding, column, inside, sizes, strides, index_strides,
+        COMPUTE, TERMS, ROWS, COLUMNS, UNROLL,
+    )  # fmt: skip
     if BY_COUNT:
         total = quotient(total, tl.maximum(amount, 1).to(COMPUTE)[:, None])
     at = out + row.to(tl.int64)[:, None] * out_strides[0] + column * out_strides[1]
@@ -124,10 +150,8 @@ class FewTerms(IndexedKernel[IndexedDescriptor]):
         out_name, terms_name, indices_name = operand_names(type(args))
         space = loops(desc.shape, indices.stride(), terms.stride())
         walk = gpu.term_walk(space, terms, desc.columns)
-        elements = tuning.tile_bytes // (8 if desc.dtype == torch.float64 else 4)
-        columns = min(triton.next_power_of_2(desc.columns), elements)
+        rows, columns = tuning.tile_of(desc.rows, desc.columns, desc.dtype)
         tiles = -(-desc.columns // columns)
-        rows = min(elements // columns, power_below(desc.rows * tiles // tuning.programs) or 1)
         steps = Steps(self.device, args)
         steps.add(
             sum_few_terms, -(-desc.rows // rows) * tiles, desc,
@@ -135,7 +159,7 @@ class FewTerms(IndexedKernel[IndexedDescriptor]):
             out_strides=tuple(out.stride()), sizes=walk.sizes, strides=walk.strides,
             index_strides=(*space.strides[0], 0), ACCUMULATE=args.accumulate, BY_COUNT=desc.by_count,
             COMPUTE=tl.float64 if desc.dtype == torch.float64 else tl.float32,
-            TERMS=max(triton.next_power_of_2(desc.count), tuning.unroll), ROWS=rows, COLUMNS=columns,
+            TERMS=tuning.terms_of(desc.count), ROWS=rows, COLUMNS=columns,
             UNROLL=tuning.unroll, num_warps=warps_for(rows * columns, tuning.most_warps),
         )  # fmt: skip
         return steps.launch

@@ -173,7 +173,10 @@ def loops(shape: Sequence[int], *strides: Sequence[int]) -> Space:
 
     ``strides`` belong to tensors of this shape; axes after it are ignored.
     """
-    return coalesce(shape, [tuple(own[: len(shape)]) for own in strides], keep_order=True)
+    axes = [axis for axis, size in enumerate(shape) if size != 1]
+    return coalesce(
+        [shape[axis] for axis in axes], [[own[axis] for axis in axes] for own in strides], keep_order=True
+    )
 
 
 @arguments
