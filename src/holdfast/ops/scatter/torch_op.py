@@ -333,7 +333,7 @@ def _scattered(input, dim, index, src, base="added", reduce="sum", alpha=1.0):
 
 def _scattered_again(input, dim, index, src, base, reduce, alpha):
     """``_scattered`` if the arguments are those of a recent call; otherwise None. Nothing was checked."""
-    if not isinstance(input, torch.Tensor):
+    if not isinstance(input, torch.Tensor) or input.is_nested:  # a nested tensor has no shape
         return None
     return _sum_again(input, index, src, input.shape, _unchecked_axis(dim, input), base, reduce, alpha)
 
