@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -27,6 +28,19 @@ def other_bits(op: str, desc: Any) -> tuple[str, ...]:
         weights = ("gradient of per_sample_weights", "dper_sample_weights")
         return "out", *weights, *(("gradient of weight", "dweight") if desc.mode == "max" else ())
     return ()
+
+
+#: Longest axis for which torch's interpolate in float64 is precise. torch computes coordinates in float32.
+_PRECISE_AXIS = 256
+
+
+def is_precise(op: str, desc: Any) -> bool:
+    """Whether torch's own result in float64 is precise, for a plan's op and problem."""
+    if op != "interpolate":
+        return True
+    # With antialias, torch 2.13 repeats the first row of an output of width 1.
+    wrong = desc.antialias and desc.output_size[-1] == 1
+    return not wrong and max(*desc.shape[2:], *desc.output_size) <= _PRECISE_AXIS
 
 
 def _require_rows(index: torch.Tensor, rows: int) -> None:
@@ -72,7 +86,9 @@ def _bounds_bags(offsets: torch.Tensor, count: int, include_last_offset: bool) -
 def grid_sample(
     input: torch.Tensor, grid: torch.Tensor, mode: str, padding_mode: str, align_corners: bool
 ) -> torch.Tensor:
-    if input.dtype != grid.dtype:
+    # torch 2.13 on the CPU writes past the end of memory for 16 bits and images of 2**15 pixels and more.
+    narrow = input.is_cpu and input.dtype.itemsize == 2 and prod(input.shape[2:]) >= 2**15
+    if input.dtype != grid.dtype or narrow:
         raise Inexpressible
     return F.grid_sample(input, grid, mode, padding_mode, align_corners)
 
