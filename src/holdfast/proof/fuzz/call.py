@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -172,3 +174,14 @@ def compare(way: str, expected: Outcome, found: Outcome, skip: tuple[str, ...] =
 
 def _sentence(error: HoldfastError) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Let torch fill all memory that it allocates with NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

@@ -7,8 +7,7 @@ poisoned before most calls. The results are compared after all calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -21,7 +20,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import Stream
 from holdfast.proof.fuzz import routes
-from holdfast.proof.fuzz.call import Call, Outcome, compare
+from holdfast.proof.fuzz.call import Call, Outcome, compare, poisoned_allocations
 from holdfast.proof.fuzz.check import Differs
 from holdfast.proof.fuzz.problem import Drawn
 
@@ -78,7 +77,7 @@ def _calls(made: Call, other: Call) -> list[tuple[str, Call, Outcome]]:
     def record(way: str, source: Call) -> None:
         found.append((way, source, source()))
 
-    with _filled():
+    with poisoned_allocations():
         record("the first call", made)
     _poison()
     record("the second call", made)
@@ -97,17 +96,6 @@ def _calls(made: Call, other: Call) -> list[tuple[str, Call, Outcome]]:
     torch.cuda.current_stream().wait_stream(side)
     record("a call after a side stream", made)
     return found
-
-
-@contextmanager
-def _filled() -> Iterator[None]:
-    """Let torch fill the memory of new tensors with NaN, or the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def _poison() -> None:

@@ -9,8 +9,6 @@ expected result; ``cuda`` has the ways to call. Then the counterparts of the fun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
@@ -23,7 +21,7 @@ from holdfast.core.plan import AnyPlan
 from holdfast.core.torch_op import dispatched
 from holdfast.proof.conformance import cpu_threads
 from holdfast.proof.fuzz import cuda
-from holdfast.proof.fuzz.call import Call, Outcome, compare
+from holdfast.proof.fuzz.call import Call, Outcome, compare, poisoned_allocations
 from holdfast.proof.fuzz.check import Finding, check_against_reference, finding_of
 from holdfast.proof.fuzz.counterparts import check_counterparts
 from holdfast.proof.fuzz.problem import Drawn, draw_problem
@@ -99,7 +97,7 @@ def _check_on_cpu(call: Call) -> Outcome:
     expected: Outcome = None
     for threads in random.choice(_THREADS):
         kept: list[Outcome] = []
-        with cpu_threads(threads, **sharing), _poisoned_allocations():
+        with cpu_threads(threads, **sharing), poisoned_allocations():
             for number in range(1, _CALLS + 1):
                 _poison_blocks(expected)
                 found = call.first() if expected is None else call()
@@ -120,17 +118,6 @@ def _sizes(plan: AnyPlan, drawn: Drawn) -> list[int]:
     desc = case_of(plan, drawn.problem).descriptor
     expected = (desc.expected(name) for name in plan.operands)
     return [torch.Size(found[0]).numel() for found in expected if found is not None]
-
-
-@contextmanager
-def _poisoned_allocations() -> Iterator[None]:
-    """Let torch fill all memory that it allocates with NaN, or the largest integer."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 def _poison_blocks(like: Outcome) -> None:
