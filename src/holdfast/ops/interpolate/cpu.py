@@ -283,7 +283,7 @@ class _Resample(DescribedKernel[plans.D]):
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
         work = out.numel() * spans[_COUNT].max()
         out_strides, source_strides = _strides(out), _strides(source)
-        if cpu_planes.serves(out, source) and not (copies and not accumulate):
+        if (accumulate or not copies) and cpu_planes.serves(out, source):
             return self._by_plane(out, source, accumulate, like, code)
         tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
 
