@@ -806,3 +806,30 @@ def test_few_samples_add_to_every_pixel_once(size: tuple[int, int]) -> None:
         found[backend] = dinput
     assert torch.equal(found["cpu"], found["reference"])
     assert torch.equal(found["cpu"] != old, found["reference"] != old)
+
+
+@pytest.mark.parametrize("needs", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        ((16, 3, 512, 512), (512, 512)),
+        ((4, 3, 480, 640), (480, 640)),
+        ((8, 64, 256, 256), (256, 256)),
+        ((7040, 1, 55, 128), (9, 9)),
+        ((64, 32, 100, 134), (13294, 4)),
+        ((64, 32, 20, 20), (300, 4)),
+        ((1, 1, 160, 192, 224), (160, 192, 224)),
+        ((1, 3, 160, 192, 224), (160, 192, 224)),
+    ],
+)
+def test_workspace_on_the_gpu_is_limited(shape: Any, size: Any, needs: tuple[bool, bool]) -> None:
+    from holdfast.backends.tuning import tuned_as_on_gpu
+    from holdfast.ops.grid_sample import gpu
+
+    desc = GridSampleBackwardDescriptor(
+        shape=shape, output_size=size, needs_dinput=needs[0], needs_dgrid=needs[1]
+    )
+    with tuned_as_on_gpu():
+        kernel = gpu.GridSampleBackward(desc, torch.device("cpu"))
+    elements = np.prod(shape) * needs[0] + shape[0] * np.prod(size) * len(size) * needs[1]
+    assert kernel.workspace_size <= max(1.5 * 4 * elements, 2**24)
