@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,7 @@ import triton.language as tl
 from holdfast.backends.gpu import double_bits, report
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import Steps
+from holdfast.backends.tuning import Tuned
 from holdfast.core import device_errors
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, quotient, widen
@@ -154,6 +157,21 @@ def halves(alpha: float) -> tuple[int, ...]:
     return (0,) if alpha == 1.0 else tuple(half & 0xFFFFFFFF | _HIGH_BIT for half in (bits >> 32, bits))
 
 
+@dataclass(frozen=True)
+class GatherTuning:
+    """Tuning of ``Gather``: bytes of a tile, maximum rows of a tile, warps."""
+
+    tile_bytes: int
+    most_rows: int
+    warps: int = 4
+
+
+GATHER = Tuned(
+    gpu=GatherTuning(tile_bytes=8192, most_rows=1024),
+    interpreter=GatherTuning(tile_bytes=65536, most_rows=65536),
+)
+
+
 @triton.jit(do_not_specialize=["count", "extent", "word"])
 def gather(
     out, input, index, reports,
@@ -184,7 +202,10 @@ class Gather(IndexedKernel[GatherDescriptor]):
     def prepare(self, args: GatherArgs) -> Launch[GatherArgs]:
         desc = self.desc
         reports = device_errors.reports_on(self.device) if desc.bad_index == "raise" else None
-        rows, columns = TUNING.on(self.device).tile_of(desc.columns, desc.dtype.itemsize)
+        tuning = GATHER.on(self.device)
+        rows, columns = TUNING.on(self.device).tile_of(
+            desc.columns, desc.dtype.itemsize, tuning.tile_bytes, tuning.most_rows
+        )
         tiles = -(-desc.columns // columns)
         lines = desc.without_dim(args.input.stride())
         walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
@@ -197,6 +218,6 @@ class Gather(IndexedKernel[GatherDescriptor]):
             out_strides=(*walk.strides[1], desc.column_step(args.out)),
             input_strides=(*walk.strides[2], desc.column_step(args.input)),
             index_strides=(*walk.strides[0], 0),
-            RAISE=reports is not None, ROWS=rows, COLUMNS=columns, num_warps=4,
+            RAISE=reports is not None, ROWS=rows, COLUMNS=columns, num_warps=tuning.warps,
         )  # fmt: skip
         return steps.launch

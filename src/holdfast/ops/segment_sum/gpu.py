@@ -86,13 +86,15 @@ class Tuning:
         """Whether the spans of all rows cost more than to write rows with terms twice."""
         return rows > count > 0 and rows * self.span_bytes > count * row_bytes
 
-    def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
+    def tile_of(
+        self, columns: int, bytes_each: int, tile_bytes: int = 0, most_rows: int = 0
+    ) -> tuple[int, int]:
         """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
         elements = (tile_bytes or self.tile_bytes) // bytes_each
         width = min(triton.next_power_of_2(max(columns, 1)), self.most_columns, elements)
         while width > 128 and -(-columns // width) * width * 8 > columns * 9:
             width //= 2
-        return min(elements // width, self.most_rows), width
+        return min(elements // width, most_rows or self.most_rows), width
 
 
 TUNING = Tuned(
