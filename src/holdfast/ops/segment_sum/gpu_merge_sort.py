@@ -2,8 +2,9 @@
 
 A place is a position in the flattened indices. Row and place are packed into one word, so words are distinct
 and any sort of them is stable. Within a block, a word's rank is the number of smaller words in the block.
-If there are several blocks, several sorted runs are merged at a time: a word's rank is its position in its own
-run plus the number of smaller words in each other run, found by binary search. Programs are independent and use only the workspace.
+If there are several blocks, sorted runs are merged: a word's rank is its position in its own run plus the
+number of smaller words in each other run, found by binary search. Programs are independent and use only the
+workspace.
 Beyond ``max_merged`` indices ``RadixSort`` is faster, and beyond ``max_radix`` torch's.
 
 Sorting is bound by latency, so the same launches also zero memory that later kernels need.
