@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.gpu_tiles import common_step, row_offsets, stepped
 from holdfast.backends.steps import StepOperand, Steps, operand_names
 from holdfast.backends.tuning import Tuned
 from holdfast.core.plan import Launch
@@ -86,15 +86,18 @@ class Tuning:
         """Whether the spans of all rows cost more than to write rows with terms twice."""
         return rows > count > 0 and rows * self.span_bytes > count * row_bytes
 
-    def tile_of(
-        self, columns: int, bytes_each: int, tile_bytes: int = 0, most_rows: int = 0
-    ) -> tuple[int, int]:
-        """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
+    def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
+        """Rows and columns of a tile."""
         elements = (tile_bytes or self.tile_bytes) // bytes_each
-        width = min(triton.next_power_of_2(max(columns, 1)), self.most_columns, elements)
-        while width > 128 and -(-columns // width) * width * 8 > columns * 9:
-            width //= 2
-        return min(elements // width, most_rows or self.most_rows), width
+        return tile_of(columns, elements, self.most_rows, self.most_columns)
+
+
+def tile_of(columns: int, elements: int, most_rows: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
+    width = min(triton.next_power_of_2(max(columns, 1)), most_columns, elements)
+    while width > 128 and -(-columns // width) * width * 8 > columns * 9:
+        width //= 2
+    return min(elements // width, most_rows), width
 
 
 TUNING = Tuned(
@@ -407,8 +410,11 @@ def sum_segments(
     KEY_STEP: tl.constexpr, SHORT: tl.constexpr, SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr,
     EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr, FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
     """Sum long rows, then short rows; a program takes PARTS * ROWS short rows, or as many places if SPARSE.
+
+    Columns, and the strides of rows of terms and of ``out``, are multiples of STEP.
 
     Programs that zero the rows without terms alternate with the others: sums are bound by the latency of
     their loads, and leave memory bandwidth for stores.
@@ -423,6 +429,8 @@ def sum_segments(
     tile = number % tiles
     block = number // tiles
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    columns = columns // STEP * STEP
+    out_strides, strides = stepped(out_strides, STEP), stepped(strides, STEP)
     inside = column < columns
     if filling:
         if SPARSE and not ACCUMULATE:
@@ -567,6 +575,7 @@ class SegmentSumSteps:
         cleared: bool = False,
         only_long: bool = False,
         filled: int = 0,
+        step: int = 1,
     ) -> None:
         """Add the launches.
 
@@ -574,7 +583,7 @@ class SegmentSumSteps:
         stores sums, and ``fill`` rows without terms if there are more rows than terms. Rows without terms are
         accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
         ``filled``: the number of last rows that the caller zeroes. ``only_long``: the caller sums the short
-        rows.
+        rows. ``step``: ``common_step`` of the columns, the terms and ``out``.
         """
         (rows, columns), tuning = self.tile, self.tuning
         if self.windows and not cleared:
@@ -601,7 +610,7 @@ class SegmentSumSteps:
             SHORT=self.short, SPARSE=sparse, ACCUMULATE=accumulate, EVERY_ROW=every_row,
             BY_COUNT=self.by_count,
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
-            ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
+            ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll, STEP=step,
             num_warps=tuning.warps,
         )  # fmt: skip
 
@@ -662,15 +671,17 @@ class SegmentSum(SortedSums[IndexedDescriptor]):
         else:
             filled = 0
         order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, zero_fill)
+        target, of_terms = Target.matrix(out_name, out), term_walk(walk, terms, desc.columns)
         self.summing.add_steps(
             steps,
-            Target.matrix(out_name, out),
+            target,
             Terms(terms_name, order.places, None, None),
             Bounds.of(order),
-            term_walk(walk, terms, desc.columns),
+            of_terms,
             accumulate=args.accumulate,
             cleared=True,
             filled=filled,
+            step=common_step(out.itemsize, desc.columns, target.out_strides, of_terms.strides),
         )
         return steps.launch
 
