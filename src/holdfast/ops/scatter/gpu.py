@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import double_bits
-from holdfast.backends.gpu_tiles import common_step, row_offsets
+from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import Steps
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, quotient, widen
@@ -117,16 +117,14 @@ class Scatter(SortedSums[ScatterDescriptor]):
             lines if len(desc.shape) > 1 else None, BadScatterIndex(desc.extent),
         )  # fmt: skip
         finish_rows, fill_others = LAST[desc.base]
-        target = Target("out", (*table.sizes, desc.columns), (*table.strides[0], desc.column_step(out)))
-        strides = (*walk.strides[1], desc.column_step(src))
         self.summing.add_steps(
             steps,
-            target,
+            Target("out", (*table.sizes, desc.columns), (*table.strides[0], desc.column_step(out))),
             Terms("src", order.places, None, None if args.input is None else "input"),
             Bounds.of(order),
             Walk(
                 (*walk.sizes, desc.columns),
-                strides,
+                (*walk.strides[1], desc.column_step(src)),
                 factor_strides=(*table.strides[1], desc.column_step(source)),
                 numbers=halves(desc.alpha),
             ),
@@ -134,7 +132,6 @@ class Scatter(SortedSums[ScatterDescriptor]):
             fill=fill_others,
             cleared=desc.count > 0,
             filled=filled,
-            step=common_step(out.itemsize, desc.columns, target.out_strides, strides),
         )
         return steps.launch
 

@@ -575,7 +575,6 @@ class SegmentSumSteps:
         cleared: bool = False,
         only_long: bool = False,
         filled: int = 0,
-        step: int = 1,
     ) -> None:
         """Add the launches.
 
@@ -583,7 +582,7 @@ class SegmentSumSteps:
         stores sums, and ``fill`` rows without terms if there are more rows than terms. Rows without terms are
         accumulated to only with ``every_row``. ``cleared``: the caller zeroes the arrivals.
         ``filled``: the number of last rows that the caller zeroes. ``only_long``: the caller sums the short
-        rows. ``step``: ``common_step`` of the columns, the terms and ``out``.
+        rows.
         """
         (rows, columns), tuning = self.tile, self.tuning
         if self.windows and not cleared:
@@ -610,7 +609,8 @@ class SegmentSumSteps:
             SHORT=self.short, SPARSE=sparse, ACCUMULATE=accumulate, EVERY_ROW=every_row,
             BY_COUNT=self.by_count,
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
-            ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll, STEP=step,
+            ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
+            STEP=common_step(self.itemsize, self.columns, out.out_strides, walk.strides),
             num_warps=tuning.warps,
         )  # fmt: skip
 
@@ -671,17 +671,15 @@ class SegmentSum(SortedSums[IndexedDescriptor]):
         else:
             filled = 0
         order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, zero_fill)
-        target, of_terms = Target.matrix(out_name, out), term_walk(walk, terms, desc.columns)
         self.summing.add_steps(
             steps,
-            target,
+            Target.matrix(out_name, out),
             Terms(terms_name, order.places, None, None),
             Bounds.of(order),
-            of_terms,
+            term_walk(walk, terms, desc.columns),
             accumulate=args.accumulate,
             cleared=True,
             filled=filled,
-            step=common_step(out.itemsize, desc.columns, target.out_strides, of_terms.strides),
         )
         return steps.launch
 

@@ -30,7 +30,7 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile_bytes=8192, most_rows=1024),
+    gpu=Tuning(tile_bytes=8192, most_rows=256),
     interpreter=Tuning(tile_bytes=65536, most_rows=65536),
 )
 
