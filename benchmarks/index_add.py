@@ -3,7 +3,7 @@
     python benchmarks/index_add.py --json benchmarks/scatter/h200.json
 
 Prints microseconds of torch's index_add and scatter_add, of torch's deterministic mode, and of holdfast.
-Results are first compared with those of the CPU, bit by bit. In skewed rows a few destinations have most terms.
+Results are first compared with those of the CPU, bit by bit. Skewed: a few destinations have most terms.
 """
 
 from __future__ import annotations
