@@ -24,7 +24,7 @@ import holdfast as hf
 #: Columns and numbers of terms. Widths that are no multiple of 16 are common in graph networks.
 COLUMNS = (1, 16, 100, 128, 602, 1024)
 TERMS = (10**4, 10**5, 10**6, 10**7)
-MOST_ELEMENTS = 2 * 10**9
+MOST_ELEMENTS = 1_300_000_000
 #: Up to this many elements are compared with the CPU.
 COMPARED = 10**7
 
@@ -69,16 +69,22 @@ def main() -> None:
         for spread in ("uniform", "skewed")
         if terms * columns <= MOST_ELEMENTS
     ]
-    rows = [measured(*case) for case in track(cases, "index_add", transient=True)]
-    shown = Table(*rows[0], title=f"{torch.cuda.get_device_name()}, microseconds")
+    device = torch.cuda.get_device_name()
+    rows: list[dict[str, object]] = []
+    found = {
+        "device": device,
+        "versions": {"torch": torch.__version__, "triton": triton.__version__},
+        "unit": "microseconds",
+        "rows": rows,
+    }
+    for case in track(cases, "index_add", transient=True):
+        rows.append(measured(*case))
+        if path:  # after each case, so that an interrupted run keeps its results
+            path.write_text(json.dumps(found, indent=1) + "\n")
+    shown = Table(*rows[0], title=f"{device}, microseconds")
     for row in rows:
         shown.add_row(*(str(value) for value in row.values()))
     Console(width=110).print(shown)
-    if path:
-        versions = {"torch": torch.__version__, "triton": triton.__version__}
-        device = torch.cuda.get_device_name()
-        found = {"device": device, "versions": versions, "unit": "microseconds", "rows": rows}
-        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
