@@ -86,12 +86,15 @@ def functions_in(options: dict[str, Any]) -> tuple[str, ...]:
 
 @contextmanager
 def compiled(found: dict[str, str]) -> Iterator[None]:
-    """Compile what would be launched, once for each kernel and each function given to it. Keep the errors."""
+    """Compile what would be launched, once for each kernel and each function given to it. Keep the errors.
+
+    Kernels for vectors of several elements are compiled besides those for single elements.
+    """
     prepare, add = steps.prepare, steps.Steps.add
     known: dict[str, set[str]] = {}
 
     def add_new(self: steps.Steps, kernel: Any, *given: Any, **options: Any) -> None:
-        functions = set(functions_in(options))
+        functions = {*functions_in(options), *(["vectors"] if options.get("STEP", 1) > 1 else [])}
         if name_of(kernel) not in known or functions - known[name_of(kernel)]:
             known.setdefault(name_of(kernel), set()).update(functions)
             add(self, kernel, *given, **options)
@@ -106,6 +109,8 @@ def compiled(found: dict[str, str]) -> Iterator[None]:
             failure = f"{type(error).__name__}: {error}"
         for name in (name_of(kernel), *functions_in(given.constants)):
             found[name] = found.get(name) or failure
+        if given.constants.get("STEP", 1) > 1:
+            found[f"{name_of(kernel)}, vectors"] = failure
         return gpu.Launcher(lambda *given: None)
 
     steps.prepare, steps.Steps.add = compile_only, add_new  # type: ignore[method-assign]

@@ -21,6 +21,7 @@ import torch
 
 import holdfast as hf
 from holdfast.backends import steps
+from holdfast.backends.gpu_tiles import common_step
 from holdfast.backends.tuning import Tuned, tuned_as_on_gpu
 from holdfast.core.case import Case, operands_of
 from holdfast.core.plan import AnyPlan
@@ -208,6 +209,27 @@ def test_the_interpreter_has_tiles_of_its_own() -> None:
     assert tuned.on(cpu) == 2 * ELEMENTS
 
 
+@pytest.mark.parametrize(
+    "itemsize, columns, strides, step",
+    [
+        (4, 100, [(100, 1), (100, 1)], 4),
+        (2, 204, [(204, 1), (204, 1)], 4),
+        (2, 600, [(600, 1)], 8),
+        (4, 602, [(602, 1), (604, 1)], 2),
+        (4, 7, [(7, 1)], 1),
+        (8, 100, [(400, 100, 1)], 2),
+        (4, 100, [(100, 1), (102, 1)], 2),  # one operand with other rows
+        (4, 100, [(0, 1)], 4),  # the same row for all
+        (4, 100, [(200, 2)], 1),  # columns that are not next to each other
+        (4, 64, [(64, 1), (128, 1)], 1),  # the compiler knows
+    ],
+)
+def test_rows_are_loaded_in_vectors(
+    itemsize: int, columns: int, strides: list[tuple[int, ...]], step: int
+) -> None:
+    assert common_step(itemsize, columns, *strides) == step
+
+
 @pytest.mark.long
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts what the compiler refuses, so the compiler runs too; it needs no GPU."""
@@ -221,3 +243,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     errors = json.loads(done.stdout)
     assert {kernel: error for kernel, error in errors.items() if error} == {}
     assert launchable() - set(errors) == set()
+    vectors = {kernel.split(".")[-1] for kernel in errors if kernel.endswith(", vectors")}
+    assert vectors == {"gather, vectors", "sum_segments, vectors", "sum_short_bags, vectors"}

@@ -41,9 +41,11 @@ def test_the_target_is_there(label: str) -> None:
 
 def test_a_target_that_is_gone_is_an_error() -> None:
     mutant = every_mutant()["embedding, gpu: a row after the last"]
-    with pytest.raises(MutantError, match=r"'no such line', which holdfast\.ops\.embedding\.gpu has 0 times"):
+    with pytest.raises(
+        MutantError, match=r"'no such line', which holdfast\.ops\.segment_sum\.gpu_gather has 0 times"
+    ):
         replace(mutant, old="no such line").source()
-    with pytest.raises(MutantError, match="has 2 times"):
+    with pytest.raises(MutantError, match="has 3 times"):
         replace(mutant, old="row_offsets(number, sizes, ").source()
     with pytest.raises(MutantError, match=r"holdfast\.ops\.embedding\.gone, which does not exist"):
         replace(mutant, module="holdfast.ops.embedding.gone").source()
@@ -68,13 +70,14 @@ def test_every_family_has_four_on_each_backend_and_no_label_twice() -> None:
     assert len(set(labels)) == len(labels) == len(every_mutant())
 
 
-_EMBEDDING = KernelMutant("", "holdfast.ops.embedding.gpu", "exists = number < count", "", ("EmbeddingPlan",))
+_GATHER = "holdfast.ops.segment_sum.gpu_gather"
+_EMBEDDING = KernelMutant("", _GATHER, "exists = number < count", "", ("EmbeddingPlan",))
 
 #: Mutants that change nothing, or fail in another way than by a difference.
 UNCAUGHT = {
     "control": replace(_EMBEDDING, new=_EMBEDDING.old),
     "raises": replace(_EMBEDDING, new="exists = number < nothing"),
-    "dies": replace(_EMBEDDING, old="WARPS = 4", new="import os\nos.abort()"),
+    "dies": replace(_EMBEDDING, old="TUNING = Tuned(", new="import os\nos.abort()\nTUNING = Tuned("),
     "unused": replace(_EMBEDDING, plans=("AffineGridPlan",)),
     "gone": replace(_EMBEDDING, old="no such line"),
 }
@@ -100,7 +103,7 @@ def test_the_cases_tell(label: str, tried: dict[str, Trial]) -> None:
         ("control", ""),
         ("raises", "InterpreterError: NameError"),
         ("dies", "ended by signal 6"),
-        ("unused", "RuntimeError: AffineGridPlan does not use holdfast.ops.embedding.gpu"),
+        ("unused", "RuntimeError: AffineGridPlan does not use holdfast.ops.segment_sum.gpu_gather"),
         ("gone", "MutantError"),
     ],
 )

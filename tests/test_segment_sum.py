@@ -119,7 +119,14 @@ def test_few_terms_are_summed_without_a_sort(kind: str, tile_bytes: int) -> None
 
 
 WAYS_TO_SORT: dict[str, dict[str, int]] = {
-    "sorted by merging": {"block": 64, "tile": 64, "side": 64, "most_ways": 2, "max_merged": 3000},
+    "sorted by merging": {
+        "block": 64,
+        "one_block": 64,
+        "tile": 64,
+        "side": 64,
+        "most_ways": 2,
+        "max_merged": 3000,
+    },
     "sorted by digits": {"max_merged": 100},
     "sorted by torch.sort": {"max_merged": 100, "max_radix": 100},
 }
@@ -148,7 +155,7 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
 def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
     from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    tiles = {"zero_tile": 64, "block": 128, "tile": 64, "side": 64}
+    tiles = {"zero_tile": 64, "block": 128, "one_block": 128, "tile": 64, "side": 64}
     destinations = index_values(kind, "filled", (300,), 500, torch.int64)
     terms = row_values("filled", (300, 3), torch.float32)
     # Two passes and the spans, with all of 500 rows, with 300, and with 100, which is too few to use them.
@@ -158,6 +165,34 @@ def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> N
             order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), 300, 500).fill_bytes == 3 * part * 4
         )
         assert torch.equal(summed("gpu", terms, destinations, 500), wanted)
+
+
+@pytest.mark.parametrize("rows", [255, 256, 65535, 65536])
+@pytest.mark.parametrize("count", [3000, 90000])
+def test_the_keys_of_torch_sort_are_short(rows: int, count: int) -> None:
+    """The key of an index out of range is ``rows``, which the dtype of the keys must have too."""
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
+
+    destinations = index_values("uniform", "keys", (count,), rows, torch.int64)
+    destinations[:4] = torch.tensor([-1, rows, rows - 1, rows - 1])
+    terms = row_values("keys", (count, 1), torch.float32)
+    wanted = summed("reference", terms, destinations, rows)
+    with order.TUNING.replaced(max_merged=100, max_radix=100, max_radix_tall=100):
+        key = order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), count, rows).ordered.dtype
+        assert key == {255: torch.uint8, 65536: torch.int32}.get(rows, torch.int16)
+        assert torch.equal(summed("gpu", terms, destinations, rows), wanted)
+
+
+@pytest.mark.parametrize("count, launches", [(512, 1), (1000, 1), (1024, 1), (1025, 2)])
+def test_few_indices_are_sorted_without_merging(count: int, launches: int) -> None:
+    from holdfast.ops.segment_sum import gpu_merge_sort as order
+
+    destinations = index_values("zipf", "blocks", (count,), 200, torch.int64)
+    terms = row_values("blocks", (count, 2), torch.float32)
+    wanted = summed("reference", terms, destinations, 200)
+    with order.TUNING.replaced(block=512, one_block=1024, tile=32, side=256):
+        assert order.MergeSort(order.WorkspaceLayout(), torch.device(GPU), count, 200).launches == launches
+        assert torch.equal(summed("gpu", terms, destinations, 200), wanted)
 
 
 def test_the_sku_names_a_sort_of_the_framework() -> None:

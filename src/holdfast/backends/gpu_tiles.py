@@ -6,6 +6,9 @@ into the indices of the other loops once per row, so a contiguous tensor needs n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 import triton
 import triton.language as tl
 
@@ -53,6 +56,33 @@ def columns_inside(start, columns, COLUMNS: tl.constexpr):
 def row_offsets(row, sizes, strides):
     """The offset of each row: ``loop_offsets`` over all loops except the last one, the columns."""
     return loop_offsets(row, sizes[:-1], strides)
+
+
+def common_step(itemsize: int, columns: int, *strides: Sequence[int]) -> int:
+    """Elements that can be loaded and stored together: 16 bytes, or a power of two that is less.
+
+    It divides the number of columns and all strides but the last, the columns', which must be 1. If all of
+    them are multiples of 16, the compiler finds this by itself, and the step is 1.
+    """
+    if any(last != 1 for *_, last in strides):
+        return 1
+    most = gcd(columns, *(stride for some in strides for stride in some[:-1]))
+    return 1 if most % 16 == 0 else gcd(most, 16 // itemsize)
+
+
+@triton.jit
+def stepped(strides, STEP: tl.constexpr):
+    """The strides. For a STEP above 1, the compiler learns that all but the last are multiples of it.
+
+    The last stride is 1 then. A constexpr cannot be an element of a tuple that a function returns.
+    """
+    if STEP == 1:
+        return strides
+    else:
+        found = (strides[0] // STEP * STEP,)
+        for d in tl.static_range(1, len(strides) - 1):
+            found = found + (strides[d] // STEP * STEP,)  # type: ignore[assignment]  # noqa: RUF005
+        return found + (tl.full([], 1, tl.int32),)  # noqa: RUF005
 
 
 @triton.jit

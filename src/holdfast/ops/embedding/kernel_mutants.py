@@ -7,7 +7,7 @@ from functools import partial
 from holdfast.core.mutant import KernelMutant
 
 _mutant = partial(KernelMutant, plans=("EmbeddingPlan",))
-_CPU, _GPU = "holdfast.ops.embedding.cpu", "holdfast.ops.embedding.gpu"
+_CPU, _GPU = "holdfast.ops.embedding.cpu", "holdfast.ops.segment_sum.gpu_gather"
 
 # fmt: off
 MUTANTS = (
@@ -26,13 +26,14 @@ MUTANTS = (
         "move(weight_at + index // 2 * row_step * item,"),
     _mutant("a mask one column too wide", _GPU, "inside = column < columns", "inside = column <= columns"),
     _mutant("a row after the last", _GPU,
-        "known = exists & (index >= 0) & (index < rows)",
-        "known = exists & (index >= 0) & (index <= rows)"),
+        "known = exists & (row >= 0) & (row < extent)",
+        "known = exists & (row >= 0) & (row <= extent)"),
     _mutant("the last index dropped", _GPU, "exists = number < count", "exists = number < count - 1"),
     _mutant("the column stride of the output for that of the table", _GPU,
-        "column * weight_strides[1]",
+        "column * column_stride",
         "column * out_strides[len(sizes) - 1]"),
     _mutant("the strides of the output for those of the indices", _GPU,
         "row_offsets(number, sizes, index_strides)",
         "row_offsets(number, sizes, out_strides) // columns"),
+    _mutant("columns that fill no vector lost", _GPU, "STEP=common_step(", "STEP=2 * common_step("),
 )

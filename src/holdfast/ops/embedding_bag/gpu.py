@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.gpu_tiles import common_step, row_offsets, stepped
 from holdfast.backends.steps import Steps
 from holdfast.core.plan import Launch
 from holdfast.core.workspace_layout import WorkspaceLayout
@@ -176,9 +176,12 @@ def sum_short_bags(
     out_sizes, out_strides, sizes, strides, place_strides, factor_strides, numbers,
     TERM: tl.constexpr, OFFSETS: tl.constexpr, KEYS: tl.constexpr, RAISE: tl.constexpr, SHORT: tl.constexpr,
     BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, TILE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNROLL: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """``find_bags`` for TILE elements, and zero ``arrivals``; or the sums of ROWS bags that are short."""
+    """``find_bags`` for TILE elements, and zero ``arrivals``; or the sums of ROWS bags that are short.
+
+    Columns and the strides of rows are multiples of STEP.
+    """
     follow()
     if tl.program_id(0) < find_programs:
         find_bags(
@@ -194,18 +197,18 @@ def sum_short_bags(
         tile = program % tiles
         bag = program // tiles * ROWS + tl.arange(0, ROWS)
         column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-        inside = column < columns
+        inside = column < columns // STEP * STEP
         mine = bag < bags
         first, amount = bag_places(offsets, offset_step, bag, mine, count, entries, length, OFFSETS)
         mine = mine & (amount <= SHORT)
         total, counted = add_bags(
             weight, indices, factors, first, tl.where(mine, amount, 0), column, inside,
-            sizes, strides, place_strides, factor_strides, numbers,
+            sizes, stepped(strides, STEP), place_strides, factor_strides, numbers,
             TERM, BY_COUNT, COMPUTE, ROWS, COLUMNS, UNROLL,
         )  # fmt: skip
         finish(
-            out, factors, bag, mine, total, amount, counted, column, inside, out_sizes, out_strides,
-            factor_strides, numbers, False, BY_COUNT, COMPUTE,
+            out, factors, bag, mine, total, amount, counted, column, inside, out_sizes,
+            stepped(out_strides, STEP), factor_strides, numbers, False, BY_COUNT, COMPUTE,
         )  # fmt: skip
 
 
@@ -356,6 +359,7 @@ class EmbeddingBag(IndexedKernel[EmbeddingBagDescriptor]):
             find_programs=find_programs, cleared=cleared, columns=desc.columns, tiles=tiles,
             TERM=term, SHORT=tuning.short, BY_COUNT=summing.by_count, COMPUTE=compute_of(desc),
             ROWS=rows, COLUMNS=columns, UNROLL=tuning.bag_unroll, TILE=tuning.beside_lanes,
+            STEP=common_step(desc.dtype.itemsize, desc.columns, out.out_strides, walk.strides),
             num_warps=tuning.bag_warps,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 A plane is one channel of one image; with channels last, it is one image, and its pixels have channels. All
 planes share the tables, so a program reads the taps and the weights of its pixels once for all its planes.
+Small planes are computed several at a time, side by side.
 The tables are tensors that the kernel keeps. Loops over taps go to the largest count of an axis; pixels with
 fewer taps are masked.
 """
@@ -27,22 +28,27 @@ from holdfast.ops.interpolate.tables import Table, joined
 
 @dataclass(frozen=True)
 class Tuning:
-    """Pixels of a plane per program, planes and warps per program.
+    """Tuning of ``resample``.
 
     The loops over all axes are unrolled if a pixel has few taps, else the loop over x if it has few.
     """
 
+    #: Pixels at a time per program, of one plane or of several planes.
     block: int = 512
-    planes: int = 16
+    #: Maximum number of times, one after the other; fewer if there would be fewer programs than ``programs``.
+    turns: int = 16
+    programs: int = 1056
     warps: int = 4
     few_taps: int = 16
     few_along_x: int = 8
 
 
-TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(block=8192, planes=64))
+TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(block=8192, turns=64, programs=1))
 
 #: Pixels with many taps: a thread has one pixel, because it has enough loads of its own to wait for.
-MANY_TAPS = Tuned(gpu=Tuning(block=256, planes=8, warps=8), interpreter=Tuning(block=8192, planes=64))
+MANY_TAPS = Tuned(
+    gpu=Tuning(block=256, turns=8, warps=8), interpreter=Tuning(block=8192, turns=64, programs=1)
+)
 
 
 @triton.jit
@@ -64,10 +70,10 @@ def loaded_weights(weights, count, TAPS: tl.constexpr):
 @triton.jit
 def row_sum(
     line, of_x, weights, stride, taps, count, read,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The sum over the taps of x. TAPS is their largest count, or 0 if only ``taps`` has it."""
-    row = tl.zeros([BLOCK], COMPUTE)
+    row = tl.zeros([LANES], COMPUTE)
     if TAPS > 0:
         for number in tl.static_range(TAPS):
             step = tl.full([], number, tl.int64) * stride
@@ -82,50 +88,56 @@ def row_sum(
     return row
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "planes", "share"])
 def resample(
-    out, source, spans, weights, elements, blocks, planes, channels, columns, sizes, most,
+    out, source, spans, weights, elements, blocks, planes, share, channels, columns, sizes, most,
     out_strides, source_strides,
     ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_Z: tl.constexpr,
-    BLOCK: tl.constexpr, PLANES: tl.constexpr,
+    BLOCK: tl.constexpr, ABREAST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of PLANES planes.
+    """BLOCK elements of ``share`` planes, ABREAST planes at a time.
 
     ``sizes`` are x, y of the output; strides are of x, y, z, c, n; ``most`` are the largest counts of
     x, y, z. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X,
     TAPS_Y and TAPS_Z are ``most``, or 0 for an axis whose loop is not unrolled.
     """
     block = tl.program_id(0) % blocks
-    first_plane = tl.program_id(0) // blocks * PLANES
-    element = block.to(INDEX) * BLOCK + tl.arange(0, BLOCK)
-    inside = element < elements
+    first_plane = tl.program_id(0) // blocks * share
+    LANES: tl.constexpr = BLOCK * ABREAST
+    lane = tl.arange(0, LANES)
+    element = block.to(INDEX) * BLOCK + lane % BLOCK
+    exists = element < elements
     if CHANNELS_LAST:
         pixel, channel = element // channels, (element % channels).to(tl.int64)
         corner, target = channel * source_strides[3], channel * out_strides[3]
     else:
         pixel = element
-        corner, target = tl.zeros([BLOCK], tl.int64), tl.zeros([BLOCK], tl.int64)
+        corner, target = tl.zeros([LANES], tl.int64), tl.zeros([LANES], tl.int64)
     x, rest = pixel % sizes[0], pixel // sizes[0]
     y, z = rest % sizes[1], rest // sizes[1]
     at_x, at_y, at_z = spans + x, spans + sizes[0] + y, spans + sizes[0] + sizes[1] + z
-    count_x = tl.load(at_x + columns, mask=inside, other=0)
-    count_y = tl.load(at_y + columns, mask=inside, other=0)
-    count_z = tl.load(at_z + columns, mask=inside, other=0)
-    weight_x = weights + tl.load(at_x + 2 * columns, mask=inside, other=0)
-    weight_y = weights + tl.load(at_y + 2 * columns, mask=inside, other=0)
-    weight_z = weights + tl.load(at_z + 2 * columns, mask=inside, other=0)
+    count_x = tl.load(at_x + columns, mask=exists, other=0)
+    count_y = tl.load(at_y + columns, mask=exists, other=0)
+    count_z = tl.load(at_z + columns, mask=exists, other=0)
+    weight_x = weights + tl.load(at_x + 2 * columns, mask=exists, other=0)
+    weight_y = weights + tl.load(at_y + 2 * columns, mask=exists, other=0)
+    weight_z = weights + tl.load(at_z + 2 * columns, mask=exists, other=0)
     of_x = loaded_weights(weight_x, count_x, TAPS_X)
     of_y = loaded_weights(weight_y, count_y, TAPS_Y)
     of_z = loaded_weights(weight_z, count_z, TAPS_Z)
-    corner += tl.load(at_x, mask=inside, other=0).to(tl.int64) * source_strides[0]
-    corner += tl.load(at_y, mask=inside, other=0).to(tl.int64) * source_strides[1]
-    corner += tl.load(at_z, mask=inside, other=0).to(tl.int64) * source_strides[2]
+    corner += tl.load(at_x, mask=exists, other=0).to(tl.int64) * source_strides[0]
+    corner += tl.load(at_y, mask=exists, other=0).to(tl.int64) * source_strides[1]
+    corner += tl.load(at_z, mask=exists, other=0).to(tl.int64) * source_strides[2]
     target += x.to(tl.int64) * out_strides[0] + y.to(tl.int64) * out_strides[1]
     target += z.to(tl.int64) * out_strides[2]
     taps_y, taps_z = tl.max(count_y), tl.max(count_z)
 
-    for plane in range(first_plane, tl.minimum(first_plane + PLANES, planes)):
+    for first in range(first_plane, tl.minimum(first_plane + share, planes), ABREAST):
+        plane, inside = first, exists
+        if ABREAST > 1:
+            inside = exists & (first + lane // BLOCK < planes)
+            plane = tl.where(inside, first + lane // BLOCK, 0)
         if CHANNELS_LAST:
             image = tl.cast(plane, tl.int64)
             at_source, at_out = source + image * source_strides[4], out + image * out_strides[4]
@@ -133,28 +145,28 @@ def resample(
             image, channel = tl.cast(plane // channels, tl.int64), tl.cast(plane % channels, tl.int64)
             at_source = source + (image * source_strides[4] + channel * source_strides[3])
             at_out = out + (image * out_strides[4] + channel * out_strides[3])
-        total = tl.zeros([BLOCK], COMPUTE)
+        total = tl.zeros([LANES], COMPUTE)
         if TAPS_Y > 0:
             for in_z in tl.static_range(TAPS_Z):
-                slab = tl.zeros([BLOCK], COMPUTE)
+                slab = tl.zeros([LANES], COMPUTE)
                 for in_y in tl.static_range(TAPS_Y):
                     steps = tl.full([], in_z, tl.int64) * source_strides[2]
                     steps += tl.full([], in_y, tl.int64) * source_strides[1]
                     row = row_sum(
                         at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
-                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, BLOCK,
+                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, LANES,
                     )  # fmt: skip
                     slab = added(slab, of_y[in_y], row, in_y, count_y)
                 total = added(total, of_z[in_z], slab, in_z, count_z)
         else:
             for in_z in range(taps_z):
-                slab = tl.zeros([BLOCK], COMPUTE)
+                slab = tl.zeros([LANES], COMPUTE)
                 for in_y in range(taps_y):
                     steps = tl.cast(in_z, tl.int64) * source_strides[2]
                     steps += tl.cast(in_y, tl.int64) * source_strides[1]
                     row = row_sum(
                         at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
-                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, BLOCK,
+                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, LANES,
                     )  # fmt: skip
                     weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
                     slab = added(slab, weight, row, in_y, count_y)
@@ -189,18 +201,22 @@ class _Resample(DescribedKernel[plans.D]):
         channels_last = channels > 1 and written.stride(1) == 1
         elements = math.prod(sizes) * (channels if channels_last else 1)
         planes = images * (1 if channels_last else channels)
-        blocks = -(-elements // tuning.block)
+        block = min(triton.next_power_of_2(max(elements, 1)), tuning.block)
+        blocks, abreast = -(-elements // block), tuning.block // block
+        turns = max(min(-(-planes // abreast) * blocks // tuning.programs, tuning.turns), 1)
         unrolled = (few or self.most[0] <= tuning.few_along_x, few, few)
         taps = [most if known else 0 for most, known in zip(self.most, unrolled, strict=True)]
         steps = Steps(self.device, args)
         steps.add(
-            resample, blocks * -(-planes // tuning.planes),
+            resample, blocks * -(-planes // (abreast * turns)),
             out=out, source=source, spans=self.spans, weights=self.weights, elements=elements, blocks=blocks,
-            planes=planes, channels=channels, columns=self.spans.shape[1], sizes=sizes[:2], most=self.most,
+            planes=planes, share=abreast * turns, channels=channels, columns=self.spans.shape[1],
+            sizes=sizes[:2], most=self.most,
             out_strides=_strides(written), source_strides=_strides(read), ACCUMULATE=accumulate,
             COMPUTE=tl.float64 if self.desc.compute.bits == 64 else tl.float32,
-            INDEX=tl.int32 if blocks * tuning.block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
-            TAPS_X=taps[0], TAPS_Y=taps[1], TAPS_Z=taps[2], BLOCK=tuning.block, PLANES=tuning.planes,
+            INDEX=tl.int32 if blocks * block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
+            TAPS_X=taps[0], TAPS_Y=taps[1], TAPS_Z=taps[2],
+            BLOCK=block, ABREAST=abreast,
             num_warps=min(8, tuning.warps * (2 if math.prod(self.most) > 8 else 1)),
         )  # fmt: skip
         return steps.launch

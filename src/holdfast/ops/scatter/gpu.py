@@ -8,10 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu import double_bits, report
+from holdfast.backends.gpu import double_bits
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import Steps
-from holdfast.core import device_errors
 from holdfast.core.plan import Launch
 from holdfast.numerics.gpu import narrow, quotient, widen
 from holdfast.ops.scatter.plan import (
@@ -22,7 +21,6 @@ from holdfast.ops.scatter.plan import (
     ScatterDescriptor,
 )
 from holdfast.ops.segment_sum.gpu import (
-    TUNING,
     Bounds,
     SortedSums,
     Target,
@@ -32,6 +30,7 @@ from holdfast.ops.segment_sum.gpu import (
     finish,
     places_of,
 )
+from holdfast.ops.segment_sum.gpu_gather import Lookup, add_gather
 from holdfast.ops.segment_sum.gpu_index import Lines, ZeroFill
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
@@ -154,49 +153,24 @@ def halves(alpha: float) -> tuple[int, ...]:
     return (0,) if alpha == 1.0 else tuple(half & 0xFFFFFFFF | _HIGH_BIT for half in (bits >> 32, bits))
 
 
-@triton.jit(do_not_specialize=["count", "extent", "word"])
-def gather(
-    out, input, index, reports,
-    count, extent, word, columns, tiles, dim_stride, sizes, out_strides, input_strides, index_strides,
-    RAISE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Copy COLUMNS columns of the rows of ROWS indices; zeros for an index out of range."""
-    tile = tl.program_id(0) % tiles
-    number = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
-    inside = column < columns
-    exists = number < count
-    row = tl.load(index + row_offsets(number, sizes, index_strides), mask=exists, other=0)
-    known = exists & (row >= 0) & (row < extent)
-    line = rows_at(input, number, column, sizes, input_strides)
-    value = tl.load(line + (row.to(tl.int64) * dim_stride)[:, None], mask=known[:, None] & inside, other=0.0)
-    tl.store(rows_at(out, number, column, sizes, out_strides), value, mask=exists[:, None] & inside)
-    if RAISE:
-        report(reports, word, number, row, exists & ~known & (tile == 0))
-
-
 class Gather(IndexedKernel[GatherDescriptor]):
-    """``gather``."""
+    """``gather`` from the lines of a table."""
 
     def compile(self) -> None:
         self.prepare(GatherArgs.described(self.desc))
 
     def prepare(self, args: GatherArgs) -> Launch[GatherArgs]:
         desc = self.desc
-        reports = device_errors.reports_on(self.device) if desc.bad_index == "raise" else None
-        rows, columns = TUNING.on(self.device).tile_of(desc.columns, desc.dtype.itemsize)
-        tiles = -(-desc.columns // columns)
-        lines = desc.without_dim(args.input.stride())
-        walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
-        steps = Steps(self.device, args)
-        steps.add(
-            gather, -(-desc.count // rows) * tiles, desc,
-            reports=reports.words if reports else None,
-            word=reports.word(BadScatterIndex(desc.extent)) if reports else 0, tiles=tiles,
-            dim_stride=args.input.stride(desc.dim), sizes=(*walk.sizes, desc.columns),
+        walk = loops(
+            desc.shape, args.index.stride(), args.out.stride(), desc.without_dim(args.input.stride())
+        )
+        of_lines = (*walk.strides[2], desc.column_step(args.input)) if any(walk.strides[2]) else (0,)
+        lookup = Lookup(
+            "input", "index", desc.count, desc.extent, desc.columns, desc.dtype.itemsize,
+            row_stride=args.input.stride(desc.dim), column_stride=desc.column_step(args.input),
+            sizes=(*walk.sizes, desc.columns), index_strides=(*walk.strides[0], 0), line_strides=of_lines,
             out_strides=(*walk.strides[1], desc.column_step(args.out)),
-            input_strides=(*walk.strides[2], desc.column_step(args.input)),
-            index_strides=(*walk.strides[0], 0),
-            RAISE=reports is not None, ROWS=rows, COLUMNS=columns, num_warps=4,
         )  # fmt: skip
+        steps = Steps(self.device, args)
+        add_gather(steps, lookup, BadScatterIndex(desc.extent) if desc.bad_index == "raise" else None)
         return steps.launch

@@ -11,6 +11,7 @@ _gathers = partial(KernelMutant, plans=("GatherPlan",))
 _CPU, _GPU = "holdfast.ops.scatter.cpu", "holdfast.ops.scatter.gpu"
 _ELEMENTS = "holdfast.ops.scatter.cpu_elements"
 _SUM_CPU, _SORT = "holdfast.ops.segment_sum.cpu", "holdfast.ops.segment_sum.gpu_index"
+_GATHER = "holdfast.ops.segment_sum.gpu_gather"
 _FEW_CPU = "holdfast.ops.segment_sum.cpu_few_terms"
 
 # fmt: off
@@ -62,13 +63,14 @@ MUTANTS = (
     _gathers("the last column lost", _CPU,
         "copy(out + target * item, input + source * item, columns * item)",
         "copy(out + target * item, input + source * item, (columns - 1) * item)"),
-    _gathers("the line of a row forgotten", _GPU,
-        "line = rows_at(input, number, column, sizes, input_strides)",
-        "line = rows_at(input, number * 0, column, sizes, input_strides)", likely="lines"),
-    _gathers("a mask one column too wide", _GPU, "inside = column < columns", "inside = column <= columns"),
-    _gathers("a row after the last", _GPU, "& (row >= 0) & (row < extent)", "& (row >= 0) & (row <= extent)",
-        likely="bad"),
-    _gathers("the last index dropped", _GPU, "exists = number < count", "exists = number < count - 1"),
+    _gathers("the line of a row forgotten", _GATHER,
+        "offset += row_offsets(number, sizes, stepped(line_strides, STEP))",
+        "offset += row_offsets(number * 0, sizes, stepped(line_strides, STEP))", likely="lines"),
+    _gathers("a mask one column too wide", _GATHER,
+        "inside = column < columns", "inside = column <= columns"),
+    _gathers("a row after the last", _GATHER,
+        "& (row >= 0) & (row < extent)", "& (row >= 0) & (row <= extent)", likely="bad"),
+    _gathers("the last index dropped", _GATHER, "exists = number < count", "exists = number < count - 1"),
     _mutant("input counted in no mean", _SUM_CPU,
         "amount = np.int32(terms + 1) + zero(like)",
         "amount = np.int32(terms) + zero(like)", likely="mean"),

@@ -113,6 +113,7 @@ PROBLEMS = (
     Problem("a million segments", (900,), 10**6, 1, "zipf"),
     Problem("more segments than terms", (200,), 300, 64, "zipf"),
     Problem("several blocks", (5000,), 70, 8, "zipf"),
+    Problem("many terms of few segments", (2**16 + 50,), 300, 1),
     Problem("transposed terms", (13, 21), 9, 6, layouts=("transposed", "contiguous", "contiguous")),
     Problem("broadcast terms", (130,), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
     Problem("sliced terms to padded rows", (130,), 9, 6, dtype=torch.float16,

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.gpu_tiles import common_step, row_offsets, stepped
 from holdfast.backends.steps import StepOperand, Steps, operand_names
 from holdfast.backends.tuning import Tuned
 from holdfast.core.plan import Launch
@@ -87,12 +87,17 @@ class Tuning:
         return rows > count > 0 and rows * self.span_bytes > count * row_bytes
 
     def tile_of(self, columns: int, bytes_each: int, tile_bytes: int = 0) -> tuple[int, int]:
-        """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
+        """Rows and columns of a tile."""
         elements = (tile_bytes or self.tile_bytes) // bytes_each
-        width = min(triton.next_power_of_2(max(columns, 1)), self.most_columns, elements)
-        while width > 128 and -(-columns // width) * width * 8 > columns * 9:
-            width //= 2
-        return min(elements // width, self.most_rows), width
+        return tile_of(columns, elements, self.most_rows, self.most_columns)
+
+
+def tile_of(columns: int, elements: int, most_rows: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile: all columns, or a power of two that pads them by at most 1/8."""
+    width = min(triton.next_power_of_2(max(columns, 1)), most_columns, elements)
+    while width > 128 and -(-columns // width) * width * 8 > columns * 9:
+        width //= 2
+    return min(elements // width, most_rows), width
 
 
 TUNING = Tuned(
@@ -405,8 +410,11 @@ def sum_segments(
     KEY_STEP: tl.constexpr, SHORT: tl.constexpr, SPARSE: tl.constexpr, ACCUMULATE: tl.constexpr,
     EVERY_ROW: tl.constexpr, BY_COUNT: tl.constexpr, COMPUTE: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, PARTS: tl.constexpr, FILL_ROWS: tl.constexpr, UNROLL: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
     """Sum long rows, then short rows; a program takes PARTS * ROWS short rows, or as many places if SPARSE.
+
+    Columns, and the strides of rows of terms and of ``out``, are multiples of STEP.
 
     Programs that zero the rows without terms alternate with the others: sums are bound by the latency of
     their loads, and leave memory bandwidth for stores.
@@ -421,6 +429,8 @@ def sum_segments(
     tile = number % tiles
     block = number // tiles
     column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    columns = columns // STEP * STEP
+    out_strides, strides = stepped(out_strides, STEP), stepped(strides, STEP)
     inside = column < columns
     if filling:
         if SPARSE and not ACCUMULATE:
@@ -600,6 +610,7 @@ class SegmentSumSteps:
             BY_COUNT=self.by_count,
             COMPUTE=tl.float64 if self.compute == torch.float64 else tl.float32,
             ROWS=rows, COLUMNS=columns, PARTS=parts, FILL_ROWS=fill_rows, UNROLL=tuning.unroll,
+            STEP=common_step(self.itemsize, self.columns, out.out_strides, walk.strides),
             num_warps=tuning.warps,
         )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 A place is a position in the flattened indices. Row and place are packed into one word, so words are distinct
 and any sort of them is stable. Within a block, a word's rank is the number of smaller words in the block.
-Then several sorted runs are merged at a time: a word's rank is its position in its own run plus the number of
-smaller words in each other run, found by binary search. Programs are independent and use only the workspace.
+If there are several blocks, sorted runs are merged: a word's rank is its position in its own run plus the
+number of smaller words in each other run, found by binary search. Programs are independent and use only the
+workspace.
 Beyond ``max_merged`` indices ``RadixSort`` is faster, and beyond ``max_radix`` torch's.
 
 Sorting is bound by latency, so the same launches also zero memory that later kernels need.
@@ -24,7 +25,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow, report
 from holdfast.backends.gpu_tiles import row_offsets
 from holdfast.backends.steps import StepOperand, Steps
-from holdfast.backends.tuning import Tuned, constants_of
+from holdfast.backends.tuning import Tuned
 from holdfast.core import device_errors
 from holdfast.core.device_errors import ErrorKind
 from holdfast.core.strided import Space
@@ -54,8 +55,10 @@ class Tuning:
     max_merged: int
     max_radix: int
     max_radix_tall: int
-    #: Words per block of ``sort_blocks``; runs merged at a time in several passes, or at most in one pass.
+    #: Words per block of ``sort_blocks``. Up to ``one_block`` words are one block, so that none are merged.
     block: int = 1024
+    one_block: int = 4096
+    #: Runs merged at a time in several passes, or at most in one pass.
     few_ways: int = 4
     most_ways: int = 32
     warps: int = 4
@@ -67,8 +70,8 @@ TUNING = Tuned(
         span_bytes=8 * 2**20, max_merged=2**13, max_radix=2**20, max_radix_tall=2**18,
     ),
     interpreter=Tuning(
-        tile=256, side=1024, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096,
-        max_merged=2048, max_radix=2**16, max_radix_tall=2**16,
+        tile=256, side=512, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096,
+        max_merged=2048, max_radix=2**16, max_radix_tall=2**16, block=512, one_block=1024,
     ),
 )  # fmt: skip
 
@@ -159,44 +162,56 @@ def merge_runs(
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding"])
-def load_rows(keys, indices, count, rows, padding, sizes, strides, lines, TILE: tl.constexpr):
-    """Store the row of each index, for torch.sort."""
+def load_rows(
+    keys, indices, count, rows, padding, sizes, strides, lines, LOWEST: tl.constexpr, TILE: tl.constexpr
+):
+    """Store the row of each index plus LOWEST, for torch.sort."""
     follow()
     place = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = load_row(indices, place, place < count, rows, padding, sizes, strides, lines)
-    tl.store(keys + place, row, mask=place < count)
+    tl.store(keys + place, (row + LOWEST).to(keys.dtype.element_ty), mask=place < count)
 
 
 @triton.jit(do_not_specialize=["count", "rows", "padding", "programs"])
 def load_rows_and_zero(
     keys, spans, indices, count, rows, padding, programs, span_count, sizes, strides, lines,
-    TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+    LOWEST: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
     """``load_rows``. Further programs zero the spans."""
     follow()
     if tl.program_id(0) < programs:
-        load_rows(keys, indices, count, rows, padding, sizes, strides, lines, TILE)
+        load_rows(keys, indices, count, rows, padding, sizes, strides, lines, LOWEST, TILE)
     else:
         store_zeros(spans, tl.program_id(0) - programs, span_count, ZERO_TILE)
 
 
+@triton.jit
+def row_at(ordered, place, exists, other, LOWEST: tl.constexpr):
+    """The row of a sorted key; ``other`` if the place does not exist."""
+    return tl.where(exists, tl.load(ordered + place, mask=exists, other=0).to(tl.int32) - LOWEST, other)
+
+
 @triton.jit(do_not_specialize=["count", "rows", "counter_count", "programs", "word"])
 def find_spans(
-    spans, counters, keys, fill, places, indices, reports,
+    spans, counters, keys, ordered, fill, places, indices, reports,
     count, rows, counter_count, programs, fill_start, fill_count, word, sizes, strides,
-    STORE: tl.constexpr, RAISE: tl.constexpr, TILE: tl.constexpr, ZERO_TILE: tl.constexpr,
+    LOWEST: tl.constexpr, STORE: tl.constexpr, RAISE: tl.constexpr, TILE: tl.constexpr,
+    ZERO_TILE: tl.constexpr,
 ):  # fmt: skip
     """If STORE, store where each row with places begins and ends in the sorted keys. Zero the counters.
 
-    If RAISE, indices without a row are reported. Further programs zero ``fill``.
+    ``ordered`` are the sorted keys of torch.sort, rows plus LOWEST. If they are shorter than ``keys``, their
+    rows are stored there. If RAISE, indices without a row are reported. Further programs zero ``fill``.
     """
     follow()
     if tl.program_id(0) < programs:
         place = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        row = tl.load(keys + place, mask=place < count, other=rows)
+        row = row_at(ordered, place, place < count, rows, LOWEST)
+        if ordered.dtype != keys.dtype:
+            tl.store(keys + place, row, mask=place < count)
         if STORE:
-            before = tl.load(keys + place - 1, mask=(place > 0) & (place < count), other=-1)
-            after = tl.load(keys + place + 1, mask=place + 1 < count, other=rows + 1)
+            before = row_at(ordered, place - 1, (place > 0) & (place < count), -1, LOWEST)
+            after = row_at(ordered, place + 1, place + 1 < count, rows + 1, LOWEST)
             at = spans + row.to(tl.int64) * 2
             tl.store(at, place, mask=(row < rows) & (row != before))
             tl.store(at + 1, place + 1, mask=(row < rows) & (row != after))
@@ -208,6 +223,11 @@ def find_spans(
             report(reports, word, number, index, bad)
     else:
         store_zeros(fill + fill_start, tl.program_id(0) - programs, fill_count, ZERO_TILE)
+
+
+def shortest_key(rows: int) -> torch.dtype:
+    """The shortest dtype that has a key for each row, and one for no row. torch.sort has a pass per byte."""
+    return torch.uint8 if rows < 2**8 else torch.int16 if rows < 2**16 else torch.int32
 
 
 def sort(keys: torch.Tensor, ordered: torch.Tensor, places: torch.Tensor) -> None:
@@ -241,12 +261,17 @@ class MergeSort:
         # Triton specializes multiples of 16, and then zeroes whole vectors.
         self.spans = layout.take(0 if tall else -(-2 * rows // 16) * 16, torch.int32)
         self.words: tuple[Region, ...] = ()
+        #: The sorted keys: rows plus ``lowest``.
+        self.ordered, self.lowest = self.keys, 0
         self.radix: RadixSort | None = None
         if self.merges:
             ways = self._ways()
             self.words = tuple(layout.take(count, word) for _ in range(min(len(ways), 2)))
         elif self.sorted_by:
-            self.words = (layout.take(count, torch.int32),)
+            key = shortest_key(rows)
+            self.words = (layout.take(count, key),)
+            if key != torch.int32:
+                self.ordered, self.lowest = layout.take(count, key), torch.iinfo(key).min
         else:
             self.radix = RadixSort(layout, device, count, rows, (self.keys, self.places))
 
@@ -260,10 +285,17 @@ class MergeSort:
         """Number of launches that can zero memory, besides ``find_spans``."""
         return self.radix.passes if self.radix else 1 + len(self._ways()) if self.merges else 0
 
+    @property
+    def block(self) -> int:
+        """Words per block of ``sort_blocks``."""
+        tuning = self.tuning
+        whole = int(triton.next_power_of_2(max(self.count, 1)))
+        return max(whole, tuning.block) if whole <= tuning.one_block else tuning.block
+
     def _ways(self) -> list[int]:
         """Number of runs that each pass merges at a time."""
         few, most = self.tuning.few_ways, self.tuning.most_ways
-        runs, ways = -(-self.count // self.tuning.block), []
+        runs, ways = -(-self.count // self.block), []
         if 1 < runs <= most:
             return [most if runs > most // 2 else most // 2]
         while runs > 1:
@@ -315,10 +347,10 @@ class MergeSort:
             programs = -(-count // tuning.lanes)
             steps.add(
                 load_rows_and_zero, programs + -(-self.spans.count // zero_tile), self, loaded,
-                keys=self.words[0], programs=programs, span_count=self.spans.count,
+                keys=self.words[0], programs=programs, span_count=self.spans.count, LOWEST=self.lowest,
                 TILE=tuning.lanes, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
-            steps.call(sort, self.words[0], self.keys, self.places)
+            steps.call(sort, self.words[0], self.ordered, self.places)
         if count:
             programs = -(-max(count, counters.count) // tuning.span_lanes)
             reports = device_errors.reports_on(steps.device) if bad_index else None
@@ -327,8 +359,8 @@ class MergeSort:
                 counters=counters, counter_count=counters.count, programs=programs,
                 reports=reports.words if reports else None,
                 word=reports.word(bad_index) if reports and bad_index else 0,
-                STORE=not self.tall, RAISE=reports is not None, TILE=tuning.span_lanes, ZERO_TILE=zero_tile,
-                num_warps=tuning.warps,
+                LOWEST=self.lowest, STORE=not self.tall, RAISE=reports is not None, TILE=tuning.span_lanes,
+                ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
 
     def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill, size: int) -> ZeroFill:
@@ -338,14 +370,15 @@ class MergeSort:
         now, fill = fill.split(size)
         steps.add(
             sort_blocks, programs + span_programs + -(-now.elements // zero_tile),
-            self, now.parameters, loaded, constants_of(tuning),
+            self, now.parameters, loaded,
             words=(*self.words, self.keys)[0], programs=programs, span_programs=span_programs,
-            span_count=self.spans.count, WORD=self.word, LAST=not ways, num_warps=tuning.warps,
+            span_count=self.spans.count, WORD=self.word, BLOCK=self.block, TILE=tuning.tile, SIDE=tuning.side,
+            LAST=not ways, ZERO_TILE=zero_tile, num_warps=tuning.warps,
         )  # fmt: skip
-        run = tuning.block
+        run = self.block
         for number, way in enumerate(ways):
             source, target = self.words[number % 2], self.words[(number + 1) % len(self.words)]
-            tile = min(tuning.lanes // way, tuning.block)
+            tile = min(tuning.lanes // way, run)
             programs = -(-count // tile)
             now, fill = fill.split(size)
             steps.add(
