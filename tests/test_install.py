@@ -288,6 +288,20 @@ def test_autocast_and_inference_mode() -> None:
             assert upsampled(image(1, 2, 4, 4).detach()).is_inference()
 
 
+def test_affine_grid_has_the_dtype_of_torch_under_autocast() -> None:
+    theta = image(2, 2, 3).detach()
+
+    def made() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.affine_grid(theta, [2, 1, 4, 5], align_corners=False)
+
+    expected = made()
+    with hf.installed():
+        assert made().dtype == expected.dtype and torch.equal(made(), expected)
+        assert F.affine_grid(theta, [2, 1, 4, 5], align_corners=False).dtype == torch.float32
+        assert served("affine_grid_generator") == 1
+
+
 class Tagged(torch.Tensor):
     """A subclass without its own dispatch."""
 
