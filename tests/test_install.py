@@ -113,6 +113,7 @@ def test_exclude_takes_operators_away() -> None:
         ({"exclude": ["matmul"]}, "exclude names 'matmul', which is no operator that can be replaced"),
         ({"exclude": [3]}, r"exclude is \[3\]; it must be a list of names"),
         ({"fake_quantize": 1}, "fake_quantize is 1"),
+        ({"include": ["fake_quantize"]}, r"replaced on request only.* Pass fake_quantize=True as well\."),
     ],
 )
 def test_refusals_are_sentences_and_change_nothing(given: dict[str, Any], message: str) -> None:
@@ -435,6 +436,17 @@ def test_every_operator_of_the_catalogue_exists_in_torch() -> None:
         assert overload in packet.overloads(), operator.name
         keys = ("CompositeImplicitAutograd", "Autograd")
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator.name}", keys[0])
+
+
+def test_a_zero_point_out_of_range_raises_torch_s_error() -> None:
+    scale, zero = torch.ones(4), torch.tensor([0, 1, -9, 2], dtype=torch.int32)
+    for call in (
+        lambda: torch.fake_quantize_per_tensor_affine(torch.ones(4, 5), 0.1, 8, -8, 7),
+        lambda: torch.fake_quantize_per_channel_affine(torch.ones(4, 5), scale, zero, 0, -8, 7),
+    ):
+        hf.install(fake_quantize=True)
+        with pytest.raises(RuntimeError, match="must be between `quant_min` and `quant_max`"):
+            call()
 
 
 def test_fake_quantize_is_replaced_on_request_only() -> None:

@@ -26,6 +26,10 @@ def _served(x, scale, zero_point, granularity, q_min, q_max):
     require_float(x)
     if not x.numel():
         raise PassOn("the tensor is empty")
+    # As torch does, with a synchronization if it is a tensor on a GPU.
+    zero_points = torch.as_tensor(zero_point)
+    if not bool(((zero_points >= q_min) & (zero_points <= q_max)).all()):
+        raise PassOn("a zero point is not in the range of the codes")
     ste = SteKind.IN_RANGE
     with torch.no_grad():
         y = fake_quantize(x, scale, zero_point, q_min=q_min, q_max=q_max, granularity=granularity, ste=ste)
