@@ -413,3 +413,13 @@ def test_index_put_names_the_index_that_is_out_of_range() -> None:
     with pytest.raises(InvalidIndex, match=said) as refusal:
         hf.index_put(torch.zeros(4, 8), indices, torch.ones(2, 2))
     assert isinstance(refusal.value, IndexError) and isinstance(refusal.value, RuntimeError)
+
+
+def test_gather_takes_an_empty_index_of_any_rank() -> None:
+    table = torch.ones(4, 5, requires_grad=True)
+    for shape in ((0,), (3, 0, 2)):
+        index = torch.zeros(shape, dtype=torch.int64)
+        found = hf.gather(table, 0, index)
+        assert found.shape == torch.gather(table, 0, index).shape
+        (gradient,) = torch.autograd.grad(found.sum(), table)
+        assert gradient.shape == (4, 5) and not gradient.any()
