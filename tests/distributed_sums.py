@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import distributed, nn
 
@@ -63,6 +64,13 @@ def halves() -> list[Any]:
 
 def half() -> Any:
     return halves()[rank() // 2]
+
+
+@check
+def a_process_outside_the_group_is_refused() -> None:
+    other = halves()[1 - rank() // 2]
+    with pytest.raises(hf.InvalidArgs, match="this process is not in the process group that is given"):
+        hf.distributed.ordered_all_reduce(torch.ones(3), other)
 
 
 @check

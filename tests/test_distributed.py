@@ -55,6 +55,7 @@ def test_without_a_process_group_there_is_one_rank() -> None:
         ({"tensor": [torch.ones(2), torch.ones(3)]}, r"the shards \(2,\) torch.float32 on cpu and \(3,\)"),
         ({"divisor": 0}, "divisor is 0; it must be a number other than 0"),
         ({"divisor": float("nan")}, "divisor is nan; it must be a finite number"),
+        ({"group": "ranks"}, "group is 'ranks'; it must be a process group of torch.distributed, or None"),
         ({"buffer_bytes": 0}, "buffer_bytes is 0; accepted are whole numbers from 1"),
     ],
 )

@@ -113,6 +113,7 @@ def test_exclude_takes_operators_away() -> None:
         ({"exclude": ["matmul"]}, "exclude names 'matmul', which is no operator that can be replaced"),
         ({"exclude": [3]}, r"exclude is \[3\]; it must be a list of names"),
         ({"fake_quantize": 1}, "fake_quantize is 1"),
+        ({"include": ["fake_quantize"]}, r"replaced on request only.* Pass fake_quantize=True as well\."),
     ],
 )
 def test_refusals_are_sentences_and_change_nothing(given: dict[str, Any], message: str) -> None:
@@ -288,6 +289,20 @@ def test_autocast_and_inference_mode() -> None:
             assert upsampled(image(1, 2, 4, 4).detach()).is_inference()
 
 
+def test_affine_grid_has_the_dtype_of_torch_under_autocast() -> None:
+    theta = image(2, 2, 3).detach()
+
+    def made() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.affine_grid(theta, [2, 1, 4, 5], align_corners=False)
+
+    expected = made()
+    with hf.installed():
+        assert made().dtype == expected.dtype and torch.equal(made(), expected)
+        assert F.affine_grid(theta, [2, 1, 4, 5], align_corners=False).dtype == torch.float32
+        assert served("affine_grid_generator") == 1
+
+
 class Tagged(torch.Tensor):
     """A subclass without its own dispatch."""
 
@@ -421,6 +436,17 @@ def test_every_operator_of_the_catalogue_exists_in_torch() -> None:
         assert overload in packet.overloads(), operator.name
         keys = ("CompositeImplicitAutograd", "Autograd")
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator.name}", keys[0])
+
+
+def test_a_zero_point_out_of_range_raises_torch_s_error() -> None:
+    scale, zero = torch.ones(4), torch.tensor([0, 1, -9, 2], dtype=torch.int32)
+    for call in (
+        lambda: torch.fake_quantize_per_tensor_affine(torch.ones(4, 5), 0.1, 8, -8, 7),
+        lambda: torch.fake_quantize_per_channel_affine(torch.ones(4, 5), scale, zero, 0, -8, 7),
+    ):
+        hf.install(fake_quantize=True)
+        with pytest.raises(RuntimeError, match="must be between `quant_min` and `quant_max`"):
+            call()
 
 
 def test_fake_quantize_is_replaced_on_request_only() -> None:
@@ -656,3 +682,94 @@ def test_sums_go_into_out() -> None:
         torch.scatter_add(shared, 0, elements, terms, out=shared)
         assert shared.sum() == 21
         assert hf.status()["scatter_add.out"].passed_on == {"the output shares memory with an input": 1}
+
+
+ONES = torch.ones(2, 5)
+#: Sums that torch refuses.
+REFUSED: dict[str, Any] = {
+    "a mask of another length": lambda x: x.index_put_((torch.tensor([True, False]),), ONES, accumulate=True),
+    "a mask of another shape": lambda x: x.index_put_(
+        (torch.ones(4, 4).bool(),), torch.ones(1), accumulate=True
+    ),
+    "bytes of another length": lambda x: x.index_put_(
+        (torch.ones(1, dtype=torch.uint8),), ONES[:1], accumulate=True
+    ),
+    "a mask without dims": lambda x: x.index_put_(
+        (torch.tensor(True),), torch.ones(1, 4, 5), accumulate=True
+    ),
+    "indices that do not broadcast": lambda x: x.index_put_(
+        (torch.tensor([1, 2]), torch.tensor([1, 2, 3])), torch.ones(1), accumulate=True
+    ),
+    "put_ with int32": lambda x: x.put_(torch.tensor([1]).int(), torch.ones(1), accumulate=True),
+    "put_ into nothing": lambda x: x[:0].put_(torch.tensor([0]), torch.ones(1), accumulate=True),
+    "index_add_ of a scalar": lambda x: x.view(-1).index_add_(0, torch.tensor(1), torch.tensor(1.0)),
+    "index_add_ to a scalar": lambda x: x[0, 0].index_add_(0, torch.tensor([0]), torch.ones(1)),
+    "index_add_ of a tensor to itself": lambda x: x.index_add_(0, torch.arange(4), x),
+    "scatter_add_ of a tensor to itself": lambda x: x.scatter_add_(0, torch.zeros(4, 5).long(), x),
+    "scatter_reduce_ of a tensor to itself": lambda x: x.scatter_reduce_(
+        0, torch.zeros(4, 5).long(), x, "mean"
+    ),
+    "index_add_ out of range": lambda x: x.index_add_(0, torch.tensor([0, -1]), ONES),
+    "scatter_add_ out of range": lambda x: x.scatter_add_(0, torch.tensor([[0], [4]]).expand(2, 5), ONES),
+    "scatter_add out of range": lambda x: x.scatter_add(0, torch.tensor([[0, 0], [4, 0]]), ONES),
+    "index_put_ out of range": lambda x: x.index_put_((torch.tensor([0, -5]),), ONES, accumulate=True),
+    "put_ out of range": lambda x: x.put_(torch.tensor([20]), torch.ones(1), accumulate=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sums_that_torch_refuses_raise_its_error_and_change_nothing(name: str) -> None:
+    with pytest.raises((RuntimeError, IndexError)) as error:
+        REFUSED[name](torch.zeros(4, 5))
+    table = torch.zeros(4, 5)
+    with hf.installed(), pytest.raises(error.type) as refusal:
+        REFUSED[name](table)
+    assert isinstance(refusal.value, hf.InvalidIndex) or str(refusal.value) == str(error.value)
+    assert not table.any()
+
+
+def test_an_index_out_of_range_is_named_as_it_was_given() -> None:
+    table = torch.zeros(4, 8)
+    with hf.installed():
+        said = (
+            r"position 1 of the flattened index of axis 1 is -9; the axis has 8 rows, .* -8 to 7\. Correct it"
+        )
+        with pytest.raises(hf.InvalidIndex, match=said):
+            table.index_put_((torch.tensor([0, 1]), torch.tensor([3, -9])), torch.ones(2), accumulate=True)
+        with pytest.raises(
+            hf.InvalidIndex, match=r"position 0 .* is 9; .* accepted are 0 to 3\. Correct it\.$"
+        ):
+            table.index_add_(0, torch.tensor([9]), torch.ones(1, 8))
+
+
+def test_few_values_that_are_broadcast_to_many_terms_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several threads torch adds these terms in the order of arrival."""
+    monkeypatch.undo()
+    draw = torch.Generator().manual_seed(0)
+    index, values = torch.randint(0, 9, (400,), generator=draw), torch.randn(400, 1, generator=draw)
+    with hf.installed():
+        found = torch.zeros(9, 512).index_put_((index,), values, accumulate=True)
+        assert served("_index_put_impl_") == 1
+        torch.zeros(9, 8).index_put_((index,), values, accumulate=True)
+        assert served("_index_put_impl_") == 1
+    assert torch.equal(found, hf.index_add(torch.zeros(9, 512), 0, index, values.expand(400, 512)))
+
+
+@pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")
+def test_an_expanded_tensor_is_left_to_torch() -> None:
+    def summed() -> torch.Tensor:
+        table = torch.zeros(4, 1).expand(4, 5)
+        return table.index_put_((torch.tensor([0]),), ONES[:1], accumulate=True)
+
+    expected = summed()
+    with hf.installed():
+        assert torch.equal(summed(), expected)
+        assert hf.status()["_index_put_impl_"].passed_on == {"elements of the tensor share memory": 1}
+
+
+def test_a_sum_may_go_into_another_part_of_the_same_storage() -> None:
+    storage = torch.ones(8, 3)
+    with hf.installed():
+        torch.index_add(storage[:4], 0, torch.tensor([1, 1]), torch.ones(2, 3), out=storage[4:])
+        assert served("index_add.out") == 1
+    assert storage[5].eq(3).all() and storage.sum() == 30

@@ -262,3 +262,22 @@ def test_records_are_frozen_equal_and_hashable() -> None:
     assert hf.qat.Config(weight=one) == hf.qat.Config(weight=other)
     with pytest.raises(AttributeError):
         one.mode = "ema"  # type: ignore[misc]
+
+
+def test_a_layer_that_is_never_called_is_named_with_the_way_out() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.layer.weight, self.layer.bias)
+
+    model = hf.qat.prepare(Functional(), hf.qat.preset("w8a8"))
+    model(torch.ones(2, 4))
+    said = "the input of 'layer' has no scale.* never called.* prepare it without an activation quantizer"
+    with pytest.raises(hf.InvalidArgs, match=said):
+        hf.qat.convert(model)
+    model = hf.qat.prepare(Functional(), hf.qat.preset("w8a16"))
+    expected = model(torch.ones(2, 4))
+    assert torch.equal(hf.qat.convert(model.eval())(torch.ones(2, 4)), expected)

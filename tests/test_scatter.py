@@ -405,3 +405,21 @@ def test_descriptors_are_checked(changes: dict[str, Any], said: str) -> None:
 def test_descriptors_go_to_json_and_back() -> None:
     desc = ScatterDescriptor(shape=(3, 2), table=(4, 2), width=5, base="kept", reduce="mean")
     assert ScatterDescriptor.from_json(desc.to_json()) == desc
+
+
+def test_index_put_names_the_index_that_is_out_of_range() -> None:
+    indices = torch.tensor([0, 1]), torch.tensor([[3], [-9]])
+    said = r"position 1 of the flattened index of axis 1 is -9; the axis has 8 rows, .* are -8 to 7"
+    with pytest.raises(InvalidIndex, match=said) as refusal:
+        hf.index_put(torch.zeros(4, 8), indices, torch.ones(2, 2))
+    assert isinstance(refusal.value, IndexError) and isinstance(refusal.value, RuntimeError)
+
+
+def test_gather_takes_an_empty_index_of_any_rank() -> None:
+    table = torch.ones(4, 5, requires_grad=True)
+    for shape in ((0,), (3, 0, 2)):
+        index = torch.zeros(shape, dtype=torch.int64)
+        found = hf.gather(table, 0, index)
+        assert found.shape == torch.gather(table, 0, index).shape
+        (gradient,) = torch.autograd.grad(found.sum(), table)
+        assert gradient.shape == (4, 5) and not gradient.any()

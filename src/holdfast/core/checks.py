@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from numbers import Real
 from typing import Any
 
 import torch
@@ -124,27 +125,27 @@ def whole_number(name: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int:
         if isinstance(value, torch.SymInt):
             return value  # type: ignore[return-value]
-        value = _index(name, value)
+        value = as_index(name, value)
     if not least <= value <= most:
         raise InvalidArgs(f"{name} is {shown(value)}; accepted are whole numbers from {least} to {most}.")
     return value  # type: ignore[no-any-return]
 
 
-def _index(name: str, value: Any) -> int:
+def as_index(name: str, value: Any, what: str = "a whole number") -> int:
     """``value`` as an int. Bools are refused, and tensors, which would need a device synchronization."""
     if not isinstance(value, (bool, torch.Tensor)):
         try:
             return int(operator.index(value))
         except TypeError:
             pass
-    raise InvalidArgs(f"{name} is {shown(value)}; it must be a whole number.")
+    raise InvalidArgs(f"{name} is {shown(value)}; it must be {what}.")
 
 
 def finite_number(name: str, value: Any, what: str = "a finite number") -> float:
     """``value`` as a float."""
     if type(value) is float and abs(value) < _INFINITY:
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, Real) and not isinstance(value, bool):
         try:
             number = float(value)
         except OverflowError:

@@ -15,8 +15,8 @@ class InvalidArgs(HoldfastError, ValueError, TypeError):
     """The tensors given to a plan do not match its descriptor."""
 
 
-class InvalidIndex(HoldfastError, IndexError):
-    """An index is out of range."""
+class InvalidIndex(HoldfastError, IndexError, RuntimeError):
+    """An index is out of range. torch raises an IndexError or a RuntimeError, by operator."""
 
 
 class Unsupported(HoldfastError, NotImplementedError):

@@ -10,8 +10,7 @@ import torch
 from holdfast.core.checks import finite_number, require_memory, require_tensor, whole_number
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import InvalidArgs
-from holdfast.distributed.ordered_sum import NOTHING, Group, sum_over_ranks
-from holdfast.nn.collectives import world_size
+from holdfast.distributed.ordered_sum import NOTHING, Group, ranks_of, sum_over_ranks
 from holdfast.nn.sharded import is_sharded
 
 #: Default of ``buffer_bytes``.
@@ -30,8 +29,9 @@ def ordered_all_reduce(
 
     The sum is ``round((((t0 + t1) + t2) + ...) / divisor)``. It is computed in float32 for float16 and
     bfloat16, in float32 for float32 and in float64 for float64, and rounded once. No bit depends on the
-    backend, the network or the timing. ``divisor`` is the same on every rank. The result is a new, contiguous
-    tensor. Without an initialized process group there is one rank.
+    backend, the network or the timing. The shape, the dtype, ``divisor`` and ``buffer_bytes`` are the same on
+    every rank. The result is a new, contiguous tensor. Without an initialized process group there is one
+    rank.
 
     ``tensor`` may be a list of the shards that this rank holds. Shards are added one by one, rank after rank,
     so the sum does not depend on how many ranks hold them. All lists have the same length; a rank with fewer
@@ -59,6 +59,7 @@ def _ordered_all_reduce(tensor: Any, group: Group, divisor: float, buffer_bytes:
     if divisor == 0:
         raise InvalidArgs("divisor is 0; it must be a number other than 0, such as the number of ranks.")
     buffer_bytes = whole_number("buffer_bytes", buffer_bytes, 1, 2**62)
+    ranks_of(group)
     shards = [torch.full_like(like, NOTHING) if shard is None else shard for shard in given]
     return _OrderedAllReduce.apply(group, divisor, buffer_bytes, *shards)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -102,7 +103,7 @@ class _OrderedAllReduce(torch.autograd.Function):
         ctx.group, ctx.divisor, ctx.buffer_bytes = group, divisor, buffer_bytes
         out = torch.empty(shards[0].shape, dtype=shards[0].dtype, device=shards[0].device)
         flat = [shard.reshape(-1) for shard in shards]
-        sum_over_ranks(out.view(-1), flat, world_size(group), group, divisor, buffer_bytes)
+        sum_over_ranks(out.view(-1), flat, ranks_of(group), group, divisor, buffer_bytes)
         return out
 
     @staticmethod

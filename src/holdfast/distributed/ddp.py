@@ -9,8 +9,7 @@ import torch
 
 from holdfast.core.errors import Unsupported
 from holdfast.distributed.all_reduce import BUFFER
-from holdfast.distributed.ordered_sum import sum_over_ranks
-from holdfast.nn.collectives import world_size
+from holdfast.distributed.ordered_sum import ranks_of, sum_over_ranks
 
 if torch.distributed.is_available():
     from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -33,7 +32,7 @@ def ordered_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.T
         raise Unsupported(
             "a gradient is sparse, and ordered_hook sums dense ones; use sparse=False in the embedding."
         )
-    ranks = world_size(state)
+    ranks = ranks_of(state)
     if not buffer.is_cuda:
         sum_over_ranks(buffer, [buffer], ranks, state, ranks, BUFFER)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

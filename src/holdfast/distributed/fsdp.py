@@ -9,8 +9,7 @@ import torch
 from torch import distributed
 
 from holdfast.core.errors import Unsupported
-from holdfast.distributed.ordered_sum import Group, add_in_order, exchanged
-from holdfast.nn.collectives import world_size
+from holdfast.distributed.ordered_sum import Group, add_in_order, exchanged, ranks_of
 
 
 class OrderedReduceScatter:
@@ -34,7 +33,7 @@ class OrderedReduceScatter:
         async_op: bool = False,
     ) -> None:
         """Write this rank's piece of the sum of ``input_tensor`` over the ranks to ``output_tensor``."""
-        ranks = world_size(group)
+        ranks = ranks_of(group)
         if async_op or op not in (distributed.ReduceOp.SUM, distributed.ReduceOp.AVG):
             raise Unsupported(
                 f"op is {op} and async_op is {async_op}; accepted are the sum and the average, "

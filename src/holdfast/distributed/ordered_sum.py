@@ -15,13 +15,34 @@ from typing import Any
 import torch
 from torch import distributed
 
+from holdfast.core.checks import shown
 from holdfast.core.dtypes import float_dtype
+from holdfast.core.errors import InvalidArgs
+from holdfast.nn.collectives import world_size
 
 #: A ``torch.distributed.ProcessGroup``, or None for the default group.
 Group = Any
 
 #: Adding it changes no value: x + -0.0 is x, also for x = 0.0 and x = -0.0.
 NOTHING = -0.0
+
+
+def ranks_of(group: Group) -> int:
+    """The number of ranks of ``group``. Raise unless this process is one of them."""
+    if not distributed.is_available():
+        return 1
+    outside = group is distributed.GroupMember.NON_GROUP_MEMBER
+    if group is not None and not outside and not isinstance(group, distributed.ProcessGroup):
+        raise InvalidArgs(
+            f"group is {shown(group)}; it must be a process group of torch.distributed, or None for the "
+            "default group."
+        )
+    if outside or world_size(group) < 1:
+        raise InvalidArgs(
+            "this process is not in the process group that is given; call this on the ranks of the group "
+            "alone, or give another group."
+        )
+    return world_size(group)
 
 
 def add_in_order(terms: Iterable[torch.Tensor], divisor: float) -> torch.Tensor:

@@ -36,7 +36,13 @@ def chosen(include: Any, exclude: Any, with_fake_quantize: bool) -> frozenset[st
     """The names of the operators to replace."""
     left_out = frozenset() if with_fake_quantize else ON_REQUEST
     found = set(catalogue()) if include is None else _named("include", include)
-    found = {name for name in found if catalogue()[name].family not in left_out}
+    unasked = {name for name in found if catalogue()[name].family in left_out}
+    if include is not None and unasked:
+        raise InvalidArgs(
+            f"include names {min(unasked)!r}, which is replaced on request only: codes may differ from "
+            "torch's by one. Pass fake_quantize=True as well."
+        )
+    found -= unasked
     return frozenset(found - _named("exclude", exclude or ()))
 
 

@@ -26,6 +26,10 @@ def _served(x, scale, zero_point, granularity, q_min, q_max):
     require_float(x)
     if not x.numel():
         raise PassOn("the tensor is empty")
+    # As in torch, which also waits for the device if they are a tensor.
+    least, most = zero_point.aminmax() if torch.is_tensor(zero_point) else (zero_point, zero_point)
+    if not q_min <= least <= most <= q_max:
+        raise PassOn("a zero point is not in the range of the codes")
     ste = SteKind.IN_RANGE
     with torch.no_grad():
         y = fake_quantize(x, scale, zero_point, q_min=q_min, q_max=q_max, granularity=granularity, ste=ste)

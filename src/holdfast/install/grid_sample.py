@@ -112,6 +112,8 @@ def _affine_grid(theta, size, align_corners):
     axes = len(size) - 2
     if axes not in (2, 3) or tuple(theta.shape) != (size[0], axes, axes + 1) or 0 in size:
         raise PassOn("a size is 0, or the shape of theta does not match")
+    if torch.is_autocast_enabled(theta.device.type):
+        raise PassOn("autocast is on, which gives torch's matrix product another dtype")
     return _grid(theta, tuple(size[2:]), align_corners)
 
 

@@ -9,12 +9,8 @@ import torch
 
 from holdfast.core.repeated import Work
 from holdfast.install.serving import plan_of
-from holdfast.ops.embedding.plan import (
-    EmbeddingArgs,
-    EmbeddingBackwardArgs,
-    EmbeddingBackwardPlan,
-    EmbeddingPlan,
-)
+from holdfast.ops.embedding.plan import EmbeddingBackwardArgs, EmbeddingBackwardPlan
+from holdfast.ops.scatter.plan import GatherArgs, GatherPlan
 
 
 def add_rows(
@@ -39,13 +35,13 @@ def add_rows(
 
 
 def refuse_bad_indices(like: torch.Tensor, size: int, index: torch.Tensor) -> None:
-    """Raise for an index that is not in a dim of this size; on CUDA later, as ``hf.embedding`` does."""
+    """Raise for an index that is not in a dim of this size; on CUDA later, as ``hf.gather`` does."""
     plan = plan_of(
-        EmbeddingPlan, like.device, shape=index.shape, num_embeddings=size, embedding_dim=1,
-        dtype=like.dtype, index_dtype=index.dtype, bad_index="raise",
+        GatherPlan, like.device, shape=index.shape, table=(size,), dtype=like.dtype, index_dtype=index.dtype,
+        bad_index="raise",
     )  # fmt: skip
-    table, out = like.new_empty(1).expand(size, 1), like.new_empty((*index.shape, 1))
-    Work(plan, EmbeddingArgs(weight=table, indices=index, out=out), out).run()
+    table, out = like.new_empty(1).expand(size), like.new_empty(index.shape)
+    Work(plan, GatherArgs(input=table, index=index, out=out), out).run()
 
 
 def _add(table: torch.Tensor, index: torch.Tensor, terms: torch.Tensor) -> None:

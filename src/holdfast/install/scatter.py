@@ -7,14 +7,18 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from holdfast.core.errors import InvalidIndex
+from holdfast.core.strided import overlaps_itself
 from holdfast.install.operators import WITH_FLAG, Operator, with_out
 from holdfast.install.rows import add_rows, refuse_bad_indices
-from holdfast.install.serving import PassOn, Serve, require_float
+from holdfast.install.serving import PassOn, Serve, may_overlap, require_float
+from holdfast.ops.scatter.put import Put, broadcast
 from holdfast.ops.scatter.torch_op import index_add, scatter_add, scatter_reduce, scatter_values
 
 _INDICES = (torch.int32, torch.int64)
@@ -24,20 +28,42 @@ SMALL = 2**14
 _SIZES = "on the CPU from 16,384 terms"
 
 
-def _require(self: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -> None:
+def _require(self: torch.Tensor, src: torch.Tensor, terms: Callable[[], int]) -> None:
+    """Pass the call on unless its dtypes and the number of its terms are served."""
     require_float(self)
     if src.dtype != self.dtype:
         raise PassOn("the tensors have different dtypes")
-    if index.dtype not in _INDICES:
-        raise PassOn(f"the index is {index.dtype}")
-    if self.device.type == "cpu" and src.numel() < SMALL and self.dtype.itemsize > 2:
+    if self.device.type != "cpu":
+        return
+    if not self.numel():
+        raise PassOn("the tensor is empty")
+    if self.dtype.itemsize > 2 and src.numel() < SMALL and terms() < SMALL:
         raise PassOn("there are few terms, which torch adds on one thread")
 
 
-def _with_scalars(serve: Serve, *, in_place: bool) -> Serve:
-    """``serve``, also for a tensor without dims, which is one element, and an empty index of any dtype."""
+def _require_index(self: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -> None:
+    if index.dtype not in _INDICES:
+        raise PassOn(f"the index is {index.dtype}")
+    _require(self, src, src.numel)
+
+
+def _require_memory_of_its_own(self: torch.Tensor, src: torch.Tensor) -> None:
+    """Pass the call on if elements of the tensor that is written share memory, or are in the source."""
+    if overlaps_itself(self.shape, self.stride()):
+        raise PassOn("elements of the tensor share memory")
+    if self.is_contiguous() and src.is_contiguous() and may_overlap(self, src):
+        raise PassOn("the source shares memory with the tensor")
+
+
+def _with_scalars(serve: Serve, *, in_place: bool, ranked: bool) -> Serve:
+    """``serve``, also for a tensor without dims, which is one element, and an empty index of any dtype.
+
+    ``ranked`` operators refuse a source of another rank.
+    """
 
     def serve_any(self, dim, index, src, *rest, **options):
+        if ranked and src.dim() != self.dim():
+            raise PassOn("the source has another rank")
         index = index if index.numel() else index.long()
         if self.dim():
             return serve(self, dim, index, src, *rest, **options)
@@ -66,13 +92,14 @@ def _shared(self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor
 
 
 def _scatter_add(self, dim, index, src):
-    _require(self, index, src)
+    _require_index(self, index, src)
     with torch.no_grad():
         return scatter_add(self, dim, index, src)
 
 
 def _scatter_add_(self, dim, index, src):
-    _require(self, index, src)
+    _require_index(self, index, src)
+    _require_memory_of_its_own(self, src)
     dim = _axis(self, dim)
     if not index.numel():
         return self
@@ -87,7 +114,7 @@ def _scatter_add_(self, dim, index, src):
 def _scatter_reduce(self, dim, index, src, reduce, *, include_self=True):
     if reduce not in ("sum", "mean"):
         raise PassOn(f'the reduction is "{reduce}"')
-    _require(self, index, src)
+    _require_index(self, index, src)
     with torch.no_grad():
         return scatter_reduce(self, dim, index, src, reduce, include_self=include_self)
 
@@ -95,17 +122,18 @@ def _scatter_reduce(self, dim, index, src, reduce, *, include_self=True):
 def _scatter_reduce_(self, dim, index, src, reduce, *, include_self=True):
     if reduce == "sum" and include_self:
         return _scatter_add_(self, dim, index, src)
+    _require_memory_of_its_own(self, src)
     return self.copy_(_scatter_reduce(self, dim, index, src, reduce, include_self=include_self))
 
 
 def _index_add(self, dim, index, source, *, alpha=1):
-    _require(self, index, source)
+    _require_index(self, index, source)
     with torch.no_grad():
         return index_add(self, dim, index, source, alpha=alpha)
 
 
 def _index_add_(self, dim, index, source, *, alpha=1):
-    _require(self, index, source)
+    _require_index(self, index, source)
     dim = _axis(self, dim)
     expected = (*self.shape[:dim], index.numel(), *self.shape[dim + 1 :])
     if alpha == 1 and index.dim() == 1 and source.shape == expected:
@@ -119,62 +147,48 @@ def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     if not accumulate:
         raise PassOn("nothing is accumulated")
     require_float(self)
-    if all(index is None for index in indices):
-        raise PassOn("there is no index")
-    # As in torch, indices and a single value may be on the CPU.
-    values = values if values.dim() else _on(self.device, values)
-    dims, given = _whole_numbers([index if index is None else _on(self.device, index) for index in indices])
-    _require(self, given[0], values)
-    if dims[-1] >= self.dim():
-        raise PassOn("there are more indices than dims")
-    given = list(torch.broadcast_tensors(*given))
-    order = [*dims, *(d for d in range(self.dim()) if d not in dims)]
-    # As in torch, the indexed dims stay where they are if they are neighbours, and come first otherwise.
-    neighbours = dims == list(range(dims[0], dims[-1] + 1))
-    first, view = (dims[0], self) if neighbours else (0, self.permute(order))
-    shape = (*view.shape[:first], *given[0].shape, *view.shape[first + len(dims) :])
-    lengths = zip(reversed(values.shape), reversed(shape), strict=False)
-    if values.dim() > len(shape) or any(own not in (1, length) for own, length in lengths):
-        raise PassOn("the values do not have the shape of the indexed tensor")
-    sizes = view.shape[first : first + len(dims)]
-    index = _linear(view, [one.reshape(-1) for one in given], sizes)
-    add_rows(view, first, len(dims), index, values.expand(shape))
+    if any(index is not None and index.device != self.device and not index.is_cpu for index in indices):
+        raise PassOn("the tensors are on different devices")
+    # As in torch, a mask may be uint8, and a single value on the CPU.
+    indices = [
+        index.bool() if index is not None and index.dtype == torch.uint8 else index for index in indices
+    ]
+    values = values if values.dim() or not values.is_cpu else values.to(self.device)
+    _require(self, values, lambda: _number_of_terms(self, indices))
+    _require_memory_of_its_own(self, values)
+    put = Put.of(self, indices, values)
+    try:
+        refuse_bad_indices(self, math.prod(self.shape[axis] for axis in put.axes), put.rows)
+    except InvalidIndex:
+        put.name_bad_index()
+        raise
+    add_rows(put.view, put.dim, len(put.axes), put.rows, put.terms)
     return self
 
 
-def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device != device and tensor.device.type != "cpu":
-        raise PassOn("the tensors are on different devices")
-    return tensor.to(device)
-
-
-def _linear(self: torch.Tensor, given: list[torch.Tensor], sizes: torch.Size) -> torch.Tensor:
-    """One index for all dims. Negative indices count from the end."""
-    linear = None
-    for index, size in zip(given, sizes, strict=True):
-        index = torch.where(index < 0, index + size, index)
-        refuse_bad_indices(self, size, index)
-        linear = index if linear is None else linear.long() * size + index
-    assert linear is not None
-    return linear
-
-
-def _whole_numbers(indices: list[Any]) -> tuple[list[int], list[torch.Tensor]]:
-    """The dims that are indexed, and the indices, with masks replaced by the positions of their elements."""
-    found: list[Any] = []
+def _number_of_terms(self: torch.Tensor, indices: list[Any]) -> int:
+    """Number of elements of the indexed tensor, or more if masks are sparse."""
+    shapes, axis, others = [(1,)], 0, math.prod(self.shape)
     for index in indices:
-        masked = index is not None and index.dtype in (torch.bool, torch.uint8)
-        found += index.nonzero().unbind(1) if masked else [index]
-    dims = [place for place, index in enumerate(found) if index is not None]
-    return dims, [found[place] for place in dims]
+        masked = index is not None and index.dtype == torch.bool
+        axes = range(axis, axis + (index.dim() if masked else 1))
+        axis = axes.stop
+        if index is not None and axis <= self.dim():
+            others //= max(math.prod(self.shape[a] for a in axes), 1)
+            shapes.append((index.numel(),) if masked else tuple(index.shape))
+    return others * math.prod(broadcast(shapes, "the tensors of indices have shapes"))
 
 
 def _put_(self, index, source, accumulate=False):
     if not accumulate:
         raise PassOn("nothing is accumulated")
-    _require(self, index, source)
+    if index.dtype != torch.int64:
+        raise PassOn(f"the index is {index.dtype}")
     if index.numel() != source.numel():
         raise PassOn("the index has another size than the source")
+    require_float(self)
+    if not index.numel() and source.dtype == self.dtype:
+        return self
     flat = self.reshape(-1)
     _index_put_(flat, [index.reshape(-1)], source.reshape(-1), accumulate=True)
     return self if self.is_contiguous() else self.copy_(flat.view(self.shape))
@@ -187,8 +201,9 @@ def operators() -> Iterator[Operator]:
         ("scatter_reduce", "two", "scatter_reduce", _scatter_reduce, _scatter_reduce_),
     ):
         end = f".{overload}" if overload else ""
-        serve = _with_scalars(serve, in_place=False)
-        serve_in_place = _with_scalars(serve_in_place, in_place=True)
+        ranked = name == "index_add"
+        serve = _with_scalars(serve, in_place=False, ranked=ranked)
+        serve_in_place = _with_scalars(serve_in_place, in_place=True, ranked=ranked)
         out = f"{overload}_out" if overload else "out"
         yield from with_out(Operator(f"{name}{end}", family, serve, WITH_FLAG, sizes=_SIZES), out, "out")
         yield Operator(f"{name}_{end}", family, serve_in_place, WITH_FLAG, sizes=_SIZES)

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.plan import Plan
+from holdfast.core.strided import span
 from holdfast.core.torch_op import select_plan
 from holdfast.install import private
 
@@ -50,8 +51,17 @@ def layout_of(tensor: torch.Tensor) -> torch.memory_format:
     return torch.contiguous_format if tensor.is_contiguous() else private.suggested_format(tensor)
 
 
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the memory of two tensors intersects, from their first elements to their last ones."""
+    if one.device != other.device or not one.numel() or not other.numel():
+        return False
+    (begin, end), (start, stop) = _extent(one), _extent(other)
+    return begin < stop and start < end
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr()
+    return begin, begin + span(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 def into(serve: Serve, name: str) -> Serve:
@@ -59,7 +69,7 @@ def into(serve: Serve, name: str) -> Serve:
 
     def serve_into(*arguments: Any, **options: Any) -> Any:
         out = options.pop(name)
-        if any(_address(given) == _address(out) for given in arguments if torch.is_tensor(given)):
+        if any(may_overlap(given, out) for given in arguments if torch.is_tensor(given)):
             raise PassOn("the output shares memory with an input")
         found = serve(*arguments, **options)
         if found.shape != out.shape or found.dtype != out.dtype or found.device != out.device:

@@ -90,5 +90,6 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
 def _unobserved(what: str) -> str:
     return (
         f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
-        "or load its state; to load a converted state, pass for_loading=True. The model is unchanged."
+        "or load its state; to load a converted state, pass for_loading=True. If the layer is never called, "
+        "because only its weight is used, prepare it without an activation quantizer. The model is unchanged."
     )

@@ -10,6 +10,7 @@ import torch
 
 from holdfast.core.autograd import is_batch, register_autograd
 from holdfast.core.checks import (
+    as_index,
     finite_number,
     is_whole,
     require_bool,
@@ -226,7 +227,7 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
     if padding_idx is None:
         return -1
     if not is_whole(padding_idx):
-        raise InvalidArgs(f"padding_idx is {shown(padding_idx)}; it must be the number of a row, or None.")
+        padding_idx = as_index("padding_idx", padding_idx, "the number of a row, or None")
     if not -rows <= padding_idx < rows:
         raise InvalidArgs(
             f"padding_idx is {shown(padding_idx)}; it must name one of the {rows} rows of weight, from the "

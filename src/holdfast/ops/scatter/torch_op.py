@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 
 from holdfast.core.autograd import register_autograd
 from holdfast.core.checks import (
@@ -30,6 +29,7 @@ from holdfast.core.repeated import Work
 from holdfast.core.torch_op import define, is_plain_call, register_vmap, select_plan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import REDUCTIONS, GatherArgs, GatherPlan, ScatterArgs, ScatterPlan
+from holdfast.ops.scatter.put import Put, from_the_front, require_readable
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
 
 __all__ = [
@@ -443,6 +443,8 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     require_tensor("input", input)
     _require_index(index)
     axis, size, shape = _axis(dim, input.dim()), tuple(input.shape) or (1,), tuple(index.shape) or (1,)
+    if not index.numel() and len(shape) != len(size):  # torch takes an empty index of any rank
+        return input.reshape(-1)[:0].reshape(index.shape)
     larger = len(shape) == len(size) and any(d != axis and length > size[d] for d, length in enumerate(shape))
     if len(shape) != len(size) or larger:
         raise InvalidArgs(
@@ -511,12 +513,16 @@ def index_put(
             "accumulate is False; values with the same index would overwrite each other. Call "
             "torch.index_put, or leave accumulate out to add them."
         )
-    _require_readable("input", input)
-    _require_readable("values", values)
+    require_readable("input", input)
+    require_readable("values", values)
     if rows is not None:
         return _scattered(input, 0, rows, values)  # type: ignore[no-any-return]
-    put = _Put.of(input, indices, values)
-    return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
+    put = Put.of(input, indices, values)
+    try:
+        return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
+    except InvalidIndex:
+        put.name_bad_index()
+        raise
 
 
 def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
@@ -529,118 +535,7 @@ def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
     of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
     if not of_rows or values.shape != index.shape + input.shape[1:]:
         return None
-    return _from_the_front(index, input.shape[0])
-
-
-class _Put(NamedTuple):
-    """``index_put`` as ``index_add``: its table, axis, index of rows, and terms."""
-
-    table: torch.Tensor
-    dim: int
-    rows: torch.Tensor
-    terms: torch.Tensor
-    size: tuple[int, ...]
-    #: The axes of ``size`` in the order of the table, where all indexed axes are one.
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, input: torch.Tensor, indices: Any, values: torch.Tensor) -> _Put:
-        given = _index_tensors(input, indices)
-        axes = [axis for axis, index in enumerate(given) if index is not None]
-        sizes = [input.shape[axis] for axis in axes]
-        shape = _broadcast([tuple(given[axis].shape) for axis in axes], "the tensors of indices have shapes")
-        pairs = zip((given[axis] for axis in axes), sizes, strict=True)
-        flat = _flattened([_from_the_front(index, n) for index, n in pairs], sizes).expand(shape)
-        others = [axis for axis in range(input.dim()) if axis not in axes]
-        first = axes[0] if axes == list(range(axes[0], axes[-1] + 1)) else 0
-        order = (*others[:first], *axes, *others[first:])
-        before, after = ([input.shape[axis] for axis in some] for some in (others[:first], others[first:]))
-        wanted = (*before, *shape, *after)
-        if _broadcast([tuple(values.shape), wanted], "values and indexing have shapes") != wanted:
-            raise InvalidArgs(
-                f"values has shape {tuple(values.shape)}, and indexing has {wanted}; values must broadcast "
-                "to it."
-            )
-        terms = values.expand(wanted).reshape((*before, flat.numel(), *after))
-        table = input.permute(order).reshape((*before, prod(sizes), *after))
-        return cls(table, first, flat.reshape(-1), terms, tuple(input.shape), order)
-
-    def restored(self, out: torch.Tensor) -> torch.Tensor:
-        """The result with the axes of ``input``."""
-        if out.shape == self.size:
-            return out if self.order == tuple(range(len(self.size))) else self._permuted(out)
-        return self._permuted(out.reshape([self.size[axis] for axis in self.order]))
-
-    def _permuted(self, out: torch.Tensor) -> torch.Tensor:
-        return out.permute([self.order.index(axis) for axis in range(len(self.size))]).contiguous()
-
-
-def _broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        raise InvalidArgs(f"{what} {', '.join(map(str, shapes))}; they must broadcast.") from None
-
-
-def _require_readable(name: str, tensor: torch.Tensor) -> None:
-    """Raise if torch's own operators cannot read a tensor. A traced tensor has no memory."""
-    if not is_compiling():
-        require_memory(name, tensor)
-
-
-def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
-    """One tensor of integers or None for each axis of ``input``. A mask stands for several axes."""
-    if not isinstance(indices, Sequence) or isinstance(indices, str):
-        raise InvalidArgs(
-            f"indices is a {type(indices).__name__}; it must be a tuple of tensors, with None for axes that "
-            "are not indexed."
-        )
-    found: list[Any] = []
-    for number, index in enumerate(indices):
-        if index is None:
-            found.append(None)
-            continue
-        require_tensor(f"indices[{number}]", index)
-        if index.dtype == torch.bool:
-            covered = tuple(input.shape[len(found) : len(found) + index.dim()])
-            if tuple(index.shape) != covered or not index.dim():
-                raise InvalidArgs(
-                    f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
-                    f"the axes that it stands for, {covered}."
-                )
-            _require_readable(f"indices[{number}]", index)
-            found += index.to(input.device).nonzero(as_tuple=True)
-        elif index.dtype in INDEX_DTYPES:
-            found.append(index.to(input.device))
-        else:
-            raise InvalidArgs(
-                f"indices[{number}] has dtype {index.dtype}; accepted are torch.int32, torch.int64 and "
-                "torch.bool."
-            )
-    if len(found) > input.dim() or all(index is None for index in found):
-        raise InvalidArgs(
-            f"indices stand for {len(found)} axes, and input has {input.dim()}; index at least one axis, and "
-            "no more than input has."
-        )
-    return found + [None] * (input.dim() - len(found))
-
-
-def _from_the_front(index: torch.Tensor, size: int) -> torch.Tensor:
-    """Indices counted from 0; those out of range are unchanged."""
-    _require_readable("indices", index)
-    return torch.add(index, (index < 0) & (index >= -size), alpha=size)
-
-
-def _flattened(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """One index for several axes. It is out of range if any of them is."""
-    if len(indices) == 1:
-        return indices[0]
-    flat: Any = 0
-    bad: Any = False
-    for index, size in zip(indices, sizes, strict=True):
-        bad = bad | (index < 0) | (index >= size)
-        flat = flat * size + index.long()
-    return torch.where(bad, prod(sizes), flat)
+    return from_the_front(index, input.shape[0])
 
 
 def segment_reduce(
@@ -680,8 +575,8 @@ def segment_reduce(
         return _sum(None, segments, data, size, 0, "zeros", reduce, 1.0)  # type: ignore[no-any-return]
     if segments.shape[0] and not count:
         _refuse_all(segments, 0)
-    _require_readable("segments", segments)
-    _require_readable("data", data)
+    require_readable("segments", segments)
+    require_readable("data", data)
     ordered, order = segments.long().sort(stable=True)
     bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=segments.device))
     # A row of -1 is refused: it stands for a segment that does not exist.
@@ -722,5 +617,5 @@ def gather_values(input: torch.Tensor, dim: int, index: torch.Tensor) -> torch.T
 
 def index_put_values(input: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> torch.Tensor:
     """``index_put`` below autograd."""
-    put = _Put.of(input, indices, values)
+    put = Put.of(input, indices, values)
     return put.restored(scatter_values(put.table, put.dim, put.rows, put.terms))
