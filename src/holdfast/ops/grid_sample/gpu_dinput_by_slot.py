@@ -43,16 +43,10 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     unravel,
 )
 from holdfast.ops.grid_sample.gpu_dinput_by_cell import step_of, tiles_of
-from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
-    Gate,
-    SampleSums,
-    add_products,
-    add_slopes,
-    operands_of,
-    store_changes,
-)
+from holdfast.ops.grid_sample.gpu_dinput_by_sample import Gate, SampleSums, operands_of
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
 from holdfast.ops.grid_sample.gpu_slot_columns import EXTRAS, HOLDERS, TALLIES, sum_slots
+from holdfast.ops.grid_sample.gpu_terms import add_products, add_slopes, four_corners, store_changes
 from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
 #: Words per plane of ``largest``: atomics of many programs on one address would be slow.
@@ -81,9 +75,10 @@ class Tuning:
     cleared: int
     #: Warps of the other kernels.
     other_warps: int = 4
-    #: Maximum and minimum number of slots of a cell.
+    #: Maximum number of slots of a cell, and minimum number in 2-D and in 3-D.
     slots: int = 4
     least_slots: int = 2
+    least_slots_3d: int = 3
     #: Maximum number of samples per pixel.
     most_dense: int = 2
     #: Samples for which there is room for one extra; the maximum if memory is short.
@@ -106,8 +101,8 @@ TUNING = Tuned(
     ),
     interpreter=Tuning(
         tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16,
-        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_portion=1,
-        least_channels=1, least_elements=1,
+        extra_programs=2, extra_tile=64, cleared=65536, slots=2, least_slots_3d=2, samples_per_extra=4,
+        least_portion=1, least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -170,31 +165,6 @@ def store_pair(dgrid, number, changes, scale, inside):
     y = tl.where(scale[1] != 0, changes[1] * scale[1], 0.0)
     pair = narrow(tl.join(x, y), dgrid.dtype.element_ty)
     tl.store(dgrid + ((number * 2)[:, None] + tl.arange(0, 2)[None, :]), pair, mask=inside[:, None])
-
-
-@triton.jit
-def clipped_tap(first, TAP: tl.constexpr, size):
-    """A tap's pixel, the nearest one of the image if it is outside, and whether it is inside."""
-    index = first + TAP
-    return tl.minimum(tl.maximum(index, 0), size - 1), (index >= 0) & (index < size)
-
-
-@triton.jit
-def four_corners(first, sizes, strides, LAYER: tl.constexpr, AXES: tl.constexpr, OFFSET: tl.constexpr):
-    """Offsets in the image of the four corners of a layer, and whether they are inside."""
-    west, in_west = clipped_tap(first[0], 0, sizes[0])
-    east, in_east = clipped_tap(first[0], 1, sizes[0])
-    north, in_north = clipped_tap(first[1], 0, sizes[1])
-    south, in_south = clipped_tap(first[1], 1, sizes[1])
-    west, east = west.to(OFFSET) * strides[1], east.to(OFFSET) * strides[1]
-    north, south = north.to(OFFSET) * strides[2], south.to(OFFSET) * strides[2]
-    if AXES == 3:
-        layer, in_layer = clipped_tap(first[2], LAYER, sizes[2])
-        layer = layer.to(OFFSET) * strides[3]
-        north, south = north + layer, south + layer
-        in_north, in_south = in_north & in_layer, in_south & in_layer
-    offsets = (north + west, north + east, south + west, south + east)
-    return offsets, (in_north & in_west, in_north & in_east, in_south & in_west, in_south & in_east)
 
 
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
@@ -345,19 +315,20 @@ class SlotSums:
     def _fit(self) -> bool:
         """Choose ``images``, ``SLOTS`` and ``most_extras``; whether the regions fit the budget."""
         desc, tuning = self.desc, self.tuning
+        least_slots = tuning.least_slots_3d if desc.axes == 3 else tuning.least_slots
         most = LIMIT // ((tuning.slots + 1) * max(self.cells, desc.samples))
         least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
         portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
         sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
-        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, tuning.least_slots, -1)]
-        choices += [(size, tuning.least_slots) for size in sizes]
+        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, least_slots, -1)]
+        choices += [(size, least_slots) for size in sizes]
         for self.images, self.SLOTS in choices:
             samples = self.images * desc.samples
             self.most_extras = max(samples // tuning.samples_per_extra, 1)
             missing = self._size() - self.budget
             if missing <= 0:
                 return True
-            if self.SLOTS == tuning.least_slots:
+            if self.SLOTS == least_slots:
                 fewer = -(-(missing + 2 * ALIGNMENT) // (4 + 8 * desc.corners * desc.channels))
                 self.most_extras = max(self.most_extras - fewer, 1)
                 if self.most_extras * tuning.most_per_extra >= samples and self._size() <= self.budget:
