@@ -117,7 +117,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
     "gpu_dinput_by_slot": {"tile": 64, "lanes": 16, "wide": 8, "rows": 3, "extra_tile": 16, "planes": 2},
     "gpu_dinput_by_plane": {"most_planes": 0},
     "gpu_dgrid": {"tile": 64},
-    "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},
+    "gpu": {"few_samples": 64, "many_samples": 64, "small_samples": 32, "min_programs": 8},
 }
 
 
@@ -138,6 +138,18 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
     problem = cases.Problem("tiles", (channels, 7, 11), (6, 13), mode, grid=grid)
     for plan in PLANS:
         assert differences(plan, problem, backend="gpu") == []
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("most_idle", [0.0, 1.0], ids=["across images", "one image"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_tiles_of_several_images(most_idle: float, layout: str, mode: Mode) -> None:
+    from holdfast.ops.grid_sample import gpu
+
+    problem = cases.Problem("tiles", (6, 5, 7), (3, 7), mode, batch=5, layouts=(layout, layout))
+    with gpu.TUNING.replaced(most_idle=most_idle):
+        assert differences(GridSamplePlan, problem, backend="gpu") == []
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -225,13 +237,14 @@ FILLED = {"many slots": (5, 4), "few slots": (2, 4), "extras": (2, 1), "too many
 @pytest.mark.parametrize(
     ("image", "values"), [((3, 9, 11), "normal"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents")]
 )
-def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> None:
+@pytest.mark.parametrize("needs", [(True, True), (True, False)], ids=["both", "dinput"])
+def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str, needs: tuple[bool, bool]) -> None:
     from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
 
     slots, per_extra = FILLED[filled]
     grid = "on one pixel" if "extras" in filled else "random"
     size = image[1:]
-    problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True)
+    problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True, needs=needs)
     with gpu_dinput_by_slot.TUNING.replaced(slots=slots, samples_per_extra=per_extra):
         kernel = gpu.GridSampleBackward(
             case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")

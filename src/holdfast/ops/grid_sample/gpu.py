@@ -67,14 +67,19 @@ class Tuning:
     many_warps: int
     #: Desired number of forward programs, and the minimum channels per program when channels are split.
     min_programs: int = 4096
-    min_share: int = 4
+    min_share: int = 16
+    #: Samples, warps and minimum channels with many channels, if there would be fewer programs than this.
+    few_programs: int = 1024
+    small_samples: int = 256
+    small_warps: int = 8
+    small_share: int = 4
     #: A tile has samples of several images if tiles of one image would leave this share of threads idle.
     most_idle: float = 0.1
 
 
 TUNING = Tuned(
     gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16),
-    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4),
+    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4, small_samples=16384),
 )
 
 
@@ -209,15 +214,18 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, tuning = self.desc, TUNING.on(self.device)
+        count, least_share = desc.batch * desc.samples, tuning.min_share
         tile, warps = tuning.few_samples, tuning.few_warps
         if desc.channels >= MANY_CHANNELS:
             tile, warps = tuning.many_samples, tuning.many_warps
-        tiles, images, count = -(-desc.samples // tile), desc.batch, desc.batch * desc.samples
+            if -(-count // tile) * -(-desc.channels // least_share) < tuning.few_programs:
+                tile, warps, least_share = tuning.small_samples, tuning.small_warps, tuning.small_share
+        tiles, images = -(-desc.samples // tile), desc.batch
         across = tiles * tile * (1 - tuning.most_idle) > desc.samples and images > 1 and count <= LIMIT - tile
         if across:
             tiles, images = -(-count // tile), 1
         # Channels are split over programs only if the samples make too few programs.
-        shares = min(-(-tuning.min_programs // (images * tiles)), -(-desc.channels // tuning.min_share))
+        shares = min(-(-tuning.min_programs // (images * tiles)), -(-desc.channels // least_share))
         share = -(-desc.channels // (4 * shares)) * 4
         shares = -(-desc.channels // share)
         steps = Steps(self.device, args)

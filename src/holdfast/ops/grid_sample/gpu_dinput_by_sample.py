@@ -82,13 +82,14 @@ class Tuning:
     most_small: int = 64
     #: Maximum number of channels for which the loop over channels is unrolled.
     unrolled: int = 4
-    #: Maximum number of programs behind a gate.
+    #: Maximum number of programs behind a gate, and of those of ``add_columns``, which have one warp.
     gated_programs: int = 1056
+    gated_columns: int = 4224
     #: Columns per program of ``add_columns``: one warp, so that lanes exchange values without shared memory.
     lanes: int = 32
     #: Samples of a column, at most; fewer if there would be fewer programs than ``least_programs``.
     steps: int = 8
-    least_programs: int = 1024
+    least_programs: int = 2048
     #: Maximum registers per thread of ``add_columns``.
     registers: int | None = None
 
@@ -559,7 +560,7 @@ class SampleSums:
         wide = desc.output_size[-1]
         columns = wide * -(-desc.samples // (wide * length))
         tiles = -(-columns // tuning.lanes)
-        programs = self._programs(images * tiles, gate)
+        programs = images * tiles if gate is None else min(images * tiles, tuning.gated_columns)
         grid, dgrid = args.grid, args.grid if args.dgrid is None else args.dgrid
         steps.add(
             add_columns, programs, sources,

@@ -75,10 +75,9 @@ class Tuning:
     cleared: int
     #: Warps of the other kernels.
     other_warps: int = 4
-    #: Maximum number of slots of a cell, and minimum number in 2-D and in 3-D.
+    #: Maximum and minimum number of slots of a cell.
     slots: int = 4
     least_slots: int = 2
-    least_slots_3d: int = 3
     #: Maximum number of samples per pixel.
     most_dense: int = 2
     #: Samples for which there is room for one extra; the maximum if memory is short.
@@ -101,8 +100,8 @@ TUNING = Tuned(
     ),
     interpreter=Tuning(
         tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16,
-        extra_programs=2, extra_tile=64, cleared=65536, slots=2, least_slots_3d=2, samples_per_extra=4,
-        least_portion=1, least_channels=1, least_elements=1,
+        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_portion=1,
+        least_channels=1, least_elements=1,
     ),
 )  # fmt: skip
 
@@ -182,6 +181,9 @@ def place_samples(
     PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
     """
     follow()
+    # If there are already too many extras, only dgrid is still needed.
+    if not DGRID and tl.load(tallies + EXTRAS) > most_extras:
+        return
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples
@@ -315,20 +317,19 @@ class SlotSums:
     def _fit(self) -> bool:
         """Choose ``images``, ``SLOTS`` and ``most_extras``; whether the regions fit the budget."""
         desc, tuning = self.desc, self.tuning
-        least_slots = tuning.least_slots_3d if desc.axes == 3 else tuning.least_slots
         most = LIMIT // ((tuning.slots + 1) * max(self.cells, desc.samples))
         least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
         portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
         sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
-        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, least_slots, -1)]
-        choices += [(size, least_slots) for size in sizes]
+        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, tuning.least_slots, -1)]
+        choices += [(size, tuning.least_slots) for size in sizes]
         for self.images, self.SLOTS in choices:
             samples = self.images * desc.samples
             self.most_extras = max(samples // tuning.samples_per_extra, 1)
             missing = self._size() - self.budget
             if missing <= 0:
                 return True
-            if self.SLOTS == least_slots:
+            if self.SLOTS == tuning.least_slots:
                 fewer = -(-(missing + 2 * ALIGNMENT) // (4 + 8 * desc.corners * desc.channels))
                 self.most_extras = max(self.most_extras - fewer, 1)
                 if self.most_extras * tuning.most_per_extra >= samples and self._size() <= self.budget:
