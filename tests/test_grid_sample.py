@@ -117,7 +117,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
     "gpu_dinput_by_slot": {"tile": 64, "lanes": 16, "wide": 8, "rows": 3, "extra_tile": 16, "planes": 2},
     "gpu_dinput_by_plane": {"most_planes": 0},
     "gpu_dgrid": {"tile": 64},
-    "gpu": {"few_samples": 64, "many_samples": 64, "min_programs": 8},
+    "gpu": {"few_samples": 64, "many_samples": 64, "small_samples": 32, "min_programs": 8},
 }
 
 
@@ -138,6 +138,18 @@ def test_nothing_is_lost_at_the_edge_of_a_tile(mode: Mode, channels: int, grid: 
     problem = cases.Problem("tiles", (channels, 7, 11), (6, 13), mode, grid=grid)
     for plan in PLANS:
         assert differences(plan, problem, backend="gpu") == []
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("most_idle", [0.0, 1.0], ids=["across images", "one image"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last"])
+@pytest.mark.parametrize("mode", list(Mode))
+def test_tiles_of_several_images(most_idle: float, layout: str, mode: Mode) -> None:
+    from holdfast.ops.grid_sample import gpu
+
+    problem = cases.Problem("tiles", (6, 5, 7), (3, 7), mode, batch=5, layouts=(layout, layout))
+    with gpu.TUNING.replaced(most_idle=most_idle):
+        assert differences(GridSamplePlan, problem, backend="gpu") == []
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -225,19 +237,79 @@ FILLED = {"many slots": (5, 4), "few slots": (2, 4), "extras": (2, 1), "too many
 @pytest.mark.parametrize(
     ("image", "values"), [((3, 9, 11), "normal"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents")]
 )
-def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> None:
+@pytest.mark.parametrize("needs", [(True, True), (True, False)], ids=["both", "dinput"])
+def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str, needs: tuple[bool, bool]) -> None:
     from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
 
     slots, per_extra = FILLED[filled]
     grid = "on one pixel" if "extras" in filled else "random"
     size = image[1:]
-    problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True)
+    problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True, needs=needs)
     with gpu_dinput_by_slot.TUNING.replaced(slots=slots, samples_per_extra=per_extra):
         kernel = gpu.GridSampleBackward(
             case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")
         )
         assert kernel.variant == "dinput by slot"
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+@pytest.fixture
+def by_column() -> Iterator[None]:
+    """Small tiles, and no way but ``gpu_dinput_by_sample`` for few channels."""
+    from holdfast.ops.grid_sample import gpu_dinput_by_plane, gpu_dinput_by_sample, gpu_dinput_by_slot
+
+    with (
+        gpu_dinput_by_plane.TUNING.replaced(most_planes=0),
+        gpu_dinput_by_slot.TUNING.replaced(most_channels=0),
+        gpu_dinput_by_sample.TUNING.replaced(lanes=8, steps=3, prepared=16, vector=16, converted=16),
+    ):
+        yield
+
+
+#: Samples that are next to each other, whose terms are carried to the sample below, and others.
+@pytest.mark.usefixtures("by_column")
+@pytest.mark.parametrize("grid", ["affine", "identity", "random", "on one pixel"])
+@pytest.mark.parametrize(
+    ("image", "size", "given"),
+    [
+        ((1, 7, 11), (7, 11), {}),
+        ((2, 6, 5), (7, 9), {"accumulate": True, "values": "special"}),
+        ((3, 5, 9), (5, 9), {"needs": (True, False), "padding": Padding.BORDER}),
+        ((4, 4, 5), (1, 19), {"dtype": torch.bfloat16, "layouts": ("channels last", "channels last")}),
+        ((1, 3, 4, 5), (3, 4, 5), {"values": "special", "aligned": True}),
+        ((2, 3, 4, 5), (4, 3, 5), {"padding": Padding.REFLECTION}),
+    ],
+)
+def test_samples_in_columns(image: Any, size: Any, given: dict[str, Any], grid: str) -> None:
+    from holdfast.ops.grid_sample import gpu
+
+    problem = cases.Problem("columns", image, size, grid=grid, **given)
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    assert gpu.GridSampleBackward(desc, torch.device("cpu")).variant == "dinput by sample"
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
+
+
+#: Planes for which there is memory, and the channels and bands at a time.
+@pytest.mark.usefixtures("by_column")
+@pytest.mark.parametrize(("planes", "channels", "bands"), [(3, 3, 1), (2, 2, 1), (1, 1, 1), (0.5, 1, 2)])
+@pytest.mark.parametrize("mode", [Mode.BILINEAR, Mode.NEAREST])
+@pytest.mark.parametrize("values", ["normal", "special"])
+def test_little_memory_by_sample(
+    planes: float, channels: int, bands: int, mode: Mode, values: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.grid_sample import gpu
+    from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
+
+    problem = cases.Problem("short", (3, 6, 8), (6, 8), mode=mode, grid="affine", values=values)
+    desc = case_of(GridSampleBackwardPlan, problem).descriptor
+    assert isinstance(desc, GridSampleBackwardDescriptor)
+    monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
+    monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", int(planes * 6 * 8 * 8))
+    sums = gpu.GridSampleBackward(desc, torch.device("cpu")).sums
+    assert isinstance(sums, SampleSums)
+    assert (sums.channels, sums.bands) == (channels, bands)
+    assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
 #: Percent of the workspace that is allowed, and the images at a time for which it is enough.

@@ -43,6 +43,7 @@ from holdfast.ops.grid_sample.gpu_dinput_by_plane import PlaneSums
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import SampleSums
 from holdfast.ops.grid_sample.gpu_dinput_by_slot import SlotSums
 from holdfast.ops.grid_sample.plan import (
+    LIMIT,
     GridSampleArgs,
     GridSampleBackwardArgs,
     GridSampleBackwardDescriptor,
@@ -67,11 +68,18 @@ class Tuning:
     #: Desired number of forward programs, and the minimum channels per program when channels are split.
     min_programs: int = 4096
     min_share: int = 16
+    #: Samples, warps and minimum channels with many channels, if there would be fewer programs than this.
+    few_programs: int = 1024
+    small_samples: int = 256
+    small_warps: int = 8
+    small_share: int = 4
+    #: A tile has samples of several images if tiles of one image would leave this share of threads idle.
+    most_idle: float = 0.1
 
 
 TUNING = Tuned(
     gpu=Tuning(few_samples=128, few_warps=4, many_samples=512, many_warps=16),
-    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4),
+    interpreter=Tuning(few_samples=16384, few_warps=4, many_samples=16384, many_warps=4, small_samples=16384),
 )
 
 
@@ -135,21 +143,29 @@ def store_four(at, first, channels, step, mask, a, b, c, d, ROWS: tl.constexpr):
         tl.store(wide + 3 * step, narrow(d, at.dtype.element_ty), mask=mask & valid(first + 3, channels))
 
 
-@triton.jit(do_not_specialize=["samples", "tiles", "share", "shares"])
+@triton.jit(do_not_specialize=["samples", "count", "tiles", "share", "shares"])
 def grid_sample(
     out, image, grid,
-    samples, tiles, share, shares,
+    samples, count, tiles, share, shares,
     channels, sizes, out_sizes, image_strides, out_strides, grid_strides, grid_step, image_step, out_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, IMAGE_ROWS: tl.constexpr, OUT_ROWS: tl.constexpr,
-    FULL: tl.constexpr, OFFSET: tl.constexpr, TILE: tl.constexpr,
+    FULL: tl.constexpr, OFFSET: tl.constexpr, ACROSS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """TILE samples of one image, one per thread, in ``share`` channels."""
+    """TILE samples of one image, one per thread, in ``share`` channels.
+
+    ACROSS: a tile may have samples of several images. ``samples`` are those of an image, ``count`` all.
+    """
     program = tl.program_id(0)
     begin = program // tiles % shares * share
     n = program // tiles // shares
     sample = program % tiles * TILE + tl.arange(0, TILE)
     inside = sample < samples
+    if ACROSS:
+        inside = sample < count
+        sample = tl.minimum(sample, count - 1)
+        n = sample // samples
+        sample -= n * samples
     x, y, z = unravel(sample, out_sizes, AXES)
     first, t, _scale = locate(
         grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
@@ -198,22 +214,29 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
         desc, tuning = self.desc, TUNING.on(self.device)
+        count, least_share = desc.batch * desc.samples, tuning.min_share
         tile, warps = tuning.few_samples, tuning.few_warps
         if desc.channels >= MANY_CHANNELS:
             tile, warps = tuning.many_samples, tuning.many_warps
-        tiles = -(-desc.samples // tile)
+            if -(-count // tile) * -(-desc.channels // least_share) < tuning.few_programs:
+                tile, warps, least_share = tuning.small_samples, tuning.small_warps, tuning.small_share
+        tiles, images = -(-desc.samples // tile), desc.batch
+        across = tiles * tile * (1 - tuning.most_idle) > desc.samples and images > 1 and count <= LIMIT - tile
+        if across:
+            tiles, images = -(-count // tile), 1
         # Channels are split over programs only if the samples make too few programs.
-        shares = min(-(-tuning.min_programs // (desc.batch * tiles)), -(-desc.channels // tuning.min_share))
+        shares = min(-(-tuning.min_programs // (images * tiles)), -(-desc.channels // least_share))
         share = -(-desc.channels // (4 * shares)) * 4
         shares = -(-desc.channels // share)
         steps = Steps(self.device, args)
         steps.add(
             grid_sample,
-            desc.batch * shares * tiles,
+            images * shares * tiles,
             out="out",
             image="input",
             grid="grid",
             samples=desc.samples,
+            count=count,
             tiles=tiles,
             share=share,
             shares=shares,
@@ -231,6 +254,7 @@ class GridSample(SampleKernel[GridSampleDescriptor]):
             OUT_ROWS=args.out.stride(1) == 1,
             FULL=desc.channels % 4 == 0,
             OFFSET=offset_type(args.input),
+            ACROSS=across,
             TILE=tile,
             num_warps=warps,
         )

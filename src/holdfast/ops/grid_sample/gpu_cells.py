@@ -352,9 +352,10 @@ class Cells:
             num_warps=tuning.warps,
         )
         tiles = -(-self.count // tuning.tile)
-        together = 1
-        if args.dout.stride(1) == 1:
-            together = min(triton.next_power_of_2(desc.channels), tuning.channels)
+        # A program measures several planes if they are small, or if their numbers alternate in memory.
+        together = min(triton.next_power_of_2(desc.channels), tuning.channels)
+        if args.dout.stride(1) != 1:
+            together = max(min(tuning.vector // triton.next_power_of_2(desc.samples), together), 1)
         parts = -(-desc.samples * together // tuning.measured)
         steps.add(
             survey,

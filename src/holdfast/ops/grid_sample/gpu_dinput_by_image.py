@@ -31,16 +31,7 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     offset_of,
     sampling_constants,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
-    add_slopes,
-    add_term,
-    load_pixels,
-    mark_specials,
-    operands_of,
-    quad_of,
-    quad_weights,
-    store_changes,
-)
+from holdfast.ops.grid_sample.gpu_dinput_by_sample import operands_of
 from holdfast.ops.grid_sample.gpu_integer_sums import (
     BIAS,
     converted,
@@ -48,6 +39,15 @@ from holdfast.ops.grid_sample.gpu_integer_sums import (
     finite_or_zero,
     plane_shift,
     scaled,
+)
+from holdfast.ops.grid_sample.gpu_terms import (
+    add_slopes,
+    add_term,
+    load_pixels,
+    mark_specials,
+    quad_of,
+    quad_weights,
+    store_changes,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 from holdfast.ops.segment_sum import indexed

@@ -22,8 +22,9 @@ from holdfast.core.workspace_layout import WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import sampling_constants
-from holdfast.ops.grid_sample.gpu_dinput_by_sample import BLOCK, SPECIAL, add_tile, operands_of
+from holdfast.ops.grid_sample.gpu_dinput_by_sample import BLOCK, add_tile, operands_of
 from holdfast.ops.grid_sample.gpu_integer_sums import BIAS, converted, exponent_field, plane_shift
+from holdfast.ops.grid_sample.gpu_terms import SPECIAL
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
 

@@ -1,8 +1,9 @@
 """dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
 
 Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
-the terms with integer atomics and computes dgrid, ``convert`` stores dinput. If memory is short, they run for
-a few images at a time, or for one band of pixels of an image.
+the terms with integer atomics and computes dgrid, ``convert`` stores dinput. With few channels in bilinear
+mode, ``add_columns`` (``gpu_sample_columns``) adds the terms instead. If memory is short, they run for a few
+images at a time, for a few channels of an image, or for one band of pixels of a channel.
 
 In bilinear mode, the east corners of a sample are often the west corners of the next sample. Then the next
 sample adds both terms with one atomic (MERGE).
@@ -27,9 +28,6 @@ from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import is_flat, place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import (
     NEAREST,
-    corner_pixel,
-    corner_slope,
-    corner_weight,
     grid_strides_of,
     locate,
     offset_of,
@@ -39,16 +37,24 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
-from holdfast.ops.grid_sample.gpu_dgrid import store_dgrid
 from holdfast.ops.grid_sample.gpu_integer_sums import (
     BIAS,
     converted,
     exponent_field,
     finite_or_zero,
-    fraction_word,
-    plane_shift,
     scaled,
-    special_bits,
+)
+from holdfast.ops.grid_sample.gpu_sample_columns import add_columns
+from holdfast.ops.grid_sample.gpu_terms import (
+    SPECIAL,
+    add_products,
+    add_slopes,
+    add_term,
+    load_plane,
+    mark_specials,
+    quad_of,
+    quad_weights,
+    store_changes,
 )
 from holdfast.ops.grid_sample.plan import GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 from holdfast.ops.segment_sum import indexed
@@ -56,8 +62,6 @@ from holdfast.ops.segment_sum import indexed
 CHUNK, BLOCK = tl.constexpr(indexed.CHUNK), tl.constexpr(indexed.CHUNK**2)
 #: Maximum number of bands of an image, and of parts of a plane.
 MOST_BANDS, MOST_PARTS = 64, 1024
-#: A part's word is its largest finite exponent field, plus this if it has a number that is not finite.
-SPECIAL = tl.constexpr(2**16)
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,20 @@ class Tuning:
     prepared: int
     vector: int
     converted: int
+    #: Maximum number of parts of ``vector`` elements.
+    most_small: int = 64
     #: Maximum number of channels for which the loop over channels is unrolled.
     unrolled: int = 4
-    #: Maximum number of programs behind a gate.
+    #: Maximum number of programs behind a gate, and of those of ``add_columns``, which have one warp.
     gated_programs: int = 1056
+    gated_columns: int = 4224
+    #: Columns per program of ``add_columns``: one warp, so that lanes exchange values without shared memory.
+    lanes: int = 32
+    #: Samples of a column, at most; fewer if there would be fewer programs than ``least_programs``.
+    steps: int = 8
+    least_programs: int = 2048
+    #: Maximum registers per thread of ``add_columns``.
+    registers: int | None = None
 
 
 TUNING = Tuned(
@@ -86,14 +100,15 @@ TUNING = Tuned(
     ),
     interpreter=Tuning(
         tile=8192, warps=4, tile_3d=8192, warps_3d=4, prepared=2**20, vector=16384, converted=16384,
-        unrolled=2,
+        lanes=16, steps=3, least_programs=1,
     ),
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["limit", "parts", "span"])
+@triton.jit(do_not_specialize=["limit", "parts", "first_channel", "span"])
 def prepare(
-    sums, words, dout, gate, limit, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
+    sums, words, dout, gate,
+    limit, parts, first_channel, channels, samples, span, out_sizes, dout_strides, dout_step,
     GATED: tl.constexpr, AXES: tl.constexpr, COMPUTE: tl.constexpr, FLAT: tl.constexpr, WORDS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +119,7 @@ def prepare(
     plane = tl.program_id(0) // parts
     part = tl.program_id(0) - plane * parts
     n, channel = plane // channels, plane % channels
-    base = dout + n.to(tl.int64) * dout_strides[0] + channel.to(tl.int64) * dout_step
+    base = dout + n.to(tl.int64) * dout_strides[0] + (first_channel + channel).to(tl.int64) * dout_step
     share = tl.cdiv(samples, parts)
     most, not_finite = tl.zeros([VECTOR], tl.int32), tl.zeros([VECTOR], tl.int32)
     end = tl.minimum(part * share + share, samples)
@@ -124,27 +139,21 @@ def prepare(
         tl.store(target + number, tl.full([VECTOR], BIAS, tl.int64), mask=number < last)
 
 
-@triton.jit
-def load_plane(words, plane, fraction_bits, COMPUTE: tl.constexpr, PARTS: tl.constexpr):
-    """The shift of a plane, and whether it has numbers that are not finite."""
-    word = tl.load(words + plane * PARTS + tl.arange(0, PARTS))
-    special = word >= SPECIAL
-    field = tl.max(tl.where(special, word - SPECIAL, word), 0)
-    return plane_shift(field, fraction_bits, COMPUTE), tl.max(special.to(tl.int32), 0) > 0
-
-
 @triton.jit(
-    do_not_specialize=["limit", "tasks", "programs", "first_pixel", "conversions", "span", "fraction_bits"]
-)
+    do_not_specialize=[
+        "limit", "tasks", "programs", "first_channel", "first_pixel", "conversions", "span", "fraction_bits",
+    ]
+)  # fmt: skip
 def convert(
     dinput, sums, words, gate,
-    limit, tasks, programs, first_pixel, conversions, channels, pixels, span, fraction_bits, sizes,
-    dinput_strides, dinput_step,
+    limit, tasks, programs, first_channel, first_pixel, conversions, channels, pixels, span, fraction_bits,
+    sizes, dinput_strides, dinput_step,
     GATED: tl.constexpr, AXES: tl.constexpr, DINPUT_FLAT: tl.constexpr, ACCUMULATE: tl.constexpr,
     COMPUTE: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, CONVERTED: tl.constexpr,
 ):  # fmt: skip
     """Store CONVERTED pixels of a plane. GATED: a program has several tasks, if the gate is open."""
     follow()
+    dinput += first_channel.to(tl.int64) * dinput_step
     if GATED:
         if tl.load(gate) > limit:
             for task in range(tl.program_id(0), tasks, programs):
@@ -185,115 +194,6 @@ def convert_pixels(
     if ACCUMULATE:
         value = widen(tl.load(at, mask=inside, other=0.0), COMPUTE) + value
     tl.store(at, narrow(value, dinput.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def add_term(sums, pixel, mask, term, span, fraction_bits, WORDS: tl.constexpr):
-    """Add a term to the accumulator of ``pixel``."""
-    tl.atomic_add(sums + pixel, term.to(tl.int64), mask=mask, sem="relaxed")
-    if WORDS == 2:
-        tl.atomic_add(sums + span + pixel, fraction_word(term, fraction_bits), mask=mask, sem="relaxed")
-
-
-@triton.jit
-def mark_specials(sums, pixels, masks, weights, d, COUNT: tl.constexpr):
-    """Mark the pixels of samples whose dout is not finite."""
-    for k in tl.static_range(COUNT):
-        marks = tl.where(finite_or_zero(d) == d, 0, special_bits(weights[k] * d))
-        tl.atomic_or(sums + pixels[k], marks, mask=masks[k] & (marks != 0), sem="relaxed")
-
-
-@triton.jit
-def add_slopes(
-    changes, totals, insides, t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr,
-    MODE: tl.constexpr,
-):  # fmt: skip
-    """Add slope times total of four corners to the derivatives along x, y and z."""
-    x, y, z = changes
-    for i in tl.static_range(4):
-        x = tl.where(insides[i], x + corner_slope(t, CORNER + i, 0, AXES, TAPS, MODE) * totals[i], x)
-        y = tl.where(insides[i], y + corner_slope(t, CORNER + i, 1, AXES, TAPS, MODE) * totals[i], y)
-        if AXES == 3:
-            z = tl.where(insides[i], z + corner_slope(t, CORNER + i, 2, AXES, TAPS, MODE) * totals[i], z)
-    return x, y, z
-
-
-@triton.jit
-def pixel_offset(n, x, y, z, strides, OFFSET: tl.constexpr):
-    """Offset of a pixel in the image; outside, of a pixel inside, which is safe to load."""
-    return offset_of(n, tl.maximum(x, 0), tl.maximum(y, 0), tl.maximum(z, 0), strides).to(OFFSET)
-
-
-@triton.jit
-def quad_of(
-    first, n, inside, first_pixel, span, sizes, image_strides,
-    CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
-    ALIGNED: tl.constexpr, BANDS: tl.constexpr, OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Four corners from CORNER: pixels in the band, offsets in the image, masks of both."""
-    x0, y0, z0, in_0 = corner_pixel(first, CORNER, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-    x1, y1, z1, in_1 = corner_pixel(first, CORNER + 1, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-    x2, y2, z2, in_2 = corner_pixel(first, CORNER + 2, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-    x3, y3, z3, in_3 = corner_pixel(first, CORNER + 3, sizes, AXES, TAPS, MODE, PADDING, ALIGNED)
-    p0 = (z0 * sizes[1] + y0) * sizes[0] + x0 - first_pixel
-    p1 = (z1 * sizes[1] + y1) * sizes[0] + x1 - first_pixel
-    p2 = (z2 * sizes[1] + y2) * sizes[0] + x2 - first_pixel
-    p3 = (z3 * sizes[1] + y3) * sizes[0] + x3 - first_pixel
-    offsets = (
-        pixel_offset(n, x0, y0, z0, image_strides, OFFSET),
-        pixel_offset(n, x1, y1, z1, image_strides, OFFSET),
-        pixel_offset(n, x2, y2, z2, image_strides, OFFSET),
-        pixel_offset(n, x3, y3, z3, image_strides, OFFSET),
-    )
-    m0, m1, m2, m3 = in_0 & inside, in_1 & inside, in_2 & inside, in_3 & inside
-    if BANDS:
-        m0, m1 = m0 & (p0 >= 0) & (p0 < span), m1 & (p1 >= 0) & (p1 < span)
-        m2, m3 = m2 & (p2 >= 0) & (p2 < span), m3 & (p3 >= 0) & (p3 < span)
-    return (p0, p1, p2, p3), offsets, (m0, m1, m2, m3), (in_0, in_1, in_2, in_3)
-
-
-@triton.jit
-def quad_weights(t, CORNER: tl.constexpr, AXES: tl.constexpr, TAPS: tl.constexpr, MODE: tl.constexpr):
-    """Weights of four corners from CORNER."""
-    return (
-        corner_weight(t, CORNER, AXES, TAPS, MODE),
-        corner_weight(t, CORNER + 1, AXES, TAPS, MODE),
-        corner_weight(t, CORNER + 2, AXES, TAPS, MODE),
-        corner_weight(t, CORNER + 3, AXES, TAPS, MODE),
-    )
-
-
-@triton.jit
-def load_pixels(image, channel, step, offsets, COMPUTE: tl.constexpr):
-    """The pixels of four corners in one channel."""
-    pixels = image + tl.full([1], channel, tl.int64) * step
-    return (
-        widen(tl.load(pixels + offsets[0]), COMPUTE),
-        widen(tl.load(pixels + offsets[1]), COMPUTE),
-        widen(tl.load(pixels + offsets[2]), COMPUTE),
-        widen(tl.load(pixels + offsets[3]), COMPUTE),
-    )
-
-
-@triton.jit
-def add_products(s0, s1, s2, s3, d, image, channel, step, offsets, COMPUTE: tl.constexpr):
-    """Add dout times pixel of one channel to the sums of four corners."""
-    p0, p1, p2, p3 = load_pixels(image, channel, step, offsets, COMPUTE)
-    return s0 + d * p0, s1 + d * p1, s2 + d * p2, s3 + d * p3
-
-
-@triton.jit
-def store_changes(
-    dgrid, at, changes, scale, inside, step,
-    AXES: tl.constexpr, MODE: tl.constexpr, ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """Store the derivatives along all axes; zeros in mode nearest."""
-    if MODE == NEAREST:
-        scale = changes
-    store_dgrid(dgrid, at, changes[0], scale[0], inside, ACCUMULATE, COMPUTE)
-    store_dgrid(dgrid, at + step, changes[1], scale[1], inside, ACCUMULATE, COMPUTE)
-    if AXES == 3:
-        store_dgrid(dgrid, at + 2 * step, changes[2], scale[2], inside, ACCUMULATE, COMPUTE)
 
 
 @triton.jit
@@ -349,11 +249,16 @@ def visit_channel(
     return s0, s1, s2, s3
 
 
-@triton.jit(do_not_specialize=["limit", "tasks", "programs", "first_pixel", "tiles", "span", "fraction_bits"])
+@triton.jit(
+    do_not_specialize=[
+        "limit", "tasks", "programs", "first_channel", "first_pixel", "tiles", "span", "fraction_bits",
+    ]
+)  # fmt: skip
 def add_samples(
     dgrid, sums, words, dout, image, grid, gate,
-    limit, tasks, programs, first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes,
-    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    limit, tasks, programs, first_channel, first_pixel, tiles, span, fraction_bits, channels, samples, sizes,
+    out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step,
+    grid_step,
     GATED: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
     MERGE: tl.constexpr, UNROLLED: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
@@ -361,6 +266,7 @@ def add_samples(
 ):  # fmt: skip
     """The terms and dgrid of TILE samples. GATED: a program has several tasks, if the gate is open."""
     follow()
+    dout += first_channel.to(tl.int64) * dout_step
     if GATED:
         if tl.load(gate) > limit:
             for task in range(tl.program_id(0), tasks, programs):
@@ -517,7 +423,8 @@ class Gate:
 class SampleSums:
     """Workspace regions and launches for dinput and dgrid, each if needed, in ``budget`` bytes if possible.
 
-    Images are processed ``images`` at a time, or one at a time in ``bands`` bands of ``span`` pixels.
+    Images are processed ``images`` at a time. If memory is short, an image is processed ``channels`` channels
+    at a time, or in ``bands`` bands of ``span`` pixels.
     """
 
     def __init__(
@@ -529,18 +436,28 @@ class SampleSums:
         if desc.axes == 3:
             self.tile, self.warps = tuning.tile_3d, tuning.warps_3d
         self.words = 2 if desc.compute.bits == 64 else 1
-        self.images, self.bands = desc.batch, 1
-        image_bytes = max(desc.channels * desc.pixels * 8 * self.words, 1)
+        self.images, self.channels, self.bands = desc.batch, max(desc.channels, 1), 1
+        plane_bytes = max(desc.pixels * 8 * self.words, 1)
+        image_bytes = self.channels * plane_bytes
         if desc.needs_dinput:
             self.images = max(min(budget // image_bytes, desc.batch), 1)
-            if image_bytes > budget:
-                self.bands = min(-(-image_bytes // max(budget, 1)), MOST_BANDS, desc.pixels)
+        if desc.needs_dinput and image_bytes > budget:
+            groups = min(-(-self.channels // max(budget // plane_bytes, 1)), MOST_BANDS)
+            self.channels = -(-self.channels // groups)
+            bands = -(-self.channels * plane_bytes // max(budget, 1))
+            self.bands = min(bands, max(MOST_BANDS // groups, 1), desc.pixels)
         self.span = -(-desc.pixels // self.bands)
-        parts = -(-max(desc.samples, self.span * self.words) // tuning.prepared)
-        self.parts = min(triton.next_power_of_2(max(parts, 1)), MOST_PARTS)
-        planes = self.images * desc.channels if desc.needs_dinput else 0
+        self.parts = self._parts(max(desc.samples, self.span * self.words))
+        planes = self.images * self.channels if desc.needs_dinput else 0
         self.plane_words = layout.take(planes * self.parts, torch.int32)
         self.sums = layout.take(planes * self.span * self.words, torch.int64)
+
+    def _parts(self, elements: int) -> int:
+        """Number of parts of a plane. Small planes have smaller parts, for more programs."""
+        tuning = self.tuning
+        many, few = (max(-(-elements // size), 1) for size in (tuning.vector, tuning.prepared))
+        most = min(max(triton.next_power_of_2(few), tuning.most_small), MOST_PARTS)
+        return min(triton.next_power_of_2(many), most)
 
     def add_steps(
         self,
@@ -551,51 +468,108 @@ class SampleSums:
         images: int | None = None,
     ) -> None:
         """Add the launches for ``images`` images from ``begin``; behind a gate, for dinput alone."""
-        end = begin + (self.desc.batch if images is None else images)
+        desc = self.desc
+        end = begin + (desc.batch if images is None else images)
+        needs_dinput = args.dinput is not None and desc.channels > 0
+        needs_dgrid = args.dgrid is not None and gate is None
+        # dgrid is a sum over all channels.
+        alone = needs_dgrid and not (needs_dinput and self.channels >= desc.channels)
         for first in range(begin, end, self.images):
             images = min(self.images, end - first)
-            for band in range(self.bands):
-                self.add_band(steps, args, first, images, band, gate)
+            sources = operands_of(desc, args, first, images) | sampling_constants(desc)
+            if alone and desc.samples:
+                self._add_terms(steps, args, images, sources | self._without_dinput())
+            if not needs_dinput:
+                continue
+            for channel in range(0, desc.channels, self.channels):
+                for band in range(self.bands):
+                    more = {
+                        "channels": min(self.channels, desc.channels - channel), "first_channel": channel,
+                        "first_pixel": band * self.span, "DGRID": needs_dgrid and not alone and band == 0,
+                    }  # fmt: skip
+                    self._add_band(steps, args, images, sources | more, gate)
 
-    def add_band(
+    def _without_dinput(self) -> dict[str, Any]:
+        """Parameters of ``add_samples`` for dgrid alone."""
+        return {
+            "sums": "dout", "words": "dout", "gate": "dout", "limit": 0, "GATED": False, "first_channel": 0,
+            "first_pixel": 0, "span": 0, "DINPUT": False, "DGRID": True, "BANDS": False,
+            "WORDS": self.words, "PARTS": 1,
+        }  # fmt: skip
+
+    def _add_band(
         self,
         steps: Steps,
         args: GridSampleBackwardArgs,
-        first: int,
         images: int,
-        band: int,
+        sources: dict[str, Any],
         gate: Gate | None,
     ) -> None:
+        """Add the launches for one band of some channels."""
         desc, tuning = self.desc, self.tuning
-        dinput = args.dinput if desc.channels else None
-        dgrid = args.dgrid if band == 0 and gate is None else None
-        planes = images * desc.channels
-        merge = desc.mode == Mode.BILINEAR and self.words == 1
-        sources = operands_of(desc, args, first, images) | {
-            "sums": self.sums if dinput is not None else "dout",
-            "words": self.plane_words if dinput is not None else "dout",
-            "first_pixel": band * self.span, "span": self.span, "parts": self.parts,
-            "DINPUT": dinput is not None, "DGRID": dgrid is not None, "BANDS": self.bands > 1,
-            "MERGE": dinput is not None and merge,
-            "UNROLLED": desc.channels if merge and desc.channels <= tuning.unrolled else 0,
-            "gate": gate.gate if gate else "dout", "limit": gate.limit if gate else 0,
-            "GATED": gate is not None,
-            "WORDS": self.words, "PARTS": self.parts, "MANY_CHANNELS": desc.channels > BLOCK.value,
-            "TILE": self.tile, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
-            **sampling_constants(desc),
+        sources |= {
+            "sums": self.sums, "words": self.plane_words, "span": self.span, "parts": self.parts,
+            "DINPUT": True, "BANDS": self.bands > 1, "gate": gate.gate if gate else "dout",
+            "limit": gate.limit if gate else 0, "GATED": gate is not None, "WORDS": self.words,
+            "PARTS": self.parts, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
         }  # fmt: skip
-        if dinput is not None:
-            steps.add(prepare, planes * self.parts, sources, num_warps=self.warps)
-        if desc.samples and (dinput is not None or dgrid is not None):
-            tiles = -(-desc.samples // self.tile)
-            tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self.programs(images * tiles, gate)}
-            steps.add(add_samples, tasks["programs"], sources, tasks, num_warps=self.warps)
-        if dinput is not None:
-            conversions = -(-self.span // tuning.converted)
-            count = planes * conversions
-            tasks = {"conversions": conversions, "tasks": count, "programs": self.programs(count, gate)}
-            steps.add(convert, tasks["programs"], sources, tasks, num_warps=self.warps)
+        planes = images * sources["channels"]
+        steps.add(prepare, planes * self.parts, sources, num_warps=self.warps)
+        if desc.samples:
+            self._add_terms(steps, args, images, sources, gate)
+        conversions = -(-self.span // tuning.converted)
+        count = planes * conversions
+        tasks = {"conversions": conversions, "tasks": count, "programs": self._programs(count, gate)}
+        steps.add(convert, tasks["programs"], sources, tasks, num_warps=self.warps)
 
-    def programs(self, tasks: int, gate: Gate | None) -> int:
+    def _add_terms(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        images: int,
+        sources: dict[str, Any],
+        gate: Gate | None = None,
+    ) -> None:
+        """Add the launch of ``add_columns``, or of ``add_samples``."""
+        desc, tuning, channels = self.desc, self.tuning, sources["channels"]
+        merge = desc.mode == Mode.BILINEAR and self.words == 1
+        few = merge and channels <= tuning.unrolled
+        if few and sources["DINPUT"]:
+            self._add_columns(steps, args, images, sources, gate)
+            return
+        tiles = -(-desc.samples // self.tile)
+        tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self._programs(images * tiles, gate)}
+        steps.add(
+            add_samples, tasks["programs"], sources, tasks,
+            MERGE=merge and sources["DINPUT"], UNROLLED=channels if few else 0,
+            MANY_CHANNELS=channels > BLOCK.value, TILE=self.tile, num_warps=self.warps,
+        )  # fmt: skip
+
+    def _add_columns(
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        images: int,
+        sources: dict[str, Any],
+        gate: Gate | None,
+    ) -> None:
+        """Add the launch of ``add_columns``."""
+        desc, tuning, length = self.desc, self.tuning, self.tuning.steps
+        while length > 1 and images * desc.samples < tuning.least_programs * tuning.lanes * length:
+            length //= 2
+        wide = desc.output_size[-1]
+        columns = wide * -(-desc.samples // (wide * length))
+        tiles = -(-columns // tuning.lanes)
+        programs = images * tiles if gate is None else min(images * tiles, tuning.gated_columns)
+        grid, dgrid = args.grid, args.grid if args.dgrid is None else args.dgrid
+        steps.add(
+            add_columns, programs, sources,
+            tasks=images * tiles, programs=programs, tiles=tiles, columns=columns,
+            GRID_FLAT=is_flat(desc.output_size, grid.stride()[1:-1]),
+            DGRID_FLAT=is_flat(desc.output_size, dgrid.stride()[1:-1]), CHANNELS=sources["channels"],
+            TILE=tuning.lanes, STEPS=length, registers=tuning.registers, num_warps=1,
+        )  # fmt: skip
+
+    def _programs(self, tasks: int, gate: Gate | None) -> int:
         """Number of programs. Behind a gate there are few, which take little time to return."""
         return min(tasks, self.tuning.gated_programs) if gate else tasks

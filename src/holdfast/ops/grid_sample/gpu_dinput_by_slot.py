@@ -43,16 +43,10 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     unravel,
 )
 from holdfast.ops.grid_sample.gpu_dinput_by_cell import step_of, tiles_of
-from holdfast.ops.grid_sample.gpu_dinput_by_sample import (
-    Gate,
-    SampleSums,
-    add_products,
-    add_slopes,
-    operands_of,
-    store_changes,
-)
+from holdfast.ops.grid_sample.gpu_dinput_by_sample import Gate, SampleSums, operands_of
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
 from holdfast.ops.grid_sample.gpu_slot_columns import EXTRAS, HOLDERS, TALLIES, sum_slots
+from holdfast.ops.grid_sample.gpu_terms import add_products, add_slopes, four_corners, store_changes
 from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
 #: Words per plane of ``largest``: atomics of many programs on one address would be slow.
@@ -172,31 +166,6 @@ def store_pair(dgrid, number, changes, scale, inside):
     tl.store(dgrid + ((number * 2)[:, None] + tl.arange(0, 2)[None, :]), pair, mask=inside[:, None])
 
 
-@triton.jit
-def clipped_tap(first, TAP: tl.constexpr, size):
-    """A tap's pixel, the nearest one of the image if it is outside, and whether it is inside."""
-    index = first + TAP
-    return tl.minimum(tl.maximum(index, 0), size - 1), (index >= 0) & (index < size)
-
-
-@triton.jit
-def four_corners(first, sizes, strides, LAYER: tl.constexpr, AXES: tl.constexpr, OFFSET: tl.constexpr):
-    """Offsets in the image of the four corners of a layer, and whether they are inside."""
-    west, in_west = clipped_tap(first[0], 0, sizes[0])
-    east, in_east = clipped_tap(first[0], 1, sizes[0])
-    north, in_north = clipped_tap(first[1], 0, sizes[1])
-    south, in_south = clipped_tap(first[1], 1, sizes[1])
-    west, east = west.to(OFFSET) * strides[1], east.to(OFFSET) * strides[1]
-    north, south = north.to(OFFSET) * strides[2], south.to(OFFSET) * strides[2]
-    if AXES == 3:
-        layer, in_layer = clipped_tap(first[2], LAYER, sizes[2])
-        layer = layer.to(OFFSET) * strides[3]
-        north, south = north + layer, south + layer
-        in_north, in_south = in_north & in_layer, in_south & in_layer
-    offsets = (north + west, north + east, south + west, south + east)
-    return offsets, (in_north & in_west, in_north & in_east, in_south & in_west, in_south & in_east)
-
-
 @triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
 def place_samples(
     dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
@@ -212,6 +181,9 @@ def place_samples(
     PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
     """
     follow()
+    # If there are already too many extras, only dgrid is still needed.
+    if not DGRID and tl.load(tallies + EXTRAS) > most_extras:
+        return
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples

@@ -15,6 +15,7 @@ _GRADIENTS_CPU, _BANDS_CPU = f"{_OP}.cpu_gradients", f"{_OP}.cpu_bands"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU, _COLUMNS_GPU = f"{_OP}.gpu_dinput_by_slot", f"{_OP}.gpu_slot_columns"
 _IMAGES_GPU, _PLANES_GPU = f"{_OP}.gpu_dinput_by_image", f"{_OP}.gpu_dinput_by_plane"
+_TERMS_GPU, _SAMPLES_GPU = f"{_OP}.gpu_terms", f"{_OP}.gpu_sample_columns"
 _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 
 MUTANTS = (
@@ -211,10 +212,10 @@ MUTANTS = (
     ),
     _backward(
         "a corner after the last column taken for one of the image",
-        _SLOTS_GPU,
-        "size - 1), (index >= 0) & (index < size)",
-        "size - 1), (index >= 0) & (index <= size)",
-        likely="random",
+        _TERMS_GPU,
+        "return index.to(tl.uint32) < (size + tl.zeros([1], tl.int32)).to(tl.uint32)",
+        "return index.to(tl.uint32) <= (size + tl.zeros([1], tl.int32)).to(tl.uint32)",
+        likely="on centres and borders",
     ),
     _backward(
         "the last channel not measured",
@@ -263,6 +264,27 @@ MUTANTS = (
         _SLOTS_GPU,
         "refused = (field == 255) |",
         "refused = (field == 256) |",
+        likely="infinite gradients, 4 channels",
+    ),
+    _backward(
+        "carried terms lost at the end of a column",
+        _SAMPLES_GPU,
+        "before, joined = (last_0, last_1), lane < 0",
+        "before, joined = (last_0, last_1), lane >= 0",
+        likely="infinite gradients, 4 channels",
+    ),
+    _backward(
+        "carried terms added twice",
+        _SAMPLES_GPU,
+        "release(sums, carried, before, joined, lane,",
+        "release(sums, carried, before, joined & (lane < 0), lane,",
+        likely="infinite gradients, 4 channels",
+    ),
+    _backward(
+        "west terms exchanged for east terms",
+        _SAMPLES_GPU,
+        "got = tl.gather(tl.where(second, west, east), lane",
+        "got = tl.gather(tl.where(second, east, west), lane",
         likely="infinite gradients, 4 channels",
     ),
     _backward(
