@@ -12,8 +12,8 @@ _CPU, _GPU = "holdfast.ops.embedding.cpu", "holdfast.ops.embedding.gpu"
 # fmt: off
 MUTANTS = (
     _mutant("the last column lost", _CPU,
-        "copy(target, weight_at + index * row_step * item, columns * item)",
-        "copy(target, weight_at + index * row_step * item, (columns - 1) * item)"),
+        "copy_run(target, weight_at + index * row_step * item, columns * item)",
+        "copy_run(target, weight_at + index * row_step * item, (columns - 1) * item)"),
     _mutant("the column stride of the output for that of the table", _CPU,
         "row_step * item, step, columns, target, out_step, item)",
         "row_step * item, out_step, columns, target, out_step, item)"),
