@@ -9,7 +9,7 @@ tiles is loaded once. So the arithmetic of a kernel does not depend on strides, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ from holdfast.backends.cpu import (
 from holdfast.backends.scratch import Runs, Scratch, step_of
 from holdfast.backends.threads import parallel
 from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
     FLOAT8_E4M3FN,
@@ -157,63 +159,109 @@ def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
     return scale if isinstance(scale, torch.Tensor) else _host_value(float(scale), compute.torch)
 
 
+def zero_point_tensor(zero_point: torch.Tensor | int) -> torch.Tensor:
+    """The zero point as a tensor."""
+    if isinstance(zero_point, torch.Tensor):
+        return zero_point
+    return _host_value(clamp_zero_point(zero_point), torch.int32)
+
+
 def shared_tensors(args: Any, compute: Float) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale and the zero point as tensors."""
-    zero_point = args.zero_point
-    if not isinstance(zero_point, torch.Tensor):
-        zero_point = _host_value(clamp_zero_point(zero_point), torch.int32)
-    return scale_tensor(args.scale, compute), zero_point
+    return scale_tensor(args.scale, compute), zero_point_tensor(args.zero_point)
 
 
-def launch(
-    entry: Any,
-    operands: Sequence[torch.Tensor],
-    *scalars: Any,
-    space: Space,
-    inputs: int,
-    compute: Float,
-    packed: int = 0,
-    per_byte: int = 1,
-    signed: bool = False,
-    streamed: bool = False,
-    by_row: bool = False,
-    raw: Mapping[int, torch.dtype] | None = None,
-) -> None:
-    """Run ``entry`` over all tiles of ``operands``: the output, ``inputs`` inputs, the scale, the zero point.
+class Walk:
+    """The loop of a kernel over the tiles of ``operands``: the output, ``inputs`` inputs, scale, zero point.
 
     Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
     large output is written by streaming stores; the kernel must then call ``streamed_item``, ``flush`` and
     ``finish``, and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel
     converts operands of these numbers and dtypes itself if the scale is by tile or by row.
     """
-    tiling = _tiling(space, inputs)
-    table = tiling.table.copy()
-    table[:-1, _ADDRESS] = [operand.data_ptr() for operand in operands]
-    table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
-    if len(operands) > inputs + 2:
-        table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
-    if per_byte > 1:
-        table[packed, _KIND] = INT8 if signed else UINT8
-        table[packed, _PACK_SHIFT], table[packed, _SIGNED] = per_byte >> 1, signed
-    if by_row and tiling.by_row:
-        for operand in range(1 + inputs, len(operands)):
-            if table[operand, _LAYOUT] == _STRIDED:
-                strides = space.strides[operand][:-1]
-                dense = strides[-1] == 1 and _is_dense(space.sizes[:-1], strides)
-                table[operand, _LAYOUT] = _BY_ROW_IN_PLACE if dense else _BY_ROW
-    if tiling.shared or tiling.by_row:
-        for operand, dtype in (raw or {}).items():
-            if operands[operand].dtype == dtype:
-                table[operand, _KIND] = dtype.itemsize
-    if streamed and table[0, _LAYOUT] == _IN_PLACE and _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES:
-        table[0, _LAYOUT] = _STREAMED
 
-    scratch = _scratch_for(len(operands))
+    def __init__(
+        self,
+        entry: Any,
+        operands: Sequence[torch.Tensor],
+        *,
+        space: Space,
+        inputs: int,
+        compute: Float,
+        packed: int = 0,
+        per_byte: int = 1,
+        signed: bool = False,
+        streamed: bool = False,
+        by_row: bool = False,
+        raw: Mapping[int, torch.dtype] | None = None,
+    ) -> None:
+        tiling = _tiling(space, inputs)
+        table = tiling.table.copy()
+        table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
+        if len(operands) > inputs + 2:
+            table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
+        if per_byte > 1:
+            table[packed, _KIND] = INT8 if signed else UINT8
+            table[packed, _PACK_SHIFT], table[packed, _SIGNED] = per_byte >> 1, signed
+        if by_row and tiling.by_row:
+            for operand in range(1 + inputs, len(operands)):
+                if table[operand, _LAYOUT] == _STRIDED:
+                    strides = space.strides[operand][:-1]
+                    dense = strides[-1] == 1 and _is_dense(space.sizes[:-1], strides)
+                    table[operand, _LAYOUT] = _BY_ROW_IN_PLACE if dense else _BY_ROW
+        if tiling.shared or tiling.by_row:
+            for operand, dtype in (raw or {}).items():
+                if operands[operand].dtype == dtype:
+                    table[operand, _KIND] = dtype.itemsize
+        large = _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES
+        if streamed and table[0, _LAYOUT] == _IN_PLACE and large:
+            table[0, _LAYOUT] = _STREAMED
+        self.inputs, self.operands = inputs, len(operands)
+        self._entry, self._tiling, self._table = entry, tiling, table
+        self._scratch, self._elements = _scratch_for(len(operands)), space.rows * space.columns
 
-    def run_tiles(first: int, last: int) -> None:
-        entry(first, last, (tiling.shape, table, scratch.of_thread()), tiling.shared, *scalars)
+    def run(self, addresses: Sequence[int], *scalars: Any) -> None:
+        """Run the kernel with these scalars over operands at these addresses."""
+        tiling, table, entry, scratch = self._tiling, self._table.copy(), self._entry, self._scratch
+        table[:-1, _ADDRESS] = addresses
 
-    parallel(run_tiles, tiling.tiles, space.rows * space.columns)
+        def run_tiles(first: int, last: int) -> None:
+            entry(first, last, (tiling.shape, table, scratch.of_thread()), tiling.shared, *scalars)
+
+        parallel(run_tiles, tiling.tiles, self._elements)
+
+
+def launch_of(walk: Walk, compute: Float, *scalars: Any) -> Launch[Any]:
+    """The launch of a walk over the first operands of the args. A scale or a zero point may be a number."""
+
+    def tensors_of_numbers(args: Any) -> dict[int, torch.Tensor]:
+        """The scale and the zero point as tensors if they are numbers, by their position."""
+        found = {}
+        for position, name in enumerate(("scale", "zero_point")[: walk.operands - walk.inputs - 1]):
+            given = getattr(args, name)
+            if not isinstance(given, torch.Tensor):
+                as_tensor = scale_tensor(given, compute) if name == "scale" else zero_point_tensor(given)
+                found[walk.inputs + 1 + position] = as_tensor
+        return found
+
+    def bound(args: Any) -> Callable[..., None]:
+        numbers = tensors_of_numbers(args)  # kept: their addresses are in use
+        known = [(position, tensor.data_ptr()) for position, tensor in numbers.items()]
+
+        def run(stream: int, workspace: int, *addresses: int) -> None:
+            at = [*addresses[: walk.operands]]
+            for position, address in known:
+                at[position] = address
+            walk.run(at, *scalars)
+
+        run.numbers = numbers  # type: ignore[attr-defined]
+        return run
+
+    def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+        bound(args)(0, 0, *addresses)
+
+    launch.bound = bound  # type: ignore[attr-defined]
+    return launch
 
 
 def _bytes_of(operands: Sequence[torch.Tensor]) -> int:

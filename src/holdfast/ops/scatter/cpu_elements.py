@@ -95,7 +95,7 @@ def _push(slot_at, total, like):
 
 @jit
 def _next_chunk(row, sums, words, word_step, slots_at, used, like):
-    """Push the full chunk of a row, and empty it. A new slot is number ``used``. Returns how many are used."""
+    """Push the full chunk of a row and empty it. A new slot is number ``used``. Returns how many are used."""
     outlined()
     size = _SLOT * size_of(like)
     slot = words[row * word_step] >> _COUNT_BITS
