@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from holdfast.backends.cpu import (
+    clear,
     compile_kernel,
+    copy,
     copy_run,
     fence,
     jit,
@@ -74,7 +76,7 @@ def _copy_row(index, target, rows, weight, out, columns, item):
         if streamed:
             stream(target, weight_at + index * row_step * item, columns * item)
         else:
-            copy_run(target, weight_at + index * row_step * item, columns * item)
+            copy(target, weight_at + index * row_step * item, columns * item)
     else:
         move(weight_at + index * row_step * item, step, columns, target, out_step, item)
 
@@ -92,6 +94,20 @@ def embedding(first, last, indices, index_item, index_table, rows, weight, out, 
 
 
 @jit
+def _copy_whole(first, last, places, index_step, distance, prefetched, table, out, size):
+    """``_copy_range`` of contiguous rows of ``size`` bytes. ``table`` and ``out`` have their row strides."""
+    (weight, row_step, rows), (target, target_step) = table, out
+    for n in range(first, last):
+        ahead = np.int64(places[min(n + distance, last - 1) * index_step])
+        prefetch_run(weight + ahead * row_step, prefetched)
+        index = np.int64(places[n * index_step])
+        if np.uint64(index) < np.uint64(rows):
+            copy_run(target + n * target_step, weight + index * row_step, size)
+        else:
+            clear(target + n * target_step, size)
+
+
+@jit
 def _copy_range(first, last, tensors, numbers, at, index_type):
     """``embedding`` of indices with one stride, to rows with one stride.
 
@@ -104,9 +120,16 @@ def _copy_range(first, last, tensors, numbers, at, index_type):
     columns, item = numbers[at + 8], numbers[at + 9]
     places, distance = pointer(indices, index_type), _distance(columns * item)
     table, target = (weight, row_step, step), (out, out_step, streamed)
+    prefetched = min(columns * item, _PREFETCHED)
+    if step == 1 and out_step == 1 and not streamed:
+        _copy_whole(
+            first, last, places, index_step, distance, prefetched, (weight, row_step * item, rows),
+            (out, row_bytes), columns * item,
+        )  # fmt: skip
+        return
     for n in range(first, last):
         ahead = np.int64(places[min(n + distance, last - 1) * index_step])
-        prefetch_run(weight + ahead * row_step * item, min(columns * item, _PREFETCHED))
+        prefetch_run(weight + ahead * row_step * item, prefetched)
         index = np.int64(places[n * index_step])
         _copy_row(index, out + n * row_bytes, rows, table, target, columns, item)
 

@@ -12,8 +12,13 @@ _CPU, _GPU = "holdfast.ops.embedding.cpu", "holdfast.ops.embedding.gpu"
 # fmt: off
 MUTANTS = (
     _mutant("the last column lost", _CPU,
-        "copy_run(target, weight_at + index * row_step * item, columns * item)",
-        "copy_run(target, weight_at + index * row_step * item, (columns - 1) * item)"),
+        "copy(target, weight_at + index * row_step * item, columns * item)",
+        "copy(target, weight_at + index * row_step * item, (columns - 1) * item)"),
+    _mutant("the last byte of a whole row lost", _CPU,
+        "copy_run(target + n * target_step, weight + index * row_step, size)",
+        "copy_run(target + n * target_step, weight + index * row_step, size - 1)"),
+    _mutant("a whole row after the last", _CPU,
+        "if np.uint64(index) < np.uint64(rows):", "if np.uint64(index) <= np.uint64(rows):"),
     _mutant("the column stride of the output for that of the table", _CPU,
         "row_step * item, step, columns, target, out_step, item)",
         "row_step * item, out_step, columns, target, out_step, item)"),
