@@ -123,8 +123,6 @@ def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
     return types.none(x, codes, begin, end, s, z, q_min, q_max), build
 
 
-#: Least codes of one scale that are worth its reciprocal.
-_MANY = 128
 _FUSED = multiplies_and_adds()
 
 
@@ -152,13 +150,13 @@ def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
         kind, lanes = s.type, ROW_BLOCK
         bits, fraction = (32, 23) if kind == ir.FloatType() else (64, 52)
 
-        def smaller(a, b, order="<"):
+        def first_if(order, a, b):
             return builder.select(builder.fcmp_ordered(order, a, b), a, b)
 
         ends = [builder.fmul(builder.fsub(q, z), s) for q in (q_min, q_max)]
         reciprocal = builder.fdiv(kind(1.0), s)
         error = builder.fmul(builder.fma(builder.fneg(s), reciprocal, kind(1.0)), reciprocal)
-        scalars = smaller(*ends), smaller(*ends, order=">"), reciprocal, error, builder.fneg(s)
+        scalars = first_if("<", *ends), first_if(">", *ends), reciprocal, error, builder.fneg(s)
         least, greatest, r, e, opposite = (splat(builder, value, lanes) for value in scalars)
         whole = ir.VectorType(kind, lanes)
         zeros, rounding = ir.Constant(whole, [0.0] * lanes), ir.Constant(whole, [1.5 * 2.0**fraction] * lanes)
@@ -169,7 +167,7 @@ def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
             index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
             given = load_real_lanes(builder, x, index, lanes, kind)
             given = builder.select(builder.fcmp_ordered("ord", given, given), given, zeros)
-            given = smaller(smaller(given, least, order=">"), greatest)
+            given = first_if("<", first_if(">", given, least), greatest)
             q = fma_lanes(builder, given, r, builder.fmul(given, e))
             q = fma_lanes(builder, fma_lanes(builder, q, opposite, given), r, q)
             near = builder.bitcast(builder.fadd(q, rounding), ir.VectorType(ir.IntType(bits), lanes))
@@ -198,7 +196,7 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
             stop, s, z = min(whole, row_end), scale[row], zero_point[row]
-            if stop - part >= _MANY and _is_ordinary(s, z, q_min, q_max):
+            if _is_ordinary(s, z, q_min, q_max):
                 _codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
             else:
                 _code_blocks(x, codes, part, stop, s, z, q_min, q_max)
