@@ -357,6 +357,16 @@ def numbers_of(typingctx, task):
 
 
 @emit
+def address_of(typingctx, elements):
+    """The address that a pointer points to."""
+
+    def build(context, builder, signature, args):
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(elements), build
+
+
+@emit
 def take(typingctx, numbers, position, amount):
     """Add an amount to a number that threads share, atomically. Returns the number before."""
 

@@ -20,11 +20,14 @@ from holdfast.backends.cpu import (
     emit,
     jit,
     kernel,
+    numbers_of,
     outlined,
     pointer,
     prefetch,
     splat,
     store_lanes,
+    take,
+    team_kernel,
 )
 from holdfast.core.plan import Launch
 from holdfast.numerics.cpu import (
@@ -37,9 +40,15 @@ from holdfast.numerics.cpu import (
     rint_lanes,
     zero,
 )
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    NUMBERS,
     ROW_BLOCK,
+    SCALARS,
+    SHARED,
+    SLOTS,
+    THREAD,
     code_bounds,
     finish,
     flush_alone,
@@ -53,6 +62,8 @@ from holdfast.ops.affine.cpu import (
     stores_floating_codes,
     straight_through_backward,
     streamed_item,
+    take_tiles,
+    walk_of_task,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
@@ -206,8 +217,8 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
         flush_alone(walk, runs, begin, end)
 
 
-@kernel
-def _quantize(first, last, walk, shared, q_min, q_max):
+@jit
+def _quantize_tiles(first, last, walk, shared, q_min, q_max):
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
         q, codes, x = pointer(runs[0], q_min), pointer(runs[0], np.int8), pointer(runs[1], q_min)
@@ -241,6 +252,21 @@ def _quantize(first, last, walk, shared, q_min, q_max):
     finish(walk)
 
 
+@team_kernel(NUMBERS)
+def _quantize(task):
+    """``_quantize_tiles``: take ranges of tiles until none is left."""
+    numbers, like = numbers_of(task), task[0][-1]
+    slot = take(numbers, THREAD, 1)
+    if slot >= numbers[SLOTS]:
+        return
+    walk, shared, scalars = walk_of_task(numbers, slot), numbers[SHARED] != 0, pointer(numbers[SCALARS], like)
+    while True:
+        first, last = take_tiles(numbers)
+        if first >= last:
+            break
+        _quantize_tiles(first, last, walk, shared, scalars[0], scalars[1])
+
+
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
     _backward_tiles("integer", first, last, walk, shared, q_min, q_max, accumulate)
@@ -255,7 +281,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
     """``_quantize`` as a kernel."""
 
     def compile(self) -> None:
-        affine.compile_for(_quantize, self.desc.real.compute)
+        _quantize.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -263,9 +289,10 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
         in_bytes = args.q.dtype in (torch.int8, torch.uint8)
-        walk = affine.Walk(
+        walk = affine.SharedWalk(
             _quantize,
             (args.q, args.x, *affine.shared_tensors(args, compute)),
+            affine.compute_scalars(compute, *desc.code_range),
             space=space,
             inputs=1,
             compute=compute,
@@ -275,7 +302,7 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
             by_row=in_bytes,
             raw={1: torch.bfloat16} if in_bytes else {},
         )
-        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, *desc.code_range))
+        return affine.launch_of(walk, compute)
 
 
 class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
