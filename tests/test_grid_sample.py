@@ -441,6 +441,28 @@ def test_the_number_of_threads_changes_no_bit(plan: AnyPlan, threads: int) -> No
         assert differences(plan, problem, threads) == []
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sums_with_unused_places_after_each_row(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images whose rows are a power of two apart have them; here all images do."""
+    monkeypatch.setattr(cpu, "_COLLIDING", 1)
+    monkeypatch.setattr(cpu, "_UNUSED", 1)
+    plan, way = GridSampleBackwardPlan, Way("cpu", threads=threads, times=1)
+    for case in cases.cases(plan):
+        if case.common:
+            args, reference = run_reference(plan, case)
+            assert check(plan, case, way, args, reference, select_on("cpu")) == []
+
+
+def test_sums_of_rows_that_are_a_power_of_two_apart() -> None:
+    desc = GridSampleBackwardDescriptor(shape=(1, 3, 16, 512), output_size=(3, 5))
+    assert cpu.GridSampleBackward(desc, torch.device("cpu")).unused
+    desc = GridSampleBackwardDescriptor(shape=(1, 3, 512, 500), output_size=(3, 5))
+    assert not cpu.GridSampleBackward(desc, torch.device("cpu")).unused
+    for threads in (1, 3):
+        problem = cases.Problem("wide", (3, 16, 256), (29, 31), batch=1)
+        assert differences(GridSampleBackwardPlan, problem, threads) == []
+
+
 @pytest.mark.usefixtures("shared_finely")
 def test_threads_that_share_an_image_use_no_memory_of_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second half of the pixels is totalled first. It must not write to the runs of the first slot."""

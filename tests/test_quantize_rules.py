@@ -140,3 +140,37 @@ def test_dequantize(backend: str, rule: str) -> None:
     args = hf.plans.DequantizePerTensorArgs(q=q, scale=scale, zero_point=zero_point, y=out)
     plan.run(hf.Stream.current(device), None, args)
     assert out.tolist() == y
+
+
+def _next_to_midpoints() -> list[tuple[float, float]]:
+    """(x, scale) with x / scale as close as possible to the middle between a tie k + 0.5 and the next float.
+
+    A quotient that is not correctly rounded is a tie where it should not be, or is none.
+    """
+    found = []
+    for k in range(1, 127):
+        tie = int((k + 0.5) * 2 ** (25 - k.bit_length()))
+        for middle, sign in ((tie + 1, 1), (tie + 1, -1), (tie - 1, 1), (tie - 1, -1)):
+            scale = sign * pow(middle, -1, 2**24) % 2**24
+            x = (middle * scale - sign) // 2**24
+            if 2**23 <= scale and 2**23 <= x < 2**24:
+                found.append((float(x), float(scale) * 2.0 ** (1 - k.bit_length())))
+    return found
+
+
+@pytest.mark.parametrize("real", [torch.float32, torch.float64])
+def test_codes_of_many_elements_are_those_of_correctly_rounded_quotients(real: torch.dtype) -> None:
+    """Codes of many elements with one scale are found without a division."""
+    pairs = _next_to_midpoints()
+    assert len(pairs) > 60
+    generator = torch.Generator().manual_seed(5)
+    random = torch.rand(256, generator=generator) + 1
+    scales = [1.0, 1 + 2.0**-23, 2 - 2.0**-23, 2.0**-59, 2.0**-61, 2.0**59, 2.0**61, *random.tolist()]
+    ties = torch.arange(-130, 130) + 0.5
+    for scale, given in [*((s, None) for s in scales), *((s, x) for x, s in pairs)]:
+        x = ties.to(real) * scale if given is None else torch.full((256,), given, dtype=real)
+        x = torch.cat([x, -x, x.nextafter(x + 1), x.nextafter(x - 1)])
+        s = torch.tensor(scale, dtype=real)
+        for sign, zero_point in ((1, 0), (1, 3), (-1, -77)):
+            expected = ((x / (sign * s)).round() + zero_point).clamp(-128, 127).to(torch.int8)
+            assert torch.equal(hf.quantize(x, sign * s, zero_point), expected), (scale, given, zero_point)

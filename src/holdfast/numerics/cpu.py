@@ -60,11 +60,21 @@ def rint(typingctx, value):
 
 def rint_lanes(builder: Any, vector: Any) -> Any:
     """Emit ``rint`` of a vector."""
-    kind = vector.type
-    name = f"llvm.rint.v{kind.count}{kind.element.intrinsic_name}"
+    return _of_lanes(builder, "rint", vector)
+
+
+def fma_lanes(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Emit a * b + c of vectors, rounded once."""
+    return _of_lanes(builder, "fma", a, b, c)
+
+
+def _of_lanes(builder: Any, operation: str, *vectors: Any) -> Any:
+    """Emit a call of LLVM's function of this name for vectors of one type."""
+    kind = vectors[0].type
+    name = f"llvm.{operation}.v{kind.count}{kind.element.intrinsic_name}"
     known = builder.module.globals.get(name)
-    function = known or ir.Function(builder.module, ir.FunctionType(kind, [kind]), name)
-    return builder.call(function, [vector])
+    function = known or ir.Function(builder.module, ir.FunctionType(kind, [kind] * len(vectors)), name)
+    return builder.call(function, vectors)
 
 
 @emit
@@ -255,7 +265,17 @@ _LANES = 16
 
 def converts_float16() -> bool:
     """Whether the processor converts float16 itself. Otherwise LLVM would call functions that are missing."""
-    return platform.machine() not in ("x86_64", "AMD64") or llvm.get_host_cpu_features().get("f16c", False)
+    return _has("f16c")
+
+
+def multiplies_and_adds() -> bool:
+    """Whether the processor has ``fma``. Otherwise LLVM would call a function for each element."""
+    return _has("fma")
+
+
+def _has(feature: str) -> bool:
+    """Whether an x86 processor has a feature. Others have it."""
+    return platform.machine() not in ("x86_64", "AMD64") or llvm.get_host_cpu_features().get(feature, False)
 
 
 def column_vectors(elements: Any, count: int, real: Any) -> list[Any]:

@@ -9,7 +9,7 @@ tiles is loaded once. So the arithmetic of a kernel does not depend on strides, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ from holdfast.backends.cpu import (
     BLOCK,
     STREAM_BLOCK,
     VECTOR,
+    TeamKernel,
+    address_of,
     compile_kernel,
     copy,
     fence,
@@ -32,10 +34,14 @@ from holdfast.backends.cpu import (
     stream,
     stream_and_prefetch,
     stream_blocks,
+    take,
 )
+from holdfast.backends.private import task_bytes, task_of
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel
+from holdfast.backends.threads import parallel, run_together, threads_together
 from holdfast.core.dtypes import Float
+from holdfast.core.plan import Launch
+from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.numerics.cpu import (
     FLOAT8_E4M3FN,
@@ -54,6 +60,7 @@ from holdfast.numerics.cpu import (
     zero,
     zero_point_kind,
 )
+from holdfast.numerics.cpu_walk import number, walk_of
 from holdfast.ops.affine.plan import clamp_zero_point
 
 #: Elements per tile. Its runs fit into the core's cache, and the cost of finding them is small per element.
@@ -93,6 +100,16 @@ _PREFETCH_DISTANCE = 1024
 
 #: First parameters of every kernel: first tile, last tile, ``walk``, ``shared``.
 _WALK_ARGUMENTS = 4
+
+# Numbers of a task of ``SharedWalk``. The first differ between calls: the next tile, the number of threads
+# that have started, how many tiles a thread takes at once, the number of slots, the address of their scratch.
+# Then come the bytes of a slot, the number of tiles, whether each has one scale, the address of the scalars,
+# the shape, and the rows and columns of the table. The table follows a value of the compute type.
+_NEXT, THREAD, _SHARE, SLOTS, _SCRATCH, _SCRATCH_STEP, _TILES, SHARED, SCALARS, _SHAPE = range(10)
+_ROWS, _COLUMNS, NUMBERS = _SHAPE + 4, _SHAPE + 5, _SHAPE + 6
+_VARIABLES, _TABLE = _SCRATCH_STEP, NUMBERS + 1
+#: Ranges of tiles per thread.
+_RANGES = 8
 
 # Columns of the table of a walk. _PACK_SHIFT is log2 of the codes per byte, _SIGNED tells if they have signs.
 _ADDRESS, _KIND, _LAYOUT, _PACK_SHIFT, _SIGNED, _STRIDES = 0, 1, 2, 3, 4, 5
@@ -157,63 +174,139 @@ def scale_tensor(scale: torch.Tensor | float, compute: Float) -> torch.Tensor:
     return scale if isinstance(scale, torch.Tensor) else _host_value(float(scale), compute.torch)
 
 
+def zero_point_tensor(zero_point: torch.Tensor | int) -> torch.Tensor:
+    """The zero point as a tensor."""
+    if isinstance(zero_point, torch.Tensor):
+        return zero_point
+    return _host_value(clamp_zero_point(zero_point), torch.int32)
+
+
 def shared_tensors(args: Any, compute: Float) -> tuple[torch.Tensor, torch.Tensor]:
     """The scale and the zero point as tensors."""
-    zero_point = args.zero_point
-    if not isinstance(zero_point, torch.Tensor):
-        zero_point = _host_value(clamp_zero_point(zero_point), torch.int32)
-    return scale_tensor(args.scale, compute), zero_point
+    return scale_tensor(args.scale, compute), zero_point_tensor(args.zero_point)
 
 
-def launch(
-    entry: Any,
-    operands: Sequence[torch.Tensor],
-    *scalars: Any,
-    space: Space,
-    inputs: int,
-    compute: Float,
-    packed: int = 0,
-    per_byte: int = 1,
-    signed: bool = False,
-    streamed: bool = False,
-    by_row: bool = False,
-    raw: Mapping[int, torch.dtype] | None = None,
-) -> None:
-    """Run ``entry`` over all tiles of ``operands``: the output, ``inputs`` inputs, the scale, the zero point.
+class Walk:
+    """The loop of a kernel over the tiles of ``operands``: the output, ``inputs`` inputs, scale, zero point.
 
     Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
     large output is written by streaming stores; the kernel must then call ``streamed_item``, ``flush`` and
     ``finish``, and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel
     converts operands of these numbers and dtypes itself if the scale is by tile or by row.
     """
-    tiling = _tiling(space, inputs)
-    table = tiling.table.copy()
-    table[:-1, _ADDRESS] = [operand.data_ptr() for operand in operands]
-    table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
-    if len(operands) > inputs + 2:
-        table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
-    if per_byte > 1:
-        table[packed, _KIND] = INT8 if signed else UINT8
-        table[packed, _PACK_SHIFT], table[packed, _SIGNED] = per_byte >> 1, signed
-    if by_row and tiling.by_row:
-        for operand in range(1 + inputs, len(operands)):
-            if table[operand, _LAYOUT] == _STRIDED:
-                strides = space.strides[operand][:-1]
-                dense = strides[-1] == 1 and _is_dense(space.sizes[:-1], strides)
-                table[operand, _LAYOUT] = _BY_ROW_IN_PLACE if dense else _BY_ROW
-    if tiling.shared or tiling.by_row:
-        for operand, dtype in (raw or {}).items():
-            if operands[operand].dtype == dtype:
-                table[operand, _KIND] = dtype.itemsize
-    if streamed and table[0, _LAYOUT] == _IN_PLACE and _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES:
-        table[0, _LAYOUT] = _STREAMED
 
-    scratch = _scratch_for(len(operands))
+    def __init__(
+        self,
+        entry: Any,
+        operands: Sequence[torch.Tensor],
+        *,
+        space: Space,
+        inputs: int,
+        compute: Float,
+        packed: int = 0,
+        per_byte: int = 1,
+        signed: bool = False,
+        streamed: bool = False,
+        by_row: bool = False,
+        raw: Mapping[int, torch.dtype] | None = None,
+    ) -> None:
+        tiling = _tiling(space, inputs)
+        table = tiling.table.copy()
+        table[:-1, _KIND] = [kind(operand.dtype, compute.torch) for operand in operands]
+        if len(operands) > inputs + 2:
+            table[-2, _KIND] = zero_point_kind(operands[-1].dtype)
+        if per_byte > 1:
+            table[packed, _KIND] = INT8 if signed else UINT8
+            table[packed, _PACK_SHIFT], table[packed, _SIGNED] = per_byte >> 1, signed
+        if by_row and tiling.by_row:
+            for operand in range(1 + inputs, len(operands)):
+                if table[operand, _LAYOUT] == _STRIDED:
+                    strides = space.strides[operand][:-1]
+                    dense = strides[-1] == 1 and _is_dense(space.sizes[:-1], strides)
+                    table[operand, _LAYOUT] = _BY_ROW_IN_PLACE if dense else _BY_ROW
+        if tiling.shared or tiling.by_row:
+            for operand, dtype in (raw or {}).items():
+                if operands[operand].dtype == dtype:
+                    table[operand, _KIND] = dtype.itemsize
+        large = _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES
+        if streamed and table[0, _LAYOUT] == _IN_PLACE and large:
+            table[0, _LAYOUT] = _STREAMED
+        self.inputs, self.operands = inputs, len(operands)
+        self._entry, self._tiling, self._table = entry, tiling, table
+        self._scratch, self._elements = _scratch_for(len(operands)), space.rows * space.columns
 
-    def run_tiles(first: int, last: int) -> None:
-        entry(first, last, (tiling.shape, table, scratch.of_thread()), tiling.shared, *scalars)
+    def run(self, addresses: Sequence[int], *scalars: Any) -> None:
+        """Run the kernel with these scalars over operands at these addresses."""
+        tiling, table, entry, scratch = self._tiling, self._table.copy(), self._entry, self._scratch
+        table[:-1, _ADDRESS] = addresses
 
-    parallel(run_tiles, tiling.tiles, space.rows * space.columns)
+        kernel_table = (walk_of(table)[0], *table.shape)
+
+        def run_tiles(first: int, last: int) -> None:
+            entry(first, last, (tiling.shape, kernel_table, scratch.of_thread()), tiling.shared, *scalars)
+
+        parallel(run_tiles, tiling.tiles, self._elements)
+
+
+class SharedWalk(Walk):
+    """A walk of a ``TeamKernel`` with ``scalars``. Its threads take tiles without Python."""
+
+    def __init__(
+        self, entry: TeamKernel, operands: Sequence[torch.Tensor], scalars: Sequence[Any], **how: Any
+    ) -> None:
+        super().__init__(entry, operands, **how)
+        tiling, like = self._tiling, number(how["compute"])
+        self._function = entry.compiled(like)
+        self._kept = np.array(scalars, type(like))[None]  # its address is in use
+        rows, columns = self._table.shape
+        self._bytes = task_bytes(
+            *[0] * _VARIABLES, self._scratch.size, tiling.tiles, tiling.shared, walk_of(self._kept)[0],
+            *tiling.shape, rows, columns, 0, *self._table.flatten().tolist(),
+        )  # fmt: skip
+        self._task = task_of(len(self._bytes) // 8)
+        self._places = range(_TABLE + _ADDRESS, _TABLE + len(operands) * columns, columns)
+
+    def run(self, addresses: Sequence[int], *scalars: Any) -> None:
+        threads = threads_together(self._elements)
+        task = self._task.from_buffer_copy(self._bytes)
+        share = max(self._tiling.tiles // (_RANGES * threads), 1)
+        task[_SHARE:_VARIABLES] = (share, threads, self._scratch.of_team(threads))
+        for place, address in zip(self._places, addresses, strict=True):
+            task[place] = address
+        run_together(self._function, task, self._elements)
+
+
+def launch_of(walk: Walk, compute: Float, *scalars: Any) -> Launch[Any]:
+    """The launch of a walk over the first operands of the args. A scale or a zero point may be a number."""
+
+    def tensors_of_numbers(args: Any) -> dict[int, torch.Tensor]:
+        """The scale and the zero point as tensors if they are numbers, by their position."""
+        found = {}
+        for position, name in enumerate(("scale", "zero_point")[: walk.operands - walk.inputs - 1]):
+            given = getattr(args, name)
+            if not isinstance(given, torch.Tensor):
+                as_tensor = scale_tensor(given, compute) if name == "scale" else zero_point_tensor(given)
+                found[walk.inputs + 1 + position] = as_tensor
+        return found
+
+    def bound(args: Any) -> Callable[..., None]:
+        numbers = tensors_of_numbers(args)  # kept: their addresses are in use
+        known = [(position, tensor.data_ptr()) for position, tensor in numbers.items()]
+
+        def run(stream: int, workspace: int, *addresses: int) -> None:
+            at = [*addresses[: walk.operands]]
+            for position, address in known:
+                at[position] = address
+            walk.run(at, *scalars)
+
+        run.numbers = numbers  # type: ignore[attr-defined]
+        return run
+
+    def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+        bound(args)(0, 0, *addresses)
+
+    launch.bound = bound  # type: ignore[attr-defined]
+    return launch
 
 
 def _bytes_of(operands: Sequence[torch.Tensor]) -> int:
@@ -235,7 +328,8 @@ def compile_for(entry: Any, compute: Float, *more: Any) -> None:
     tiling = _tiling(Space((1,), ((1,),)), 0)
     count = entry.py_func.__code__.co_argcount - _WALK_ARGUMENTS - len(more)
     scalars = compute_scalars(compute, *[0] * count)
-    compile_kernel(entry, 0, 0, (tiling.shape, tiling.table, 0), True, *scalars, *more)
+    table = (walk_of(tiling.table)[0], *tiling.table.shape)
+    compile_kernel(entry, 0, 0, (tiling.shape, table, 0), True, *scalars, *more)
 
 
 def compute_scalars(compute: Float, *values: int) -> tuple[np.floating[Any], ...]:
@@ -244,9 +338,31 @@ def compute_scalars(compute: Float, *values: int) -> tuple[np.floating[Any], ...
     return tuple(number(value) for value in values)
 
 
-# A kernel's ``walk`` is (shape, table, address of the scratch). Operand 0 is the output. The scratch has two
-# runs for each operand: its elements in the stored dtype, and in the compute type. Then follow a run for row
-# offsets and a run for the addresses that ``load`` returns. ``like`` is a scalar of the compute type.
+# A kernel's ``walk`` is (shape, table, address of the scratch). A table is (address, its rows, its columns):
+# a row for each operand, then one with the loop sizes. Operand 0 is the output. The scratch has two runs for
+# each operand: its elements in the stored dtype, and in the compute type. Then follow a run for row offsets
+# and a run for the addresses that ``load`` returns. ``like`` is a scalar of the compute type.
+
+
+@jit
+def cell(table, row, column):
+    """A number of a table."""
+    return pointer(table[0], np.int64)[row * table[2] + column]
+
+
+@jit
+def walk_of_task(numbers, slot):
+    """The walk of a task of ``SharedWalk``, with the scratch of a slot."""
+    shape = (numbers[_SHAPE], numbers[_SHAPE + 1], numbers[_SHAPE + 2], numbers[_SHAPE + 3])
+    table = (address_of(numbers) + 8 * _TABLE, numbers[_ROWS], numbers[_COLUMNS])
+    return shape, table, numbers[_SCRATCH] + slot * numbers[_SCRATCH_STEP]
+
+
+@jit
+def take_tiles(numbers):
+    """The next range of tiles of a task. It is empty if none is left."""
+    first = take(numbers, _NEXT, numbers[_SHARE])
+    return first, min(first + numbers[_SHARE], numbers[_TILES])
 
 
 @jit
@@ -264,20 +380,20 @@ def _row_offsets(walk, operand, row, rows):
     """Offsets, in elements, of ``rows`` rows of an operand, beginning with ``row``."""
     outlined()
     _, table, scratch = walk
-    sizes, inner = len(table) - 1, table.shape[1] - 2
+    sizes, inner = table[1] - 1, table[2] - 2
     offsets = pointer(scratch + 2 * sizes * _RUN, np.int64)
     offsets[0] = 0
     if inner < _STRIDES:
         return offsets
-    size, step = table[sizes, inner], table[operand, inner]
+    size, step = cell(table, sizes, inner), cell(table, operand, inner)
     done = 0
     while done < rows:
         rest = (row + done) // size
         index = row + done - rest * size
         offset = index * step
         for d in range(inner - 1, _STRIDES - 1, -1):
-            outer = rest // table[sizes, d]
-            offset += (rest - outer * table[sizes, d]) * table[operand, d]
+            outer = rest // cell(table, sizes, d)
+            offset += (rest - outer * cell(table, sizes, d)) * cell(table, operand, d)
             rest = outer
         run = min(rows - done, size - index)
         for r in range(run):
@@ -334,18 +450,19 @@ def _copy_strided(memory, item, offsets, step, rows, columns, run, gather):
 def _load(walk, operand, row, column, rows, columns, like):
     """The address of a run with an operand's elements in a window of rows and columns."""
     _, table, scratch = walk
-    kind, layout, pack_shift = table[operand, _KIND], table[operand, _LAYOUT], table[operand, _PACK_SHIFT]
-    item, step = kind & ITEM_SIZE, table[operand, table.shape[1] - 1]
+    kind, layout = cell(table, operand, _KIND), cell(table, operand, _LAYOUT)
+    pack_shift = cell(table, operand, _PACK_SHIFT)
+    item, step = kind & ITEM_SIZE, cell(table, operand, table[2] - 1)
     count = rows * columns
     in_place = layout == _IN_PLACE or layout == _BY_ROW_IN_PLACE
     if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, operand, row, rows)
-    memory = table[operand, _ADDRESS] + ((column * step * item) >> pack_shift)
+    memory = cell(table, operand, _ADDRESS) + ((column * step * item) >> pack_shift)
     raw = scratch + 2 * operand * _RUN
     if pack_shift > 0:
         for r in range(rows):
-            signed = table[operand, _SIGNED]
+            signed = cell(table, operand, _SIGNED)
             unpack(memory + (offsets[r] >> pack_shift), pack_shift, signed, columns, raw + r * columns)
     elif in_place or (count == 1 and operand > 0):  # a single element is contiguous
         raw = memory + offsets[0] * item
@@ -389,16 +506,16 @@ def load(walk, tile, is_first, shared, inputs, accumulate, like):
     outlined()
     shape, table, scratch = walk
     here = window(shape, tile)
-    runs = pointer(scratch + (2 * len(table) - 1) * _RUN, np.int64)
-    for operand in range(len(table) - 1):
-        kind, layout = table[operand, _KIND], table[operand, _LAYOUT]
+    runs = pointer(scratch + (2 * table[1] - 1) * _RUN, np.int64)
+    for operand in range(table[1] - 1):
+        kind, layout = cell(table, operand, _KIND), cell(table, operand, _LAYOUT)
         row, column, rows, columns = here
         if operand == 0 and not accumulate:
             runs[0] = scratch if _computed_as_stored(kind) else scratch + _RUN
             in_place = layout == _IN_PLACE or layout == _STREAMED
-            if _computed_as_stored(kind) and in_place and table[0, _PACK_SHIFT] == 0:
+            if _computed_as_stored(kind) and in_place and cell(table, 0, _PACK_SHIFT) == 0:
                 offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
-                runs[0] = table[0, _ADDRESS] + offset * (kind & ITEM_SIZE)
+                runs[0] = cell(table, 0, _ADDRESS) + offset * (kind & ITEM_SIZE)
             continue
         if layout == _FIXED and not is_first:
             continue
@@ -419,7 +536,8 @@ def streamed_item(walk):
     If it does, it writes each block of results to the start of the scratch, ``walk[2]``, and calls ``flush``
     in place of ``prefetch``. Results that ``store`` converts or packs are streamed by ``store``.
     """
-    kind, layout, pack_shift = walk[1][0, _KIND], walk[1][0, _LAYOUT], walk[1][0, _PACK_SHIFT]
+    table = walk[1]
+    kind, layout, pack_shift = cell(table, 0, _KIND), cell(table, 0, _LAYOUT), cell(table, 0, _PACK_SHIFT)
     return kind & ITEM_SIZE if layout == _STREAMED and _computed_as_stored(kind) and pack_shift == 0 else 0
 
 
@@ -430,7 +548,7 @@ def is_by_row(walk, inputs):
     The other one has then at least as many elements. The columns are a multiple of ``ROW_BLOCK``.
     """
     table = walk[1]
-    return table[inputs + 1, _LAYOUT] >= _BY_ROW or table[inputs + 2, _LAYOUT] >= _BY_ROW
+    return cell(table, inputs + 1, _LAYOUT) >= _BY_ROW or cell(table, inputs + 2, _LAYOUT) >= _BY_ROW
 
 
 @jit
@@ -442,19 +560,19 @@ def row_columns(walk, inputs, count):
 @jit
 def reads_bytes(walk):
     """Whether run 1 has codes as signed bytes, not as numbers of the compute type."""
-    return walk[1][1, _KIND] == _RAW_BYTES
+    return cell(walk[1], 1, _KIND) == _RAW_BYTES
 
 
 @jit
 def reads_bfloat16(walk):
     """Whether run 1 has bits of bfloat16, not numbers of the compute type."""
-    return walk[1][1, _KIND] == _RAW_BFLOAT16
+    return cell(walk[1], 1, _KIND) == _RAW_BFLOAT16
 
 
 @jit
 def stores_bfloat16(walk):
     """Whether the kernel writes bits of bfloat16."""
-    return walk[1][0, _KIND] == _RAW_BFLOAT16
+    return cell(walk[1], 0, _KIND) == _RAW_BFLOAT16
 
 
 @jit
@@ -492,8 +610,8 @@ def store(walk, tile, like):
     """Copy a tile's results from run 0 to the output, unless they are there already."""
     outlined()
     shape, table, scratch = walk
-    kind, layout, pack_shift = table[0, _KIND], table[0, _LAYOUT], table[0, _PACK_SHIFT]
-    item, step = kind & ITEM_SIZE, table[0, table.shape[1] - 1]
+    kind, layout, pack_shift = cell(table, 0, _KIND), cell(table, 0, _LAYOUT), cell(table, 0, _PACK_SHIFT)
+    item, step = kind & ITEM_SIZE, cell(table, 0, table[2] - 1)
     in_place, as_stored = layout == _IN_PLACE or layout == _STREAMED, _computed_as_stored(kind)
     if in_place and as_stored and pack_shift == 0:
         return
@@ -502,7 +620,7 @@ def store(walk, tile, like):
     if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, np.int64(0), row, rows)
-    memory = table[0, _ADDRESS] + ((column * step * item) >> pack_shift)
+    memory = cell(table, 0, _ADDRESS) + ((column * step * item) >> pack_shift)
     raw = scratch
     if layout == _IN_PLACE and pack_shift == 0:
         raw = memory + offsets[0] * item
@@ -527,21 +645,21 @@ def store(walk, tile, like):
 @jit
 def finish(walk):
     """Make streamed results visible to other threads, after the last tile."""
-    if walk[1][0, _LAYOUT] == _STREAMED:
+    if cell(walk[1], 0, _LAYOUT) == _STREAMED:
         fence()
 
 
 @jit
 def stores_bytes(walk):
     """Whether the kernel writes results as bytes: integer codes of 8 bits or fewer."""
-    kind = walk[1][0, _KIND]
+    kind = cell(walk[1], 0, _KIND)
     return kind == INT8 or kind == UINT8
 
 
 @jit
 def stores_floating_codes(walk):
     """Whether the kernel writes quotients, which ``store`` rounds to a float format."""
-    return walk[1][0, _KIND] == FLOAT8_E4M3FN
+    return cell(walk[1], 0, _KIND) == FLOAT8_E4M3FN
 
 
 @jit

@@ -105,25 +105,26 @@ class RowKernel(AffineKernel[D]):
         if self.entry is None or not rows_are_segments(desc, space):
             return self._in_two_passes(args)
         self.compile()
-        entry, item, result = self.entry, compute.bits // 8, self.result
+        item, result = compute.bits // 8, self.result
         bounds, rule = affine.compute_scalars(compute, *desc.code_range), kernel_constants(item, *self.ends)
-        of_tensors = Space(space.sizes, space.strides[:2])
+        walk = affine.Walk(
+            self.entry,
+            (written, args.x),
+            space=Space(space.sizes, space.strides[:2]),
+            inputs=1,
+            compute=compute,
+            packed=0,
+            per_byte=desc.per_byte,
+            streamed=self.streamed,
+        )
+
+        def run(stream: int, workspace: int, out: int, scale: int, zero_point: int, x: int) -> None:
+            walk.run((out, x), *bounds, (scale, zero_point, result, item), *rule)
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
-            affine.launch(
-                entry,
-                (getattr(args, self.output), args.x),
-                *bounds,
-                (addresses[1], addresses[2], result, item),
-                *rule,
-                space=of_tensors,
-                inputs=1,
-                compute=compute,
-                packed=0,
-                per_byte=desc.per_byte,
-                streamed=self.streamed,
-            )
+            run(0, 0, *addresses)
 
+        launch.bound, launch.bound_uses_workspace = lambda args: run, False  # type: ignore[attr-defined]
         return launch
 
     def _in_two_passes(self, args: Any) -> Launch[Any]:

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numba import types
 
 from holdfast.backends.cpu import BLOCK, counted_loop, emit, jit, kernel, load_lanes, outlined, pointer, splat
 from holdfast.core.plan import Launch
-from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import store_real, store_real_lanes
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
@@ -131,29 +128,21 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         self.compile()
         packed = 1 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.y, args.q), (args.scale, args.zero_point), packed=packed)
-        like = affine.compute_scalars(compute, 0)
         in_bytes = desc.per_byte > 1 or args.q.dtype == torch.int8  # unsigned packed codes are less than 128
-        raw = {0: torch.bfloat16, 1: args.q.dtype} if in_bytes else {}
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: DequantizeArgs, addresses: Sequence[int]
-        ) -> None:
-            affine.launch(
-                _dequantize,
-                (args.y, args.q, *affine.shared_tensors(args, compute)),
-                *like,
-                space=space,
-                inputs=1,
-                compute=compute,
-                packed=1,
-                per_byte=desc.per_byte,
-                signed=desc.codes.signed,
-                streamed=True,
-                by_row=in_bytes,
-                raw=raw,
-            )
-
-        return launch
+        walk = affine.Walk(
+            _dequantize,
+            (args.y, args.q, *affine.shared_tensors(args, compute)),
+            space=space,
+            inputs=1,
+            compute=compute,
+            packed=1,
+            per_byte=desc.per_byte,
+            signed=desc.codes.signed,
+            streamed=True,
+            by_row=in_bytes,
+            raw={0: torch.bfloat16, 1: args.q.dtype} if in_bytes else {},
+        )
+        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, 0))
 
 
 class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
@@ -166,19 +155,6 @@ class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dq, args.dy), (args.scale,))
-        like = affine.compute_scalars(compute, 0)
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: DequantizeBackwardArgs, addresses: Sequence[int]
-        ) -> None:
-            affine.launch(
-                _dequantize_backward,
-                (args.dq, args.dy, affine.scale_tensor(args.scale, compute)),
-                *like,
-                args.accumulate,
-                space=space,
-                inputs=1,
-                compute=compute,
-            )
-
-        return launch
+        operands = (args.dq, args.dy, affine.scale_tensor(args.scale, compute))
+        walk = affine.Walk(_dequantize_backward, operands, space=space, inputs=1, compute=compute)
+        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, 0), args.accumulate)

@@ -72,7 +72,11 @@ _SHARED = (
 _FORWARD = (
     Problem("no rows to read", (7,), 0, 4, bad_index="skip"),
     Problem("broadcast weight", (40,), 9, 6, layouts=("broadcast", "contiguous", "contiguous")),
-)
+    Problem(
+        "bad indices, transposed", (13, 21), 19, 8, "bad", layouts=("contiguous", "transposed", "contiguous"),
+        bad_index="skip",
+    ),
+)  # fmt: skip
 
 _BACKWARD = (
     Problem("neighbouring long rows", (sum(LENGTHS),), len(LENGTHS), 9, "lengths"),

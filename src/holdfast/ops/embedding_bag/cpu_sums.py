@@ -42,7 +42,7 @@ CHUNK = indexed.CHUNK
 #: Most terms of a bag.
 MOST_TERMS = CHUNK * CHUNK
 #: Prefetch distance in terms.
-_AHEAD = 32
+_AHEAD = 16
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
@@ -64,14 +64,14 @@ def _column_sums(columns: int) -> Any:
     def sum_columns(typingctx, table, indices, terms, weights, out, column, like):
         """``table`` is (pointer, row stride, rows, padding); ``indices`` is a pointer to all indices.
 
-        ``terms`` is (first, last, distance of the index to prefetch); ``weights`` is a pointer to the weights
-        of all indices, or to int8 for none; ``out`` is (pointer to the row of the bag, 1 for the mean, 1 for
+        ``terms`` is (first, last, number of all indices); ``weights`` is a pointer to the weights of all
+        indices, or to int8 for none; ``out`` is (pointer to the row of the bag, 1 for the mean, 1 for
         streaming stores).
         """
 
         def build(context, builder, signature, args):
             table, indices, terms, weights, out, column, _ = args
-            (table, row_step, rows, padding), (first, last, distance), (out, mean, streamed) = (
+            (table, row_step, rows, padding), (first, last, indices_count), (out, mean, streamed) = (
                 [builder.extract_value(operand, i) for i in range(len(operand.type))]
                 for operand in (table, terms, out)
             )
@@ -106,11 +106,17 @@ def _column_sums(columns: int) -> Any:
             either = builder.or_(builder.ptrtoint(table, count), row_bytes)
             is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
 
-            def prefetch(row):
+            final = builder.sub(indices_count, count(1))
+
+            def prefetch_after(place):
+                """Prefetch the row of a later term, or of the last one."""
+                ahead = builder.add(place, count(_AHEAD))
+                ahead = builder.select(builder.icmp_signed("<", ahead, final), ahead, final)
+                row = row_of(index_at(ahead))
                 for at in range(0, columns, LINE // size):
-                    prefetch_line(builder, builder.gep(row, [count(at)]), level=2)
+                    prefetch_line(builder, builder.gep(row, [count(at)]))
                 with builder.if_then(is_ragged):  # the columns end in one more cache line
-                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]), level=2)
+                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]))
 
             def add_to(slots, terms):
                 for slot, term in zip(slots, terms, strict=True):
@@ -134,7 +140,7 @@ def _column_sums(columns: int) -> Any:
                 clear(slots)
                 with counted_loop(builder, builder.select(whole, count(CHUNK), rest)) as position:
                     place = builder.add(begin, position)
-                    prefetch(row_of(index_at(builder.add(place, distance))))
+                    prefetch_after(place)
                     index = index_at(place)
                     with builder.if_else(is_kept(index), likely=True) as (kept, left_out):
                         with kept:
@@ -170,7 +176,7 @@ def _column_sums(columns: int) -> Any:
             is_single = builder.icmp_signed("==", builder.sub(last, first), count(1))
             with builder.if_else(is_single) as (single, several):
                 with single:  # its sum is exact, and so is its mean
-                    prefetch(row_of(index_at(builder.add(first, distance))))
+                    prefetch_after(first)
                     index = index_at(first)
                     clear(sums)
                     with builder.if_then(is_kept(index), likely=True):
@@ -215,12 +221,11 @@ def _batch_sums(columns: int) -> Any:
         outlined()
         offsets, length, count = bags
         address, step, mean, streamed = out
-        begin, batch_end = begin_of(first, offsets, length, count), begin_of(last, offsets, length, count)
-        distance = _AHEAD if batch_end + _AHEAD <= count else 0
+        begin = begin_of(first, offsets, length, count)
         for bag in range(first, last):
             end = begin_of(bag + 1, offsets, length, count)
             target = (pointer(address + bag * step, stored), mean, streamed)
-            sum_columns(rows, places, (begin, end, distance), factors, target, column, like)
+            sum_columns(rows, places, (begin, end, count), factors, target, column, like)
             begin = end
 
     return sum_batch

@@ -6,7 +6,6 @@ Each estimator is a function of one element. The loop over tiles is compiled onc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
 from holdfast.core.plan import Launch
-from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slope, zero
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
@@ -233,22 +231,15 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.y, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: FakeQuantizeArgs, addresses: Sequence[int]
-        ) -> None:
-            affine.launch(
-                entry,
-                (args.y, args.x, *affine.shared_tensors(args, compute)),
-                *bounds,
-                space=space,
-                inputs=1,
-                compute=compute,
-                streamed=True,
-            )
-
-        return launch
+        walk = affine.Walk(
+            self.entry,
+            (args.y, args.x, *affine.shared_tensors(args, compute)),
+            space=space,
+            inputs=1,
+            compute=compute,
+            streamed=True,
+        )
+        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, *desc.code_range))
 
 
 class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
@@ -266,27 +257,19 @@ class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
-        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
+        operands: tuple[torch.Tensor, ...] = (args.dx, args.dy)
         if desc.ste is SteKind.IDENTITY:
-            space = affine_space(desc, (args.dx, args.dy), ())
+            space = affine_space(desc, operands, ())
         else:
-            space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: FakeQuantizeBackwardArgs, addresses: Sequence[int]
-        ) -> None:
-            operands: tuple[torch.Tensor, ...] = (args.dx, args.dy)
-            if desc.ste is not SteKind.IDENTITY:
-                operands = (*operands, args.x, *affine.shared_tensors(args, compute))
-            affine.launch(
-                entry,
-                operands,
-                *bounds,
-                args.accumulate,
-                space=space,
-                inputs=len(operands[1:3]),
-                compute=compute,
-                streamed=not args.accumulate,
-            )
-
-        return launch
+            space = affine_space(desc, (*operands, args.x), (args.scale, args.zero_point))
+            operands = (*operands, args.x, *affine.shared_tensors(args, compute))
+        walk = affine.Walk(
+            self.entry,
+            operands,
+            space=space,
+            inputs=len(operands[1:3]),
+            compute=compute,
+            streamed=not args.accumulate,
+        )
+        bounds = affine.compute_scalars(compute, *desc.code_range)
+        return affine.launch_of(walk, compute, *bounds, args.accumulate)

@@ -23,6 +23,7 @@ from holdfast.backends.cpu import jit, numbers_of, outlined, pointer, take, team
 from holdfast.backends.threads import threads_together
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
+from holdfast.core.strided import contiguous_strides
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE
 from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span
@@ -41,7 +42,10 @@ from holdfast.ops.grid_sample.cpu_integer_sums import (
     convert_sums,
     find_largest,
     is_finite,
+    pixel_of,
+    place_of,
     replace_marked,
+    run_of,
     scale,
     shift_of,
 )
@@ -86,6 +90,7 @@ from holdfast.ops.grid_sample.cpu_task import (
     extent_of,
     memory_steps,
     problem_of,
+    rows_of_sums,
     runs_of,
     steps_of,
     sums_of,
@@ -104,6 +109,9 @@ from holdfast.ops.grid_sample.plan import (
 _NEAREST = MODES[Mode.NEAREST]
 #: Ranges of tasks per thread.
 _RANGES = 8
+#: Rows of the image of a multiple of this many pixels are a power of two apart, or nearly, and the number of
+#: places that separates their sums.
+_COLLIDING, _UNUSED = 128, 8
 #: Steps of ``_differentiate``.
 _WHOLE, _PART, _TOTAL = 0, 1, 2
 
@@ -199,10 +207,10 @@ def sample(task):
 
 
 @jit
-def _steps_of_sums(width, pixels, like):
-    """Bytes from a channel to the next in the sums of a unit, and from a pixel to the next."""
+def _steps_of_sums(width, places, like):
+    """Bytes from a channel to the next in the sums of a unit, and from a place to the next."""
     words = size_of(like) // 4
-    return (8, SUMS) if width == LANES and words == 1 else (pixels * words * 8, words * 8)
+    return (8, SUMS) if width == LANES and words == 1 else (places * words * 8, words * 8)
 
 
 @jit
@@ -219,9 +227,9 @@ def _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, lik
 
 
 @jit
-def _clear_touched(width, low, high, pixels, sums_at, like):
-    """Clear the sums of the pixels ``low`` to ``high`` of a unit."""
-    step, pixel = _steps_of_sums(width, pixels, like)
+def _clear_touched(width, low, high, places, sums_at, like):
+    """Clear the sums of the places ``low`` to ``high`` of a unit."""
+    step, pixel = _steps_of_sums(width, places, like)
     for c in range(1 if pixel == SUMS else width):
         clear_sums(sums_at + c * step + low * pixel, (high - low) * pixel // 8)
 
@@ -248,20 +256,21 @@ def _store_zeros(n, channel, width, begin, end, dinput, accumulate, scratch, lik
 
 @jit
 def _store_sums(
-    n, channel, width, begin, end, pixels, bits, shifts_at, all_finite, sums_at, dinput, accumulate, scratch,
-    like,
+    n, channel, width, begin, end, places, rows, bits, shifts_at, all_finite, sums_at, dinput, accumulate,
+    scratch, like,
 ):  # fmt: skip
     """Store pixels ``begin`` to ``end`` of the channels of a unit."""
     outlined()
     _, _, _, raw, old, values_at, row_at = scratch
-    shifts, (step, pixel) = pointer(shifts_at, np.int64), _steps_of_sums(width, pixels, like)
-    for at in range(begin, end, RUN):
-        count = min(RUN, end - at)
+    shifts, (step, pixel) = pointer(shifts_at, np.int64), _steps_of_sums(width, places, like)
+    at = begin
+    while at < end:
+        count, place = run_of(at, end, rows), place_of(at, rows)
         if pixel == SUMS:
-            convert_lanes(sums_at + at * pixel, count, values_at)
+            convert_lanes(sums_at + place * pixel, count, values_at)
             lanes_to_rows(values_at, count, row_at)
         for c in range(width):
-            sums, target = sums_at + c * step + at * pixel, first_channel(dinput, n, channel + c)
+            sums, target = sums_at + c * step + place * pixel, first_channel(dinput, n, channel + c)
             row = row_at + c * RUN * size_of(like) if pixel == SUMS else row_at
             if pixel != SUMS:
                 convert_sums(sums, count, bits, row, like)
@@ -269,12 +278,13 @@ def _store_sums(
             if not all_finite:
                 replace_marked(sums, pixel, count, row, like)
             store_span(row, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
+        at += count
 
 
 @jit
-def _add_threads(begin, end, width, pixels, others, sums_at, finite, like):
-    """Add the sums of the other threads to those of the first, for pixels ``begin`` to ``end``."""
-    words, (step, pixel) = size_of(like) // 4, _steps_of_sums(width, pixels, like)
+def _add_threads(begin, end, width, places, others, sums_at, finite, like):
+    """Add the sums of the other threads to those of the first, for the places ``begin`` to ``end``."""
+    words, (step, pixel) = size_of(like) // 4, _steps_of_sums(width, places, like)
     for other in range(1, others[0]):
         for c in range(1 if pixel == SUMS else width):
             target = sums_at + c * step + begin * pixel
@@ -303,6 +313,8 @@ def _differentiate(
     """
     outlined()
     channels, pixels, samples, _ = extent
+    rows = rows_of_sums(problem, own_steps)
+    places = place_of(pixels, rows)
     sparse = sparse and step == _WHOLE
     groups = (channels + group - 1) // group
     sums_at, shifts_at, totals_at = sums
@@ -329,30 +341,34 @@ def _differentiate(
             begin, end = (0, samples) if step == _WHOLE else (first, last)
             finite = _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like)
             if not sparse:
-                clear_sums(sums_at, width * pixels * (size_of(like) // 4))
-            layout = (sums_at, *_steps_of_sums(width, pixels, like))
-            low, high = sum_terms(
-                n, channel, width, begin, end, extent, problem, grid, image, own_steps, dout, dgrid, joint,
-                bits, levels, accumulate, sparse, shifts_at, finite, layout, totals_at, scratch, like,
+                clear_sums(sums_at, width * places * (size_of(like) // 4))
+            layout = (sums_at, *_steps_of_sums(width, places, like))
+            touched, touched_end = sum_terms(
+                n, channel, width, begin, end, extent, problem, grid, image, steps, own_steps, dout, dgrid,
+                joint, bits, levels, accumulate, sparse, shifts_at, finite, layout, totals_at, scratch, like,
                 columns,
             )  # fmt: skip
             shifts[group] = finite
             if sparse:
+                low, high = pixel_of(touched, rows), pixel_of(touched_end - 1, rows) + 1
                 _store_sums(
-                    n, channel, width, low, high, pixels, bits, shifts_at, finite, sums_at, dinput,
+                    n, channel, width, low, high, places, rows, bits, shifts_at, finite, sums_at, dinput,
                     accumulate, scratch, like,
                 )  # fmt: skip
-                _clear_touched(width, low, high, pixels, sums_at, like)
+                _clear_touched(width, touched, touched_end, places, sums_at, like)
                 _store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch, like)
                 _store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch, like)
                 continue
         begin, end = (0, pixels) if step == _WHOLE else (first, last)
         if step == _TOTAL:
-            _add_threads(begin, end, width, pixels, others, sums_at, shifts[group] == 1, like)
+            _add_threads(
+                place_of(begin, rows), place_of(end, rows), width, places, others, sums_at,
+                shifts[group] == 1, like,
+            )  # fmt: skip
         if step != _PART:
             _store_sums(
-                n, channel, width, begin, end, pixels, bits, shifts_at, shifts[group] == 1, sums_at, dinput,
-                accumulate, scratch, like,
+                n, channel, width, begin, end, places, rows, bits, shifts_at, shifts[group] == 1, sums_at,
+                dinput, accumulate, scratch, like,
             )  # fmt: skip
 
 
@@ -370,7 +386,8 @@ def differentiate(task):
     if slot >= slots:
         return
     if step == _WHOLE and sparse:
-        clear_sums(sums_of(numbers, slot)[0], group * extent[1] * (size_of(like) // 4))
+        rows = rows_of_sums(problem_of(numbers, like), steps_of(numbers, OWN_STEPS))
+        clear_sums(sums_of(numbers, slot)[0], group * place_of(extent[1], rows) * (size_of(like) // 4))
     while True:
         first = take(numbers, NEXT, share)
         if first >= end:
@@ -391,9 +408,10 @@ def differentiate(task):
         )  # fmt: skip
 
 
-def _own_steps(desc: SampleDescriptor) -> tuple[int, int, int, bool]:
-    """``memory_steps`` of a contiguous channel."""
-    return memory_steps(desc.image_size, torch.empty(desc.image_size, device="meta").stride())
+def _own_steps(desc: SampleDescriptor, unused: int = 0) -> tuple[int, int, int, bool]:
+    """``memory_steps`` of a channel whose rows are followed by ``unused`` places."""
+    *others, columns = desc.image_size
+    return memory_steps(desc.image_size, contiguous_strides((*others, columns + unused)))
 
 
 class _SampleKernel(SampleKernel[D]):
@@ -542,10 +560,16 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             self.set_workspace(self.layout, layout)
 
     @property
+    def unused(self) -> int:
+        """Unused places after the sums of each row of the image; see ``cpu_integer_sums``."""
+        return _UNUSED if self.desc.image_size[-1] % _COLLIDING == 0 else 0
+
+    @property
     def sums_bytes(self) -> int:
         """Bytes of the sums of one channel, or 0 if they are not needed."""
         desc = self.desc
-        return (desc.pixels + 1) * 2 * (desc.compute.bits // 8) * desc.needs_dinput
+        places = desc.pixels + desc.pixels // max(desc.image_size[-1], 1) * self.unused
+        return (places + 1) * 2 * (desc.compute.bits // 8) * desc.needs_dinput
 
     @property
     def output_bytes(self) -> int:
@@ -598,7 +622,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         differentiate.compiled(number(self.desc.compute), self.columns(None))
 
     def prepare(self, args: GridSampleBackwardArgs) -> Launch[GridSampleBackwardArgs]:
-        desc, compute, own_steps = self.desc, self.desc.compute, _own_steps(self.desc)
+        desc, compute, own_steps = self.desc, self.desc.compute, _own_steps(self.desc, self.unused)
         steps = own_steps
         if args.input is not None:
             steps = memory_steps(desc.image_size, args.input.stride()[2:])
@@ -610,8 +634,8 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             Layout.of(args.dgrid, -1, compute, desc.output_size),
         )
         whole = self.units - self.split
-        # If a unit has all channels, it computes both gradients with the same tables.
-        joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels and steps == own_steps
+        # If a unit has all channels, it computes both gradients with the same weights.
+        joint = self.units > 0 and desc.needs_dgrid and self.group == desc.channels
         tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
         sparse = whole > 0 and 0 < 2 * desc.samples * desc.corners <= desc.pixels
         rest = (
@@ -622,7 +646,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
             self.work,
         )  # fmt: skip
         share, bands = self.share(tasks), None
-        if self.banded and steps == own_steps:
+        if self.banded:
             of_bands = (
                 1, desc.channels, 1, True, desc.fraction_bits, self.levels, args.accumulate, False,
                 self.bands.offset, self.room, True,

@@ -24,7 +24,9 @@ from holdfast.ops.grid_sample.cpu_integer_sums import (
     convert_sums,
     find_largest,
     is_finite,
+    place_of,
     replace_marked,
+    run_of,
     scale,
     shift_of,
 )
@@ -48,9 +50,11 @@ from holdfast.ops.grid_sample.cpu_task import (
     ROOM,
     SLOTS,
     STEP,
+    STEPS,
     Template,
     extent_of,
     problem_of,
+    rows_of_sums,
     runs_of,
     steps_of,
     sums_of,
@@ -122,29 +126,32 @@ def _rows_before(numbers, part):
 
 
 @jit
-def _band_of(numbers, part, channels, row_pixels, pixel):
-    """The sums of a part: first pixel, end, address and bytes from a channel to the next."""
+def _band_of(numbers, part, channels, row_places, pixel):
+    """The sums of a part: first place, end, address and bytes from a channel to the next."""
     facts = _facts(numbers, part)
-    first, end = facts[_LOW] * row_pixels, facts[_HIGH] * row_pixels
-    before = _rows_before(numbers, part) * row_pixels * channels * pixel
+    first, end = facts[_LOW] * row_places, facts[_HIGH] * row_places
+    before = _rows_before(numbers, part) * row_places * channels * pixel
     return first, end, numbers[BASE] + numbers[BANDS] + before, (end - first) * pixel
 
 
 @jit
-def _store_pixels(begin, end, numbers, channels, row_pixels, finite, shifts_at, dinput, scratch, like):
+def _store_pixels(begin, end, numbers, channels, row_places, rows, finite, shifts_at, dinput, scratch, like):
     """Store the pixels ``begin`` to ``end`` of all channels: the total of all bands."""
     outlined()
     _, _, _, raw, old, total_at, row_at = scratch
     shifts, words = pointer(shifts_at, np.int64), size_of(like) // 4
     pixel = words * 8
-    for at in range(begin, end, RUN):
-        last = min(at + RUN, end)
+    at = begin
+    while at < end:
+        place, last = place_of(at, rows), at + run_of(at, end, rows)
         for c in range(channels):
             clear_sums(total_at, (last - at) * words)
             for part in range(numbers[SLOTS]):
-                low, high, sums_at, step = _band_of(numbers, part, channels, row_pixels, pixel)
-                first, count = max(at, low), min(last, high) - max(at, low)
-                target, source = total_at + (first - at) * pixel, sums_at + c * step + (first - low) * pixel
+                low, high, sums_at, step = _band_of(numbers, part, channels, row_places, pixel)
+                first = max(place, low)
+                count = min(place + last - at, high) - first
+                target = total_at + (first - place) * pixel
+                source = sums_at + c * step + (first - low) * pixel
                 if count > 0 and finite:
                     add_sums(target, source, count * words)
                 elif count > 0:
@@ -157,23 +164,25 @@ def _store_pixels(begin, end, numbers, channels, row_pixels, finite, shifts_at, 
                 row_at, first_channel(dinput, 0, c), dinput[1], dinput[4], at, last, numbers[ACCUMULATE] != 0,
                 raw, old, like,
             )  # fmt: skip
+        at = last
 
 
 @jit
-def _add_band(part, numbers, extent, problem, row_pixels, finite, scratch, like, columns):
+def _add_band(part, numbers, extent, problem, row_places, finite, scratch, like, columns):
     """Clear the sums of a part and add its terms; store dgrid if it is needed."""
     outlined()
     channels, _, samples, _ = extent
     _, shifts_at, totals_at = sums_of(numbers, part)
     pixel = size_of(like) // 4 * 8
-    low, high, sums_at, step = _band_of(numbers, part, channels, row_pixels, pixel)
+    low, high, sums_at, step = _band_of(numbers, part, channels, row_places, pixel)
     clear_sums(sums_at, channels * (high - low) * pixel // 8)
     begin, end = part_of(samples, part, numbers[SLOTS])
     sum_terms(
         0, 0, channels, begin, end, extent, problem, tensor_of(numbers, GRID), tensor_of(numbers, IMAGE),
-        steps_of(numbers, OWN_STEPS), tensor_of(numbers, OUT), tensor_of(numbers, DGRID), numbers[JOINT] != 0,
-        numbers[BITS], numbers[LEVELS], numbers[ACCUMULATE] != 0, False, shifts_at, finite,
-        (sums_at - low * pixel, step, pixel), totals_at, scratch, like, columns,
+        steps_of(numbers, STEPS), steps_of(numbers, OWN_STEPS), tensor_of(numbers, OUT),
+        tensor_of(numbers, DGRID), numbers[JOINT] != 0, numbers[BITS], numbers[LEVELS],
+        numbers[ACCUMULATE] != 0, False, shifts_at, finite, (sums_at - low * pixel, step, pixel), totals_at,
+        scratch, like, columns,
     )  # fmt: skip
 
 
@@ -185,7 +194,8 @@ def differentiate_bands(task):
     """
     numbers, like, columns = numbers_of(task), task[0][-2], task[0][-1]
     extent, problem, slots = extent_of(numbers), problem_of(numbers, like), numbers[SLOTS]
-    row_pixels = extent[1] // problem[1][problem[0][0] - 1]
+    rows = rows_of_sums(problem, steps_of(numbers, OWN_STEPS))
+    row_places = place_of(extent[1], rows) // problem[1][problem[0][0] - 1]
     while True:
         part = take(numbers, NEXT, 1)
         if part >= numbers[END]:
@@ -204,12 +214,12 @@ def differentiate_bands(task):
             break
         finite = _find_shifts(numbers, extent[0], shifts_at, like)
         if numbers[STEP] == _ADD:
-            _add_band(part, numbers, extent, problem, row_pixels, finite, scratch, like, columns)
+            _add_band(part, numbers, extent, problem, row_places, finite, scratch, like, columns)
         else:
             begin, end = part_of(extent[1], part, slots)
             _store_pixels(
-                begin, end, numbers, extent[0], row_pixels, finite, shifts_at, tensor_of(numbers, DINPUT),
-                scratch, like,
+                begin, end, numbers, extent[0], row_places, rows, finite, shifts_at,
+                tensor_of(numbers, DINPUT), scratch, like,
             )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_pro
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
 from holdfast.ops.grid_sample.cpu_lanes import SUMS, add_terms_in_lanes, rows_to_lanes
-from holdfast.ops.grid_sample.cpu_places import gather_places, locate
+from holdfast.ops.grid_sample.cpu_places import find_places, gather_places, locate
 from holdfast.ops.grid_sample.plan import Mode
 
 _NEAREST = MODES[Mode.NEAREST]
@@ -43,35 +43,39 @@ def part_of(count, part, parts):
 
 @jit
 def sum_terms(
-    n, channel, width, begin, end, extent, problem, grid, image, steps, dout, dgrid, joint, bits, levels,
-    accumulate, sparse, shifts_at, all_finite, sums, totals_at, scratch, like, columns,
+    n, channel, width, begin, end, extent, problem, grid, image, steps, own_steps, dout, dgrid, joint, bits,
+    levels, accumulate, sparse, shifts_at, all_finite, sums, totals_at, scratch, like, columns,
 ):  # fmt: skip
     """Add the terms of samples ``begin`` to ``end`` to the sums of ``width`` channels from ``channel``.
 
-    ``joint``: also store dgrid of these samples; ``width`` is the number of channels. ``all_finite``: all
-    values of dout are finite. ``sums`` is (address, bytes from a channel to the next, from a pixel to the
-    next). Returns if ``sparse`` the first pixel that was touched and the end of those that were.
+    ``steps`` are the strides of the image, ``own_steps`` those of the sums. ``joint``: also store dgrid of
+    these samples; ``width`` is the number of channels. ``all_finite``: all values of dout are finite.
+    ``sums`` is (address, bytes from a channel to the next, from a place to the next). Returns if ``sparse``
+    the first place that was touched and the end of those that were.
     """
     outlined()
-    low, high = extent[1], 0
-    _, pixels, _, corners = extent
+    low, high, corners = np.int64(2**62), np.int64(0), extent[3]
     offsets_at, weights_at, rows_at, raw, _, terms_at, row_at = scratch
     shifts, (sums_at, step, pixel) = pointer(shifts_at, np.int64), sums
     together = pixel == SUMS
     for marking in range(1 if all_finite else 2):
         for first in range(begin, end, RUN):
             count, tables = min(RUN, end - first), (offsets_at, weights_at)
-            locate(grid_of(grid, n), problem, steps, first, count, tables, rows_at, raw, like, columns)
+            with_dgrid = joint and marking == 0
+            read = steps if with_dgrid else own_steps
+            locate(grid_of(grid, n), problem, read, first, count, tables, rows_at, raw, like, columns)
+            if with_dgrid:
+                store_dgrid(
+                    n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
+                    scratch, like, columns,
+                )  # fmt: skip
+                if steps != own_steps:
+                    find_places(problem, own_steps, count, offsets_at, rows_at, columns)
             if sparse and marking == 0:
                 for place in range(corners // len(columns)):
                     offsets = pointer(offsets_at + place * RUN * 8, np.int64)
                     for i in range(count):
                         low, high = min(low, offsets[i]), max(high, offsets[i])
-            if joint and marking == 0:
-                store_dgrid(
-                    n, first, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at,
-                    scratch, like, columns,
-                )  # fmt: skip
             for c in range(width):
                 source, channel_sums = first_channel(dout, n, channel + c), sums_at + c * step
                 row = row_at + c * RUN * size_of(like) if together else row_at
@@ -93,7 +97,7 @@ def sum_terms(
                 offsets = offsets_at + corner // len(columns) * RUN * 8
                 weights = weights_at + corner * RUN * size_of(like)
                 add_terms_in_lanes(terms_at, weights, offsets, count, sums_at, like, columns)
-    return low, min(high + len(columns), pixels)
+    return low, high + len(columns)
 
 
 @jit

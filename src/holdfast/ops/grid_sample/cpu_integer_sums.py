@@ -3,6 +3,9 @@
 A plane, one image and one channel, has a buffer of int64 sums: one word per pixel in float32, two in float64.
 In float32, several channels can share a buffer (``cpu_lanes``). A word has a magnitude below 2**61. A pixel
 with terms that are not finite is marked at the end: its first word becomes less than any sum.
+
+A row of the image may be followed by unused places, because the sums of rows that are a power of two apart
+would share few sets of the caches. ``rows`` is (pixels of a row, unused places after it).
 """
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code=operator
 
@@ -156,6 +159,25 @@ def mark_infinite(dout_at, weights_at, offsets_at, count, sums_at, pixel, like, 
                 mark = 1 if term == infinite else 2 if term == -infinite else 3
                 sums = pointer(sums_at + (offsets[i] + k) * pixel, np.int64)
                 sums[0] = (sums[0] if sums[0] < _LEAST else _MARK) | mark
+
+
+@jit
+def place_of(pixel, rows):
+    """The place of a pixel among the sums."""
+    return pixel + pixel // rows[0] * rows[1] if rows[1] > 0 else pixel
+
+
+@jit
+def pixel_of(place, rows):
+    """The inverse of ``place_of``."""
+    return place - place // (rows[0] + rows[1]) * rows[1] if rows[1] > 0 else place
+
+
+@jit
+def run_of(at, end, rows):
+    """Number of pixels from ``at`` to ``end``, at most ``RUN``, whose sums are side by side."""
+    count = min(RUN, end - at)
+    return min(count, rows[0] - at % rows[0]) if rows[1] > 0 else count
 
 
 @jit

@@ -40,10 +40,17 @@ def locate(grid, problem, steps, begin, count, tables, rows_at, raw, like, colum
     else:
         for corner in range(corners):
             find_weights(rows_at, corner, axes, taps, count, weights_at + corner * RUN * size_of(like), like)
+    find_places(problem, steps, count, offsets_at, rows_at, columns)
+
+
+@jit
+def find_places(problem, steps, count, offsets_at, rows_at, columns):
+    """Fill the table of offsets of located samples, for a memory with these strides."""
+    axes, taps = problem[0][0], problem[0][1]
     if len(columns) == 2 and steps[3]:
         find_pair_offsets(rows_at, axes, steps, count, offsets_at)
     else:
-        for place in range(corners // len(columns)):
+        for place in range(taps * taps * (taps if axes == 3 else 1) // len(columns)):
             target = offsets_at + place * RUN * 8
             find_offsets(rows_at, place * len(columns), axes, taps, steps, count, target)
 

@@ -86,6 +86,12 @@ def steps_of(numbers, at):
 
 
 @jit
+def rows_of_sums(problem, own_steps):
+    """``rows`` of ``place_of``, for sums with these strides."""
+    return problem[1][0], own_steps[1] - problem[1][0]
+
+
+@jit
 def runs_of(numbers, slot):
     """Addresses of the tables and runs of a slot."""
     base, at = numbers[BASE] + slot * numbers[SLOT_BYTES], _REGIONS

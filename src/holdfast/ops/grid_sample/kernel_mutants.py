@@ -290,15 +290,15 @@ MUTANTS = (
     _backward(
         "the sums of the image before left in place",
         _CPU,
-        "_clear_touched(width, low, high, pixels, sums_at, like)\n                _store_zeros",
-        "_clear_touched(width, low, low, pixels, sums_at, like)\n                _store_zeros",
+        "_clear_touched(width, touched, touched_end, places, sums_at, like)\n                _store_zeros",
+        "_clear_touched(width, touched, touched, places, sums_at, like)\n                _store_zeros",
         likely="many small images",
     ),
     _backward(
         "the last touched pixel taken for untouched",
         _GRADIENTS_CPU,
-        "return low, min(high + len(columns), pixels)",
-        "return low, high",
+        "return low, high + len(columns)",
+        "return low, high + len(columns) - 1",
         likely="many small images",
     ),
     _backward(

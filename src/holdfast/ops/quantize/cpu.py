@@ -7,7 +7,6 @@ float format the kernel computes the quotient, and ``store`` rounds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,18 +20,35 @@ from holdfast.backends.cpu import (
     emit,
     jit,
     kernel,
+    numbers_of,
     outlined,
     pointer,
     prefetch,
     splat,
     store_lanes,
+    take,
+    team_kernel,
 )
 from holdfast.core.plan import Launch
-from holdfast.core.stream import Stream, Workspace
-from holdfast.numerics.cpu import fits_e4m3fn, load_real_lanes, real, rint, rint_lanes, zero
+from holdfast.numerics.cpu import (
+    fits_e4m3fn,
+    fma_lanes,
+    load_real_lanes,
+    multiplies_and_adds,
+    real,
+    rint,
+    rint_lanes,
+    zero,
+)
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    NUMBERS,
     ROW_BLOCK,
+    SCALARS,
+    SHARED,
+    SLOTS,
+    THREAD,
     code_bounds,
     finish,
     flush_alone,
@@ -46,6 +62,8 @@ from holdfast.ops.affine.cpu import (
     stores_floating_codes,
     straight_through_backward,
     streamed_item,
+    take_tiles,
+    walk_of_task,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.plan import (
@@ -116,6 +134,61 @@ def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
     return types.none(x, codes, begin, end, s, z, q_min, q_max), build
 
 
+_FUSED = multiplies_and_adds()
+
+
+@jit
+def _is_ordinary(s, z, q_min, q_max):
+    """Whether ``_codes_by_reciprocal`` serves this scale and range of codes."""
+    widest, most = np.float32(2.0**60), np.float32(2.0**22)
+    lo, hi = q_min - z, q_max - z
+    return _FUSED and abs(s) > 1 / widest and abs(s) < widest and lo >= -most and hi <= most
+
+
+@emit
+def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
+    """``_code_blocks`` without a division, for ``_is_ordinary`` scales.
+
+    x is clamped to RN(lo s) and RN(hi s) first. Their quotients are within 1/4 of lo and hi, so that no
+    quotient needs to be clamped, and none overflows. r + e approximates 1 / s, so q is within an ulp of x / s
+    and its remainder x - q s is exact. By Markstein's theorem q + remainder * r, rounded once, is the
+    correctly rounded quotient. A quotient below 2**-30, whose remainder may underflow, need not be: its code
+    is that of 0. 1.5 * 2**23 plus a quotient is rounded to an integer, whose low bits are those of the code.
+    """
+
+    def build(context, builder, signature, args):
+        x, codes, begin, end, s, z, q_min, q_max = args
+        kind, lanes = s.type, ROW_BLOCK
+        bits, fraction = (32, 23) if kind == ir.FloatType() else (64, 52)
+
+        def first_if(order, a, b):
+            return builder.select(builder.fcmp_ordered(order, a, b), a, b)
+
+        ends = [builder.fmul(builder.fsub(q, z), s) for q in (q_min, q_max)]
+        reciprocal = builder.fdiv(kind(1.0), s)
+        error = builder.fmul(builder.fma(builder.fneg(s), reciprocal, kind(1.0)), reciprocal)
+        scalars = first_if("<", *ends), first_if(">", *ends), reciprocal, error, builder.fneg(s)
+        least, greatest, r, e, opposite = (splat(builder, value, lanes) for value in scalars)
+        whole = ir.VectorType(kind, lanes)
+        zeros, rounding = ir.Constant(whole, [0.0] * lanes), ir.Constant(whole, [1.5 * 2.0**fraction] * lanes)
+        shift = splat(builder, builder.trunc(builder.fptosi(z, ir.IntType(32)), ir.IntType(8)), lanes)
+        number = begin.type
+        blocks = builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))
+        with counted_loop(builder, blocks) as block:
+            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
+            given = load_real_lanes(builder, x, index, lanes, kind)
+            given = builder.select(builder.fcmp_ordered("ord", given, given), given, zeros)
+            given = first_if("<", first_if(">", given, least), greatest)
+            q = fma_lanes(builder, given, r, builder.fmul(given, e))
+            q = fma_lanes(builder, fma_lanes(builder, q, opposite, given), r, q)
+            near = builder.bitcast(builder.fadd(q, rounding), ir.VectorType(ir.IntType(bits), lanes))
+            low = builder.trunc(near, ir.VectorType(ir.IntType(8), lanes))
+            store_lanes(builder, builder.add(low, shift), codes, index)
+        return context.get_dummy_value()
+
+    return types.none(x, codes, begin, end, s, z, q_min, q_max), build
+
+
 @jit
 def _quantize_rows(walk, runs, x, count, q_min, q_max):
     """The codes of a tile as bytes, if the tile or each of its rows has one scale and one zero point."""
@@ -133,16 +206,19 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
         while part < whole:
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
-            stop = min(whole, row_end)
-            _code_blocks(x, codes, part, stop, scale[row], zero_point[row], q_min, q_max)
+            stop, s, z = min(whole, row_end), scale[row], zero_point[row]
+            if _is_ordinary(s, z, q_min, q_max):
+                _codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
+            else:
+                _code_blocks(x, codes, part, stop, s, z, q_min, q_max)
             part = stop
         for i in range(whole, end):
             codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))
         flush_alone(walk, runs, begin, end)
 
 
-@kernel
-def _quantize(first, last, walk, shared, q_min, q_max):
+@jit
+def _quantize_tiles(first, last, walk, shared, q_min, q_max):
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
         q, codes, x = pointer(runs[0], q_min), pointer(runs[0], np.int8), pointer(runs[1], q_min)
@@ -176,6 +252,21 @@ def _quantize(first, last, walk, shared, q_min, q_max):
     finish(walk)
 
 
+@team_kernel(NUMBERS)
+def _quantize(task):
+    """``_quantize_tiles``: take ranges of tiles until none is left."""
+    numbers, like = numbers_of(task), task[0][-1]
+    slot = take(numbers, THREAD, 1)
+    if slot >= numbers[SLOTS]:
+        return
+    walk, shared, scalars = walk_of_task(numbers, slot), numbers[SHARED] != 0, pointer(numbers[SCALARS], like)
+    while True:
+        first, last = take_tiles(numbers)
+        if first >= last:
+            break
+        _quantize_tiles(first, last, walk, shared, scalars[0], scalars[1])
+
+
 @kernel
 def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
     _backward_tiles("integer", first, last, walk, shared, q_min, q_max, accumulate)
@@ -190,34 +281,28 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
     """``_quantize`` as a kernel."""
 
     def compile(self) -> None:
-        affine.compile_for(_quantize, self.desc.real.compute)
+        _quantize.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: QuantizeArgs) -> Launch[QuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
-        bounds = affine.compute_scalars(compute, *desc.code_range)
         in_bytes = args.q.dtype in (torch.int8, torch.uint8)
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: QuantizeArgs, addresses: Sequence[int]
-        ) -> None:
-            affine.launch(
-                _quantize,
-                (args.q, args.x, *affine.shared_tensors(args, compute)),
-                *bounds,
-                space=space,
-                inputs=1,
-                compute=compute,
-                packed=0,
-                per_byte=desc.per_byte,
-                streamed=in_bytes,
-                by_row=in_bytes,
-                raw={1: torch.bfloat16} if in_bytes else {},
-            )
-
-        return launch
+        walk = affine.SharedWalk(
+            _quantize,
+            (args.q, args.x, *affine.shared_tensors(args, compute)),
+            affine.compute_scalars(compute, *desc.code_range),
+            space=space,
+            inputs=1,
+            compute=compute,
+            packed=0,
+            per_byte=desc.per_byte,
+            streamed=in_bytes,
+            by_row=in_bytes,
+            raw={1: torch.bfloat16} if in_bytes else {},
+        )
+        return affine.launch_of(walk, compute)
 
 
 class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
@@ -234,20 +319,13 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dx, args.dy, args.x), (args.scale, args.zero_point))
-        entry, bounds = self.entry, affine.compute_scalars(compute, *desc.code_range)
-
-        def launch(
-            stream: Stream, workspace: Workspace, args: QuantizeBackwardArgs, addresses: Sequence[int]
-        ) -> None:
-            affine.launch(
-                entry,
-                (args.dx, args.dy, args.x, *affine.shared_tensors(args, compute)),
-                *bounds,
-                args.accumulate,
-                space=space,
-                inputs=2,
-                compute=compute,
-                streamed=not args.accumulate,
-            )
-
-        return launch
+        walk = affine.Walk(
+            self.entry,
+            (args.dx, args.dy, args.x, *affine.shared_tensors(args, compute)),
+            space=space,
+            inputs=2,
+            compute=compute,
+            streamed=not args.accumulate,
+        )
+        bounds = affine.compute_scalars(compute, *desc.code_range)
+        return affine.launch_of(walk, compute, *bounds, args.accumulate)

@@ -68,12 +68,10 @@ def find_rows(first, last, index, table, extent, step, found_at, like):
     while at < last:
         run = min(table[0, inner] - at % table[0, inner], last - at)
         place, index_step = offset_of(at, table), table[1, inner]
-        bad = first_bad(indices, place, index_step, extent, run)
-        if bad >= 0:
-            return at + bad
         found = pointer(found_at + at * 4, np.int32)
         line, line_step = offset_of(at, table, 2), table[2, inner]
-        rows_of_run(indices, place, index_step, line, line_step, step, run, found)
+        if not rows_of_run(indices, place, index_step, line, line_step, step, extent, run, found):
+            return at + first_bad(indices, place, index_step, extent, run)
         at += run
     return -1
 

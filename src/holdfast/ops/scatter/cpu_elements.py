@@ -18,10 +18,22 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from llvmlite import ir
+from numba import types
 
-from holdfast.backends.cpu import clear, compile_kernel, jit, kernel, outlined, pointer
+from holdfast.backends.cpu import (
+    clear,
+    compile_kernel,
+    emit,
+    jit,
+    kernel,
+    load_lanes,
+    outlined,
+    pointer,
+    store_lanes,
+)
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel
+from holdfast.backends.threads import parallel, threads_for
 from holdfast.core.dtypes import Float
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import WorkspaceLayout
@@ -82,17 +94,37 @@ def _push(slot_at, total, like):
 
 
 @jit
-def _next_chunk(row, word, slots_at, used, sums, like):
-    """Push a full chunk. Returns the word of the row with an empty chunk. A new slot is number ``used``."""
+def _next_chunk(row, sums, words, word_step, slots_at, used, like):
+    """Push the full chunk of a row and empty it. A new slot is number ``used``. Returns how many are used."""
     outlined()
     size = _SLOT * size_of(like)
-    slot = word >> _COUNT_BITS
+    slot = words[row * word_step] >> _COUNT_BITS
     if slot == 0:
-        slot = used + 1
         clear(slots_at + used * size, size)
+        used += 1
+        slot = np.int32(used)
     _push(slots_at + (slot - 1) * size, sums[2 * row], like)
-    sums[2 * row] = zero(like)
-    return slot << _COUNT_BITS
+    sums[2 * row], words[row * word_step] = zero(like), slot << _COUNT_BITS
+    return used
+
+
+@emit
+def _add_term(typingctx, states, row, value):
+    """Add a term to the sum of a row, and 1 to its word. Both are loaded and stored as one vector."""
+    integer = ir.IntType(32 if value == types.float32 else 64)
+
+    def build(context, builder, signature, args):
+        states, row, value = args
+        at = builder.mul(row, row.type(2))
+        state, first = load_lanes(builder, states, at, 2), ir.IntType(32)(0)
+        total = builder.fadd(builder.extract_element(state, first), value)
+        whole = ir.VectorType(integer, 2)
+        state = builder.bitcast(builder.insert_element(state, total, first), whole)
+        state = builder.add(state, ir.Constant(whole, [0, 1]))
+        store_lanes(builder, builder.bitcast(state, ir.VectorType(value.type, 2)), states, at)
+        return context.get_dummy_value()
+
+    return types.none(states, row, value), build
 
 
 @jit
@@ -100,13 +132,9 @@ def _add_run(rows, values, count, sums, words, word_step, slots_at, used, like):
     """Add a run of terms to the states of their rows. Returns the number of used slots."""
     for i in range(count):
         row = np.int64(rows[i])
-        word = words[row * word_step]
-        if word & _COUNT == CHUNK:
-            new = word >> _COUNT_BITS == 0
-            word = np.int32(_next_chunk(row, word, slots_at, used, sums, like))
-            used += new
-        sums[2 * row] += values[i]
-        words[row * word_step] = word + 1
+        if words[row * word_step] & _COUNT == CHUNK:
+            used = _next_chunk(row, sums, words, word_step, slots_at, used, like)
+        _add_term(sums, row, values[i])
     return used
 
 
@@ -125,16 +153,15 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
     while at < end:
         run = min(min(length - at % length, end - at), RUN)
         place = offset_of(at, index_table)
-        bad = first_bad(indices, place, index_step, extent, run)
-        if bad >= 0:
-            return -1 - at - bad
         if cycle:
-            rows_of_cycle(indices, place, at % cycle, cycle, step, run, rows)
+            inside = rows_of_cycle(indices, place, at % cycle, cycle, step, extent, run, rows)
         elif width:
-            rows_of_run(indices, place, index_step, at - begin, 1, width, run, rows)
+            inside = rows_of_run(indices, place, index_step, at - begin, 1, width, extent, run, rows)
         else:
             line = offset_of(at, index_table, 2) - tile_row
-            rows_of_run(indices, place, index_step, line, line_step, step, run, rows)
+            inside = rows_of_run(indices, place, index_step, line, line_step, step, extent, run, rows)
+        if not inside:
+            return -1 - at - first_bad(indices, place, index_step, extent, run)
         source = src_at + offset_of(at, src_table) * item
         values = pointer(load_run(source, src_kind, src_table[1, inner], run, raw, wide, like), like)
         used = _add_run(rows, values, run, sums, words, word_step, slots_at, used, like)
@@ -142,13 +169,24 @@ def _add_terms(begin, end, tile_row, width, states_at, slots_at, used, problem, 
     return used
 
 
+@emit
+def _word(typingctx, state):
+    """The word of a row as an integer; ``state`` is the element after its sum."""
+    integer = types.int32 if state == types.float32 else types.int64
+
+    def build(context, builder, signature, args):
+        return builder.bitcast(args[0], context.get_value_type(integer))
+
+    return integer(state), build
+
+
 @jit
-def _finish_long(words, states, slots_at, count, made, counts, word_step, like):
+def _finish_long(states, slots_at, count, made, counts, like):
     """The sums and numbers of terms of rows of which some have slots."""
     outlined()
     size = size_of(like)
     for i in range(count):
-        word, made[i] = words[i * word_step + word_step // 2], states[2 * i]
+        word, made[i] = _word(states[2 * i + 1]), states[2 * i]
         counts[i] = word & _COUNT
         if word >> _COUNT_BITS != 0:
             slot_at = slots_at + ((word >> _COUNT_BITS) - 1) * _SLOT * size
@@ -161,13 +199,19 @@ def _finish_long(words, states, slots_at, count, made, counts, word_step, like):
 
 
 @jit
-def _finish_short(states, words, word_step, old, added, alpha, count, made):
-    """The results of rows without slots that are sums. A loop without branches, so that it vectorises."""
+def _finish_short(states, old, added, alpha, count, made):
+    """The results of rows that are sums, if none has a slot. Returns the words of all rows, one or another.
+
+    The loop has no branches, and loads sums and words as one type, so that it vectorises.
+    """
+    words = _word(states[1])
     for i in range(count):
-        total, kept, word = states[2 * i], old[i], words[i * word_step + word_step // 2]
+        total, kept, word = states[2 * i], old[i], _word(states[2 * i + 1])
         total = alpha * total
         total = kept + total if added else total
         made[i] = total if word != 0 else kept
+        words |= word
+    return words
 
 
 @jit
@@ -179,7 +223,6 @@ def _finish(begin, end, states_at, slots_at, output, scratch, like):
     """
     out_at, out_kind, out_walk, base_at, base_walk, role, by_count, alpha = output
     size = size_of(like)
-    word_step = 2 * size // 4
     raw, old_at, made_at = scratch, scratch + _RUN_STEP, scratch + 2 * _RUN_STEP
     old, made, counts = (
         pointer(old_at, like),
@@ -189,23 +232,19 @@ def _finish(begin, end, states_at, slots_at, output, scratch, like):
     for first in range(begin, end, RUN):
         last = min(first + RUN, end)
         count = last - first
-        state = states_at + (first - begin) * 2 * size
-        states, words = pointer(state, like), pointer(state, np.int32)
+        states = pointer(states_at + (first - begin) * 2 * size, like)
         if base_at != 0:
             load_span(base_at, out_kind, base_walk, first, last, raw, old_at, like)
         else:
             clear(old_at, RUN * size)
-        most = 0
-        for i in range(count):
-            most |= words[i * word_step + word_step // 2]
-        if most >> _COUNT_BITS == 0 and not by_count:
-            if role == KEPT:
-                _finish_short(states, words, word_step, old, False, alpha, count, made)
-            else:
-                _finish_short(states, words, word_step, old, True, alpha, count, made)
+        if role == KEPT:
+            words = _finish_short(states, old, False, alpha, count, made)
+        else:
+            words = _finish_short(states, old, True, alpha, count, made)
+        if words >> _COUNT_BITS == 0 and not by_count:
             store_span(made_at, out_at, out_kind, out_walk, first, last, False, raw, old_at, like)
             continue
-        _finish_long(words, states, slots_at, count, made, counts, word_step, like)
+        _finish_long(states, slots_at, count, made, counts, like)
         # Each assignment rounds to the compute type. (A quotient by an integer is computed in float64.)
         if alpha != 1:
             for i in range(count):
@@ -234,7 +273,7 @@ def sum_tiles(first, last, tiling, states_at, slots_at, problem, output, finish,
     sizes of the loops over it with its strides and the strides of the rows, exclusive limit of the indices,
     distance of the rows of two consecutive indices, 0 or the lines of ``cycle_of``, a value of the type of
     the index). ``output`` is that of
-    ``_finish``; with ``finish``, the rows are stored.
+    ``_finish``; with ``finish``, the rows of a tile are stored after its last term.
     """
     groups, length, columns, extent, tile_groups, tile_columns = tiling
     per_group, size = (columns + tile_columns - 1) // tile_columns, size_of(like)
@@ -354,6 +393,9 @@ class ElementSums:
             states, slots = first + self.states.offset, first + self.slots.offset
             problem = (src, code, src_table, index, index_table, extent, step, cycle, index_type)
             output = (out, code, walks[0], input, walks[1], role, by_count, alpha)
+            if not several and threads_for(2 * rows) == 1:  # one call: for few rows, calls take longest
+                alone = (0, 1, shape, states, slots, problem, output, True, _SCRATCH.of_thread(), like)
+                return sum_tiles(*alone)  # type: ignore[no-any-return]
             # Nothing is written if an index is bad.
             bad = [first_outside(index, check_table, count, extent, index_type)] if several else []
 

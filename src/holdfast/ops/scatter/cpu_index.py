@@ -47,29 +47,36 @@ def first_bad(indices, place, step, extent, count):
 
 
 @jit
-def _store_rows(indices, place, index_step, line, line_step, step, count, rows):
+def _store_rows(indices, place, index_step, line, line_step, step, extent, count, rows):
+    outside = np.int64(0)
     for i in range(count):
-        rows[i] = np.int64(indices[place + i * index_step]) * step + line + i * line_step
+        given = np.int64(indices[place + i * index_step])
+        outside |= given | (extent - 1 - given)  # negative if the index is
+        rows[i] = given * step + line + i * line_step
+    return outside >= 0
 
 
 @jit
-def rows_of_run(indices, place, index_step, line, line_step, step, count, rows):
-    """Store the rows of a run: ``index * step + line + i * line_step``."""
+def rows_of_run(indices, place, index_step, line, line_step, step, extent, count, rows):
+    """Store the rows of a run, ``index * step + line + i * line_step``. Returns whether all are in range."""
     if index_step == 1 and step == 1 and line_step == 0:
-        _store_rows(indices, place, 1, line, 0, 1, count, rows)
-    elif index_step == 1:
-        _store_rows(indices, place, 1, line, line_step, step, count, rows)
-    else:
-        _store_rows(indices, place, index_step, line, line_step, step, count, rows)
+        return _store_rows(indices, place, 1, line, 0, 1, extent, count, rows)
+    if index_step == 1:
+        return _store_rows(indices, place, 1, line, line_step, step, extent, count, rows)
+    return _store_rows(indices, place, index_step, line, line_step, step, extent, count, rows)
 
 
 @jit
-def rows_of_cycle(indices, place, line, cycle, step, count, rows):
+def rows_of_cycle(indices, place, line, cycle, step, extent, count, rows):
     """``rows_of_run`` of consecutive indices, for lines that begin again after each ``cycle`` of them."""
+    outside = np.int64(0)
     for i in range(count):
-        rows[i] = np.int64(indices[place + i]) * step + line
+        given = np.int64(indices[place + i])
+        outside |= given | (extent - 1 - given)
+        rows[i] = given * step + line
         line += 1
         line = line if line < cycle else 0
+    return outside >= 0
 
 
 def cycle_of(desc: LinesDescriptor, *tensors: torch.Tensor) -> int:
