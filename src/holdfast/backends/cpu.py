@@ -7,11 +7,13 @@ kernel is compiled once per compute type, not once per combination of dtypes.
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import njit, typeof, types
 from numba.extending import intrinsic
@@ -82,11 +84,16 @@ class TeamKernel:
         """The variant for the types of ``values``, compiled or loaded from disk."""
         kinds = tuple(map(typeof, values))
         if kinds not in self._variants:
+            with _compiling:  # Numba may start here
+                self._compile(kinds)
+        return self._variants[kinds][1]
+
+    def _compile(self, kinds: tuple[Any, ...]) -> None:
+        if kinds not in self._variants:  # by another thread
             task = types.Tuple([types.int64] * self._numbers + [*kinds])
             made = _c_function(self._function, types.void(types.CPointer(task)))
             _compile_c_function(made, self._function.__module__)
             self._variants[kinds] = made, TaskFunction(made.address)  # the first owns the code
-        return self._variants[kinds][1]
 
 
 def team_kernel(numbers: int) -> Callable[[Callable[..., Any]], TeamKernel]:
@@ -442,3 +449,11 @@ def compile_kernel(entry: Any, *args: Any) -> None:
 
 
 fork.wait_for(_compiling)
+
+
+def processor_has(feature: str) -> bool:
+    """Whether an x86 processor has a feature, by LLVM's name. Others have it."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    with _compiling:  # LLVM has a lock, too
+        return bool(llvm.get_host_cpu_features().get(feature, False))

@@ -8,17 +8,15 @@ type.
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import overload
 
-from holdfast.backends.cpu import emit, jit, load_lanes, on_demand, pointer, store_lanes
+from holdfast.backends.cpu import emit, jit, load_lanes, on_demand, pointer, processor_has, store_lanes
 from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.core.formats import E4M3FN, Format
 from holdfast.numerics.exponential import EXPONENTIALS
@@ -265,17 +263,12 @@ _LANES = 16
 
 def converts_float16() -> bool:
     """Whether the processor converts float16 itself. Otherwise LLVM would call functions that are missing."""
-    return _has("f16c")
+    return processor_has("f16c")
 
 
 def multiplies_and_adds() -> bool:
     """Whether the processor has ``fma``. Otherwise LLVM would call a function for each element."""
-    return _has("fma")
-
-
-def _has(feature: str) -> bool:
-    """Whether an x86 processor has a feature. Others have it."""
-    return platform.machine() not in ("x86_64", "AMD64") or llvm.get_host_cpu_features().get(feature, False)
+    return processor_has("fma")
 
 
 def column_vectors(elements: Any, count: int, real: Any) -> list[Any]:
