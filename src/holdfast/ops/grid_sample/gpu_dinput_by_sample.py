@@ -82,9 +82,8 @@ class Tuning:
     most_small: int = 64
     #: Maximum number of channels for which the loop over channels is unrolled.
     unrolled: int = 4
-    #: Maximum number of programs behind a gate, and of those of ``add_columns``, which have one warp.
+    #: Maximum number of programs behind a gate.
     gated_programs: int = 1056
-    gated_columns: int = 4224
     #: Columns per program of ``add_columns``: one warp, so that lanes exchange values without shared memory.
     lanes: int = 32
     #: Samples of a column, at most; fewer if there would be fewer programs than ``least_programs``.
@@ -530,12 +529,12 @@ class SampleSums:
         sources: dict[str, Any],
         gate: Gate | None = None,
     ) -> None:
-        """Add the launch of ``add_columns``, or of ``add_samples``."""
+        """Add the launch of ``add_columns``, or of ``add_samples``, which may be behind a gate."""
         desc, tuning, channels = self.desc, self.tuning, sources["channels"]
         merge = desc.mode == Mode.BILINEAR and self.words == 1
         few = merge and channels <= tuning.unrolled
-        if few and sources["DINPUT"]:
-            self._add_columns(steps, args, images, sources, gate)
+        if few and sources["DINPUT"] and gate is None:
+            self._add_columns(steps, args, images, sources)
             return
         tiles = -(-desc.samples // self.tile)
         tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self._programs(images * tiles, gate)}
@@ -546,12 +545,7 @@ class SampleSums:
         )  # fmt: skip
 
     def _add_columns(
-        self,
-        steps: Steps,
-        args: GridSampleBackwardArgs,
-        images: int,
-        sources: dict[str, Any],
-        gate: Gate | None,
+        self, steps: Steps, args: GridSampleBackwardArgs, images: int, sources: dict[str, Any]
     ) -> None:
         """Add the launch of ``add_columns``."""
         desc, tuning, length = self.desc, self.tuning, self.tuning.steps
@@ -560,11 +554,9 @@ class SampleSums:
         wide = desc.output_size[-1]
         columns = wide * -(-desc.samples // (wide * length))
         tiles = -(-columns // tuning.lanes)
-        programs = images * tiles if gate is None else min(images * tiles, tuning.gated_columns)
         grid, dgrid = args.grid, args.grid if args.dgrid is None else args.dgrid
         steps.add(
-            add_columns, programs, sources,
-            tasks=images * tiles, programs=programs, tiles=tiles, columns=columns,
+            add_columns, images * tiles, sources, tiles=tiles, columns=columns,
             GRID_FLAT=is_flat(desc.output_size, grid.stride()[1:-1]),
             DGRID_FLAT=is_flat(desc.output_size, dgrid.stride()[1:-1]), CHANNELS=sources["channels"],
             TILE=tuning.lanes, STEPS=length, registers=tuning.registers, num_warps=1,

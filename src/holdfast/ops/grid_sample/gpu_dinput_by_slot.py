@@ -181,9 +181,6 @@ def place_samples(
     PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
     """
     follow()
-    # If there are already too many extras, only dgrid is still needed.
-    if not DGRID and tl.load(tallies + EXTRAS) > most_extras:
-        return
     n = tl.program_id(0) // tiles
     number = (tl.program_id(0) - n * tiles) * TILE + tl.arange(0, TILE)
     inside = number < samples

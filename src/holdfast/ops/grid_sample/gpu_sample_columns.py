@@ -215,122 +215,112 @@ def add_gradient(
     store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "limit", "tasks", "programs", "first_channel", "first_pixel", "tiles", "columns", "span",
-        "fraction_bits",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["first_channel", "first_pixel", "tiles", "columns", "span", "fraction_bits"])
 def add_columns(
-    dgrid, sums, words, dout, image, grid, gate,
-    limit, tasks, programs, first_channel, first_pixel, tiles, columns, span, fraction_bits, channels,
-    samples, sizes, out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step,
-    dout_step, image_step, grid_step,
-    GATED: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    dgrid, sums, words, dout, image, grid,
+    first_channel, first_pixel, tiles, columns, span, fraction_bits, channels, samples, sizes, out_sizes,
+    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
     CHANNELS: tl.constexpr, PARTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
     DGRID_FLAT: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
     STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The terms and dgrid of TILE columns of STEPS samples. GATED: several tasks, if the gate is open."""
+    """The terms and dgrid of TILE columns of STEPS samples."""
     follow()
-    end = tl.program_id(0) + 1
-    if GATED:
-        end = tl.where(tl.load(gate) > limit, tasks, 0)
     row, layer = sizes[0], sizes[0] * sizes[1]
-    for task in range(tl.program_id(0), end, programs):
-        n = task // tiles
-        lane = tl.arange(0, TILE)
-        column = (task - n * tiles) * TILE + lane
-        own_grid = grid + n.to(tl.int64) * grid_strides[0]
-        own_dout = dout + n.to(tl.int64) * dout_strides[0] + first_channel.to(tl.int64) * dout_step
-        own_image = image + n.to(tl.int64) * image_strides[0]
-        own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
-        plane, size = n * channels, tl.full([], 1, tl.int64) * span
-        sums_0 = sums + plane * size
-        sums_1, sums_2, sums_3 = sums_0 + size, sums_0 + 2 * size, sums_0 + 3 * size
-        shift_0, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
-        shift_1, shift_2, shift_3 = shift_0, shift_0, shift_0
-        if CHANNELS > 1:
-            shift_1, found = load_plane(words, plane + 1, fraction_bits, COMPUTE, PARTS)
-            special = special | found
-        if CHANNELS > 2:
-            shift_2, found = load_plane(words, plane + 2, fraction_bits, COMPUTE, PARTS)
-            special = special | found
-        if CHANNELS > 3:
-            shift_3, found = load_plane(words, plane + 3, fraction_bits, COMPUTE, PARTS)
-            special = special | found
-        none = tl.zeros([TILE], tl.int64)
-        carried_0 = (none, none, none, none)
-        carried_1, carried_2, carried_3 = carried_0, carried_0, carried_0
-        last_cell = tl.full([TILE], NOWHERE, tl.int32)
-        last_0, last_1 = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
-        number = column // out_sizes[0] * (STEPS - 1) * out_sizes[0] + column
-        inside = (column < columns) & (number < samples)
-        at, d = load_sample(
-            own_grid, own_dout, number, inside, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
-            AXES, CHANNELS, GRID_FLAT, FLAT, OFFSET, COMPUTE,
+    n = tl.program_id(0) // tiles
+    lane = tl.arange(0, TILE)
+    column = (tl.program_id(0) - n * tiles) * TILE + lane
+    own_grid = grid + n.to(tl.int64) * grid_strides[0]
+    own_dout = dout + n.to(tl.int64) * dout_strides[0] + first_channel.to(tl.int64) * dout_step
+    own_image = image + n.to(tl.int64) * image_strides[0]
+    own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
+    plane, size = n * channels, tl.full([], 1, tl.int64) * span
+    sums_0 = sums + plane * size
+    sums_1, sums_2, sums_3 = sums_0 + size, sums_0 + 2 * size, sums_0 + 3 * size
+    shift_0, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)
+    shift_1, shift_2, shift_3 = shift_0, shift_0, shift_0
+    if CHANNELS > 1:
+        shift_1, found = load_plane(words, plane + 1, fraction_bits, COMPUTE, PARTS)
+        special = special | found
+    if CHANNELS > 2:
+        shift_2, found = load_plane(words, plane + 2, fraction_bits, COMPUTE, PARTS)
+        special = special | found
+    if CHANNELS > 3:
+        shift_3, found = load_plane(words, plane + 3, fraction_bits, COMPUTE, PARTS)
+        special = special | found
+    none = tl.zeros([TILE], tl.int64)
+    carried_0 = (none, none, none, none)
+    carried_1, carried_2, carried_3 = carried_0, carried_0, carried_0
+    last_cell = tl.full([TILE], NOWHERE, tl.int32)
+    last_0, last_1 = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    number = column // out_sizes[0] * (STEPS - 1) * out_sizes[0] + column
+    inside = (column < columns) & (number < samples)
+    at, d = load_sample(
+        own_grid, own_dout, number, inside, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
+        AXES, CHANNELS, GRID_FLAT, FLAT, OFFSET, COMPUTE,
+    )  # fmt: skip
+    for step in range(STEPS):
+        number_after = number + out_sizes[0]
+        inside_after = (column < columns) & (number_after < samples) & (step + 1 < STEPS)
+        at_after, d_after = load_sample(
+            own_grid, own_dout, number_after, inside_after, out_sizes, grid_strides, dout_strides,
+            grid_step, dout_step, AXES, CHANNELS, GRID_FLAT, FLAT, OFFSET, COMPUTE,
         )  # fmt: skip
-        for step in range(STEPS):
-            number_after = number + out_sizes[0]
-            inside_after = (column < columns) & (number_after < samples) & (step + 1 < STEPS)
-            at_after, d_after = load_sample(
-                own_grid, own_dout, number_after, inside_after, out_sizes, grid_strides, dout_strides,
-                grid_step, dout_step, AXES, CHANNELS, GRID_FLAT, FLAT, OFFSET, COMPUTE,
+        first, t, scale = located(at[0], at[1], at[2], sizes, MODE, PADDING, ALIGNED)
+        offsets, exist = four_corners(first, sizes, image_strides, 0, AXES, OFFSET)
+        behind_offsets, behind = four_corners(first, sizes, image_strides, AXES - 2, AXES, OFFSET)
+        pixel = first[1] * row + first[0] - first_pixel
+        if AXES == 3:
+            pixel += first[2] * layer
+        if DGRID:
+            target = place_offset(number, out_sizes, dgrid_strides, AXES, DGRID_FLAT).to(OFFSET)
+            add_gradient(
+                own_dgrid, target, own_image, d, t, scale, inside, offsets, exist, behind_offsets, behind,
+                image_step, dgrid_step, AXES, MODE, TAPS, CHANNELS, ACCUMULATE, COMPUTE,
             )  # fmt: skip
-            first, t, scale = located(at[0], at[1], at[2], sizes, MODE, PADDING, ALIGNED)
-            offsets, exist = four_corners(first, sizes, image_strides, 0, AXES, OFFSET)
-            behind_offsets, behind = four_corners(first, sizes, image_strides, AXES - 2, AXES, OFFSET)
-            pixel = first[1] * row + first[0] - first_pixel
-            if AXES == 3:
-                pixel += first[2] * layer
-            if DGRID:
-                target = place_offset(number, out_sizes, dgrid_strides, AXES, DGRID_FLAT).to(OFFSET)
-                add_gradient(
-                    own_dgrid, target, own_image, d, t, scale, inside, offsets, exist, behind_offsets, behind,
-                    image_step, dgrid_step, AXES, MODE, TAPS, CHANNELS, ACCUMULATE, COMPUTE,
+        weights = layer_weights(first, t, sizes, AXES)
+        if special:
+            for channel in tl.static_range(CHANNELS):
+                mark_sample(
+                    sums_0 + channel * size, d[channel], weights, exist, behind, pixel, span, row, layer,
+                    AXES, BANDS,
                 )  # fmt: skip
-            weights = layer_weights(first, t, sizes, AXES)
-            if special:
-                for channel in tl.static_range(CHANNELS):
-                    mark_sample(
-                        sums_0 + channel * size, d[channel], weights, exist, behind, pixel, span, row, layer,
-                        AXES, BANDS,
-                    )  # fmt: skip
-            cell, there = cell_of(first, sizes, AXES)
-            cell = tl.where(there & inside, cell, NOWHERE)
-            joined = cell == last_cell + (row + 1)
-            taken = (lane > 0) & (cell == tl.gather(cell, tl.maximum(lane - 1, 0), 0) + 1)
-            given = (lane < TILE - 1) & (tl.gather(cell, tl.minimum(lane + 1, TILE - 1), 0) == cell + 1)
-            apart = tl.sum(given.to(tl.int32), 0) < TILE // 2
-            pixels = paired(pixel, lane, TILE)
-            place, before = (pixel, pixels, joined, taken, given, apart), (last_0, last_1)
-            carried_0 = add_channel(
-                sums_0, carried_0, scaled(finite_or_zero(d[0]), shift_0, COMPUTE), weights, place, before,
+        cell, there = cell_of(first, sizes, AXES)
+        cell = tl.where(there & inside, cell, NOWHERE)
+        joined = cell == last_cell + (row + 1)
+        taken = (lane > 0) & (cell == tl.gather(cell, tl.maximum(lane - 1, 0), 0) + 1)
+        given = (lane < TILE - 1) & (tl.gather(cell, tl.minimum(lane + 1, TILE - 1), 0) == cell + 1)
+        apart = tl.sum(given.to(tl.int32), 0) < TILE // 2
+        pixels = paired(pixel, lane, TILE)
+        place, before = (pixel, pixels, joined, taken, given, apart), (last_0, last_1)
+        carried_0 = add_channel(
+            sums_0, carried_0, scaled(finite_or_zero(d[0]), shift_0, COMPUTE), weights, place, before,
+            lane, span, row, layer, AXES, BANDS, TILE,
+        )  # fmt: skip
+        if CHANNELS > 1:
+            carried_1 = add_channel(
+                sums_1, carried_1, scaled(finite_or_zero(d[1]), shift_1, COMPUTE), weights, place, before,
                 lane, span, row, layer, AXES, BANDS, TILE,
             )  # fmt: skip
-            if CHANNELS > 1:
-                carried_1 = add_channel(
-                    sums_1, carried_1, scaled(finite_or_zero(d[1]), shift_1, COMPUTE), weights, place, before,
-                    lane, span, row, layer, AXES, BANDS, TILE,
-                )  # fmt: skip
-            if CHANNELS > 2:
-                carried_2 = add_channel(
-                    sums_2, carried_2, scaled(finite_or_zero(d[2]), shift_2, COMPUTE), weights, place, before,
-                    lane, span, row, layer, AXES, BANDS, TILE,
-                )  # fmt: skip
-            if CHANNELS > 3:
-                carried_3 = add_channel(
-                    sums_3, carried_3, scaled(finite_or_zero(d[3]), shift_3, COMPUTE), weights, place, before,
-                    lane, span, row, layer, AXES, BANDS, TILE,
-                )  # fmt: skip
-            last_cell, last_0, last_1 = cell, pixels[0], pixels[1]
-            number, inside, at, d = number_after, inside_after, at_after, d_after
-        before, joined = (last_0, last_1), lane < 0
-        release(sums_0, carried_0, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
-        if CHANNELS > 1:
-            release(sums_1, carried_1, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
         if CHANNELS > 2:
-            release(sums_2, carried_2, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
+            carried_2 = add_channel(
+                sums_2, carried_2, scaled(finite_or_zero(d[2]), shift_2, COMPUTE), weights, place, before,
+                lane, span, row, layer, AXES, BANDS, TILE,
+            )  # fmt: skip
         if CHANNELS > 3:
-            release(sums_3, carried_3, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
+            carried_3 = add_channel(
+                sums_3, carried_3, scaled(finite_or_zero(d[3]), shift_3, COMPUTE), weights, place, before,
+                lane, span, row, layer, AXES, BANDS, TILE,
+            )  # fmt: skip
+        last_cell, last_0, last_1 = cell, pixels[0], pixels[1]
+        number, inside, at, d = number_after, inside_after, at_after, d_after
+    before, joined = (last_0, last_1), lane < 0
+    release(sums_0, carried_0, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
+    if CHANNELS > 1:
+        release(sums_1, carried_1, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
+    if CHANNELS > 2:
+        release(sums_2, carried_2, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
+    if CHANNELS > 3:
+        release(sums_3, carried_3, before, joined, lane, span, row, layer, AXES, BANDS, TILE)
