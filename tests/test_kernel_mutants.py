@@ -113,7 +113,7 @@ def test_only_a_difference_counts(label: str, error: str, tried: dict[str, Trial
 
 
 def test_a_mutant_that_hangs_is_given_up() -> None:
-    hangs = replace(_EMBEDDING, old="WARPS = 4", new="while True: pass")
+    hangs = replace(_EMBEDDING, old="TUNING = Tuned(", new="while True: pass\nTUNING = Tuned(")
     (trial,) = trials({"hangs": hangs}, limit=1)
     assert not trial.caught and trial.error == "not done within 1 s"
 
