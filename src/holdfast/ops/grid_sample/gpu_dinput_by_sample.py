@@ -2,8 +2,8 @@
 
 Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
 the terms with integer atomics and computes dgrid, ``convert`` stores dinput. With few channels in bilinear
-mode, ``add_columns`` (``gpu_sample_columns``) adds the terms instead. If memory is short, they run for a few
-images at a time, for a few channels of an image, or for one band of pixels of a channel.
+mode and without a gate, ``add_columns`` (``gpu_sample_columns``) adds the terms instead. If memory is short,
+they run for a few images at a time, for a few channels of an image, or for one band of pixels of a channel.
 
 In bilinear mode, the east corners of a sample are often the west corners of the next sample. Then the next
 sample adds both terms with one atomic (MERGE).
