@@ -23,6 +23,7 @@ import holdfast as hf
 from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
+from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 from holdfast.ops.grid_sample import cases, cpu, cpu_task
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -305,7 +306,10 @@ def test_little_memory_by_sample(
     desc = case_of(GridSampleBackwardPlan, problem).descriptor
     assert isinstance(desc, GridSampleBackwardDescriptor)
     monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
-    monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", int(planes * 6 * 8 * 8))
+    # A plane has accumulators and words; two regions are aligned.
+    parts = SampleSums(WorkspaceLayout(), torch.device("cpu"), desc, 2**20).parts
+    least = int(planes * (6 * 8 * 8 + 4 * parts)) + 4 * ALIGNMENT
+    monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", least)
     sums = gpu.GridSampleBackward(desc, torch.device("cpu")).sums
     assert isinstance(sums, SampleSums)
     assert (sums.channels, sums.bands) == (channels, bands)

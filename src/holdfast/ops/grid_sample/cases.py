@@ -117,6 +117,7 @@ def _sizes() -> Iterator[Problem]:
     yield Problem("one pixel, many samples", (3, 1, 1), (6, 5), padding=Padding.BORDER, grid="far")
     yield Problem("one row of pixels, bicubic", (2, 1, 13), (5, 7), Mode.BICUBIC, Padding.REFLECTION, True)
     yield Problem("64 channels", (64, 13, 11), (9, 17), grid="smooth", dtype=torch.bfloat16)
+    yield Problem("11 channels", (11, 5, 7), (4, 6), grid="smooth")
     yield Problem("257 channels", (257, 5, 7), (4, 6), batch=1)
     yield Problem("1025 channels of three dimensions", (1025, 2, 3, 3), (2, 2, 3), batch=1, of_sums=True,
                   needs=(False, True))  # fmt: skip

@@ -63,9 +63,10 @@ class Tuning:
     vector: int
     #: Cells per program of ``assign_starts``.
     block: int
-    #: Elements of a tile of the copy, and its maximum number of channels.
+    #: Elements of a tile of the copy, its maximum number of channels, and the maximum number of programs.
     copied: int
     channels: int = 64
+    copy_programs: int = 4224
     #: Words cleared per program.
     cleared: int = 4096
 
@@ -73,7 +74,14 @@ class Tuning:
 TUNING = Tuned(
     gpu=Tuning(tile=128, warps=4, measured=16384, vector=2048, block=2048, copied=4096),
     interpreter=Tuning(
-        tile=8192, warps=4, measured=2**18, vector=16384, block=16384, copied=2**20, cleared=65536
+        tile=8192,
+        warps=4,
+        measured=2**18,
+        vector=16384,
+        block=16384,
+        copied=2**20,
+        cleared=65536,
+        copy_programs=2,
     ),
 )
 
@@ -224,18 +232,19 @@ def assign_starts(
         tl.store(scales + plane, scale, mask=plane < planes)
 
 
-@triton.jit(do_not_specialize=["listing", "count", "samples", "cells", "copy_tiles"])
+@triton.jit(do_not_specialize=["listing", "copying", "copies", "count", "samples", "cells", "copy_tiles"])
 def list_samples(
     places, fractions, rows, tallies, starts, arrivals, grid, dout,
-    listing, count, samples, cells, copy_tiles, channels, sizes, out_sizes, grid_strides, dout_strides,
-    grid_step, dout_step,
+    listing, copying, copies, count, samples, cells, copy_tiles, channels, sizes, out_sizes, grid_strides,
+    dout_strides, grid_step, dout_step,
     LOCALITY: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
     ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TILE: tl.constexpr, SAMPLES: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The first ``listing`` programs store the places and fractions of TILE samples.
 
-    If the samples are scattered, the others copy SAMPLES samples in CHANNELS channels.
+    If the samples are scattered, ``copying`` others make ``copies`` copies of SAMPLES samples in CHANNELS
+    channels.
     """
     follow()
     program = tl.program_id(0)
@@ -253,21 +262,36 @@ def list_samples(
         for a in tl.static_range(AXES):
             tl.store(fractions + at.to(tl.int64) * AXES + a, t[a], mask=inside)
     elif LOCALITY and is_scattered(tallies, count):
-        tile = (program - listing) % copy_tiles
-        number = (program - listing) // copy_tiles * SAMPLES + tl.arange(0, SAMPLES)
-        inside = number < count
-        n = number // samples
-        x, y, z = unravel(number - n * samples, out_sizes, AXES)
-        first, _t, _scale = locate(
-            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-            AXES, MODE, PADDING, ALIGNED, COMPUTE,
-        )  # fmt: skip
-        channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-        mask = inside[:, None] & (channel < channels)
-        source = dout + offset_of(n, x, y, z, dout_strides)[:, None] + channel.to(tl.int64) * dout_step
-        value = tl.load(source, mask=mask, other=0.0)
-        at = position_of(starts, arrivals, number, n, first, inside, count, cells, sizes, AXES)
-        tl.store(rows + (at.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
+        for task in range(program - listing, copies, copying):
+            copy_samples(
+                rows, starts, arrivals, grid, dout, task % copy_tiles, task // copy_tiles * SAMPLES, count,
+                samples, cells, channels, sizes, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
+                AXES, MODE, PADDING, ALIGNED, COMPUTE, SAMPLES, CHANNELS,
+            )  # fmt: skip
+
+
+@triton.jit
+def copy_samples(
+    rows, starts, arrivals, grid, dout, tile, begin,
+    count, samples, cells, channels, sizes, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, SAMPLES: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Copy dout of SAMPLES samples from ``begin`` in one tile of CHANNELS channels to their positions."""
+    number = begin + tl.arange(0, SAMPLES)
+    inside = number < count
+    n = number // samples
+    x, y, z = unravel(number - n * samples, out_sizes, AXES)
+    first, _t, _scale = locate(
+        grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
+        AXES, MODE, PADDING, ALIGNED, COMPUTE,
+    )  # fmt: skip
+    channel = (tile * CHANNELS + tl.arange(0, CHANNELS))[None, :]
+    mask = inside[:, None] & (channel < channels)
+    source = dout + offset_of(n, x, y, z, dout_strides)[:, None] + channel.to(tl.int64) * dout_step
+    value = tl.load(source, mask=mask, other=0.0)
+    at = position_of(starts, arrivals, number, n, first, inside, count, cells, sizes, AXES)
+    tl.store(rows + (at.to(tl.int64) * channels)[:, None] + channel, value, mask=mask)
 
 
 def is_flat(sizes: Sequence[int], strides: Sequence[int]) -> bool:
@@ -381,13 +405,16 @@ class Cells:
         )
         channels = min(triton.next_power_of_2(desc.channels), tuning.channels)
         samples, copy_tiles = max(tuning.copied // channels, 1), -(-desc.channels // channels)
-        copying = -(-self.count // samples) * copy_tiles if parameters["LOCALITY"] else 0
+        copies = -(-self.count // samples) * copy_tiles if parameters["LOCALITY"] else 0
+        copying = min(copies, tuning.copy_programs)
         steps.add(
             list_samples,
             tiles + copying,
             parameters,
             self,
             listing=tiles,
+            copying=copying,
+            copies=copies,
             copy_tiles=copy_tiles,
             TILE=tuning.tile,
             SAMPLES=samples,

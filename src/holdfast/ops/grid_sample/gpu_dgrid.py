@@ -54,11 +54,13 @@ class Tuning:
     #: Maximum registers in the order of the samples: enough to load four channels together. By default the
     #: compiler uses fewer, and half of the loads wait for the other half.
     registers: int | None = 80
+    #: Maximum number of programs in the order of the cells: they may have to return at once.
+    programs: int = 4224
 
 
 TUNING = Tuned(
     gpu=Tuning(tile=256, warps=8, threads=2**19, most_shared=8),
-    interpreter=Tuning(tile=8192, warps=4, threads=2**19, most_shared=4),
+    interpreter=Tuning(tile=8192, warps=4, threads=2**19, most_shared=4, programs=2),
 )
 
 
@@ -223,27 +225,56 @@ def locate_sample(
     return n, x, y, z, first, t, scale
 
 
-@triton.jit(do_not_specialize=["count", "samples"])
+@triton.jit(do_not_specialize=["tasks", "programs", "count", "samples"])
 def grid_gradient(
     dgrid, dout, image, grid, places, tallies,
-    count, samples, channels, sizes, out_sizes,
+    tasks, programs, count, samples, channels, sizes, out_sizes,
     dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, LOCALITY: tl.constexpr, BY_CELL: tl.constexpr,
     DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr,
     SHARED: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """dgrid of TILE // SHARED samples, in their own order; or BY_CELL, as the copy of dout.
+    """dgrid of the samples, in their own order; or BY_CELL, as the copy of dout.
 
-    LOCALITY: both orders are launched, and the one that does not suit the grid returns at once.
+    LOCALITY: both orders are launched, and the one that does not suit the grid returns at once. BY_CELL, a
+    program has several tiles.
     """
     follow()
     if LOCALITY and is_scattered(tallies, count) != BY_CELL:
         return
+    if BY_CELL:
+        for task in range(tl.program_id(0), tasks, programs):
+            differentiate_tile(
+                dgrid, dout, image, grid, places, task, count, samples, channels, sizes, out_sizes,
+                dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step,
+                grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, BY_CELL, DOUT_ROWS, IMAGE_ROWS, FULL,
+                MANY, SHARED, OFFSET, ACCUMULATE, TILE,
+            )  # fmt: skip
+    else:
+        differentiate_tile(
+            dgrid, dout, image, grid, places, tl.program_id(0), count, samples, channels, sizes, out_sizes,
+            dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step,
+            grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, BY_CELL, DOUT_ROWS, IMAGE_ROWS, FULL,
+            MANY, SHARED, OFFSET, ACCUMULATE, TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def differentiate_tile(
+    dgrid, dout, image, grid, places, task,
+    count, samples, channels, sizes, out_sizes,
+    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, BY_CELL: tl.constexpr, DOUT_ROWS: tl.constexpr,
+    IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr, SHARED: tl.constexpr,
+    OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dgrid of TILE // SHARED samples."""
     SAMPLES: tl.constexpr = TILE // SHARED
     lane = tl.arange(0, TILE)
     # Past the end, the last sample is computed again and not stored, so that loads need no mask.
-    number = tl.minimum(tl.program_id(0) * SAMPLES + lane % SAMPLES, count - 1)
+    number = tl.minimum(task * SAMPLES + lane % SAMPLES, count - 1)
     n, x, y, z, first, _t, _scale = locate_sample(
         grid, places, number, count, samples, out_sizes, sizes, grid_strides, grid_step,
         AXES, MODE, PADDING, ALIGNED, COMPUTE, BY_CELL,
@@ -251,7 +282,7 @@ def grid_gradient(
     dout_at = number.to(OFFSET) * channels
     if not BY_CELL:
         dout_at = offset_of(n, x, y, z, dout_strides).to(OFFSET)
-    own = tl.program_id(0) * SAMPLES + tl.arange(0, SAMPLES)
+    own = task * SAMPLES + tl.arange(0, SAMPLES)
     inside = own < count
     m, ox, oy, oz, own_first, t, scale = locate_sample(
         grid, places, tl.minimum(own, count - 1), count, samples, out_sizes, sizes, grid_strides, grid_step,
@@ -319,11 +350,15 @@ class GridGradient:
         }
         if listed is not None and by_cell:
             operands["dout"] = listed.rows
+        tasks = -(-count // (tuning.tile // shared))
+        programs = min(tasks, tuning.programs) if by_cell else tasks
         steps.add(
             grid_gradient,
-            -(-count // (tuning.tile // shared)),
+            programs,
             operands,
             sampling_constants(desc),
+            tasks=tasks,
+            programs=programs,
             count=count,
             samples=desc.samples,
             channels=desc.channels,

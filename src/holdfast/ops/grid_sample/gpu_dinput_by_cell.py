@@ -76,11 +76,13 @@ class Tuning:
     plane_registers: int | None = 88
     volume_registers: int | None = 96
     row_registers: int | None = 128
-    #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4.
+    #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4. Maximum number of its programs if
+    #: they may have to return at once: to start them takes time.
     row_blocks: int = 4
+    row_programs: int = 2112
     #: Minimum number of channels; minimum number of elements of dout or dinput, unless the channels are
     #: ``many``.
-    least_channels: int = 5
+    least_channels: int = 8
     least_elements: int = 2**20
     many: int = 32
 
@@ -95,7 +97,7 @@ TUNING = Tuned(
         plane_pixels=4096, plane_wide=32, plane_warps=4, plane_channels=64,
         row_pixels=4096, row_wide=32, row_warps=4, row_lanes=4, row_unroll=1,
         crowd=14, segment=32, segment_terms=32, segment_channels=16, segment_warps=4, segment_programs=4,
-        least_elements=1,
+        row_programs=2, least_channels=5, least_elements=800,
     ),
 )  # fmt: skip
 
@@ -479,28 +481,57 @@ def store_block(
 
 
 @triton.jit(
-    do_not_specialize=["count", "samples", "cells", "pixels", "tiles", "shares", "stacked", "crowd_tiles"]
-)
+    do_not_specialize=[
+        "tasks", "programs", "count", "samples", "cells", "pixels", "tiles", "shares", "stacked",
+        "crowd_tiles",
+    ]
+)  # fmt: skip
 def sum_rows(
     dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
     counts,
-    count, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, row_step, fraction_bits,
-    sizes, out_sizes, dout_strides, dinput_strides, dinput_step,
+    tasks, programs, count, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, row_step,
+    fraction_bits, sizes, out_sizes, dout_strides, dinput_strides, dinput_step,
     LOCALITY: tl.constexpr, PLACED: tl.constexpr, CROWDS: tl.constexpr, CROWD: tl.constexpr,
     SEGMENT: tl.constexpr, AXES: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr,
     PIXELS: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr,
     UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Sum tiles of pixels. LOCALITY: a program has several tiles, if the samples are scattered."""
+    follow()
+    if LOCALITY:
+        if is_scattered(tallies, count):
+            for task in range(tl.program_id(0), tasks, programs):
+                sum_row_tile(
+                    dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places,
+                    fractions, starts, counts, task, samples, cells, pixels, tiles, shares, stacked,
+                    crowd_tiles, channels, row_step, fraction_bits, sizes, out_sizes, dout_strides,
+                    dinput_strides, dinput_step, PLACED, CROWDS, CROWD, SEGMENT, AXES, FLAT, ACCUMULATE,
+                    PIXELS, WIDE, CHANNELS, BLOCKS, UNROLL,
+                )  # fmt: skip
+    else:
+        sum_row_tile(
+            dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions,
+            starts, counts, tl.program_id(0), samples, cells, pixels, tiles, shares, stacked, crowd_tiles,
+            channels, row_step, fraction_bits, sizes, out_sizes, dout_strides, dinput_strides, dinput_step,
+            PLACED, CROWDS, CROWD, SEGMENT, AXES, FLAT, ACCUMULATE, PIXELS, WIDE, CHANNELS, BLOCKS, UNROLL,
+        )  # fmt: skip
+
+
+@triton.jit
+def sum_row_tile(
+    dinput, tallies, owners, parts, holders, sums, arrived, dout, scales, largest, places, fractions, starts,
+    counts, task, samples, cells, pixels, tiles, shares, stacked, crowd_tiles, channels, row_step,
+    fraction_bits, sizes, out_sizes, dout_strides, dinput_strides, dinput_step,
+    PLACED: tl.constexpr, CROWDS: tl.constexpr, CROWD: tl.constexpr, SEGMENT: tl.constexpr,
+    AXES: tl.constexpr, FLAT: tl.constexpr, ACCUMULATE: tl.constexpr, PIXELS: tl.constexpr,
+    WIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCKS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """Sum a tile of pixels in BLOCKS * CHANNELS channels.
 
     ``dout`` has contiguous channels. PLACED: its samples are in their own order, otherwise in that of the
     cells, ``row_step`` elements apart.
     """
-    follow()
-    if LOCALITY and is_scattered(tallies, count) == 0:
-        return
-    program = tl.program_id(0)
-    tile, share, n = program // shares % tiles, program % shares, program // tiles // shares
+    tile, share, n = task // shares % tiles, task % shares, task // tiles // shares
     first = share * (BLOCKS * CHANNELS)
     x, y, exists = pixels_of_tile(tile, sizes[0], stacked, PIXELS, WIDE)
     around = lists_around(starts, counts, n, x, y, exists, cells, sizes, AXES)
@@ -759,12 +790,16 @@ class CellSums:
             blocks = min(triton.next_power_of_2(-(-desc.channels // together)), tuning.row_blocks)
             tiles = tiles_of(width, stacked, tuning.row_pixels, wide)
             shares = -(-desc.channels // (together * blocks))
+            tasks = images * tiles * shares
+            programs = min(tasks, tuning.row_programs) if locality else tasks
             steps.add(
                 sum_rows,
-                images * tiles * shares,
+                programs,
                 common if placed else common | {"dout": listed.rows},
                 crowds,
                 listed,
+                tasks=tasks,
+                programs=programs,
                 tiles=tiles,
                 shares=shares,
                 row_step=desc.channels,

@@ -1,12 +1,13 @@
 """dinput and dgrid of every mode, in Triton: each sample adds its terms to the accumulators of its pixels.
 
 Three launches: ``prepare`` finds the scale of each plane and clears the accumulators, ``add_samples`` adds
-the terms with integer atomics and computes dgrid, ``convert`` stores dinput. With few channels in bilinear
-mode and without a gate, ``add_columns`` (``gpu_sample_columns``) adds the terms instead. If memory is short,
-they run for a few images at a time, for a few channels of an image, or for one band of pixels of a channel.
+the terms with integer atomics and computes dgrid, ``convert`` stores dinput. In bilinear mode
+``add_columns`` (``gpu_sample_columns``) adds the terms instead, for a few channels at a time. If memory is
+short, they run for a few images at a time, for a few channels of an image, or for one band of pixels of a
+channel.
 
-In bilinear mode, the east corners of a sample are often the west corners of the next sample. Then the next
-sample adds both terms with one atomic (MERGE).
+For ``gpu_dinput_by_plane``: the east corners of a bilinear sample are often the west corners of the next
+sample. Then the next sample adds both terms with one atomic (MERGE).
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -23,7 +24,7 @@ import triton.language as tl
 from holdfast.backends.gpu import follow
 from holdfast.backends.steps import Part, Steps
 from holdfast.backends.tuning import Tuned
-from holdfast.core.workspace_layout import Region, WorkspaceLayout
+from holdfast.core.workspace_layout import ALIGNMENT, Region, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import is_flat, place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import (
@@ -37,6 +38,7 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     strides_of,
     unravel,
 )
+from holdfast.ops.grid_sample.gpu_dgrid import GridGradient
 from holdfast.ops.grid_sample.gpu_integer_sums import (
     BIAS,
     converted,
@@ -80,10 +82,11 @@ class Tuning:
     converted: int
     #: Maximum number of parts of ``vector`` elements.
     most_small: int = 64
-    #: Maximum number of channels for which the loop over channels is unrolled.
-    unrolled: int = 4
-    #: Maximum number of programs behind a gate.
+    #: Maximum number of channels of a group: the loop over its channels is unrolled.
+    group: int = 4
+    #: Maximum number of programs behind a gate, and of those of ``add_columns``, which have one warp.
     gated_programs: int = 1056
+    gated_columns: int = 2112
     #: Columns per program of ``add_columns``: one warp, so that lanes exchange values without shared memory.
     lanes: int = 32
     #: Samples of a column, at most; fewer if there would be fewer programs than ``least_programs``.
@@ -248,41 +251,25 @@ def visit_channel(
     return s0, s1, s2, s3
 
 
-@triton.jit(
-    do_not_specialize=[
-        "limit", "tasks", "programs", "first_channel", "first_pixel", "tiles", "span", "fraction_bits",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["first_channel", "first_pixel", "tiles", "span", "fraction_bits"])
 def add_samples(
-    dgrid, sums, words, dout, image, grid, gate,
-    limit, tasks, programs, first_channel, first_pixel, tiles, span, fraction_bits, channels, samples, sizes,
-    out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step,
-    grid_step,
-    GATED: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    dgrid, sums, words, dout, image, grid,
+    first_channel, first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes,
+    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DINPUT: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
-    MERGE: tl.constexpr, UNROLLED: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr,
-    MANY_CHANNELS: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    UNROLLED: tl.constexpr, WORDS: tl.constexpr, PARTS: tl.constexpr, MANY_CHANNELS: tl.constexpr,
+    OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The terms and dgrid of TILE samples. GATED: a program has several tasks, if the gate is open."""
+    """The terms and dgrid of TILE samples."""
     follow()
-    dout += first_channel.to(tl.int64) * dout_step
-    if GATED:
-        if tl.load(gate) > limit:
-            for task in range(tl.program_id(0), tasks, programs):
-                add_tile(
-                    dgrid, sums, words, dout, image, grid, task, first_pixel, tiles, span, fraction_bits,
-                    channels, samples, sizes, out_sizes, dgrid_strides, dout_strides, image_strides,
-                    grid_strides, dgrid_step, dout_step, image_step, grid_step, AXES, MODE, PADDING, ALIGNED,
-                    COMPUTE, TAPS, DINPUT, DGRID, BANDS, MERGE, UNROLLED, WORDS, PARTS, MANY_CHANNELS, OFFSET,
-                    ACCUMULATE, TILE,
-                )  # fmt: skip
-    else:
-        add_tile(
-            dgrid, sums, words, dout, image, grid, tl.program_id(0), first_pixel, tiles, span, fraction_bits,
-            channels, samples, sizes, out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides,
-            dgrid_step, dout_step, image_step, grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DINPUT,
-            DGRID, BANDS, MERGE, UNROLLED, WORDS, PARTS, MANY_CHANNELS, OFFSET, ACCUMULATE, TILE,
-        )  # fmt: skip
+    add_tile(
+        dgrid, sums, words, dout + first_channel.to(tl.int64) * dout_step, image, grid, tl.program_id(0),
+        first_pixel, tiles, span, fraction_bits, channels, samples, sizes, out_sizes, dgrid_strides,
+        dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step, AXES, MODE,
+        PADDING, ALIGNED, COMPUTE, TAPS, DINPUT, DGRID, BANDS, False, UNROLLED, WORDS, PARTS, MANY_CHANNELS,
+        OFFSET, ACCUMULATE, TILE,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -435,15 +422,20 @@ class SampleSums:
         if desc.axes == 3:
             self.tile, self.warps = tuning.tile_3d, tuning.warps_3d
         self.words = 2 if desc.compute.bits == 64 else 1
+        #: Whether terms are added in columns, and by several groups of channels.
+        self.in_columns = desc.mode == Mode.BILINEAR and self.words == 1
+        self.in_groups = self.in_columns and desc.channels > tuning.group
         self.images, self.channels, self.bands = desc.batch, max(desc.channels, 1), 1
-        plane_bytes = max(desc.pixels * 8 * self.words, 1)
-        image_bytes = self.channels * plane_bytes
+        parts = self._parts(max(desc.samples, desc.pixels * self.words))
+        plane_bytes = 8 * desc.pixels * self.words + 4 * parts
+        image_bytes, room = self.channels * plane_bytes, max(budget - 4 * ALIGNMENT, 0)
         if desc.needs_dinput:
-            self.images = max(min(budget // image_bytes, desc.batch), 1)
-        if desc.needs_dinput and image_bytes > budget:
-            groups = min(-(-self.channels // max(budget // plane_bytes, 1)), MOST_BANDS)
+            portions = -(-desc.batch // max(room // image_bytes, 1))
+            self.images = -(-desc.batch // max(portions, 1))
+        if desc.needs_dinput and image_bytes > room:
+            groups = min(-(-self.channels // max(room // plane_bytes, 1)), MOST_BANDS)
             self.channels = -(-self.channels // groups)
-            bands = -(-self.channels * plane_bytes // max(budget, 1))
+            bands = -(-self.channels * plane_bytes // max(room, 1))
             self.bands = min(bands, max(MOST_BANDS // groups, 1), desc.pixels)
         self.span = -(-desc.pixels // self.bands)
         self.parts = self._parts(max(desc.samples, self.span * self.words))
@@ -471,13 +463,14 @@ class SampleSums:
         end = begin + (desc.batch if images is None else images)
         needs_dinput = args.dinput is not None and desc.channels > 0
         needs_dgrid = args.dgrid is not None and gate is None
-        # dgrid is a sum over all channels.
-        alone = needs_dgrid and not (needs_dinput and self.channels >= desc.channels)
+        # dgrid is a sum over all channels, which ``add_columns`` computes if they are one group.
+        together = needs_dinput and self.channels >= desc.channels and not self.in_groups
+        alone = needs_dgrid and not together
         for first in range(begin, end, self.images):
             images = min(self.images, end - first)
             sources = operands_of(desc, args, first, images) | sampling_constants(desc)
             if alone and desc.samples:
-                self._add_terms(steps, args, images, sources | self._without_dinput())
+                self._add_dgrid(steps, args, first, images, sources)
             if not needs_dinput:
                 continue
             for channel in range(0, desc.channels, self.channels):
@@ -488,13 +481,18 @@ class SampleSums:
                     }  # fmt: skip
                     self._add_band(steps, args, images, sources | more, gate)
 
-    def _without_dinput(self) -> dict[str, Any]:
-        """Parameters of ``add_samples`` for dgrid alone."""
-        return {
-            "sums": "dout", "words": "dout", "gate": "dout", "limit": 0, "GATED": False, "first_channel": 0,
-            "first_pixel": 0, "span": 0, "DINPUT": False, "DGRID": True, "BANDS": False,
-            "WORDS": self.words, "PARTS": 1,
+    def _add_dgrid(
+        self, steps: Steps, args: GridSampleBackwardArgs, first: int, images: int, sources: dict[str, Any]
+    ) -> None:
+        """Add the launch for dgrid alone."""
+        if self.in_groups:
+            GridGradient(self.device, self.desc).add_steps(steps, args, first, images)
+            return
+        without_dinput = {
+            "sums": "dout", "words": "dout", "first_channel": 0, "first_pixel": 0, "span": 0, "DINPUT": False,
+            "DGRID": True, "BANDS": False, "WORDS": self.words, "PARTS": 1,
         }  # fmt: skip
+        self._add_terms(steps, args, images, sources | without_dinput)
 
     def _add_band(
         self,
@@ -529,36 +527,49 @@ class SampleSums:
         sources: dict[str, Any],
         gate: Gate | None = None,
     ) -> None:
-        """Add the launch of ``add_columns``, or of ``add_samples``, which may be behind a gate."""
+        """Add the launches of ``add_columns``, or of ``add_samples``."""
         desc, tuning, channels = self.desc, self.tuning, sources["channels"]
-        merge = desc.mode == Mode.BILINEAR and self.words == 1
-        few = merge and channels <= tuning.unrolled
-        if few and sources["DINPUT"] and gate is None:
-            self._add_columns(steps, args, images, sources)
+        if self.in_columns and sources["DINPUT"]:
+            groups, rest = divmod(channels, tuning.group)
+            self._add_columns(steps, args, images, sources, gate, 0, groups, tuning.group)
+            self._add_columns(steps, args, images, sources, gate, channels - rest, 1, rest)
             return
+        assert gate is None
         tiles = -(-desc.samples // self.tile)
-        tasks = {"tiles": tiles, "tasks": images * tiles, "programs": self._programs(images * tiles, gate)}
         steps.add(
-            add_samples, tasks["programs"], sources, tasks,
-            MERGE=merge and sources["DINPUT"], UNROLLED=channels if few else 0,
+            add_samples, images * tiles, sources, tiles=tiles,
+            UNROLLED=channels if self.in_columns and channels <= tuning.group else 0,
             MANY_CHANNELS=channels > BLOCK.value, TILE=self.tile, num_warps=self.warps,
         )  # fmt: skip
 
     def _add_columns(
-        self, steps: Steps, args: GridSampleBackwardArgs, images: int, sources: dict[str, Any]
+        self,
+        steps: Steps,
+        args: GridSampleBackwardArgs,
+        images: int,
+        sources: dict[str, Any],
+        gate: Gate | None,
+        first_plane: int,
+        groups: int,
+        channels: int,
     ) -> None:
-        """Add the launch of ``add_columns``."""
+        """Add the launch of ``add_columns`` for ``groups`` groups of ``channels`` channels."""
+        if not groups * channels:
+            return
         desc, tuning, length = self.desc, self.tuning, self.tuning.steps
         while length > 1 and images * desc.samples < tuning.least_programs * tuning.lanes * length:
             length //= 2
         wide = desc.output_size[-1]
         columns = wide * -(-desc.samples // (wide * length))
         tiles = -(-columns // tuning.lanes)
+        count = images * tiles * groups
+        tasks = {"tasks": count, "programs": min(count, tuning.gated_columns) if gate else count}
         grid, dgrid = args.grid, args.grid if args.dgrid is None else args.dgrid
         steps.add(
-            add_columns, images * tiles, sources, tiles=tiles, columns=columns,
+            add_columns, tasks["programs"], sources, tasks, tiles=tiles, columns=columns,
+            first_plane=first_plane, groups=groups,
             GRID_FLAT=is_flat(desc.output_size, grid.stride()[1:-1]),
-            DGRID_FLAT=is_flat(desc.output_size, dgrid.stride()[1:-1]), CHANNELS=sources["channels"],
+            DGRID_FLAT=is_flat(desc.output_size, dgrid.stride()[1:-1]), CHANNELS=channels,
             TILE=tuning.lanes, STEPS=length, registers=tuning.registers, num_warps=1,
         )  # fmt: skip
 

@@ -75,7 +75,8 @@ class Tuning:
     cleared: int
     #: Warps of the other kernels.
     other_warps: int = 4
-    #: Maximum and minimum number of slots of a cell.
+    #: Maximum and minimum number of slots of a cell. For dinput alone there are always ``slots``: with fewer,
+    #: grids with noise would have too many extras.
     slots: int = 4
     least_slots: int = 2
     #: Maximum number of samples per pixel.
@@ -318,15 +319,16 @@ class SlotSums:
         least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
         portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
         sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
-        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, tuning.least_slots, -1)]
-        choices += [(size, tuning.least_slots) for size in sizes]
+        fewest = tuning.least_slots if desc.needs_dgrid else tuning.slots
+        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, fewest, -1)]
+        choices += [(size, fewest) for size in sizes]
         for self.images, self.SLOTS in choices:
             samples = self.images * desc.samples
             self.most_extras = max(samples // tuning.samples_per_extra, 1)
             missing = self._size() - self.budget
             if missing <= 0:
                 return True
-            if self.SLOTS == tuning.least_slots:
+            if self.SLOTS == fewest:
                 fewer = -(-(missing + 2 * ALIGNMENT) // (4 + 8 * desc.corners * desc.channels))
                 self.most_extras = max(self.most_extras - fewer, 1)
                 if self.most_extras * tuning.most_per_extra >= samples and self._size() <= self.budget:

@@ -1,4 +1,4 @@
-"""Terms of bilinear samples in columns, in Triton: ``gpu_dinput_by_sample`` with few channels.
+"""Terms of bilinear samples in columns, in Triton, for ``gpu_dinput_by_sample``.
 
 A lane passes a column of samples along y. The far corners of a sample, those below it, are often the near
 corners of the next sample. So their terms are carried: they are added to the terms of the next sample if its
@@ -215,28 +215,73 @@ def add_gradient(
     store_changes(dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE)
 
 
-@triton.jit(do_not_specialize=["first_channel", "first_pixel", "tiles", "columns", "span", "fraction_bits"])
+@triton.jit(
+    do_not_specialize=[
+        "limit", "tasks", "programs", "first_channel", "first_plane", "groups", "first_pixel", "tiles",
+        "columns", "span", "fraction_bits",
+    ]
+)  # fmt: skip
 def add_columns(
-    dgrid, sums, words, dout, image, grid,
-    first_channel, first_pixel, tiles, columns, span, fraction_bits, channels, samples, sizes, out_sizes,
-    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
+    dgrid, sums, words, dout, image, grid, gate, limit, tasks, programs,
+    first_channel, first_plane, groups, first_pixel, tiles, columns, span, fraction_bits, channels, samples,
+    sizes, out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step,
+    image_step, grid_step,
+    GATED: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
+    CHANNELS: tl.constexpr, PARTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
+    DGRID_FLAT: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """The terms and dgrid of TILE columns. GATED: a program has several tasks, if the gate is open."""
+    follow()
+    if GATED:
+        if tl.load(gate) > limit:
+            for task in range(tl.program_id(0), tasks, programs):
+                add_column_tile(
+                    dgrid, sums, words, dout, image, grid, task, first_channel, first_plane, groups,
+                    first_pixel, tiles, columns, span, fraction_bits, channels, samples, sizes, out_sizes,
+                    dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step,
+                    image_step, grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DGRID, BANDS,
+                    CHANNELS, PARTS, GRID_FLAT, FLAT, DGRID_FLAT, OFFSET, ACCUMULATE, TILE, STEPS,
+                )  # fmt: skip
+    else:
+        add_column_tile(
+            dgrid, sums, words, dout, image, grid, tl.program_id(0), first_channel, first_plane, groups,
+            first_pixel, tiles, columns, span, fraction_bits, channels, samples, sizes, out_sizes,
+            dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step, image_step,
+            grid_step, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, DGRID, BANDS, CHANNELS, PARTS, GRID_FLAT,
+            FLAT, DGRID_FLAT, OFFSET, ACCUMULATE, TILE, STEPS,
+        )  # fmt: skip
+
+
+@triton.jit
+def add_column_tile(
+    dgrid, sums, words, dout, image, grid, task,
+    first_channel, first_plane, groups, first_pixel, tiles, columns, span, fraction_bits, channels, samples,
+    sizes, out_sizes, dgrid_strides, dout_strides, image_strides, grid_strides, dgrid_step, dout_step,
+    image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, BANDS: tl.constexpr,
     CHANNELS: tl.constexpr, PARTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr,
     DGRID_FLAT: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
     STEPS: tl.constexpr,
 ):  # fmt: skip
-    """The terms and dgrid of TILE columns of STEPS samples."""
-    follow()
+    """The terms of TILE columns of STEPS samples, in CHANNELS channels, and their dgrid.
+
+    ``channels`` planes of an image have accumulators. This launch has ``groups`` groups of CHANNELS of them,
+    from ``first_plane``.
+    """
     row, layer = sizes[0], sizes[0] * sizes[1]
-    n = tl.program_id(0) // tiles
+    tile, group = task // groups, task % groups
+    n = tile // tiles
     lane = tl.arange(0, TILE)
-    column = (tl.program_id(0) - n * tiles) * TILE + lane
+    column = (tile - n * tiles) * TILE + lane
+    own_plane = first_plane + group * CHANNELS
     own_grid = grid + n.to(tl.int64) * grid_strides[0]
-    own_dout = dout + n.to(tl.int64) * dout_strides[0] + first_channel.to(tl.int64) * dout_step
+    own_dout = dout + n.to(tl.int64) * dout_strides[0] + (first_channel + own_plane).to(tl.int64) * dout_step
     own_image = image + n.to(tl.int64) * image_strides[0]
     own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
-    plane, size = n * channels, tl.full([], 1, tl.int64) * span
+    plane, size = n * channels + own_plane, tl.full([], 1, tl.int64) * span
     sums_0 = sums + plane * size
     sums_1, sums_2, sums_3 = sums_0 + size, sums_0 + 2 * size, sums_0 + 3 * size
     shift_0, special = load_plane(words, plane, fraction_bits, COMPUTE, PARTS)

@@ -197,6 +197,20 @@ MUTANTS = (
         likely="64 channels",
     ),
     _backward(
+        "one tile of scattered samples per program",
+        _SUMS_GPU,
+        "for task in range(tl.program_id(0), tasks, programs):",
+        "for task in range(tl.program_id(0), programs, programs):",
+        likely="scattered samples",
+    ),
+    _backward(
+        "one copy per program",
+        _CELLS_GPU,
+        "for task in range(program - listing, copies, copying):",
+        "for task in range(program - listing, copying, copying):",
+        likely="scattered samples",
+    ),
+    _backward(
         "one scale for all channels",
         _SUMS_GPU,
         "q1 += word(a1, weight_0, scales[1]) + word(b1, weight_1, scales[1])",
@@ -272,6 +286,20 @@ MUTANTS = (
         "before, joined = (last_0, last_1), lane < 0",
         "before, joined = (last_0, last_1), lane >= 0",
         likely="infinite gradients, 4 channels",
+    ),
+    _backward(
+        "one group of channels in the place of the others",
+        _SAMPLES_GPU,
+        "own_plane = first_plane + group * CHANNELS",
+        "own_plane = first_plane + 0 * group",
+        likely="11 channels",
+    ),
+    _backward(
+        "dout of another group of channels",
+        _SAMPLES_GPU,
+        "(first_channel + own_plane).to(tl.int64) * dout_step",
+        "(first_channel + own_plane // 8).to(tl.int64) * dout_step",
+        likely="11 channels",
     ),
     _backward(
         "carried terms added twice",
