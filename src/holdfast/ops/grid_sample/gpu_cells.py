@@ -79,9 +79,9 @@ TUNING = Tuned(
         measured=2**18,
         vector=16384,
         block=16384,
-        copied=2**20,
+        copied=2**13,
         cleared=65536,
-        copy_programs=2,
+        copy_programs=1,
     ),
 )
 

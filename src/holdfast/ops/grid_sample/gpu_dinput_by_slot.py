@@ -42,11 +42,17 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     sampling_constants,
     unravel,
 )
-from holdfast.ops.grid_sample.gpu_dinput_by_cell import step_of, tiles_of
+from holdfast.ops.grid_sample.gpu_dinput_by_cell import tiles_of
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import Gate, SampleSums, operands_of
 from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
 from holdfast.ops.grid_sample.gpu_slot_columns import EXTRAS, HOLDERS, TALLIES, sum_slots
-from holdfast.ops.grid_sample.gpu_terms import add_products, add_slopes, four_corners, store_changes
+from holdfast.ops.grid_sample.gpu_terms import (
+    add_products,
+    add_slopes,
+    four_corners,
+    load_changes,
+    store_changes,
+)
 from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
 
 #: Words per plane of ``largest``: atomics of many programs on one address would be slow.
@@ -196,16 +202,7 @@ def place_samples(
         )
     base = dout + n.to(tl.int64) * dout_strides[0]
     base += place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
-    d0 = widen(tl.load(base, mask=inside, other=0.0), COMPUTE)
-    d1, d2, d3 = d0, d0, d0
-    step = step_of(dout_step)
-    if CHANNELS > 1:
-        d1 = widen(tl.load(base + step, mask=inside, other=0.0), COMPUTE)
-    if CHANNELS > 2:
-        d2 = widen(tl.load(base + 2 * step, mask=inside, other=0.0), COMPUTE)
-    if CHANNELS > 3:
-        d3 = widen(tl.load(base + 3 * step, mask=inside, other=0.0), COMPUTE)
-    d = (d0, d1, d2, d3)
+    d = load_changes(base, dout_step, inside, CHANNELS, COMPUTE)
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
     if DGRID:
         zeros = tl.zeros([TILE], COMPUTE)

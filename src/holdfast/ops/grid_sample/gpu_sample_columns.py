@@ -18,7 +18,6 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.numerics.gpu import widen
 from holdfast.ops.grid_sample.gpu_cells import cell_of, place_offset
 from holdfast.ops.grid_sample.gpu_coordinates import load_coordinate, located
 from holdfast.ops.grid_sample.gpu_integer_sums import finite_or_zero, scaled
@@ -27,6 +26,7 @@ from holdfast.ops.grid_sample.gpu_terms import (
     add_slopes,
     four_corners,
     inside_axis,
+    load_changes,
     load_plane,
     mark_specials,
     store_changes,
@@ -165,16 +165,7 @@ def load_sample(
     gy = load_coordinate(grid, at, inside, 1, AXES, grid_step, COMPUTE)
     gz = load_coordinate(grid, at, inside, 2, AXES, grid_step, COMPUTE)
     base = dout + place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
-    d0 = widen(tl.load(base, mask=inside, other=0.0), COMPUTE)
-    d1, d2, d3 = d0, d0, d0
-    step = tl.full([], 1, tl.int64) * dout_step
-    if CHANNELS > 1:
-        d1 = widen(tl.load(base + step, mask=inside, other=0.0), COMPUTE)
-    if CHANNELS > 2:
-        d2 = widen(tl.load(base + 2 * step, mask=inside, other=0.0), COMPUTE)
-    if CHANNELS > 3:
-        d3 = widen(tl.load(base + 3 * step, mask=inside, other=0.0), COMPUTE)
-    return (gx, gy, gz), (d0, d1, d2, d3)
+    return (gx, gy, gz), load_changes(base, dout_step, inside, CHANNELS, COMPUTE)
 
 
 @triton.jit

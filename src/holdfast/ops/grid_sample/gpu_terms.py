@@ -37,6 +37,21 @@ def load_plane(words, plane, fraction_bits, COMPUTE: tl.constexpr, PARTS: tl.con
 
 
 @triton.jit
+def load_changes(dout, step, inside, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr):
+    """dout of samples in up to four channels; those of the first for missing channels."""
+    step = tl.full([], 1, tl.int64) * step
+    d0 = widen(tl.load(dout, mask=inside, other=0.0), COMPUTE)
+    d1, d2, d3 = d0, d0, d0
+    if CHANNELS > 1:
+        d1 = widen(tl.load(dout + step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 2:
+        d2 = widen(tl.load(dout + 2 * step, mask=inside, other=0.0), COMPUTE)
+    if CHANNELS > 3:
+        d3 = widen(tl.load(dout + 3 * step, mask=inside, other=0.0), COMPUTE)
+    return d0, d1, d2, d3
+
+
+@triton.jit
 def add_term(sums, pixel, mask, term, span, fraction_bits, WORDS: tl.constexpr):
     """Add a term to the accumulator of ``pixel``."""
     tl.atomic_add(sums + pixel, term.to(tl.int64), mask=mask, sem="relaxed")

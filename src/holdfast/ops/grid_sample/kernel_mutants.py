@@ -199,8 +199,8 @@ MUTANTS = (
     _backward(
         "one tile of scattered samples per program",
         _SUMS_GPU,
-        "for task in range(tl.program_id(0), tasks, programs):",
-        "for task in range(tl.program_id(0), programs, programs):",
+        "tasks, programs):\n                sum_row_tile(",
+        "programs, programs):\n                sum_row_tile(",
         likely="scattered samples",
     ),
     _backward(
