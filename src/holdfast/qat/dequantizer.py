@@ -52,22 +52,18 @@ class Dequantizer(torch.nn.Module):
         """The weight that ``stored`` codes stand for."""
         codes = stored
         if self.packed:
-            codes = unpack(stored, self.format.torch, self.shape[-1])
+            codes = _as_laid_out(stored, unpack(stored, self.format.torch, self.shape[-1]))
         elif self.format.is_float:
             codes = stored.view(self.format.torch)
         return QuantizedTensor(codes, self.scale, self.zero_point, self.format, self.granularity, self.dtype)
 
     def forward(self, stored: torch.Tensor) -> torch.Tensor:
-        if not self.packed:
+        if not self.packed or self._groups_share_bytes:
             return self.quantized_tensor(stored).dequantize()
-        if self._groups_share_bytes:
-            weight = self.quantized_tensor(stored).dequantize()
-        else:
-            weight = dequantize(
-                stored.contiguous(), widened(self.scale), self.zero_point, dtype=self.dtype,
-                granularity=self.granularity, code_dtype=self.format.torch, packed=True,
-                length=self.shape[-1],
-            )  # fmt: skip
+        weight = dequantize(
+            stored.contiguous(), widened(self.scale), self.zero_point, dtype=self.dtype,
+            granularity=self.granularity, code_dtype=self.format.torch, packed=True, length=self.shape[-1],
+        )  # fmt: skip
         return _as_laid_out(stored, weight)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
