@@ -233,12 +233,12 @@ def test_packed_codes_keep_channels_last(codes: torch.dtype, dimensions: int, la
         assert same(evaluated(compiled, x), expected)
 
 
-def test_groups_smaller_than_a_byte_are_packed() -> None:
+def test_codes_whose_groups_would_share_a_byte_are_not_packed() -> None:
     config = config_of({"dtype": torch.int2, "granularity": hf.PerGroup(2), "mode": "learned"})
     model, x = nn.Linear(8, 6), torch.randn(5, 8)
     expected = evaluated(hf.qat.prepare(model, config), x)
     hf.qat.convert(model)
-    assert model.state_dict()["parametrizations.weight.original"].shape == (6, 2)
+    assert model.state_dict()["parametrizations.weight.original"].shape == (6, 8)
     assert same(evaluated(model, x), expected)
 
 

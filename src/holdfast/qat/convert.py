@@ -22,8 +22,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def convert(model: Model, *, for_loading: bool = False) -> Model:
     """Replace the weights of a prepared model by codes and scales, and freeze its activations. In place.
 
-    Codes of less than a byte are packed. A layer dequantizes its weight when it reads it. The output has the
-    bits of the prepared model in evaluation mode. Weights that layers share stay shared.
+    Codes of less than a byte are packed, unless two groups would share a byte. A layer dequantizes its weight
+    when it reads it. The output has the bits of the prepared model in evaluation mode. Weights that layers
+    share stay shared.
 
     ``for_loading`` also accepts a model that has seen no batch, so that a converted ``state_dict`` can be
     loaded into it. An error leaves the model unchanged.

@@ -31,16 +31,11 @@ class Dequantizer(torch.nn.Module):
 
     @property
     def packed(self) -> bool:
-        """Whether several codes share a byte."""
-        return self.format.per_byte > 1
-
-    @property
-    def _groups_share_bytes(self) -> bool:
-        """Whether a byte may have codes of two groups, which the kernels do not unpack."""
-        split = self.granularity
-        if not isinstance(split, PerGroup) or split.axis != len(self.shape) - 1:
+        """Whether several codes share a byte. The kernels unpack no byte with codes of two groups."""
+        split, per_byte = self.granularity, self.format.per_byte
+        if isinstance(split, PerGroup) and split.axis == len(self.shape) - 1 and split.group_size % per_byte:
             return False
-        return split.group_size % self.format.per_byte > 0
+        return per_byte > 1
 
     def stored(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes as they are stored: packed. Float codes are bytes, which no cast of the module changes."""
@@ -58,7 +53,7 @@ class Dequantizer(torch.nn.Module):
         return QuantizedTensor(codes, self.scale, self.zero_point, self.format, self.granularity, self.dtype)
 
     def forward(self, stored: torch.Tensor) -> torch.Tensor:
-        if not self.packed or self._groups_share_bytes:
+        if not self.packed:
             return self.quantized_tensor(stored).dequantize()
         weight = dequantize(
             stored.contiguous(), widened(self.scale), self.zero_point, dtype=self.dtype,
