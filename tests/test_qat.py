@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
@@ -408,6 +409,42 @@ def test_start_step_delays_quantization_in_training() -> None:
     assert same(outputs[0], float_output) and same(outputs[1], float_output)
     assert not same(outputs[2], float_output) and same(model.eval()(x), outputs[2])
     assert same(hf.qat.convert(model.train())(x), outputs[2])
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("compiled", ["", "model", "checkpoint"])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_start_step_under_activation_checkpointing(mode: str, reentrant: bool, compiled: str) -> None:
+    torch._dynamo.reset()
+
+    def delayed(calls: int) -> hf.qat.Quantizer:
+        return hf.qat.Quantizer(dtype=torch.int2, mode=mode, start_step=calls)
+
+    plain, _ = model_of("Linear")
+    hf.qat.prepare(plain, hf.qat.Config(weight=delayed(3), activation=delayed(2)))
+    other = copy.deepcopy(plain)
+    called = torch.compile(other, fullgraph=True, backend="aot_eager") if compiled == "model" else other
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(checkpoint(called, x, use_reentrant=reentrant))
+
+    if compiled == "checkpoint":
+        checkpointed = torch.compile(checkpointed, backend="aot_eager")
+    for step in range(5):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        gradients = []
+        for model, run in ((plain, plain), (other, checkpointed)):
+            model.zero_grad()
+            first, second = run(x), run(x * 2)
+            second.square().sum().backward()
+            first.square().sum().backward()
+            gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+            x.grad = None
+        assert all(map(same, *gradients)), step
+        assert same_state(state(other), state(plain)), step
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32], ids=str)
