@@ -515,6 +515,18 @@ def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert 90 < found.different < 101 == found.elements
 
 
+@pytest.mark.parametrize("codes", [torch.int2, torch.uint2], ids=str)
+def test_two_bit_weights_of_tokens_are_loaded(codes: torch.dtype, tmp_path: Path) -> None:
+    """A Linear of inputs with three axes is a Transpose and a MatMul."""
+    weight = hf.qat.Quantizer(dtype=codes, granularity=hf.PerChannel(0), symmetric=False)
+    model = hf.qat.prepare(torch.nn.Linear(32, 16), hf.qat.Config(weight=weight))
+    x = torch.randn(2, 3, 32)
+    written(model, (x,), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", hf.export.onnx_session_options())
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.from_numpy(y).allclose(model(x), atol=1e-5)
+
+
 def test_session_options() -> None:
     options = hf.export.onnx_session_options()
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
