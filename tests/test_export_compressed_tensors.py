@@ -166,12 +166,18 @@ def test_a_group_of_linear_layers_names_the_others(tmp_path: Path) -> None:
     check(made, network(), tmp_path)
 
 
-def test_a_converted_model_is_written_as_before(tmp_path: Path) -> None:
-    made = prepared(hf.qat.preset("w4a8"))
+@pytest.mark.parametrize(
+    ("preset", "model"), [("w4a8", network), ("w8a16", Decoder), ("w4a16", Decoder)], ids=str
+)
+def test_a_converted_model_is_written_as_before(
+    preset: str, model: Callable[[], torch.nn.Module], tmp_path: Path
+) -> None:
+    made = prepared(hf.qat.preset(preset), model=model)
     hf.export.compressed_tensors(made, tmp_path / "prepared")
     hf.export.compressed_tensors(hf.qat.convert(made), tmp_path / "converted")
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "prepared" / name).read_bytes() == (tmp_path / "converted" / name).read_bytes()
+    check(made, model(), tmp_path / "converted")
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")

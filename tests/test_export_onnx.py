@@ -421,6 +421,28 @@ def test_layers_of_other_kinds(model: Any, config: Any, names: list[str], tmp_pa
     assert [c.name for c in checked] == names and all(c.different == 0 for c in checked)
 
 
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize(
+    ("codes", "granularity"), [(torch.int4, hf.PerTensor()), (torch.int2, hf.PerGroup(2, axis=3))]
+)
+def test_a_convolution_with_channels_last(
+    codes: torch.dtype, granularity: hf.Granularity, converted: bool, tmp_path: Path
+) -> None:
+    model: Any = torch.nn.Conv2d(8, 16, (1, 4)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    config = hf.qat.Config(weight=hf.qat.Quantizer(dtype=codes, granularity=granularity))
+    weight = hf.qat.quantized_weights(hf.qat.prepare(model, config))["weight"].codes
+    if converted:
+        hf.qat.convert(model)
+    strides = model.weight.stride()
+    x = torch.randn(2, 8, 5, 5)
+    proto = written(model, (x,), tmp_path / "model.onnx")
+    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in proto.graph.initializer}
+    assert np.array_equal(arrays["weight_quantized"].astype(np.int32), weight.numpy())
+    (checked,) = hf.export.check_onnx(tmp_path / "model.onnx", (x,))
+    assert checked.name == "weight" and checked.different == 0
+    assert model.weight.stride() == strides == (32, 1, 32, 8)
+
+
 @pytest.mark.parametrize("name", ["w8a8", "int4, not symmetric", "w2a16-g32"])
 def test_weights_of_a_bfloat16_model(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -491,6 +513,18 @@ def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     )
     (found,) = hf.export.check_onnx(path, (x,))
     assert 90 < found.different < 101 == found.elements
+
+
+@pytest.mark.parametrize("codes", [torch.int2, torch.uint2], ids=str)
+def test_two_bit_weights_of_tokens_are_loaded(codes: torch.dtype, tmp_path: Path) -> None:
+    """A Linear of inputs with three axes is a Transpose and a MatMul."""
+    weight = hf.qat.Quantizer(dtype=codes, granularity=hf.PerChannel(0), symmetric=False)
+    model = hf.qat.prepare(torch.nn.Linear(32, 16), hf.qat.Config(weight=weight))
+    x = torch.randn(2, 3, 32)
+    written(model, (x,), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", hf.export.onnx_session_options())
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    assert torch.from_numpy(y).allclose(model(x), atol=1e-5)
 
 
 def test_session_options() -> None:

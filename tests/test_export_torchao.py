@@ -78,6 +78,20 @@ def test_tensors_have_our_values(
     assert same_bits(model(TOKENS), expected), "linear, conv2d and embedding compute with our values"
 
 
+@pytest.mark.parametrize("codes", [torch.int8, torch.int4], ids=str)
+@pytest.mark.parametrize("converted", [False, True])
+def test_weights_keep_channels_last(codes: torch.dtype, converted: bool) -> None:
+    torch.manual_seed(0)
+    last = torch.channels_last
+    model = torch.nn.Conv2d(8, 16, 3, groups=2).to(memory_format=last)  # type: ignore[call-overload]
+    hf.qat.prepare(model, hf.qat.Config(weight=hf.qat.Quantizer(dtype=codes)))
+    x = torch.randn(2, 8, 5, 5).contiguous(memory_format=last)
+    with torch.no_grad():
+        expected, strides = model(x), model.weight.stride()
+        found = hf.export.torchao(hf.qat.convert(model) if converted else model)
+        assert found.weight.dequantize().stride() == strides and same_bits(found(x), expected)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
     ("granularity", "symmetric"),

@@ -344,6 +344,20 @@ def test_a_checkpoint_in_a_compiled_function(name: str, kind: Run) -> None:
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_floor_events_are_counted_once(kind: Run) -> None:
+    torch._dynamo.reset()
+    module = hf.nn.FakeQuantize(mode="learned")
+    module(batch(0))
+    module.scale.data.neg_()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for events, run in enumerate([module, compiled], 1):
+        kind(run, batch(1)).sum().backward()
+        assert int(module.floor_events) == events
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
 def test_one_graph_of_a_checkpoint_with_a_moving_average_is_refused() -> None:
     """Its second run would start from the state after the first run."""
     torch._dynamo.reset()

@@ -258,6 +258,19 @@ def test_state_dict_there_and_back(name: str, trained: int) -> None:
     assert same_state(state(fresh), state(other))
 
 
+@pytest.mark.parametrize("positive", [True, False])
+def test_a_learned_scale_that_became_nan_is_not_set_anew_after_loading(positive: bool) -> None:
+    quantizer = hf.nn.FakeQuantize(mode="learned", positive=positive)
+    first, second = batches(2)
+    quantizer(first)
+    with torch.no_grad():
+        quantizer.scale.fill_(NAN)
+    fresh = hf.nn.FakeQuantize(mode="learned", positive=positive)
+    fresh.load_state_dict(quantizer.state_dict())
+    assert same(fresh(second).detach(), quantizer(second).detach())
+    assert same_state(state(fresh), state(quantizer)) and fresh.scale.isnan()
+
+
 def test_state_of_a_known_shape_is_not_resized() -> None:
     quantizer = hf.nn.FakeQuantize(granularity=hf.PerChannel(1), scale_shape=(5,))
     assert quantizer.scale.shape == (5,)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
@@ -214,6 +215,55 @@ def test_a_converted_state_loads_strictly(weight: str, tmp_path: Path) -> None:
     assert same(empty(x), expected)
 
 
+@pytest.mark.parametrize("codes", [torch.int4, torch.int2])
+@pytest.mark.parametrize(("dimensions", "last"), [(2, torch.channels_last), (3, torch.channels_last_3d)])
+def test_packed_codes_keep_channels_last(codes: torch.dtype, dimensions: int, last: Any) -> None:
+    kind = nn.Conv2d if dimensions == 2 else nn.Conv3d
+    config = config_of({"dtype": codes, "granularity": hf.PerChannel(0)})
+    for kernel in ((3,) * dimensions, (1,) * (dimensions - 1) + (4,)):
+        torch.manual_seed(0)
+        model = kind(8, 16, kernel).to(memory_format=last)
+        x = torch.randn(2, 8, *[5] * dimensions).to(memory_format=last)
+        expected = evaluated(hf.qat.prepare(model, config), x)
+        strides = model.weight.stride()
+        hf.qat.convert(model)
+        assert model.weight.stride() == strides and same(evaluated(model, x), expected)
+        model.to(memory_format=torch.contiguous_format)
+        assert model.weight.is_contiguous() and same(model.weight, model.to(memory_format=last).weight)
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        assert same(evaluated(compiled, x), expected)
+
+
+def test_codes_whose_groups_would_share_a_byte_are_not_packed() -> None:
+    config = config_of({"dtype": torch.int2, "granularity": hf.PerGroup(2), "mode": "learned"})
+    model, x = nn.Linear(8, 6), torch.randn(5, 8)
+    expected = evaluated(hf.qat.prepare(model, config), x)
+    hf.qat.convert(model)
+    assert model.state_dict()["parametrizations.weight.original"].shape == (6, 8)
+    assert same(evaluated(model, x), expected)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        {"granularity": hf.PerChannel(0)},
+        {"mode": "fixed", "symmetric": False, "scale": 0.1},
+        {"mode": "fixed", "scale": 0.1, "zero_point": 3},
+        {"mode": "ema", "symmetric": False},
+    ],
+)
+def test_a_model_on_the_meta_device_loads_a_float64_state(weight: dict[str, Any]) -> None:
+    config = config_of(weight)
+    model, x = model_of("Linear", torch.float64)
+    train(hf.qat.prepare(model, config), x)
+    expected = hf.qat.convert(model.eval())(x)
+    with torch.device("meta"):
+        empty = MODELS["Linear"][0]().to(torch.float64)
+    hf.qat.convert(hf.qat.prepare(empty, config), for_loading=True).to_empty(device="cpu")
+    empty.load_state_dict(state(model), strict=True)
+    assert same_state(state(empty), state(model)) and same(empty(x), expected)
+
+
 def test_training_resumes_with_equal_bits() -> None:
     config = hf.qat.Config(
         weight=hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerGroup(2), mode="learned"),
@@ -359,6 +409,42 @@ def test_start_step_delays_quantization_in_training() -> None:
     assert same(outputs[0], float_output) and same(outputs[1], float_output)
     assert not same(outputs[2], float_output) and same(model.eval()(x), outputs[2])
     assert same(hf.qat.convert(model.train())(x), outputs[2])
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.filterwarnings("default::FutureWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("compiled", ["", "model", "checkpoint"])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_start_step_under_activation_checkpointing(mode: str, reentrant: bool, compiled: str) -> None:
+    torch._dynamo.reset()
+
+    def delayed(calls: int) -> hf.qat.Quantizer:
+        return hf.qat.Quantizer(dtype=torch.int2, mode=mode, start_step=calls)
+
+    plain, _ = model_of("Linear")
+    hf.qat.prepare(plain, hf.qat.Config(weight=delayed(3), activation=delayed(2)))
+    other = copy.deepcopy(plain)
+    called = torch.compile(other, fullgraph=True, backend="aot_eager") if compiled == "model" else other
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(checkpoint(called, x, use_reentrant=reentrant))
+
+    if compiled == "checkpoint":
+        checkpointed = torch.compile(checkpointed, backend="aot_eager")
+    for step in range(5):
+        x = torch.randn(3, 8, generator=torch.Generator().manual_seed(step)).requires_grad_()
+        gradients = []
+        for model, run in ((plain, plain), (other, checkpointed)):
+            model.zero_grad()
+            first, second = run(x), run(x * 2)
+            second.square().sum().backward()
+            first.square().sum().backward()
+            gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
+            x.grad = None
+        assert all(map(same, *gradients)), step
+        assert same_state(state(other), state(plain)), step
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32], ids=str)

@@ -97,6 +97,20 @@ def test_recording_is_part_of_the_call(runs: list[int]) -> None:
     assert not runs
 
 
+@pytest.mark.parametrize("name", sorted(name for name, call in CALLS.items() if call.by))
+def test_a_call_without_gradients_is_not_repeated_with_gradients(name: str, runs: list[int]) -> None:
+    call = CALLS[name]
+    leaves = {argument: call.tensors[argument].detach().requires_grad_() for argument in call.by}
+    for _ in range(3):
+        for _ in range(4):
+            with torch.no_grad():
+                assert not flat(call(**leaves))[0].requires_grad
+        out = flat(call(**leaves))[0]
+        assert out.requires_grad
+        found = torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out), allow_unused=True)
+        assert any(gradient is not None for gradient in found)
+
+
 def test_each_argument_may_require_a_gradient_or_not(runs: list[int]) -> None:
     x, scale, zero_point = values(), torch.tensor(0.25), torch.tensor(1.0)
     for _ in range(3):

@@ -60,7 +60,7 @@ def repetition_of(
     launch = work.plan.prepared(work.args)
     if matches is None or launch is None or launch.launch is None:
         return None
-    return _written_out(arguments, work, launch, matches, recorder)
+    return _written_out(arguments, work, launch, matches, recorder, records)
 
 
 def _written_out(
@@ -69,6 +69,7 @@ def _written_out(
     launch: PreparedLaunch[Any],
     matches: Callable[..., bool],
     recorder: Recorder | None,
+    records: bool = False,
 ) -> Repetition | None:
     """The repetition, written out: loops over the arguments and operands take longer than the launch."""
     plan, args, result = work
@@ -83,12 +84,14 @@ def _written_out(
         "plan": plan, "device": device, "make": type(args).of, "misalignment": launch.misalignment,
         "stream_on": current_stream, "workspace_of": workspace_of, "raise_reported": raise_reported,
         "misalignment_of": misalignment_of, "raw_stream": private.raw_stream, "matches": matches,
-        "current_device": private.current_device,
+        "current_device": private.current_device, "grad_enabled": torch.is_grad_enabled,
     }  # fmt: skip
     same = [_equality(f"in{i}", value, known) for i, value in enumerate(arguments) if i not in tensors]
     for i, tensor in tensors.items():
         known[f"in{i}_type"] = type(tensor)
         same.append(f"type(in{i}) is in{i}_type and not in{i}.is_nested")  # guards abort for nested tensors
+    if any(tensor.requires_grad for tensor in tensors.values()):  # guards do not compare the gradient mode
+        same.append(f"grad_enabled() is {records}")
     same.append(f"matches({', '.join(f'in{i}' for i in tensors)})")
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         same.append(f"current_device() == {device.index}")

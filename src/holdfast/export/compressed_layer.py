@@ -56,7 +56,11 @@ def stored_layer(
     if activation is not None:
         found, scheme["input_activations"] = stored_input(name, activation, weight.dtype)
         tensors |= found
-    return Layer({local: tensor.cpu().contiguous() for local, tensor in tensors.items()}, scheme)
+    # Copies: safetensors takes no tensors that share memory, as those of shared layers do.
+    copied = {
+        local: tensor.cpu().clone(memory_format=torch.contiguous_format) for local, tensor in tensors.items()
+    }
+    return Layer(copied, scheme)
 
 
 def _usual_layout(codes: Format, activation: ActivationQuantizer | None) -> str:

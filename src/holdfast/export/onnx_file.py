@@ -37,6 +37,9 @@ def write_onnx(
         raise InvalidArgs("the model is in training mode; call model.eval() before the export.")
     if is_prepared(model):
         model = convert(copy.deepcopy(model))
+    if not all(parameter.is_contiguous() for parameter in model.parameters()):
+        # ONNX has no channels_last; a change of the format in the graph would take the name of a weight.
+        model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
     with torch.no_grad(), _quiet():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)

@@ -26,6 +26,7 @@ from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import outside_inference_mode
 from holdfast.nn.scale_updates import ScaleUpdates
 from holdfast.nn.sharded import full_tensor
+from holdfast.nn.state_operators import count_events
 from holdfast.ops.choose_scale.torch_op import choose_scale
 from holdfast.ops.dynamic_fake_quantize.torch_op import dynamic_fake_quantize
 from holdfast.ops.fake_quantize.plan import FakeQuantizeDescriptor, SteKind, estimator, refused_learning
@@ -158,9 +159,12 @@ class FakeQuantize(ScaleUpdates):
     def _in_use(self, scale: torch.Tensor) -> torch.Tensor:
         """The scale to quantize with. In training, counts the scales that the floor holds."""
         floor = self._floor()
-        counts = self.training and not self.frozen and (torch.compiler.is_compiling() or not in_backward())
-        if floor is not None and counts:
-            self.floor_events.add_((scale.detach() < floor).sum())
+        if floor is not None and self.training and not self.frozen:
+            if torch.compiler.is_compiling():
+                held = (scale.detach() < floor).sum()
+                self.floor_events.copy_(count_events(self._handle, "floor", self.floor_events, held)[0])
+            elif not in_backward():
+                self.floor_events.add_((scale.detach() < floor).sum())
         return scale_in_use(scale, floor, self.scale_dtype)
 
     def _floor(self) -> torch.Tensor | None:

@@ -40,9 +40,9 @@ class _Calls:
     """The scales of the first run of a checkpoint: by module, in the order of its calls."""
 
     def __init__(self) -> None:
-        self.used: dict[int, list[Used]] = {}
+        self.used: dict[Hashable, list[Used]] = {}
         #: Number of calls so far, by second run and module.
-        self.made: dict[tuple[Hashable, int], int] = {}
+        self.made: dict[tuple[Hashable, Hashable], int] = {}
 
 
 _CALLS: WeakKeyDictionary[Any, _Calls] = WeakKeyDictionary()
@@ -58,7 +58,7 @@ class Pass:
     def __init__(self, first: list[Any], rerun: tuple[Any, Hashable] | None) -> None:
         self.first, self.rerun = first, rerun
 
-    def recall(self, module: int) -> Used | None:
+    def recall(self, module: Hashable) -> Used | None:
         """The scales of this call of ``module`` in the first run; None if unknown."""
         if self.rerun is None:
             return None
@@ -74,7 +74,7 @@ class Pass:
         self.keep(module, used[call])  # for a nested checkpoint this is the first run
         return used[call]
 
-    def keep(self, module: int, used: Used) -> None:
+    def keep(self, module: Hashable, used: Used) -> None:
         """Store the scales of this call of ``module`` for the second run."""
         for checkpointed in self.first:
             _CALLS.setdefault(checkpointed, _Calls()).used.setdefault(module, []).append(used)

@@ -225,10 +225,9 @@ class ScaleState(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             unset = full_tensor(self.scale.detach()).isnan()
-            # A moving average needs all scales set. A learned scale may be NaN after a bad step.
-            self._is_set = unset.is_meta or (
-                unset.numel() > 0 and not bool(unset.all() if learned else unset.any())
-            )
+            if learned:  # A scale that was set may be NaN after a bad step; its floor is not.
+                unset = (unset & full_tensor(self.scale_floor).isnan()).all()
+            self._is_set = unset.is_meta or (unset.numel() > 0 and not bool(unset.any()))
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """A state_dict with the single scale in the shape of this module, () or (1,)."""

@@ -17,7 +17,7 @@ from holdfast.nn.scale_in_use import floor_of
 from holdfast.nn.scale_mode import ScaleMode
 from holdfast.nn.scale_state import ScaleState, can_synchronize
 from holdfast.nn.sharded import write_shard
-from holdfast.nn.state_operators import new_handle, settle_scale, start_learning
+from holdfast.nn.state_operators import count_events, new_handle, settle_scale, start_learning
 from holdfast.ops.choose_scale.plan import ScaleOfData
 from holdfast.ops.choose_scale.torch_op import choose_scale, observe_range, scale_of_range
 from holdfast.ops.lsq_init.torch_op import lsq_init
@@ -159,9 +159,7 @@ class ScaleUpdates(ScaleState):
                 )
             ]  # fmt: skip
         if torch.compiler.is_compiling():
-            # A side effect, which keeps torch from compiling a checkpoint around this call into one
-            # graph. The second run of that graph would start from the state after the first run.
-            self._changed.clear()
+            self._split_checkpoints()
             blended, used = settle_scale(self._handle, state, blended)
         else:
             used = [blended[0], *blended[2:3]] if not self.symmetric else blended[:1]
@@ -171,6 +169,21 @@ class ScaleUpdates(ScaleState):
         for kept, new in zip(state, blended, strict=True):
             kept.copy_(new)
         return used[0], None if self.symmetric else used[1]
+
+    def _split_checkpoints(self) -> None:
+        """A side effect, which keeps torch from compiling a checkpoint around this call into one graph.
+
+        The second run of that graph would start from the state after the first run.
+        """
+        self._changed.clear()
+
+    def count_call(self, count: torch.Tensor) -> torch.Tensor:
+        """Add this call to ``count``. Returns the count before it, that of the first run of a checkpoint."""
+        if torch.compiler.is_compiling():
+            self._split_checkpoints()
+        after, before = count_events(self._handle, "calls", count, torch.ones_like(count))
+        count.copy_(after)
+        return before
 
     def note_blended(self, scale: torch.Tensor) -> None:
         """Update ``_is_set`` after a change of the state. On the CPU, this reads ``scale``."""

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from holdfast.core.torch_op import define
-from holdfast.nn.recomputation import current_pass
+from holdfast.nn.recomputation import current_pass, in_backward
 
 
 class Stateful(Protocol):
@@ -91,6 +91,21 @@ def _start_fake(handle, state, start, any_data):
     return [torch.empty_like(tensor) for tensor in state]
 
 
+def _count(handle, name, counts):
+    count, added = counts
+    here, key = current_pass(), (int(handle), name)
+    if here.rerun is not None or in_backward():
+        found = here.recall(key)
+        return [count.clone(), count - added if found is None else found[0].clone()]
+    if here.first:
+        here.keep(key, (count.clone(), None))
+    return [count + added, count.clone()]
+
+
+def _count_fake(handle, name, counts):
+    return [torch.empty_like(counts[0]), torch.empty_like(counts[0])]
+
+
 _settle_call = define(
     "settle_scale", "(Tensor handle, Tensor[] state, Tensor[] blended) -> Tensor[]", _settle, _settle_fake
 )
@@ -98,6 +113,11 @@ _start_call = define(
     "start_learning", "(Tensor handle, Tensor[] state, Tensor[] start, Tensor[] any_data) -> Tensor[]",
     _start, _start_fake,
 )  # fmt: skip
+
+# The handle is on the CPU. The other tensors are in lists, since they may be on another device.
+_count_call = define(
+    "count_events", "(Tensor handle, str name, Tensor[] counts) -> Tensor[]", _count, _count_fake
+)
 
 
 def settle_scale(
@@ -118,3 +138,13 @@ def start_learning(
     """The next state: the parameters and the count of rejected batches."""
     call = _start_call(handle, state, start, [] if any_data is None else [any_data])
     return cast(list[torch.Tensor], call)
+
+
+def count_events(
+    handle: torch.Tensor, name: str, count: torch.Tensor, added: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The count after this call, and before it. The second run of a checkpoint changes no count, and has the
+    count before the first run.
+    """
+    after, before = _count_call(handle, name, [count, added])
+    return after, before

@@ -22,8 +22,9 @@ Model = TypeVar("Model", bound=nn.Module)
 def convert(model: Model, *, for_loading: bool = False) -> Model:
     """Replace the weights of a prepared model by codes and scales, and freeze its activations. In place.
 
-    Codes of less than a byte are packed. A layer dequantizes its weight when it reads it. The output has the
-    bits of the prepared model in evaluation mode. Weights that layers share stay shared.
+    Codes of less than a byte are packed, unless two groups would share a byte. A layer dequantizes its weight
+    when it reads it. The output has the bits of the prepared model in evaluation mode. Weights that layers
+    share stay shared.
 
     ``for_loading`` also accepts a model that has seen no batch, so that a converted ``state_dict`` can be
     loaded into it. An error leaves the model unchanged.
@@ -70,19 +71,19 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
 
 def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) -> QuantizedTensor:
     """The codes and scales of a weight; zeros if they will be loaded."""
-    if quantizer.is_set() and not weight.is_meta:
+    if quantizer.is_set():
         try:
             return quantized(quantizer, weight, name)
         except HoldfastError as error:
             raise InvalidArgs(f"{name} cannot be converted: {error}") from error
     if not for_loading:
         raise InvalidArgs(_unobserved(name))
-    record, shape = quantizer.quantizer, tuple(weight.shape)
+    record, shape, kept = quantizer.quantizer, tuple(weight.shape), quantizer.fake_quantize
     scale = torch.zeros(
-        quantizer.granularity.view(shape).scale_shape, dtype=record.scale_dtype or torch.float32,
+        quantizer.granularity.view(shape).scale_shape, dtype=record.scale_dtype or kept.scale.dtype,
         device=weight.device,
     )  # fmt: skip
-    zero_point = None if record.symmetric else torch.zeros_like(scale, dtype=torch.int32)
+    zero_point = None if kept.zero_point is None else torch.zeros_like(scale, dtype=torch.int32)
     codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 

@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 
+from holdfast.core.granularity import PerGroup
 from holdfast.ops.dequantize.torch_op import dequantize
 from holdfast.ops.packing.torch_op import pack, unpack
 from holdfast.qat.quantized_tensor import QuantizedTensor, widened
@@ -30,20 +31,23 @@ class Dequantizer(torch.nn.Module):
 
     @property
     def packed(self) -> bool:
-        """Whether several codes share a byte."""
-        return self.format.per_byte > 1
+        """Whether several codes share a byte. The kernels unpack no byte with codes of two groups."""
+        split, per_byte = self.granularity, self.format.per_byte
+        if isinstance(split, PerGroup) and split.axis == len(self.shape) - 1 and split.group_size % per_byte:
+            return False
+        return per_byte > 1
 
     def stored(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes as they are stored: packed. Float codes are bytes, which no cast of the module changes."""
         if self.packed:
-            return pack(codes, self.format.torch)
+            return _as_laid_out(codes, pack(codes, self.format.torch))
         return codes.view(torch.uint8) if self.format.is_float else codes
 
     def quantized_tensor(self, stored: torch.Tensor) -> QuantizedTensor:
         """The weight that ``stored`` codes stand for."""
         codes = stored
         if self.packed:
-            codes = unpack(stored, self.format.torch, self.shape[-1])
+            codes = _as_laid_out(stored, unpack(stored, self.format.torch, self.shape[-1]))
         elif self.format.is_float:
             codes = stored.view(self.format.torch)
         return QuantizedTensor(codes, self.scale, self.zero_point, self.format, self.granularity, self.dtype)
@@ -51,10 +55,11 @@ class Dequantizer(torch.nn.Module):
     def forward(self, stored: torch.Tensor) -> torch.Tensor:
         if not self.packed:
             return self.quantized_tensor(stored).dequantize()
-        return dequantize(
-            stored, widened(self.scale), self.zero_point, dtype=self.dtype, granularity=self.granularity,
-            code_dtype=self.format.torch, packed=True, length=self.shape[-1],
+        weight = dequantize(
+            stored.contiguous(), widened(self.scale), self.zero_point, dtype=self.dtype,
+            granularity=self.granularity, code_dtype=self.format.torch, packed=True, length=self.shape[-1],
         )  # fmt: skip
+        return _as_laid_out(stored, weight)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         scale = self.scale
@@ -66,3 +71,13 @@ class Dequantizer(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.format.name}, {self.granularity}, shape={self.shape}, dtype={self.dtype}"
+
+
+def _as_laid_out(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with channels last, if ``like`` has channels last."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
+    if last is None or not like.is_contiguous(memory_format=last):
+        return tensor
+    # With one channel, or a kernel of one element, a tensor has both formats; its strides decide.
+    strides = like.stride(1), like.stride(-1)
+    return tensor.clone(memory_format=last) if strides == (1, like.shape[1]) else tensor

@@ -24,7 +24,7 @@ __all__ = ["QuantizedTensor", "activation_quantizers", "quantized_weights"]
 def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> QuantizedTensor:
     """The codes and the scales of ``weight``. ``name`` is for errors."""
     weight, made, record = full_tensor(weight.detach()), quantizer.fake_quantize, quantizer.quantizer
-    if bool(weight.isnan().any()):
+    if not weight.is_meta and bool(weight.isnan().any()):
         raise InvalidArgs(f"{name} has NaN in it, which has no code; repair the weight first.")
     scale, zero_point = made.evaluation_scale(weight)
     shape = made.granularity.view(tuple(weight.shape)).scale_shape

@@ -11,7 +11,6 @@ from holdfast.core.dtypes import ZERO_POINT_LIMIT
 from holdfast.core.formats import Format
 from holdfast.core.granularity import Granularity, PerTensor
 from holdfast.nn.fake_quantize import FakeQuantize
-from holdfast.nn.recomputation import in_backward
 from holdfast.qat.config import Quantizer
 
 #: The name of the submodule of a layer that quantizes its inputs.
@@ -53,10 +52,7 @@ class QuantizerModule(torch.nn.Module):
         quantized = self.fake_quantize(x)
         if not (self.start_step and self.training):
             return quantized  # type: ignore[no-any-return]
-        started = self.steps >= self.start_step
-        if torch.compiler.is_compiling() or not in_backward():
-            self.steps.add_(1)
-        return torch.where(started, quantized, x)
+        return torch.where(self.fake_quantize.count_call(self.steps) >= self.start_step, quantized, x)
 
 
 class WeightFakeQuantize(FakeQuantize):
