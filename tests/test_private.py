@@ -46,6 +46,7 @@ def own_names(trees: dict[Path, ast.Module]) -> set[str]:
 
 def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
     """The private modules, names and attributes of libraries that a module uses."""
+    known = own | PUBLIC
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -58,7 +59,7 @@ def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
             hidden = node.attr.startswith("_") and not node.attr.startswith("__")
             text = ast.unparse(node)
             of_torch = text.startswith("torch.") and not text.startswith("torch.ops.aten.")
-            other = not text.startswith("torch.") and node.attr not in own | PUBLIC and text not in OF_MODULES
+            other = not text.startswith("torch.") and node.attr not in known and text not in OF_MODULES
             if text.startswith(("triton.runtime", "numba.core")) or (hidden and (of_torch or other)):
                 yield text
 
