@@ -23,7 +23,11 @@ def install() -> None:
     _keep_block_types()
     _keep_shapes_of_tensors()
     _compare_identical_dtypes_at_once()
-    _leave_equal_shapes()
+    _keep_types_of_blocks()
+    _check_sizes_once()
+    _check_operands_once()
+    _broadcast_by_types()
+    _call_builtins_directly()
 
 
 def _patch_once_a_launch() -> None:
@@ -126,14 +130,125 @@ def _compare_identical_dtypes_at_once() -> None:
         kind.__eq__ = is_equal
 
 
-def _leave_equal_shapes() -> None:
-    """Blocks of equal shapes need no broadcast."""
+def _keep_types_of_blocks() -> None:
+    """Share the type of a block with other elements."""
+    make = tl.block_type.with_element_ty
+    known: dict[Any, Any] = {}
+
+    @wraps(make)
+    def made(self: Any, scalar_ty: Any) -> Any:
+        if scalar_ty.is_ptr():  # its name does not tell the address space
+            return make(self, scalar_ty)
+        key = self.name, scalar_ty.name
+        if key not in known:
+            known[key] = make(self, scalar_ty)
+        return known[key]
+
+    tl.block_type.with_element_ty = made
+
+
+def _check_sizes_once() -> None:
+    """Whether the elements of an array fit a type depends on their size alone."""
+    make = interpreter.TensorHandle.__init__
+    fits = interpreter._validate_np_data_size
+    known: dict[Any, bool] = {}
+
+    @wraps(fits)
+    def found(array: Any, dtype: Any) -> bool:
+        key = array.itemsize, dtype.name
+        if key not in known:
+            known[key] = fits(array, dtype)
+        return known[key]
+
+    @wraps(make)
+    def made(self: Any, data: Any, dtype: Any, *attr: Any) -> None:
+        if known.get((data.itemsize, dtype.name)) and not attr:
+            self.data, self.dtype, self.attr = data, dtype, {}
+        else:
+            make(self, data, dtype, *attr)
+
+    interpreter._validate_np_data_size = found
+    interpreter.TensorHandle.__init__ = made
+
+
+def _check_operands_once() -> None:
+    """The types of two tensors tell what they are cast to. The type of one tells what a number becomes."""
+    check = TritonSemantic.binary_op_type_checking_impl
+    casts: dict[Any, tuple[Any, Any]] = {}
+    blocks: dict[Any, Any] = {}
+
+    @wraps(check)
+    def checked(self: Any, lhs: Any, rhs: Any, *given: Any) -> tuple[Any, Any]:
+        if type(lhs) is not tl.tensor or type(rhs) is not tl.tensor:
+            return with_number(self, lhs, rhs, *given)
+        key = lhs.type.name, rhs.type.name, given
+        if key not in casts:
+            made = check(self, lhs, rhs, *given)
+            casts[key] = _cast(lhs, made[0]), _cast(rhs, made[1])
+            return made
+        left, right = casts[key]
+        return self.broadcast_impl_value(
+            lhs if left is None else self.cast(lhs, left), rhs if right is None else self.cast(rhs, right)
+        )
+
+    def with_number(self: Any, lhs: Any, rhs: Any, *given: Any) -> tuple[Any, Any]:
+        if type(lhs) is tl.tensor:
+            key = lhs.type.name, repr(rhs), given  # 1, True and 1.0 are equal, but not the same
+            if key in blocks:
+                return lhs, blocks[key]
+            made = check(self, lhs, rhs, *given)
+            if made[0] is lhs:
+                blocks[key] = _read_only(made[1])
+            return made
+        return check(self, lhs, rhs, *given)
+
+    TritonSemantic.binary_op_type_checking_impl = checked
+
+
+def _cast(before: Any, after: Any) -> Any:
+    """The type that the elements of a tensor were cast to, or None."""
+    return None if before.type.scalar == after.type.scalar else after.type.scalar
+
+
+def _read_only(block: Any) -> Any:
+    block.handle.data.flags.writeable = False
+    return block
+
+
+def _broadcast_by_types() -> None:
+    """Blocks of equal shapes need no broadcast. A scalar becomes a block of the other's shape at once."""
     broadcast = TritonSemantic.broadcast_impl_value
 
     @wraps(broadcast)
-    def broadcasted(self: Any, lhs: Any, rhs: Any) -> Any:
-        if lhs.shape is rhs.shape or lhs.shape.values == rhs.shape.values:
+    def broadcasted(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        left, right = lhs.type, rhs.type
+        if left is right:
             return lhs, rhs
-        return broadcast(self, lhs, rhs)
+        if left.is_block() and right.is_block():
+            return (lhs, rhs) if left.shape == right.shape else broadcast(self, lhs, rhs)
+        if left.is_block():
+            made = left.with_element_ty(right)
+            return lhs, tl.tensor(self.builder.create_splat(made, rhs.handle), made)
+        if right.is_block():
+            made = right.with_element_ty(left)
+            return tl.tensor(self.builder.create_splat(made, lhs.handle), made), rhs
+        return lhs, rhs
 
     TritonSemantic.broadcast_impl_value = broadcasted
+
+
+def _call_builtins_directly() -> None:
+    """Pass the semantics of the interpreter without copying the arguments or checking that it is there."""
+    if not hasattr(interpreter, "_patch_attr"):
+        return
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*given: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return function(*given, **named)
+
+        scope.set_attr(obj, name, call)
+
+    interpreter._patch_attr = patch

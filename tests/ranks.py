@@ -1,35 +1,51 @@
-"""Runs checks in several processes of one group. Every check runs on all ranks, in the same order.
+"""Runs a test in several processes, which are forked from one, so that they share the import of torch.
 
-``run`` starts the processes. Each runs the file of the test, which calls ``main`` with the checks. For each
-check the process saves "", or the traceback of its failure, which ends it.
+    python ranks.py FILE RANKS FOLDER
+
+imports a test and calls its ``main(rank, folder)`` in every process. The results are files in the folder.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 
 
-def run(file: str, folder: Path, ranks: int, seconds: float) -> list[dict[str, str]]:
-    """Run ``python file RANK RANKS FOLDER`` for every rank in parallel. Returns the failures of each."""
-    commands = [[sys.executable, file, str(rank), str(ranks), str(folder)] for rank in range(ranks)]
-    running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+def run(file: str, folder: Path, ranks: int, seconds: float) -> None:
+    """Run ``main`` of a test in ``ranks`` processes in parallel."""
+    command = [sys.executable, __file__, file, str(ranks), str(folder)]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        for process in running:
-            _, errors = process.communicate(timeout=seconds)
-            assert process.returncode == 0, errors
+        _, errors = started.communicate(timeout=seconds)
+        assert started.returncode == 0, errors
     finally:
-        for process in running:
-            process.kill()
-            process.communicate()  # no process is left behind
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)  # no process is left behind
+        started.communicate()
+
+
+def run_two_processes(file: str, folder: Path, seconds: float) -> list[Any]:
+    """Run ``main`` of a test on ranks 0 and 1. Returns the ``RANK.pt`` files that they save."""
+    run(file, folder, 2, seconds)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+def run_checks(file: str, folder: Path, ranks: int, seconds: float) -> list[dict[str, str]]:
+    """Run ``main`` of a test, which calls ``check_all``. Returns the failures of each rank."""
+    run(file, folder, ranks, seconds)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -39,9 +55,17 @@ def assert_passed(name: str, failures: list[dict[str, str]]) -> None:
     assert not found, "\n".join(sorted(found, key=lambda text: "closed by peer" in text))
 
 
-def main(checks: Mapping[str, Callable[[], None]], waiting: timedelta = timedelta(seconds=60)) -> None:
-    """The process of one rank."""
-    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def check_all(
+    checks: Mapping[str, Callable[[], None]],
+    rank: int,
+    ranks: int,
+    folder: Path,
+    waiting: timedelta = timedelta(seconds=60),
+) -> None:
+    """Run the checks on one rank. Every check runs on all ranks, in the same order.
+
+    For each check the process saves "", or the traceback of its failure, which ends it.
+    """
     torch.set_num_threads(1)
     meeting = (folder.resolve() / "rendezvous").as_uri()
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=waiting)
@@ -55,3 +79,19 @@ def main(checks: Mapping[str, Callable[[], None]], waiting: timedelta = timedelt
     except BaseException:  # the test shows it, and the other ranks notice that this one is gone
         failures[name] = traceback.format_exc()
     (folder / f"{rank}.json").write_text(json.dumps(failures))
+
+
+def _fork(file: str, ranks: int, folder: Path) -> None:
+    test = importlib.import_module(Path(file).stem)
+    forked = []
+    for rank in range(ranks):
+        process = os.fork()
+        if process == 0:
+            test.main(rank, folder)
+            return
+        forked.append(process)
+    sys.exit(any([os.waitpid(process, 0)[1] for process in forked]))
+
+
+if __name__ == "__main__":
+    _fork(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

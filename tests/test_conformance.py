@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 
 import holdfast as hf
 from holdfast.core.bits import digest, mismatch
-from holdfast.core.case import GUARD, LAYOUTS, laid_out, poisoned, poisoned_output, random_bits
+from holdfast.core.case import GUARD, LAYOUTS, Case, laid_out, poisoned, poisoned_output, random_bits
+from holdfast.core.plan import Args
 from holdfast.proof import digests
 from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on, ways
 from holdfast.proof.sweeps import SweepRun, sweeps
@@ -15,15 +18,21 @@ from holdfast.proof.sweeps import SweepRun, sweeps
 PLANS = sorted(hf.plans.all())
 
 
+@lru_cache(maxsize=1)  # the tests of one plan follow each other
+def references(name: str) -> list[tuple[Case, Args, Args]]:
+    """The cases of a plan, their args, and copies of these that the reference has run on."""
+    plan = hf.plans.all()[name]
+    return [(case, *run_reference(plan, case)) for case in cases_of(plan)]
+
+
 @pytest.mark.parametrize("way", ways(), ids=str)
 @pytest.mark.parametrize("name", PLANS)
 def test_equal_to_the_reference_in_every_bit(name: str, way: Way) -> None:
     plan = hf.plans.all()[name]
     found = []
-    for case in cases_of(plan):
+    for case, args, reference in references(name):
         if case.common and way.backend == "gpu" and way.device == "cpu":
             continue
-        args, reference = run_reference(plan, case)
         found += check(plan, case, way, args, reference, select_on(way.backend))
     assert found == []
 

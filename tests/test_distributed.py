@@ -1,12 +1,13 @@
 """hf.distributed in four processes: sums in rank order, training steps, DTensors.
 
-Run as a script, this file is one of the processes.
+``main`` runs in each of the processes.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ CHECKS = distributed_sums.CHECKS | distributed_dtensors.CHECKS
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    return ranks.run(__file__, tmp_path_factory.mktemp("ranks"), RANKS, SECONDS)
+    return ranks.run_checks(__file__, tmp_path_factory.mktemp("ranks"), RANKS, SECONDS)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -92,5 +93,5 @@ def test_importing_holdfast_does_not_import_dtensors() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-if __name__ == "__main__":
-    ranks.main(CHECKS)
+def main(rank: int, folder: Path) -> None:
+    ranks.check_all(CHECKS, rank, RANKS, folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ if torch.cuda.is_available():
 
 import triton
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 SCALARS = [
@@ -92,3 +95,59 @@ def test_the_interpreter_tells_of_no_overflow_by_itself() -> None:
         finally:
             builder.options = faster
         assert out.item() == -(2**31)
+
+
+#: Numbers that are equal and yet not the same, or that only some types hold.
+NUMBERS = [True, 1, 1.0, 0, 0.0, -0.0, -1, 300, 2**40, 0.1, 1e300, float("nan"), float("inf")]
+#: Pointers allowed, types promoted, a division.
+WAYS = [(), (True, True), (False, False, False), (False, False, True, True)]
+
+
+@pytest.fixture
+def launching() -> Iterator[None]:
+    """Triton's language as it is while a kernel is interpreted."""
+    scope = interpreter._patch_lang(_add.fn)
+    yield
+    scope.restore()
+
+
+def operand(kind: Any) -> Any:
+    shape = kind.shape if kind.is_block() else (1,)
+    data = np.ones(shape, interpreter._get_np_dtype(kind))
+    return tl.tensor(interpreter.TensorHandle(data, kind.scalar), kind)
+
+
+def outcome(check: Any, lhs: Any, rhs: Any, way: tuple[bool, ...]) -> Any:
+    """The types and the bits of the operands of an operation, or its error."""
+    try:
+        made = check(interpreter.interpreter_semantic, lhs, rhs, *way)
+    except Exception as error:
+        return type(error), str(error)
+    return [(one.type, one.handle.dtype, one.handle.data.shape, one.handle.data.tobytes()) for one in made]
+
+
+@pytest.mark.usefixtures("launching")
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_operands_are_cast_and_broadcast_as_by_triton(kind: Any) -> None:
+    checked = TritonSemantic.binary_op_type_checking_impl
+    others = [*map(operand, TYPES[::7]), *NUMBERS]
+    pairs = [pair for other in others for pair in ((operand(kind), other), (other, operand(kind)))]
+    asked = [(*pair, WAYS[place // 2 % len(WAYS)]) for place, pair in enumerate(pairs)]
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in (
+            (TritonSemantic, "binary_op_type_checking_impl"),
+            (TritonSemantic, "broadcast_impl_value"),
+            (tl.block_type, "with_element_ty"),
+        ):
+            patch.setattr(owner, name, getattr(owner, name).__wrapped__)
+        slow = [outcome(TritonSemantic.binary_op_type_checking_impl, *each) for each in asked]
+    for _ in ("first", "known"):
+        assert [outcome(checked, *each) for each in asked] == slow
+
+
+def test_no_operation_writes_to_the_block_of_a_number() -> None:
+    lhs = operand(tl.block_type(tl.float32, [4]))
+    for _ in ("first", "known"):
+        _, block = TritonSemantic.binary_op_type_checking_impl(interpreter.interpreter_semantic, lhs, 7.0)
+    with pytest.raises(ValueError, match="read-only"):
+        block.handle.data[0] = 1.0

@@ -131,10 +131,10 @@ def test_a_new_part_is_in_the_graph(tmp_path: Path) -> None:
     assert package_graph(tmp_path) == {"holdfast": {"one"}, "one": {"two"}, "two": set()}
 
 
-#: Compilers, and packages that only some exports need.
+#: Compilers, packages that only some exports need, and one that torch imports for symbolic shapes.
 HEAVY = (
     "numba", "triton", "llvmlite", "onnx", "onnxscript", "onnxruntime", "ml_dtypes", "safetensors", "torchao",
-    "compressed_tensors", "transformers", "sklearn",
+    "compressed_tensors", "transformers", "sklearn", "sympy",
 )  # fmt: skip
 
 

@@ -1,13 +1,12 @@
 """hf.nn.FakeQuantize on empty, rejected and ordinary batches: eager and compiled give the same state.
 
-Run as a script, this file is one of two processes.
+``main`` runs in each of two processes.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import run_two_processes
+from ranks import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -235,7 +234,3 @@ def main(rank: int, folder: Path) -> None:
     torch.save(spread(rank), folder / f"{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

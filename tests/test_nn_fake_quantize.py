@@ -1,6 +1,6 @@
 """Tests of hf.nn.FakeQuantize: its state, when it changes, and equal results with one process and two.
 
-Run as a script, this file is one of the two processes.
+``main`` runs in each of two processes.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import run_two_processes
+from ranks import run_two_processes
 
 INF, NAN = float("inf"), float("nan")
 SECONDS = 240
@@ -530,10 +529,6 @@ def main(rank: int, folder: Path) -> None:
     torch.save(trained(slice(4 * rank, 4 * rank + 4)), folder / f"{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
 
 
 @pytest.mark.parametrize(

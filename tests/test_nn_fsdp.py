@@ -1,12 +1,11 @@
 """hf.nn.FakeQuantize under FSDP: two processes with a sharded model give the bits of one process.
 
-Both processes have the same batches, so that the mean of their gradients is exact. Run as a script, this file
-is one of the two processes.
+Both processes have the same batches, so that the mean of their gradients is exact. ``main`` runs
+in each of the two.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import run_two_processes
+from ranks import run_two_processes
 
 SECONDS, STEPS = 240, 4
 
@@ -181,7 +180,3 @@ def main(rank: int, folder: Path) -> None:
     torch.save({(name, how): trained(name, how) for name in MODES for how in WAYS}, folder / f"{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,11 +1,10 @@
 """A process that is alone in training mode raises CollectiveFailed when its group times out.
 
-Run as a script, this file is one of the two processes.
+``main`` runs in each of two processes.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -17,7 +16,7 @@ import torch
 
 import holdfast as hf
 from holdfast.nn import collectives
-from two_processes import run_two_processes
+from ranks import run_two_processes
 
 SECONDS = 240
 TIMEOUT = timedelta(seconds=2)
@@ -100,7 +99,3 @@ def main(rank: int, folder: Path) -> None:
         while not (folder / "0.pt").exists():
             time.sleep(0.1)
     torch.save(found, folder / f"{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

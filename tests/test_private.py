@@ -46,6 +46,7 @@ def own_names(trees: dict[Path, ast.Module]) -> set[str]:
 
 def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
     """The private modules, names and attributes of libraries that a module uses."""
+    known = own | PUBLIC
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
@@ -58,7 +59,7 @@ def private_uses(tree: ast.Module, own: set[str]) -> Iterator[str]:
             hidden = node.attr.startswith("_") and not node.attr.startswith("__")
             text = ast.unparse(node)
             of_torch = text.startswith("torch.") and not text.startswith("torch.ops.aten.")
-            other = not text.startswith("torch.") and node.attr not in own | PUBLIC and text not in OF_MODULES
+            other = not text.startswith("torch.") and node.attr not in known and text not in OF_MODULES
             if text.startswith(("triton.runtime", "numba.core")) or (hidden and (of_torch or other)):
                 yield text
 
@@ -189,6 +190,14 @@ def run_here(program: str) -> str:
     finally:
         torch.set_num_threads(threads)
     return output.getvalue()
+
+
+def test_the_format_of_a_slice_is_the_one_that_torch_suggests() -> None:
+    """The fallback sees it in dense tensors only."""
+    dense = torch.empty(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    ask, fallback = installing.suggested_format, installing.FALLBACKS["suggested_format"]
+    assert ask(dense) == fallback(dense) == ask(dense[:, :, 1:]) == torch.channels_last
+    assert fallback(dense[:, :, 1:]) == torch.contiguous_format
 
 
 def test_without_any_private_interface_of_torch_the_results_are_the_same() -> None:

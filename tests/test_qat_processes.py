@@ -1,12 +1,11 @@
 """hf.qat in two processes: FSDP and DDP train a prepared model with the bits of one process.
 
-Both processes have the same batches, so that the mean of their gradients is exact. Run as a script, this file
-is one of the two processes.
+Both processes have the same batches, so that the mean of their gradients is exact. ``main`` runs
+in each of the two.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from two_processes import run_two_processes
+from ranks import run_two_processes
 
 SECONDS = 240
 WAYS = ("fsdp", "fsdp of each layer", "ddp")
@@ -79,7 +78,3 @@ def main(rank: int, folder: Path) -> None:
     torch.save({how: trained(how) for how in WAYS}, folder / f"{rank}.pt")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

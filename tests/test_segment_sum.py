@@ -107,13 +107,13 @@ def test_few_terms_are_summed_without_a_sort(kind: str, tile_bytes: int) -> None
     """Tiles of one row and part of the columns, and of several rows."""
     from holdfast.ops.segment_sum import gpu_few_terms
 
-    destinations = index_values(kind, "few", (20, 15), 300, torch.int64)
-    terms = row_values("few", (20, 15, 21), torch.float32)
-    with gpu_few_terms.TUNING.replaced(most_terms=300, tile_bytes=tile_bytes):
+    destinations = index_values(kind, "few", (7, 15), 105, torch.int64)
+    terms = row_values("few", (7, 15, 21), torch.float32)
+    with gpu_few_terms.TUNING.replaced(most_terms=105, tile_bytes=tile_bytes):
         assert torch.equal(
-            summed("gpu", terms, destinations, 300), summed("reference", terms, destinations, 300)
+            summed("gpu", terms, destinations, 105), summed("reference", terms, destinations, 105)
         )
-        desc = hf.plans.SegmentSumDescriptor(shape=(300,), segments=300, width=21)
+        desc = hf.plans.SegmentSumDescriptor(shape=(105,), segments=105, width=21)
         assert gpu_few_terms.segment_sum(desc, torch.device(GPU)).variant == "few terms"
     assert gpu_few_terms.segment_sum(desc, torch.device(GPU)).variant != "few terms"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+from functools import cache
 from pathlib import Path
 
 from drawings import svg
@@ -15,7 +16,8 @@ Graph = dict[str, set[str]]
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 132.0, 34.0, 22.0, 40.0
 
 
-def imported_modules(source: str) -> set[str]:
+@cache
+def imported_modules(source: str) -> frozenset[str]:
     """The modules of holdfast that ``source`` imports, including imports in functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
@@ -28,7 +30,7 @@ def imported_modules(source: str) -> set[str]:
                 found |= {f"{node.module}.{alias.name}" for alias in node.names}
             else:
                 found.add(node.module)
-    return {name for name in found if name.split(".")[0] == "holdfast"}
+    return frozenset(name for name in found if name.split(".")[0] == "holdfast")
 
 
 def package_graph(package: Path = PACKAGE) -> Graph:

@@ -149,12 +149,10 @@ def _chosen(
     """The positions among ``places`` that hold the maximum of their bag."""
     weight = numbers(args.weight)[:, column : column + 1]
     found = []
-    for place in places:
-        begin, end = begins[bag_of[place]], begins[bag_of[place] + 1]
-        own = kept[begin:end]
-        if begin + chosen_places(gathered(weight, own), own)[0] == place:
-            found.append(place)
-    return np.array(found, int)
+    for bag in np.unique(bag_of[places]):
+        own = kept[begins[bag] : begins[bag + 1]]
+        found.append(begins[bag] + chosen_places(gathered(weight, own), own)[0])
+    return np.intersect1d(places, np.array(found, int))
 
 
 def _weights(desc: Any, args: Any, kept: Array, bag_of: Array) -> Iterator[Element]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 
-from holdfast.core.private import instead_of
+from holdfast.core.private import found_by, instead_of
 
 #: The fallback of each interface, by name.
 FALLBACKS: dict[str, Any] = {}
@@ -31,14 +32,20 @@ def destroy(library: torch.library.Library) -> None:
 def _probe_suggested_format() -> Any:
     from torch._prims_common import suggest_memory_format
 
+    @cache
+    def works() -> bool:
+        """Try it at the first use, since its first call imports sympy."""
+        sliced = torch.empty(2, 3, 4, 3, device="meta").permute(0, 3, 1, 2)[:, :, 1:]
+        return found_by(lambda: suggest_memory_format(sliced)) == torch.channels_last
+
     def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
         if tensor.is_contiguous():
             return torch.contiguous_format
-        found: torch.memory_format = suggest_memory_format(tensor)
+        suggest = suggest_memory_format if works() else FALLBACKS["suggested_format"]
+        found: torch.memory_format = suggest(tensor)
         return found
 
-    sliced = torch.empty(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)[:, :, 1:]
-    return suggested_format if suggested_format(sliced) == torch.channels_last else None
+    return suggested_format
 
 
 @instead_of(_probe_suggested_format, FALLBACKS)
