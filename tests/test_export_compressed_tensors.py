@@ -166,9 +166,7 @@ def test_a_group_of_linear_layers_names_the_others(tmp_path: Path) -> None:
     check(made, network(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("preset", "model"), [("w4a8", network), ("w8a16", Decoder), ("w4a16", Decoder)], ids=str
-)
+@pytest.mark.parametrize(("preset", "model"), [("w4a8", network), ("w8a16", Decoder), ("w4a16", Decoder)])
 def test_a_converted_model_is_written_as_before(
     preset: str, model: Callable[[], torch.nn.Module], tmp_path: Path
 ) -> None:
