@@ -271,6 +271,22 @@ def test_attributes_of_modules_that_change_in_place_are_put_back() -> None:
     assert all(map(torch.equal, model(x)[:3], once(x)[:3]))  # the random numbers
 
 
+class Frozen(dict[str, int]):
+    """A dict that refuses changes, as configurations of models do."""
+
+    def update(self, *given: Any, **named: Any) -> None:
+        raise TypeError("it is frozen")
+
+    clear = update  # type: ignore[assignment]
+
+
+def test_a_container_that_the_step_only_reads_is_not_written() -> None:
+    model = Model()
+    model.config = Frozen(width=6)
+    assert_reproducible(lambda x: x * model.config["width"], X, model=model, threads=(1,))
+    assert model.config == {"width": 6}
+
+
 def test_modules_that_refer_to_each_other_are_put_back() -> None:
     one, other = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)
     one.others, other.others = [other], [one]  # type: ignore[assignment]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -102,14 +103,21 @@ def _restorer(value: Any) -> Callable[[], None] | None:
     if isinstance(value, np.ndarray) and value.flags.writeable:
         return partial(np.copyto, value, value.copy())
     if isinstance(value, dict | list | set | deque):
-        items, put = copy.copy(value), value.update if isinstance(value, dict | set) else value.extend
+        before, put = _content(value), value.update if isinstance(value, dict | set) else value.extend
+        items = dict(value) if isinstance(value, dict) else before
 
         def restore() -> None:
-            value.clear()
-            put(items)
+            now = _content(value)  # a container that the step left alone may refuse changes
+            if len(now) != len(before) or any(map(operator.is_not, now, before)):
+                value.clear()
+                put(items)
 
         return restore
     return None
+
+
+def _content(container: Any) -> list[Any]:
+    return [*container, *(container.values() if isinstance(container, dict) else ())]
 
 
 class _Module:
