@@ -226,6 +226,30 @@ def test_what_a_plan_writes_has_a_new_version(plan: str) -> None:
             assert (getattr(args, name)._version > version) == (name in made.outputs), name
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_outputs_may_be_unknown_to_autograd(plan: str, backend: str) -> None:
+    """An output may require a gradient or be an inference tensor: a plan records nothing."""
+    case = smallest_case(plan)
+    args, stream = case.make(), hf.Stream.current()
+    made = PLANS[plan].select(stream, case.descriptor, hf.PlanPreference(backend=backend, precompile=False))
+    expected = copy_args(args, "cpu")
+    for kind in ("plain", "leaf", "inference"):
+        given = copy_args(args, "cpu") if kind != "plain" else expected
+        outputs = {name: getattr(given, name) for name in made.outputs}
+        outputs = {name: out for name, out in outputs.items() if out is not None}
+        if kind == "leaf":
+            for out in outputs.values():
+                out.requires_grad_(out.is_floating_point())
+        if kind == "inference":
+            with torch.inference_mode():
+                outputs = {name: out.clone() for name, out in outputs.items()}
+            given = replace(given, **outputs)
+        made.run(stream, hf.Workspace.allocate(made.workspace_size(), "cpu"), given)
+        for name, out in outputs.items():
+            assert torch.equal(canonical(out.detach()), canonical(getattr(expected, name))), (kind, name)
+
+
 def test_autograd_notices_an_overwritten_tensor() -> None:
     x, scale = torch.ones(4, requires_grad=True), torch.tensor(0.5)
     saved = torch.full((4,), 3.0)

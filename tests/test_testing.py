@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,86 @@ def test_random_numbers_of_every_source_are_put_back() -> None:
     assert generator.get_state().equal(torch.Generator().manual_seed(3).get_state())
 
 
+class Keeper(torch.nn.Module):
+    """Keeps state in attributes of many kinds, and changes all of them in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.array = torch.zeros(3), np.zeros(3)
+        self.seen, self.counts, self.last = list[int](), {"deep": {"calls": 0}}, deque[int](maxlen=2)
+        self.names, self.shift, self.layers = set[str](), (torch.zeros(1),), [torch.nn.Linear(3, 3)]
+        self.generator, self.random = torch.Generator(), random.Random(1)
+        self.numbers, self.old_numbers = np.random.default_rng(1), np.random.RandomState(1)
+        self.frozen, self.leaf = torch.nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True)
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.mean.add_(x.mean(0))
+        self.leaf.sum().backward()
+        self.array += 1
+        self.seen.append(len(self.seen))
+        self.counts["deep"]["calls"] += 1
+        self.last.append(len(self.seen))
+        self.names.add(str(len(self.seen)))
+        self.shift[0].add_(1)
+        with torch.no_grad():
+            self.layers[0].weight.add_(1)
+        self.frozen.requires_grad_(not self.frozen.requires_grad)
+        drawn = [self.random.random(), self.numbers.random(), self.old_numbers.rand()]
+        return [x * float(number) for number in (*drawn, *self.state())] + [
+            torch.rand(3, generator=self.generator)
+        ]
+
+    def state(self) -> list[float]:
+        sums = [self.mean.sum(), self.array.sum(), self.shift[0].sum(), self.layers[0].weight.detach().sum()]
+        grad = 0 if self.leaf.grad is None else self.leaf.grad.sum()
+        sizes = [grad, len(self.seen), self.counts["deep"]["calls"], len(self.last), len(self.names)]
+        return [*map(float, (*sums, *sizes, self.frozen.requires_grad))]
+
+
+def test_attributes_of_modules_that_change_in_place_are_put_back() -> None:
+    model, x = Keeper(), torch.randn(4, 3)
+    before, kept = model.state(), [model.seen, model.counts["deep"], model.mean]
+    assert_reproducible(model, x, model=model, threads=(1,))
+    assert model.state() == before
+    now = [model.seen, model.counts["deep"], model.mean]
+    assert all(one is other for one, other in zip(kept, now, strict=True))
+    once = Keeper()
+    assert all(map(torch.equal, model(x)[:3], once(x)[:3]))  # the random numbers
+
+
+class Frozen(dict[str, int]):
+    """A dict that refuses changes, as configurations of models do."""
+
+    def update(self, *given: Any, **named: Any) -> None:
+        raise TypeError("it is frozen")
+
+    clear = update  # type: ignore[assignment]
+
+
+def test_a_container_that_the_step_only_reads_is_not_written() -> None:
+    model = Model()
+    model.config = Frozen(width=6)
+    assert_reproducible(lambda x: x * model.config["width"], X, model=model, threads=(1,))
+    assert model.config == {"width": 6}
+
+
+def test_modules_that_refer_to_each_other_are_put_back() -> None:
+    one, other = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)
+    one.others, other.others = [other], [one]  # type: ignore[assignment]
+    assert_reproducible(lambda x: [other(one(x)), other.running_mean], X, model=one, threads=(1,))
+    assert not other.running_mean.any() and one.others[0] is other  # type: ignore
+
+
+def test_an_attribute_that_the_step_only_reads_is_not_written() -> None:
+    """A write to a tensor that autograd has saved would make its gradient fail."""
+    model = Model()
+    model.kept = torch.randn(3, requires_grad=True).exp()  # exp saves its result
+    with torch.inference_mode():
+        model.constant = torch.ones(3)
+    assert_reproducible(lambda x: x + model.kept.detach() + model.constant, torch.ones(3), model=model)
+    model.kept.sum().backward()
+
+
 def test_threads_are_put_back_also_after_an_error() -> None:
     before = torch.get_num_threads()
     refused(lambda x: x + torch.get_num_threads(), X)
@@ -297,6 +378,15 @@ def test_nested_structures_go_in_and_come_out() -> None:
 )
 def test_bits_are_compared(first: Any, second: Any, same: bool) -> None:
     assert (difference("y", first, second) is None) == same
+
+
+@pytest.mark.parametrize("name", ["float4_e2m1fn_x2", "uint4", "int2"])
+def test_elements_of_less_than_a_byte_are_compared(name: str) -> None:
+    dtype, codes, calls = getattr(torch, name, None), torch.arange(6, dtype=torch.uint8), count()
+    if dtype is None:
+        pytest.skip(f"this torch has no {name}")
+    assert_reproducible(lambda x: codes.view(dtype), X, threads=(1,))
+    assert "0 (0x00) and 1 (0x01)" in refused(lambda x: (codes + next(calls)).view(dtype), X, threads=(1,))
 
 
 def test_sparse_gradients_are_compared() -> None:

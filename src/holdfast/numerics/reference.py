@@ -6,6 +6,7 @@ or float64 for float64 tensors. Results are rounded to the output dtype once, wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from holdfast.core.descriptor import Descriptor
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float
 from holdfast.core.formats import Format
 from holdfast.core.plan import DescribedKernel, Launch
+from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.exponential import EXPONENTIALS
 
 Array = npt.NDArray[Any]
@@ -33,7 +35,11 @@ class ReferenceKernel(DescribedKernel[D]):
         raise NotImplementedError
 
     def prepare(self, args: Any) -> Launch[Any]:
-        return lambda stream, workspace, args, addresses: self.run(args)
+        return self._launch
+
+    @torch.inference_mode()  # outputs may require a gradient or be inference tensors
+    def _launch(self, stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+        self.run(args)
 
 
 def compute_type(compute: Float) -> type[np.float32] | type[np.float64]:

@@ -18,6 +18,13 @@ from holdfast.core.errors import InvalidArgs
 #: Types that are compared with ==. Floats and complex numbers are compared as tensors.
 _PLAIN = (bool, int, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.Size, slice, range)
 
+#: Dtypes whose elements torch cannot copy or compare. They are compared as bytes.
+BYTES = {
+    getattr(torch, name)
+    for name in ("float4_e2m1fn_x2", *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)))
+    if hasattr(torch, name)
+}
+
 #: Outputs by path, such as ``output['loss']`` or ``grads['encoder.weight']``.
 Outputs = dict[str, Any]
 
@@ -91,6 +98,8 @@ def _tensor(tensor: torch.Tensor, path: str) -> Iterator[tuple[str, Any]]:
             f"compared bit for bit. Return a dense or a sparse COO tensor."
         )
     else:
+        if tensor.dtype in BYTES:
+            tensor = tensor.view(torch.uint8)
         yield path, tensor.to("cpu", copy=True).resolve_conj().resolve_neg()
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from holdfast.core.errors import InvalidArgs
-from holdfast.testing.outputs import flattened, of_module
+from holdfast.core.torch_op import PLAIN
+from holdfast.testing.outputs import BYTES, difference, flattened, of_module
 
 
 class State(Protocol):
@@ -32,25 +35,28 @@ class _Tensor:
 
     def __init__(self, tensor: torch.Tensor, path: str) -> None:
         self.tensor, self.path = tensor, path
-        self.value = tensor.detach().clone()
+        self.value, self.requires_grad = tensor.detach().clone(), tensor.requires_grad
         self.grad = (
             _Tensor(tensor.grad, f"{path}.grad") if tensor.is_leaf and tensor.grad is not None else None
         )
 
     def restore(self, device: torch.device | None) -> None:
-        device = device or self.value.device
+        if self.tensor.is_leaf:
+            self.tensor.grad = None
+            self.tensor.requires_grad_(self.requires_grad)
+        self._write(device or self.value.device)
+        if self.grad is not None:
+            self.grad.restore(device)
+            self.tensor.grad = self.grad.tensor
+
+    def _write(self, device: torch.device) -> None:
         now, before = self.tensor, self.value
-        if now.is_leaf:
-            now.grad = None
         alike = now.device == device and now.shape == before.shape and now.dtype == before.dtype
         if alike and not _has_overlap(now):
             with torch.no_grad():
                 now.copy_(before)
         else:
             now.data = before.to(device, copy=True)
-        if self.grad is not None:
-            self.grad.restore(device)
-            now.grad = self.grad.tensor
 
     def outputs(self) -> Iterator[tuple[str, Any]]:
         yield from flattened(self.tensor, self.path)
@@ -63,24 +69,94 @@ def _has_overlap(tensor: torch.Tensor) -> bool:
     return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
+class _Attribute(_Tensor):
+    """A tensor that is an attribute of a module. It is written only if the step changed it.
+
+    It stays on its device: ``Module.to`` does not move it either.
+    """
+
+    def restore(self, device: torch.device | None) -> None:
+        super().restore(None)
+
+    def _write(self, device: torch.device) -> None:
+        if difference(self.path, self.value, self.tensor.detach()) is not None:
+            super()._write(device)
+
+
+def _has_plain_bits(tensor: torch.Tensor) -> bool:
+    dense = type(tensor) in PLAIN and tensor.layout == torch.strided and not tensor.is_nested
+    return dense and not (tensor.is_meta or tensor.is_quantized or tensor.dtype in BYTES)
+
+
+def _restorer(value: Any) -> Callable[[], None] | None:
+    """A function that restores a container, an array or a random generator in place; None for other values.
+
+    Others may refer to it, as the handles of hooks refer to the module's dicts.
+    """
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return partial(setattr, bits, "state", copy.deepcopy(bits.state))
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        return partial(np.copyto, value, value.copy())
+    if isinstance(value, dict | list | set | deque):
+        before, put = _content(value), value.update if isinstance(value, dict | set) else value.extend
+        items = dict(value) if isinstance(value, dict) else before
+
+        def restore() -> None:
+            now = _content(value)  # a container that the step left alone may refuse changes
+            if len(now) != len(before) or any(map(operator.is_not, now, before)):
+                value.clear()
+                put(items)
+
+        return restore
+    return None
+
+
+def _content(container: Any) -> list[Any]:
+    return [*container, *(container.values() if isinstance(container, dict) else ())]
+
+
 class _Module:
     """A module: its tensors and attributes."""
 
     def __init__(self, module: torch.nn.Module, path: str) -> None:
         self.module, self.path = module, path
-        tensors = {id(t): t for t in [*module.parameters(), *module.buffers()]}
-        self.tensors = [_Tensor(tensor, path) for tensor in tensors.values()]
-        # Dicts of parameters, buffers and hooks are restored in place: handles of hooks refer to them.
-        tables = [vars(part) for part in module.modules()]
-        tables += [value for table in tables for value in table.values() if isinstance(value, dict)]
-        self.tables = [(table, dict(table)) for table in tables]
+        self.states, self.restorers = list[State](), list[Callable[[], None]]()
+        self.seen = dict[int, Any]()
+        self._save(module)
+
+    def _save(self, value: Any) -> None:
+        """Save ``value`` and what it contains."""
+        if id(value) in self.seen:
+            return
+        self.seen[id(value)] = value
+        if isinstance(value, torch.nn.Module):
+            tensors = {id(tensor): tensor for tensor in [*value.parameters(), *value.buffers()]}
+            new = [tensor for key, tensor in tensors.items() if key not in self.seen]
+            self.states += [_Tensor(tensor, self.path) for tensor in new]
+            self.seen |= tensors
+            for part in value.modules():
+                self._save(vars(part))
+        elif isinstance(value, torch.Tensor):
+            self.states += [_Attribute(value, self.path)] if _has_plain_bits(value) else []
+        elif isinstance(value, STATEFUL):
+            self.states.append(state_of(value, self.path))
+        else:
+            restorer = _restorer(value)
+            self.restorers += [] if restorer is None else [restorer]
+            if isinstance(value, dict | list | set | deque | tuple):
+                for item in value.values() if isinstance(value, dict) else value:
+                    self._save(item)
 
     def restore(self, device: torch.device | None) -> None:
-        for table, before in self.tables:
-            table.clear()
-            table.update(before)
-        for tensor in self.tensors:
-            tensor.restore(device)
+        for restore in self.restorers:
+            restore()
+        for state in self.states:
+            state.restore(device)
 
     def outputs(self) -> Iterator[tuple[str, Any]]:
         return of_module(self.module, f"{self.path}." if self.path else "")
