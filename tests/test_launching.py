@@ -272,7 +272,7 @@ def test_a_repeated_call_launches_with_its_own_addresses(
     prepared: Any = PreparedLaunch(launch, Extents.of(ARGS.operands()), (), NO_PLACES, 0, tuple)
     args = ScaledArgs(x=made[0][0], out=made[0][1], factor=3.0)
     work = repeated.Work(plan, args, args.out)
-    run = repeated._written_out(made[0][:1], work, prepared, lambda x: True, None)
+    run = repeated._written_out(made[0][:1], work, prepared, lambda x: True, None, False)
     assert run is not None
     allocated.clear()
     kept = list[torch.Tensor]()

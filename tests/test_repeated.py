@@ -241,8 +241,8 @@ def test_one_tensor_in_two_places_is_not_prepared() -> None:
     launch = plan.prepared(args)
     assert launch is not None
     work = repeated.Work(plan, args, args.dx)
-    assert repeated._written_out((x, x), work, launch, lambda *tensors: True, None) is None
-    assert repeated._written_out((x,), work, launch, lambda *tensors: True, None) is not None
+    assert repeated._written_out((x, x), work, launch, lambda *tensors: True, None, False) is None
+    assert repeated._written_out((x,), work, launch, lambda *tensors: True, None, False) is not None
 
 
 def test_views_of_one_memory_are_read_where_they_are() -> None:

@@ -69,7 +69,7 @@ def _written_out(
     launch: PreparedLaunch[Any],
     matches: Callable[..., bool],
     recorder: Recorder | None,
-    records: bool = False,
+    records: bool,
 ) -> Repetition | None:
     """The repetition, written out: loops over the arguments and operands take longer than the launch."""
     plan, args, result = work

@@ -106,6 +106,7 @@ def _count_fake(handle, name, counts):
     return [torch.empty_like(counts[0]), torch.empty_like(counts[0])]
 
 
+# The handle is on the CPU. The other tensors are in lists, since they may be on another device.
 _settle_call = define(
     "settle_scale", "(Tensor handle, Tensor[] state, Tensor[] blended) -> Tensor[]", _settle, _settle_fake
 )
@@ -114,7 +115,6 @@ _start_call = define(
     _start, _start_fake,
 )  # fmt: skip
 
-# The handle is on the CPU. The other tensors are in lists, since they may be on another device.
 _count_call = define(
     "count_events", "(Tensor handle, str name, Tensor[] counts) -> Tensor[]", _count, _count_fake
 )
@@ -143,8 +143,9 @@ def start_learning(
 def count_events(
     handle: torch.Tensor, name: str, count: torch.Tensor, added: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The count after this call, and before it. The second run of a checkpoint changes no count, and has the
-    count before the first run.
+    """The count after this call, and before it.
+
+    The second run of a checkpoint changes no count. Its count before is that of the first run.
     """
     after, before = _count_call(handle, name, [count, added])
     return after, before

@@ -84,7 +84,8 @@ class Tuning:
     most_small: int = 64
     #: Maximum number of channels of a group: the loop over its channels is unrolled.
     group: int = 4
-    #: Maximum number of programs behind a gate, and of those of ``add_columns``, which have one warp.
+    #: Maximum number of programs behind a gate, since it takes time to start them. Those of ``add_columns``
+    #: have one warp.
     gated_programs: int = 1056
     gated_columns: int = 2112
     #: Columns per program of ``add_columns``: one warp, so that lanes exchange values without shared memory.
@@ -516,8 +517,11 @@ class SampleSums:
             self._add_terms(steps, args, images, sources, gate)
         conversions = -(-self.span // tuning.converted)
         count = planes * conversions
-        tasks = {"conversions": conversions, "tasks": count, "programs": self._programs(count, gate)}
-        steps.add(convert, tasks["programs"], sources, tasks, num_warps=self.warps)
+        programs = min(count, tuning.gated_programs) if gate else count
+        steps.add(
+            convert, programs, sources, conversions=conversions, tasks=count, programs=programs,
+            num_warps=self.warps,
+        )  # fmt: skip
 
     def _add_terms(
         self,
@@ -563,16 +567,12 @@ class SampleSums:
         columns = wide * -(-desc.samples // (wide * length))
         tiles = -(-columns // tuning.lanes)
         count = images * tiles * groups
-        tasks = {"tasks": count, "programs": min(count, tuning.gated_columns) if gate else count}
+        programs = min(count, tuning.gated_columns) if gate else count
         grid, dgrid = args.grid, args.grid if args.dgrid is None else args.dgrid
         steps.add(
-            add_columns, tasks["programs"], sources, tasks, tiles=tiles, columns=columns,
+            add_columns, programs, sources, tasks=count, programs=programs, tiles=tiles, columns=columns,
             first_plane=first_plane, groups=groups,
             GRID_FLAT=is_flat(desc.output_size, grid.stride()[1:-1]),
             DGRID_FLAT=is_flat(desc.output_size, dgrid.stride()[1:-1]), CHANNELS=channels,
             TILE=tuning.lanes, STEPS=length, registers=tuning.registers, num_warps=1,
         )  # fmt: skip
-
-    def _programs(self, tasks: int, gate: Gate | None) -> int:
-        """Number of programs. Behind a gate there are few, which take little time to return."""
-        return min(tasks, self.tuning.gated_programs) if gate else tasks
