@@ -70,6 +70,32 @@ def test_volumes_give_the_bits_of_the_cpu(mode: str) -> None:
         assert torch.equal(canonical(one.cpu()), canonical(other))
 
 
+#: Images that are large enough for dinput by slot, in one and in several groups of channels.
+LARGE = [
+    (4, 3, 256, 256), (4, 5, 512, 530), (2, 8, 256, 260), (3, 11, 200, 190), (2, 16, 200, 190),
+    (1, 3, 64, 60, 62), (1, 8, 40, 48, 62),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["random", "smooth", "zoomed", "one pixel"])
+@pytest.mark.parametrize("shape", LARGE, ids=lambda shape: "x".join(map(str, shape)))
+@pytest.mark.parametrize("values", ["finite", "infinite"])
+def test_large_images_with_few_channels(shape: tuple[int, ...], kind: str, values: str) -> None:
+    from holdfast.ops.grid_sample.gpu import GridSampleBackward
+
+    size = shape[2:]
+    image, grid, dout = drawn(shape, size, "smooth" if kind == "zoomed" else kind)
+    if kind == "zoomed":
+        grid = grid * 0.3  # about ten samples, in 3-D about forty, in a cell
+    if values == "infinite":
+        dout.view(-1)[:: dout.numel() // 7] = float("inf")
+    desc = hf.plans.GridSampleBackwardDescriptor(shape=shape, output_size=size)
+    assert GridSampleBackward(desc, torch.device("cuda")).variant == "dinput by slot"
+    of_cpu = both(image, grid, dout)
+    for one, other in zip(both(image.cuda(), grid.cuda(), dout.cuda()), of_cpu, strict=True):
+        assert torch.equal(canonical(one.cpu()), canonical(other))
+
+
 @pytest.mark.parametrize("kind", ["random", "smooth"])
 def test_a_hundred_runs_on_a_busy_device_give_one_digest(kind: str) -> None:
     tensors = [tensor.cuda() for tensor in drawn((4, 24, 96, 96), (90, 110), kind)]

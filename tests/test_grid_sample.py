@@ -115,7 +115,7 @@ SMALL_TILES: dict[str, dict[str, Any]] = {
         "row_lanes": 1,
         "segment_programs": 3,
     },
-    "gpu_dinput_by_slot": {"tile": 64, "lanes": 16, "wide": 8, "rows": 3, "extra_tile": 16, "planes": 2},
+    "gpu_dinput_by_slot": {"tile": 64, "lanes": 16, "wide": 8, "rows": 3},
     "gpu_dinput_by_plane": {"most_planes": 0},
     "gpu_dgrid": {"tile": 64},
     "gpu": {"few_samples": 64, "many_samples": 64, "small_samples": 32, "min_programs": 8},
@@ -229,24 +229,29 @@ def test_many_samples_to_a_pixel(image: tuple[int, ...], lines: int, monkeypatch
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
-#: How many samples share a cell decides whether they fit in slots, or are extras, or are too many extras.
-FILLED = {"many slots": (5, 4), "few slots": (2, 4), "extras": (2, 1), "too many extras": (2, 2**20)}
+#: The slots of a cell, and its maximum number of samples. With more, dinput is summed by sample.
+FILLED = {"many slots": (9, 200), "slots and lists": (2, 200), "lists": (1, 200), "too many samples": (2, 4)}
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("filled", FILLED)
 @pytest.mark.parametrize(
-    ("image", "values"), [((3, 9, 11), "normal"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents")]
-)
+    ("image", "values"),
+    [
+        ((3, 9, 11), "spread"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents"), ((5, 9, 11), "spread"),
+        ((11, 9, 11), "planes"), ((3, 9, 11), "subnormal"), ((8, 5, 7), "special"), ((7, 3, 4, 5), "spread"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("needs", [(True, True), (True, False)], ids=["both", "dinput"])
 def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str, needs: tuple[bool, bool]) -> None:
     from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
 
-    slots, per_extra = FILLED[filled]
-    grid = "on one pixel" if "extras" in filled else "random"
+    slots, longest = FILLED[filled]
+    grid = "on one pixel" if filled in ("lists", "too many samples") else "random"
     size = image[1:]
     problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True, needs=needs)
-    with gpu_dinput_by_slot.TUNING.replaced(slots=slots, samples_per_extra=per_extra):
+    most = {"most_channels": 16, "most_channels_3d": 16}
+    with gpu_dinput_by_slot.TUNING.replaced(slots=slots, longest=longest, **most):
         kernel = gpu.GridSampleBackward(
             case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")
         )
@@ -261,7 +266,7 @@ def by_column() -> Iterator[None]:
 
     with (
         gpu_dinput_by_plane.TUNING.replaced(most_planes=0),
-        gpu_dinput_by_slot.TUNING.replaced(most_channels=0),
+        gpu_dinput_by_slot.TUNING.replaced(least_channels=99),
         gpu_dinput_by_sample.TUNING.replaced(lanes=8, steps=3, prepared=16, vector=16, converted=16),
     ):
         yield
@@ -316,45 +321,33 @@ def test_little_memory_by_sample(
     assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
-#: Percent of the workspace that is allowed, and the images at a time for which it is enough.
-SHORT = {"fewer images": (80, 2), "one image": (60, 1), "fewer extras": (90, 3)}
-#: "too many extras" has room for one extra only.
-SHORT_AND_FILLED = [
-    (short, filled)
-    for short in SHORT
-    for filled in ("few slots", "extras", "too many extras")
-    if (short, filled) != ("fewer extras", "too many extras")
-]
+#: Percent of the workspace that is allowed, and the images at a time and slots for which it is enough.
+SHORT = {"fewer slots": (80, 3, 1), "fewer images": (66, 2, 2), "one image": (36, 1, 1)}
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize(("short", "filled"), SHORT_AND_FILLED)
-@pytest.mark.parametrize(("values", "accumulate"), [("normal", False), ("special", True)])
+@pytest.mark.parametrize("short", SHORT)
+@pytest.mark.parametrize("longest", [20, 4])
+@pytest.mark.parametrize(("values", "accumulate"), [("spread", False), ("special", True)])
 def test_little_memory_by_slot(
-    short: str, filled: str, values: str, accumulate: bool, monkeypatch: pytest.MonkeyPatch
+    short: str, longest: int, values: str, accumulate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
     from holdfast.ops.grid_sample.gpu_dinput_by_slot import SlotSums
 
-    percent, images = SHORT[short]
-    slots, per_extra = FILLED[filled]
-    problem = cases.Problem(
-        "short", (3, 9, 11), (9, 11), values=values, batch=3, accumulate=accumulate,
-        grid="on one pixel" if "extras" in filled else "random",
-    )  # fmt: skip
+    percent, images, slots = SHORT[short]
+    problem = cases.Problem("short", (3, 9, 11), (9, 11), values=values, batch=3, accumulate=accumulate)
     desc = case_of(GridSampleBackwardPlan, problem).descriptor
     assert isinstance(desc, GridSampleBackwardDescriptor)
-    most = 256 if short == "fewer extras" else 1
-    tuned = {"slots": slots, "samples_per_extra": per_extra, "most_per_extra": most}
-    with gpu_dinput_by_slot.TUNING.replaced(**tuned):
+    with gpu_dinput_by_slot.TUNING.replaced(longest=longest, slots=3):
         whole = gpu.GridSampleBackward(desc, torch.device("cpu"))
         budget = whole.workspace_size * percent // 100
         monkeypatch.setattr(gpu.GridSampleBackward, "workspace_share", 0.0)
         monkeypatch.setattr(gpu.GridSampleBackward, "least_workspace", budget)
         parts = gpu.GridSampleBackward(desc, torch.device("cpu"))
         assert isinstance(whole.sums, SlotSums) and isinstance(parts.sums, SlotSums)
-        assert whole.sums.images == 3 and parts.sums.images == images
-        assert (parts.sums.most_extras < whole.sums.most_extras) == (filled != "too many extras")
+        assert (whole.sums.images, whole.sums.SLOTS) == (3, 3)
+        assert (parts.sums.images, parts.sums.SLOTS) == (images, slots)
         assert parts.workspace_size <= budget
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 

@@ -59,7 +59,7 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(tile=256, warps=8, threads=2**19, most_shared=8),
+    gpu=Tuning(tile=256, warps=8, threads=2**16, most_shared=8),
     interpreter=Tuning(tile=8192, warps=4, threads=2**19, most_shared=4, programs=2),
 )
 

@@ -108,21 +108,40 @@ TUNING = Tuned(
 )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["limit", "parts", "first_channel", "span"])
+@triton.jit(do_not_specialize=["limit", "tasks", "programs", "parts", "first_channel", "span"])
 def prepare(
     sums, words, dout, gate,
-    limit, parts, first_channel, channels, samples, span, out_sizes, dout_strides, dout_step,
+    limit, tasks, programs, parts, first_channel, channels, samples, span, out_sizes, dout_strides, dout_step,
     GATED: tl.constexpr, AXES: tl.constexpr, COMPUTE: tl.constexpr, FLAT: tl.constexpr, WORDS: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
+    """Prepare a part of a plane. GATED: a program has several parts, if the gate is open."""
     follow()
-    if GATED and tl.load(gate) <= limit:
-        return
-    plane = tl.program_id(0) // parts
-    part = tl.program_id(0) - plane * parts
+    dout += first_channel.to(tl.int64) * dout_step
+    if GATED:
+        if tl.load(gate) > limit:
+            for task in range(tl.program_id(0), tasks, programs):
+                prepare_part(
+                    sums, words, dout, task, parts, channels, samples, span, out_sizes, dout_strides,
+                    dout_step, AXES, COMPUTE, FLAT, WORDS, VECTOR,
+                )  # fmt: skip
+    else:
+        prepare_part(
+            sums, words, dout, tl.program_id(0), parts, channels, samples, span, out_sizes, dout_strides,
+            dout_step, AXES, COMPUTE, FLAT, WORDS, VECTOR,
+        )  # fmt: skip
+
+
+@triton.jit
+def prepare_part(
+    sums, words, dout, task, parts, channels, samples, span, out_sizes, dout_strides, dout_step,
+    AXES: tl.constexpr, COMPUTE: tl.constexpr, FLAT: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """One part of a plane: the largest exponent field of dout, and cleared accumulators."""
+    plane = task // parts
+    part = task - plane * parts
     n, channel = plane // channels, plane % channels
-    base = dout + n.to(tl.int64) * dout_strides[0] + (first_channel + channel).to(tl.int64) * dout_step
+    base = dout + n.to(tl.int64) * dout_strides[0] + channel.to(tl.int64) * dout_step
     share = tl.cdiv(samples, parts)
     most, not_finite = tl.zeros([VECTOR], tl.int32), tl.zeros([VECTOR], tl.int32)
     end = tl.minimum(part * share + share, samples)
@@ -133,7 +152,7 @@ def prepare(
         field = exponent_field(widen(tl.load(at, mask=sample < end, other=0.0), COMPUTE))
         most = tl.maximum(most, tl.where(field < FIELD, field, 0))
         not_finite = tl.maximum(not_finite, (field == FIELD).to(tl.int32))
-    tl.store(words + tl.program_id(0), tl.max(most, 0) + tl.max(not_finite, 0) * SPECIAL)
+    tl.store(words + task, tl.max(most, 0) + tl.max(not_finite, 0) * SPECIAL)
     cleared = tl.cdiv(span * WORDS, parts)
     last = tl.minimum(part * cleared + cleared, span * WORDS)
     target = sums + plane.to(tl.int64) * (span * WORDS)
@@ -512,7 +531,9 @@ class SampleSums:
             "PARTS": self.parts, "VECTOR": tuning.vector, "CONVERTED": tuning.converted,
         }  # fmt: skip
         planes = images * sources["channels"]
-        steps.add(prepare, planes * self.parts, sources, num_warps=self.warps)
+        tasks = planes * self.parts
+        programs = min(tasks, tuning.gated_programs) if gate else tasks
+        steps.add(prepare, programs, sources, tasks=tasks, programs=programs, num_warps=self.warps)
         if desc.samples:
             self._add_terms(steps, args, images, sources, gate)
         conversions = -(-self.span // tuning.converted)

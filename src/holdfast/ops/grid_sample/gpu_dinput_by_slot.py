@@ -1,14 +1,11 @@
-"""dinput and dgrid of bilinear samples with few channels, in Triton: a pixel sums the slots of its cells.
+"""dinput and dgrid of bilinear samples with few channels, in Triton: a pixel sums the samples of its cells.
 
-Every cell (see ``gpu_cells``) has a counter and a few slots. ``place_samples`` stores the number of each
-sample in the next free slot of its cell; it also computes dgrid, and the largest exponent of each plane of
-dout. ``sum_slots`` then sums the samples in the slots around each pixel.
+Every cell (see ``gpu_cells``) has a counter, a few slots, and a list. ``place_samples`` stores the number of
+each sample in the next free slot of its cell, or puts it at the head of the list; it also computes dgrid, and
+the largest exponent of each plane of dout. ``sum_slots`` then sums the samples of the cells of each pixel.
 
-A sample that finds no free slot is an extra. The first extra of a cell takes a holder: accumulators for each
-corner and channel. ``add_extras`` adds the terms of the extras to the holders with integer atomics. If there
-are more extras than ``extras`` has room for, or numbers that the fast sums do not handle (``settle_planes``),
-``add_extras`` and ``sum_slots`` return at once, and ``gpu_dinput_by_sample`` computes dinput in the same
-memory.
+If a cell has very many samples, or dout has numbers that are not finite, ``place_samples`` opens a gate:
+``sum_slots`` returns at once, and ``gpu_dinput_by_sample`` computes dinput in the same memory.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -27,7 +24,6 @@ from holdfast.backends.tuning import Tuned
 from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 from holdfast.numerics.gpu import narrow, widen
 from holdfast.ops.grid_sample.gpu_cells import (
-    LARGEST_SHIFT,
     cell_of,
     cells_of,
     clear_words,
@@ -35,17 +31,14 @@ from holdfast.ops.grid_sample.gpu_cells import (
     place_offset,
 )
 from holdfast.ops.grid_sample.gpu_coordinates import (
-    corner_weight,
     locate,
     located,
-    offset_of,
     sampling_constants,
-    unravel,
 )
 from holdfast.ops.grid_sample.gpu_dinput_by_cell import tiles_of
 from holdfast.ops.grid_sample.gpu_dinput_by_sample import Gate, SampleSums, operands_of
-from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field, plane_shift, power_of_two
-from holdfast.ops.grid_sample.gpu_slot_columns import EXTRAS, HOLDERS, TALLIES, sum_slots
+from holdfast.ops.grid_sample.gpu_integer_sums import exponent_field
+from holdfast.ops.grid_sample.gpu_slot_columns import SPREAD, sum_slots
 from holdfast.ops.grid_sample.gpu_terms import (
     add_products,
     add_slopes,
@@ -54,103 +47,97 @@ from holdfast.ops.grid_sample.gpu_terms import (
     store_changes,
 )
 from holdfast.ops.grid_sample.plan import LIMIT, GridSampleBackwardArgs, GridSampleBackwardDescriptor, Mode
+from holdfast.ops.segment_sum import indexed
 
-#: Words per plane of ``largest``: atomics of many programs on one address would be slow.
-SPREAD = tl.constexpr(64)
+#: Channels that are processed together.
+GROUP = tl.constexpr(4)
 
 
 @dataclass(frozen=True)
 class Tuning:
     """Tuning of ``SlotSums``."""
 
-    #: Samples per program of ``place_samples``, one per thread, warps, and registers per thread in 3-D.
+    #: Samples per program of ``place_samples``, one per thread, and warps.
     tile: int
     warps: int
-    registers: int
     #: Columns per program of ``sum_slots``, width of its tile, pixels of a column, and warps. It loads
-    #: a row ahead if samples have at most ``most_ahead`` corners in all channels.
+    #: a row ahead if samples have at most ``most_ahead`` corners in all channels of a group.
     lanes: int
     wide: int
     rows: int
     sum_warps: int
     most_ahead: int
-    #: Maximum programs of ``add_extras``, and samples of each.
-    extra_programs: int
-    extra_tile: int
     #: Words cleared per program.
     cleared: int
+    #: Maximum registers per thread in 3-D, and of ``place_samples`` with several groups of channels.
+    registers: int = 64
     #: Warps of the other kernels.
     other_warps: int = 4
-    #: Maximum and minimum number of slots of a cell. For dinput alone there are always ``slots``: with fewer,
-    #: grids with noise would have too many extras.
-    slots: int = 4
-    least_slots: int = 2
+    #: Maximum number of slots of a cell, and of samples of a cell.
+    slots: int = 2
+    longest: int = 64
     #: Maximum number of samples per pixel.
     most_dense: int = 2
-    #: Samples for which there is room for one extra; the maximum if memory is short.
-    samples_per_extra: int = 32
-    most_per_extra: int = 256
     #: Minimum number of samples that are processed at a time if memory is short.
     least_portion: int = 2**20
-    #: Planes per program of ``settle_planes``.
-    planes: int = 16
-    #: Minimum and maximum number of channels, and minimum number of elements of dout.
+    #: Minimum and maximum number of channels, and the maximum in 3-D.
     least_channels: int = 2
-    most_channels: int = 4
+    most_channels: int = 16
+    most_channels_3d: int = 8
+    #: Minimum number of elements of dout. It is larger if the channels are more than a group but fewer than
+    #: ``many``: then ``gpu_dinput_by_sample`` is faster for small problems.
     least_elements: int = 2**19
+    least_in_groups: int = 2**22
+    many: int = 8
 
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, registers=64, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16,
-        extra_programs=528, extra_tile=128, cleared=4096,
+        tile=256, warps=8, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, registers=64, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16,
-        extra_programs=2, extra_tile=64, cleared=65536, slots=2, samples_per_extra=4, least_portion=1,
-        least_channels=1, least_elements=1,
+        tile=8192, warps=4, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16, cleared=65536,
+        longest=20, least_portion=1, least_channels=1, most_channels=5, most_channels_3d=5, least_elements=1,
+        least_in_groups=1,
     ),
 )  # fmt: skip
 
 
 @triton.jit
-def keep_extras(
-    extras, slots, holders, tallies, extra, arrival, place, cell, all_cells, most_extras,
-    WORDS: tl.constexpr, SLOTS: tl.constexpr,
+def measure(gate, largest, d, first, CHANNELS: tl.constexpr):
+    """Update the largest exponent fields of CHANNELS planes from ``first``.
+
+    If a number is not finite, open the gate.
+    """
+    fields = tl.join(
+        tl.join(exponent_field(d[0]), exponent_field(d[2])),
+        tl.join(exponent_field(d[1]), exponent_field(d[3])),
+    )
+    most = tl.max(tl.reshape(fields, (fields.shape[0], 4)), 0)
+    channel = tl.arange(0, 4)
+    at = largest + (first + channel) * SPREAD + tl.program_id(0) % SPREAD
+    tl.atomic_max(at, most, mask=channel < CHANNELS, sem="relaxed")
+    open_gate(gate, most == 255)
+
+
+@triton.jit
+def measure_groups(
+    gate, largest, dout, inside, step, GROUPS: tl.constexpr, REST: tl.constexpr, COMPUTE: tl.constexpr
 ):  # fmt: skip
-    """List extras, and give the first extra of each cell a holder of WORDS accumulators."""
-    listed = extra.to(tl.int32)
-    position = tl.atomic_add(tallies + EXTRAS, tl.sum(listed, 0), sem="relaxed")
-    position += tl.cumsum(listed, 0) - listed
-    tl.store(extras + position, place, mask=extra & (position < most_extras))
-    first = extra & (arrival == SLOTS)
-    held = first.to(tl.int32)
-    holder = tl.atomic_add(tallies + HOLDERS, tl.sum(held, 0), sem="relaxed")
-    holder += tl.cumsum(held, 0) - held
-    tl.store(slots + SLOTS * all_cells + cell, holder, mask=first)
-    for word in tl.static_range(WORDS):
-        start = tl.zeros(holder.shape, tl.int64)
-        tl.store(holders + holder * WORDS + word, start, mask=first & (holder < most_extras))
+    """``measure`` dout of samples in all channels."""
+    for group in range(GROUPS):
+        d = load_group(dout, group * GROUP, step, inside, GROUP, COMPUTE)
+        measure(gate, largest, d, group * GROUP, GROUP)
+    if REST > 0:
+        d = load_group(dout, GROUPS * GROUP, step, inside, REST, COMPUTE)
+        measure(gate, largest, d, GROUPS * GROUP, REST)
 
 
 @triton.jit
-def measure(largest, d, n, channels, CHANNELS: tl.constexpr):
-    """Update the largest exponent fields of the planes: 0 if all numbers are 0, 255 if one is not finite."""
-    fields = (field_of(d[0]), field_of(d[1]), field_of(d[2]), field_of(d[3]))
-    at = largest + n * channels * SPREAD + tl.program_id(0) % SPREAD
-    if CHANNELS == 1:
-        tl.atomic_max(at, tl.max(fields[0], 0), sem="relaxed")
-    else:
-        both = tl.join(tl.join(fields[0], fields[2]), tl.join(fields[1], fields[3]))
-        most = tl.max(tl.reshape(both, (both.shape[0], 4)), 0)
-        channel = tl.arange(0, 4)
-        tl.atomic_max(at + channel * SPREAD, most, mask=channel < CHANNELS, sem="relaxed")
-
-
-@triton.jit
-def field_of(d):
-    """The exponent field of each number; at least 1 if the number is not 0."""
-    return tl.maximum(exponent_field(d), (d != 0.0).to(tl.int32))
+def open_gate(gate, mask):
+    """Open the gate where the mask is set."""
+    at = gate + tl.zeros(mask.shape, tl.int32)
+    tl.store(at, tl.full(mask.shape, 1, tl.int32), mask=mask)
 
 
 @triton.jit
@@ -173,13 +160,50 @@ def store_pair(dgrid, number, changes, scale, inside):
     tl.store(dgrid + ((number * 2)[:, None] + tl.arange(0, 2)[None, :]), pair, mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras"])
+@triton.jit
+def add_group(
+    s0, s1, s2, s3, d, image, first, step, offsets, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr
+):  # fmt: skip
+    """Add dout times pixel of CHANNELS channels from ``first`` to the sums of four corners, in order."""
+    for k in tl.static_range(CHANNELS):
+        s0, s1, s2, s3 = add_products(s0, s1, s2, s3, d[k], image, first + k, step, offsets, COMPUTE)
+    return s0, s1, s2, s3
+
+
+@triton.jit
+def load_group(dout, first, step, inside, CHANNELS: tl.constexpr, COMPUTE: tl.constexpr):
+    """dout of samples in CHANNELS channels from ``first``."""
+    return load_changes(dout + tl.full([1], first, tl.int64) * step, step, inside, CHANNELS, COMPUTE)
+
+
+@triton.jit
+def sum_products(
+    dout, image, inside, offsets, dout_step, image_step,
+    GROUPS: tl.constexpr, REST: tl.constexpr, COMPUTE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Ordered sums of one chunk, that is over all channels, of dout times pixel, for four corners."""
+    zeros = tl.zeros([TILE], COMPUTE)
+    s0, s1, s2, s3 = zeros, zeros, zeros, zeros
+    for group in range(GROUPS):
+        d = load_group(dout, group * GROUP, dout_step, inside, GROUP, COMPUTE)
+        s0, s1, s2, s3 = add_group(
+            s0, s1, s2, s3, d, image, group * GROUP, image_step, offsets, GROUP, COMPUTE
+        )
+    if REST > 0:
+        d = load_group(dout, GROUPS * GROUP, dout_step, inside, REST, COMPUTE)
+        s0, s1, s2, s3 = add_group(
+            s0, s1, s2, s3, d, image, GROUPS * GROUP, image_step, offsets, REST, COMPUTE
+        )
+    return s0, s1, s2, s3
+
+
+@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "longest"])
 def place_samples(
-    dgrid, counts, slots, extras, holders, tallies, largest, dout, image, grid,
-    tiles, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
+    dgrid, counts, slots, heads, successors, gate, largest, dout, image, grid,
+    tiles, cells, all_cells, longest, channels, samples, sizes, out_sizes, dgrid_strides, dout_strides,
     image_strides, grid_strides, dgrid_step, dout_step, image_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, CHANNELS: tl.constexpr,
+    COMPUTE: tl.constexpr, TAPS: tl.constexpr, DGRID: tl.constexpr, GROUPS: tl.constexpr, REST: tl.constexpr,
     SLOTS: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, DGRID_FLAT: tl.constexpr,
     PACKED: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -202,19 +226,29 @@ def place_samples(
         )
     base = dout + n.to(tl.int64) * dout_strides[0]
     base += place_offset(number, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
-    d = load_changes(base, dout_step, inside, CHANNELS, COMPUTE)
+    # The atomics are under way while dgrid is computed.
+    cell, there = cell_of(first, sizes, AXES)
+    cell += n * cells
+    there = there & inside
+    arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
     CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
+    own_image = image + n.to(tl.int64) * image_strides[0]
+    own_largest = largest + n * channels * SPREAD
+    zeros = tl.zeros([TILE], COMPUTE)
+    changes = (zeros, zeros, zeros)
+    if GROUPS == 0:
+        d = load_changes(base, dout_step, inside, REST, COMPUTE)
     if DGRID:
-        zeros = tl.zeros([TILE], COMPUTE)
-        changes = (zeros, zeros, zeros)
-        own_image = image + n.to(tl.int64) * image_strides[0]
         for corner in tl.static_range(0, CORNERS, 4):
             offsets, exist = four_corners(first, sizes, image_strides, corner // 4, AXES, OFFSET)
-            s0, s1, s2, s3 = zeros, zeros, zeros, zeros
-            for channel in tl.static_range(CHANNELS):
-                s0, s1, s2, s3 = add_products(
-                    s0, s1, s2, s3, d[channel], own_image, channel, image_step, offsets, COMPUTE
+            if GROUPS == 0:
+                s0, s1, s2, s3 = add_group(
+                    zeros, zeros, zeros, zeros, d, own_image, 0, image_step, offsets, REST, COMPUTE
                 )
+            else:
+                s0, s1, s2, s3 = sum_products(
+                    base, own_image, inside, offsets, dout_step, image_step, GROUPS, REST, COMPUTE, TILE
+                )  # fmt: skip
             changes = add_slopes(changes, (s0, s1, s2, s3), exist, t, corner, AXES, TAPS, MODE)
         own_dgrid = dgrid + n.to(tl.int64) * dgrid_strides[0]
         target = place_offset(number, out_sizes, dgrid_strides, AXES, DGRID_FLAT).to(OFFSET)
@@ -224,81 +258,22 @@ def place_samples(
             store_changes(
                 own_dgrid, target, changes, scale, inside, dgrid_step, AXES, MODE, ACCUMULATE, COMPUTE
             )
-    measure(largest, d, n, channels, CHANNELS)
-    cell, there = cell_of(first, sizes, AXES)
-    cell += n * cells
-    there = there & inside
-    arrival = tl.atomic_add(counts + cell, tl.full([TILE], 1, tl.int32), mask=there, sem="relaxed")
+    if GROUPS == 0:
+        measure(gate, own_largest, d, 0, REST)
+    else:
+        measure_groups(gate, own_largest, base, inside, dout_step, GROUPS, REST, COMPUTE)
     tl.store(slots + arrival * all_cells + cell, number, mask=there & (arrival < SLOTS))
-    extra = there & (arrival >= SLOTS)
-    if tl.max(extra.to(tl.int32), 0) > 0:
-        keep_extras(
-            extras, slots, holders, tallies, extra, arrival, n * samples + number, cell, all_cells,
-            most_extras, CORNERS * CHANNELS, SLOTS,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["planes", "most_extras", "fraction_bits"])
-def settle_planes(
-    scales, tallies, largest, planes, most_extras, fraction_bits, PLANES: tl.constexpr
-):  # fmt: skip
-    """The scales 2**shift of PLANES planes.
-
-    If a number is not finite, or 2**shift or its inverse is not a normal number, there are too many extras.
-    """
-    follow()
-    plane = tl.program_id(0) * PLANES + tl.arange(0, PLANES)
-    at = plane[:, None] * SPREAD + tl.arange(0, SPREAD)[None, :]
-    field = tl.max(tl.load(largest + at, mask=(plane < planes)[:, None], other=0), 1)
-    shift = plane_shift(field, fraction_bits, tl.float32)
-    scale = power_of_two(tl.minimum(shift, LARGEST_SHIFT), tl.float32)
-    tl.store(scales + plane, scale, mask=plane < planes)
-    refused = (field == 255) | ((field > 0) & (shift > LARGEST_SHIFT))
-    if tl.max(refused.to(tl.int32), 0) > 0:
-        tl.atomic_max(tallies + EXTRAS, most_extras + 1, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["programs", "cells", "all_cells", "most_extras"])
-def add_extras(
-    holders, slots, extras, tallies, scales, dout, grid,
-    programs, cells, all_cells, most_extras, channels, samples, sizes, out_sizes, dout_strides,
-    grid_strides, dout_step, grid_step,
-    AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
-    TILE: tl.constexpr,
-):  # fmt: skip
-    """Add the terms of the extras to the holders of their cells."""
-    follow()
-    amount = tl.load(tallies + EXTRAS)
-    if amount > most_extras:
-        return
-    CORNERS: tl.constexpr = (TAPS * TAPS * TAPS) if AXES == 3 else (TAPS * TAPS)
-    for begin in range(tl.program_id(0) * TILE, amount, programs * TILE):
-        inside = begin + tl.arange(0, TILE) < amount
-        place = tl.load(extras + begin + tl.arange(0, TILE), mask=inside, other=0)
-        n = place // samples
-        x, y, z = unravel(place - n * samples, out_sizes, AXES)
-        first, t, _scale = locate(
-            grid, offset_of(n, x, y, z, grid_strides), inside, grid_step, sizes,
-            AXES, MODE, PADDING, ALIGNED, COMPUTE,
-        )  # fmt: skip
-        cell, _there = cell_of(first, sizes, AXES)
-        holder = tl.load(slots + SLOTS * all_cells + n * cells + cell, mask=inside, other=0)
-        target = holders + holder * (CORNERS * CHANNELS)
-        base = dout + offset_of(n, x, y, z, dout_strides)
-        for channel in tl.static_range(CHANNELS):
-            d = widen(tl.load(base + channel * dout_step, mask=inside, other=0.0), COMPUTE)
-            change = d * tl.load(scales + n * channels + channel, mask=inside, other=0.0)
-            for corner in tl.static_range(CORNERS):
-                term = (corner_weight(t, corner, AXES, TAPS, MODE) * change).to(tl.int64)
-                tl.atomic_add(target + (corner * CHANNELS + channel), term, mask=inside, sem="relaxed")
+    listed = there & (arrival >= SLOTS) & (arrival < longest)
+    before = tl.atomic_xchg(heads + cell, number, mask=listed, sem="relaxed")
+    tl.store(successors + n * samples + number, before, mask=listed)
+    open_gate(gate, there & (arrival >= longest))
 
 
 class SlotSums:
     """Workspace regions and launches for dinput by slot, and dgrid if needed, in ``budget`` bytes.
 
     ``images`` images are processed at a time, and a cell has ``SLOTS`` slots. If memory is short, there are
-    first fewer images at a time, then fewer slots and less room for extras.
+    first fewer slots, then fewer images at a time.
     """
 
     def __init__(
@@ -310,59 +285,50 @@ class SlotSums:
         self._take(layout)
 
     def _fit(self) -> bool:
-        """Choose ``images``, ``SLOTS`` and ``most_extras``; whether the regions fit the budget."""
+        """Choose ``images`` and ``SLOTS``; whether the regions fit the budget."""
         desc, tuning = self.desc, self.tuning
         most = LIMIT // ((tuning.slots + 1) * max(self.cells, desc.samples))
         least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
         portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
         sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
-        fewest = tuning.least_slots if desc.needs_dgrid else tuning.slots
-        choices = [(size, slots) for size in sizes for slots in range(tuning.slots, fewest, -1)]
-        choices += [(size, fewest) for size in sizes]
-        for self.images, self.SLOTS in choices:
-            samples = self.images * desc.samples
-            self.most_extras = max(samples // tuning.samples_per_extra, 1)
-            missing = self._size() - self.budget
-            if missing <= 0:
-                return True
-            if self.SLOTS == fewest:
-                fewer = -(-(missing + 2 * ALIGNMENT) // (4 + 8 * desc.corners * desc.channels))
-                self.most_extras = max(self.most_extras - fewer, 1)
-                if self.most_extras * tuning.most_per_extra >= samples and self._size() <= self.budget:
+        for self.images in sizes:
+            for self.SLOTS in range(tuning.slots, 0, -1):
+                layout = WorkspaceLayout()
+                self._take(layout)
+                if layout.size <= self.budget:
                     return True
         return False
 
-    def _size(self) -> int:
-        layout = WorkspaceLayout()
-        self._take(layout)
-        return layout.size
-
     def _take(self, layout: WorkspaceLayout) -> None:
-        self.all_cells, self.planes = self.images * self.cells, self.images * self.desc.channels
-        sizes = [TALLIES.value, self.planes * SPREAD.value, self.all_cells]
-        self.words, (self.tallies, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
-        self.scales = layout.take(self.planes, torch.float32)
-        start = layout.size
-        self.slots = layout.take((self.SLOTS + 1) * self.all_cells, torch.int32)
-        self.extras = layout.take(self.most_extras, torch.int32)
-        self.holders = layout.take(self.most_extras * self.desc.corners * self.desc.channels, torch.int64)
+        desc = self.desc
+        self.all_cells, planes = self.images * self.cells, self.images * desc.channels
+        sizes = [ALIGNMENT // 4, planes * SPREAD.value, self.all_cells]
+        self.words, (self.gate, self.largest, self.counts) = layout.take_together(sizes, torch.int32)
+        self.slots = layout.take(self.SLOTS * self.all_cells, torch.int32)
+        self.heads = layout.take(self.all_cells, torch.int32)
+        self.successors = layout.take(self.images * desc.samples, torch.int32)
+        # Once the gate is open, all that follows it is free.
+        start = self.largest.offset
         room = max(layout.size, self.budget) - start
         with layout.reusing(start):
-            portion = replace(self.desc, shape=(self.images, *self.desc.shape[1:]))
+            portion = replace(desc, shape=(self.images, *desc.shape[1:]))
             self.instead = SampleSums(layout, self.device, portion, room)
 
     @staticmethod
     def serves(desc: GridSampleBackwardDescriptor, device: torch.device) -> bool:
         """Whether dinput may be summed by slot: bilinear, in float32, with few channels, and large enough."""
         tuning = TUNING.on(device)
+        most = tuning.most_channels_3d if desc.axes == 3 else tuning.most_channels
+        between = GROUP.value < desc.channels < tuning.many
         return (
             desc.needs_dinput
             and desc.mode == Mode.BILINEAR
             and desc.compute.bits == 32
-            and tuning.least_channels <= desc.channels <= tuning.most_channels
+            and tuning.least_channels <= desc.channels <= min(most, indexed.CHUNK)
             and desc.samples <= tuning.most_dense * desc.pixels
             and (tuning.slots + 1) * max(cells_of(desc), desc.samples) <= LIMIT
-            and desc.batch * desc.channels * desc.samples >= tuning.least_elements
+            and desc.batch * desc.channels * desc.samples
+            >= (tuning.least_in_groups if between else tuning.least_elements)
         )
 
     def add_steps(self, steps: Steps, args: GridSampleBackwardArgs) -> None:
@@ -381,34 +347,32 @@ class SlotSums:
         grids = [tensor for tensor in (grid, args.dgrid) if tensor is not None]
         packed = all(t.stride(-1) == 1 and is_flat((*desc.output_size, 2), t.stride()[1:]) for t in grids)
         sources = operands_of(desc, args, first, images) | sampling_constants(desc) | {
-            "CHANNELS": desc.channels, "DGRID": args.dgrid is not None,
+            "DGRID": args.dgrid is not None,
             "GRID_FLAT": is_flat(desc.output_size, grid.stride()[1:-1]),
             "DGRID_FLAT": is_flat(desc.output_size, grids[-1].stride()[1:-1]),
             "PACKED": desc.axes == 2 and packed,
         }  # fmt: skip
+        groups, rest = divmod(desc.channels, GROUP.value)
+        if desc.channels == GROUP.value:
+            groups, rest = 0, desc.channels
+        registers = tuning.registers if desc.axes == 3 else None
         tiles = -(-desc.samples // tuning.tile)
         steps.add(
             place_samples, images * tiles, sources, self,
-            tiles=tiles, TILE=tuning.tile, num_warps=tuning.warps,
-            registers=tuning.registers if desc.axes == 3 else None,
-        )  # fmt: skip
-        steps.add(
-            settle_planes, -(-images * desc.channels // tuning.planes), self,
-            planes=images * desc.channels, PLANES=tuning.planes, num_warps=tuning.other_warps,
-            fraction_bits=desc.fraction_bits,
-        )  # fmt: skip
-        programs = min(-(-self.most_extras // tuning.extra_tile), tuning.extra_programs)
-        steps.add(
-            add_extras, programs, sources, self,
-            programs=programs, TILE=tuning.extra_tile, num_warps=tuning.other_warps,
+            tiles=tiles, longest=tuning.longest, GROUPS=groups, REST=rest, TILE=tuning.tile,
+            num_warps=tuning.warps, registers=tuning.registers if groups else registers,
         )  # fmt: skip
         width, height = desc.image_size[-1], desc.image_size[-2]
         stacked = desc.pixels // (width * height) * -(-height // tuning.rows)
         wide = min(tuning.wide, triton.next_power_of_2(width))
         tiles = tiles_of(width, stacked, tuning.lanes, wide)
-        steps.add(
-            sum_slots, images * tiles, sources, self,
-            tiles=tiles, stacked=stacked, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows,
-            AHEAD=desc.corners * desc.channels <= tuning.most_ahead, num_warps=tuning.sum_warps,
-        )  # fmt: skip
-        self.instead.add_steps(steps, args, Gate(self.tallies, self.most_extras), first, images)
+        for first_group, count, channels in ((0, groups, GROUP.value), (groups, 1, rest)):
+            if count * channels:
+                steps.add(
+                    sum_slots, images * tiles * count, sources, self,
+                    tiles=tiles, stacked=stacked, groups=count, first_channel=first_group * GROUP.value,
+                    CHANNELS=channels, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows,
+                    AHEAD=desc.corners * channels <= tuning.most_ahead, num_warps=tuning.sum_warps,
+                    registers=registers,
+                )  # fmt: skip
+        self.instead.add_steps(steps, args, Gate(self.gate, 0), first, images)

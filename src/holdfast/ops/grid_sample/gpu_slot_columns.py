@@ -1,4 +1,4 @@
-"""Sums of the slots around columns of pixels, in Triton: the last kernel of ``gpu_dinput_by_slot``.
+"""Sums of the samples around columns of pixels, in Triton: the last kernel of ``gpu_dinput_by_slot``.
 
 A thread sums a column of pixels along y. It passes the rows of cells between them one after another, loads
 each sample of a cell once, and adds its terms to the pixel above the cell and to the pixel below it.
@@ -24,9 +24,24 @@ from holdfast.ops.grid_sample.gpu_coordinates import (
     unpadded_coordinate,
 )
 from holdfast.ops.grid_sample.gpu_dinput_by_cell import pixels_of_tile, step_of, store_pixels
+from holdfast.ops.grid_sample.gpu_integer_sums import plane_shift, power_of_two, scaled
 
-#: Positions in ``tallies``: the number of extras and of holders; then the number of tallies.
-EXTRAS, HOLDERS, TALLIES = (tl.constexpr(number) for number in (0, 1, 8))
+#: Words per plane of ``largest``: atomics of many programs on one address would be slow.
+SPREAD = tl.constexpr(64)
+
+
+@triton.jit
+def load_shift(largest, plane, fraction_bits):
+    """The shift of a plane."""
+    fields = tl.load(largest + plane * SPREAD + tl.arange(0, SPREAD))
+    return plane_shift(tl.max(fields, 0), fraction_bits, tl.float32)
+
+
+@triton.jit
+def factors_of(shift):
+    """Two powers of two whose product is 2**shift."""
+    half = shift >> 1
+    return power_of_two(half, tl.float32), power_of_two(shift - half, tl.float32)
 
 
 @triton.jit
@@ -70,7 +85,7 @@ def coordinates(grid, sample, out_sizes, strides, step, AXES: tl.constexpr, COMP
 
 @triton.jit
 def add_round(
-    a0, a1, a2, a3, b0, b1, b2, b3, k, samples, counts, x, y, z, grid, dout, scales, sizes, out_sizes,
+    a0, a1, a2, a3, b0, b1, b2, b3, k, samples, counts, x, y, z, grid, dout, factors, sizes, out_sizes,
     grid_strides, dout_strides, grid_step, dout_step,
     CHANNELS: tl.constexpr, AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr,
     ALIGNED: tl.constexpr, COMPUTE: tl.constexpr, TAPS: tl.constexpr, PACKED: tl.constexpr,
@@ -95,67 +110,56 @@ def add_round(
         above = tl.where(here, corner_weight((tx, ty, tz), i % 2 + i // 2 * 4, AXES, TAPS, MODE), 0.0)
         below = tl.where(here, corner_weight((tx, ty, tz), i % 2 + 2 + i // 2 * 4, AXES, TAPS, MODE), 0.0)
         source = dout + place_offset(sample, out_sizes, dout_strides, AXES, FLAT).to(OFFSET)
-        change = widen(tl.load(source), COMPUTE) * scales[0]
+        change = (widen(tl.load(source), COMPUTE) * factors[0][0]) * factors[0][1]
         a0 += (above * change).to(tl.int64)
         b0 += (below * change).to(tl.int64)
         if CHANNELS > 1:
-            change = widen(tl.load(source + dout_step), COMPUTE) * scales[1]
+            change = (widen(tl.load(source + dout_step), COMPUTE) * factors[1][0]) * factors[1][1]
             a1 += (above * change).to(tl.int64)
             b1 += (below * change).to(tl.int64)
         if CHANNELS > 2:
-            change = widen(tl.load(source + 2 * dout_step), COMPUTE) * scales[2]
+            change = (widen(tl.load(source + 2 * dout_step), COMPUTE) * factors[2][0]) * factors[2][1]
             a2 += (above * change).to(tl.int64)
             b2 += (below * change).to(tl.int64)
         if CHANNELS > 3:
-            change = widen(tl.load(source + 3 * dout_step), COMPUTE) * scales[3]
+            change = (widen(tl.load(source + 3 * dout_step), COMPUTE) * factors[3][0]) * factors[3][1]
             a3 += (above * change).to(tl.int64)
             b3 += (below * change).to(tl.int64)
     return a0, a1, a2, a3, b0, b1, b2, b3
 
 
 @triton.jit
-def held_words(
-    holders, ids, counts, channel, SOUTH: tl.constexpr, AXES: tl.constexpr, CHANNELS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    """The sums that crowded cells hold for a channel of the pixels above, or below if SOUTH."""
-    total = tl.zeros(counts[0].shape, tl.int64)
-    for i in tl.static_range(2 * (AXES - 1)):
-        at = holders + ids[i] * (4 * (AXES - 1) * CHANNELS)
-        at += (i % 2 + 2 * SOUTH + i // 2 * 4) * CHANNELS + channel
-        total += tl.load(at, mask=counts[i] > SLOTS, other=0)
-    return total
+def store_sum(target, total, shift, exists, ACCUMULATE: tl.constexpr):
+    """Convert and store the sums of a plane with this shift."""
+    store_pixels(target, scaled(total.to(tl.float32), -shift, tl.float32), exists, ACCUMULATE)
 
 
-@triton.jit
-def store_sum(target, total, scale, exists, ACCUMULATE: tl.constexpr):
-    """Convert and store the sums of a plane with this scale."""
-    bits = (scale + tl.zeros([1], tl.float32)).to(tl.int32, bitcast=True)
-    inverse = (tl.full([1], 2 * 127 << 23, tl.int32) - bits).to(tl.float32, bitcast=True)
-    store_pixels(target, total.to(tl.float32) * inverse, exists, ACCUMULATE)
-
-
-@triton.jit(do_not_specialize=["tiles", "cells", "all_cells", "most_extras", "stacked"])
+@triton.jit(
+    do_not_specialize=["tiles", "groups", "first_channel", "cells", "all_cells", "stacked", "fraction_bits"]
+)
 def sum_slots(
-    dinput, counts, slots, holders, tallies, scales, dout, grid,
-    tiles, cells, all_cells, most_extras, stacked, channels, sizes, out_sizes, dinput_strides,
-    dout_strides, grid_strides, dinput_step, dout_step, grid_step,
+    dinput, counts, slots, heads, successors, gate, largest, dout, grid,
+    tiles, groups, first_channel, cells, all_cells, stacked, fraction_bits, channels, samples, sizes,
+    out_sizes, dinput_strides, dout_strides, grid_strides, dinput_step, dout_step, grid_step,
     AXES: tl.constexpr, MODE: tl.constexpr, PADDING: tl.constexpr, ALIGNED: tl.constexpr,
     COMPUTE: tl.constexpr, TAPS: tl.constexpr, CHANNELS: tl.constexpr, SLOTS: tl.constexpr,
     PACKED: tl.constexpr, GRID_FLAT: tl.constexpr, FLAT: tl.constexpr, OFFSET: tl.constexpr,
     ACCUMULATE: tl.constexpr, LANES: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Sum LANES columns of ROWS pixels of an image in all channels, one column per thread.
+    """Sum LANES columns of ROWS pixels of an image in CHANNELS channels, one column per thread.
 
-    The columns are WIDE beside each other. ``stacked`` counts the bands of ROWS rows, in 3-D of all layers.
-    AHEAD: the counters and first slots of a row of cells are loaded one row ahead.
+    There are ``groups`` groups of channels, from ``first_channel``. The columns are WIDE beside each other.
+    ``stacked`` counts the bands of ROWS rows, in 3-D of all layers. AHEAD: the counters and first slots of a
+    row of cells are loaded one row ahead.
     """
     follow()
-    if tl.load(tallies + EXTRAS) > most_extras:
+    if tl.load(gate) > 0:
         return
-    n = tl.program_id(0) // tiles
-    x, band, exists = pixels_of_tile(tl.program_id(0) - n * tiles, sizes[0], stacked, LANES, WIDE)
+    task = tl.program_id(0) // groups
+    channel = first_channel + (tl.program_id(0) - task * groups) * CHANNELS
+    n = task // tiles
+    x, band, exists = pixels_of_tile(task - n * tiles, sizes[0], stacked, LANES, WIDE)
     z = tl.zeros_like(x)
     if AXES == 3:
         stack = band
@@ -171,21 +175,25 @@ def sum_slots(
     corner = n * cells + z * layer + x
     pixel_x, pixel_z = x.to(tl.float32), z.to(tl.float32)
     own_grid = grid + n.to(tl.int64) * grid_strides[0]
-    own_dout = dout + n.to(tl.int64) * dout_strides[0]
     dout_step, dinput_step = step_of(dout_step), step_of(dinput_step)
-    scale_0 = tl.load(scales + n * channels)
-    scale_1, scale_2, scale_3 = scale_0, scale_0, scale_0
+    own_dout = dout + n.to(tl.int64) * dout_strides[0] + channel * dout_step
+    target += channel * dinput_step
+    successors += n * samples
+    plane = n * channels + channel
+    shift_0 = load_shift(largest, plane, fraction_bits)
+    shift_1, shift_2, shift_3 = shift_0, shift_0, shift_0
     if CHANNELS > 1:
-        scale_1 = tl.load(scales + n * channels + 1)
+        shift_1 = load_shift(largest, plane + 1, fraction_bits)
     if CHANNELS > 2:
-        scale_2 = tl.load(scales + n * channels + 2)
+        shift_2 = load_shift(largest, plane + 2, fraction_bits)
     if CHANNELS > 3:
-        scale_3 = tl.load(scales + n * channels + 3)
-    factors = (scale_0, scale_1, scale_2, scale_3)
+        shift_3 = load_shift(largest, plane + 3, fraction_bits)
+    factors = (factors_of(shift_0), factors_of(shift_1), factors_of(shift_2), factors_of(shift_3))
     # Sums of the pixels above the row of cells (a) and below it (b).
     zero = tl.zeros([LANES], tl.int64)
     a0, a1, a2, a3 = zero, zero, zero, zero
     b0, b1, b2, b3 = zero, zero, zero, zero
+    # ``heads`` of a cell is the number of the first sample of its list, ``successors`` of a sample the next.
     cell = corner + tl.minimum(top, sizes[1]) * row
     c0, c1, c2, c3 = words_around(counts, cell, layer, AXES)
     s0, s1, s2, s3 = words_around(slots, cell, layer, AXES)
@@ -193,16 +201,16 @@ def sum_slots(
         y = tl.minimum(top + j, sizes[1])
         cell = corner + y * row
         if AHEAD:
-            amounts, samples = (c0, c1, c2, c3), (s0, s1, s2, s3)
+            amounts, numbers = (c0, c1, c2, c3), (s0, s1, s2, s3)
             following = corner + tl.minimum(top + j + 1, sizes[1]) * row
             c0, c1, c2, c3 = words_around(counts, following, layer, AXES)
             s0, s1, s2, s3 = words_around(slots, following, layer, AXES)
         else:
             amounts = words_around(counts, cell, layer, AXES)
-            samples = words_around(slots, cell, layer, AXES)
+            numbers = words_around(slots, cell, layer, AXES)
         pixel_y = (y - 1).to(tl.float32)
         a0, a1, a2, a3, b0, b1, b2, b3 = add_round(
-            a0, a1, a2, a3, b0, b1, b2, b3, 0, samples, amounts, pixel_x, pixel_y, pixel_z, own_grid,
+            a0, a1, a2, a3, b0, b1, b2, b3, 0, numbers, amounts, pixel_x, pixel_y, pixel_z, own_grid,
             own_dout, factors, sizes, out_sizes, grid_strides, dout_strides, grid_step, dout_step, CHANNELS,
             AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, PACKED, GRID_FLAT, FLAT, OFFSET,
         )  # fmt: skip
@@ -211,34 +219,37 @@ def sum_slots(
             most = tl.maximum(most, tl.maximum(amounts[2], amounts[3]))
         most = tl.max(most, 0)
         for k in range(1, tl.minimum(most, SLOTS)):
-            samples = words_around(slots + k * all_cells, cell, layer, AXES)
+            numbers = words_around(slots + k * all_cells, cell, layer, AXES)
             a0, a1, a2, a3, b0, b1, b2, b3 = add_round(
-                a0, a1, a2, a3, b0, b1, b2, b3, k, samples, amounts, pixel_x, pixel_y, pixel_z, own_grid,
+                a0, a1, a2, a3, b0, b1, b2, b3, k, numbers, amounts, pixel_x, pixel_y, pixel_z, own_grid,
                 own_dout, factors, sizes, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
                 CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, PACKED, GRID_FLAT, FLAT, OFFSET,
             )  # fmt: skip
         if most > SLOTS:
-            ids = words_around(slots + SLOTS * all_cells, cell, layer, AXES)
-            a0 += held_words(holders, ids, amounts, 0, 0, AXES, CHANNELS, SLOTS)
-            b0 += held_words(holders, ids, amounts, 0, 1, AXES, CHANNELS, SLOTS)
-            if CHANNELS > 1:
-                a1 += held_words(holders, ids, amounts, 1, 0, AXES, CHANNELS, SLOTS)
-                b1 += held_words(holders, ids, amounts, 1, 1, AXES, CHANNELS, SLOTS)
-            if CHANNELS > 2:
-                a2 += held_words(holders, ids, amounts, 2, 0, AXES, CHANNELS, SLOTS)
-                b2 += held_words(holders, ids, amounts, 2, 1, AXES, CHANNELS, SLOTS)
-            if CHANNELS > 3:
-                a3 += held_words(holders, ids, amounts, 3, 0, AXES, CHANNELS, SLOTS)
-                b3 += held_words(holders, ids, amounts, 3, 1, AXES, CHANNELS, SLOTS)
+            next_0, next_1, next_2, next_3 = words_around(heads, cell, layer, AXES)
+            for k in range(SLOTS, most):
+                numbers = (
+                    tl.where(amounts[0] > k, next_0, 0), tl.where(amounts[1] > k, next_1, 0),
+                    tl.where(amounts[2] > k, next_2, 0), tl.where(amounts[3] > k, next_3, 0),
+                )  # fmt: skip
+                next_0, next_1 = tl.load(successors + numbers[0]), tl.load(successors + numbers[1])
+                next_2, next_3 = next_0, next_1
+                if AXES == 3:
+                    next_2, next_3 = tl.load(successors + numbers[2]), tl.load(successors + numbers[3])
+                a0, a1, a2, a3, b0, b1, b2, b3 = add_round(
+                    a0, a1, a2, a3, b0, b1, b2, b3, k, numbers, amounts, pixel_x, pixel_y, pixel_z, own_grid,
+                    own_dout, factors, sizes, out_sizes, grid_strides, dout_strides, grid_step, dout_step,
+                    CHANNELS, AXES, MODE, PADDING, ALIGNED, COMPUTE, TAPS, PACKED, GRID_FLAT, FLAT, OFFSET,
+                )  # fmt: skip
         # The pixels above are complete, unless they belong to the column above.
         done = exists & (j > 0) & (top + j <= sizes[1])
         at = target + (offset + (top + j - 1).to(OFFSET) * dinput_strides[2])
-        store_sum(at, a0, scale_0, done, ACCUMULATE)
+        store_sum(at, a0, shift_0, done, ACCUMULATE)
         if CHANNELS > 1:
-            store_sum(at + dinput_step, a1, scale_1, done, ACCUMULATE)
+            store_sum(at + dinput_step, a1, shift_1, done, ACCUMULATE)
         if CHANNELS > 2:
-            store_sum(at + 2 * dinput_step, a2, scale_2, done, ACCUMULATE)
+            store_sum(at + 2 * dinput_step, a2, shift_2, done, ACCUMULATE)
         if CHANNELS > 3:
-            store_sum(at + 3 * dinput_step, a3, scale_3, done, ACCUMULATE)
+            store_sum(at + 3 * dinput_step, a3, shift_3, done, ACCUMULATE)
         a0, a1, a2, a3 = b0, b1, b2, b3
         b0, b1, b2, b3 = zero, zero, zero, zero
