@@ -209,6 +209,7 @@ def place_samples(
 ):  # fmt: skip
     """Place TILE samples of an image, one per thread, and compute their dgrid.
 
+    There are GROUPS groups of GROUP channels, and REST more; up to GROUP channels are REST.
     PACKED: there is nothing between the coordinates of the grid, nor between those of dgrid.
     """
     follow()
@@ -353,7 +354,7 @@ class SlotSums:
             "PACKED": desc.axes == 2 and packed,
         }  # fmt: skip
         groups, rest = divmod(desc.channels, GROUP.value)
-        if desc.channels == GROUP.value:
+        if desc.channels == GROUP.value:  # one group, whose dout stays in registers
             groups, rest = 0, desc.channels
         registers = tuning.registers if desc.axes == 3 else None
         tiles = -(-desc.samples // tuning.tile)

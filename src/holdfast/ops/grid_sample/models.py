@@ -128,6 +128,7 @@ _SHAPES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = (
     ("spatial transformer", (16, 3, 512, 512), (512, 512), "affine"),
     ("spatial transformer", (16, 3, 512, 512), (512, 512), "affine + noise"),
     ("depth warp", (4, 3, 480, 640), (480, 640), "affine"),
+    ("feature warp", (8, 16, 512, 512), (512, 512), "affine"),
     ("feature warp", (8, 64, 256, 256), (256, 256), "affine"),
     ("feature warp", (8, 64, 256, 256), (256, 256), "random"),
     ("feature warp", (4, 256, 128, 128), (128, 128), "affine"),
