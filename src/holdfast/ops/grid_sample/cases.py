@@ -220,10 +220,12 @@ def _gradients() -> Iterator[Problem]:
         infinite, name="infinite gradients, centres", image=(5, 8, 16), grid="on centres and borders"
     )
     yield replace(infinite, name="infinite gradients, bfloat16", dtype=torch.bfloat16, mode=Mode.NEAREST)
-    yield replace(infinite, name="infinite gradients, 16 channels", image=(16, 9, 11))
-    yield replace(
-        plain, name="planes of different magnitudes, 16 channels", image=(16, 9, 11), values="planes"
-    )
+    many = replace(infinite, name="infinite gradients, 16 channels", image=(16, 9, 11))
+    yield many
+    yield replace(many, name="infinite gradients on one pixel, 16 channels", grid="on one pixel")
+    yield replace(many, name="planes of different magnitudes, 16 channels", values="planes")
+    yield replace(many, name="gradients of every exponent, 16 channels", values="exponents")
+    yield replace(many, name="subnormal gradients, 16 channels", values="subnormal")
     for values, name in (
         ("wide", "gradients of a wide range"), ("planes", "planes of different magnitudes"),
         ("zeros", "gradients of zero"), ("subnormal", "subnormal gradients"),

@@ -257,7 +257,7 @@ MUTANTS = (
         _COLUMNS_GPU,
         "channel = first_channel + (",
         "channel = 0 * first_channel + (",
-        likely="2-d bilinear",
+        likely="gradients of a wide range, float32",
     ),
     _backward(
         "the last row of a column lost",
