@@ -704,6 +704,12 @@ REFUSED: dict[str, Any] = {
     "put_ into nothing": lambda x: x[:0].put_(torch.tensor([0]), torch.ones(1), accumulate=True),
     "index_add_ of a scalar": lambda x: x.view(-1).index_add_(0, torch.tensor(1), torch.tensor(1.0)),
     "index_add_ to a scalar": lambda x: x[0, 0].index_add_(0, torch.tensor([0]), torch.ones(1)),
+    "scatter_add_ of another rank to a scalar": lambda x: x[0, 0].scatter_add_(
+        0, torch.tensor(0), torch.ones(1, 1)
+    ),
+    "index_add_ of an empty index of bytes": lambda x: x.index_add_(
+        0, torch.empty(0, dtype=torch.uint8), ONES[:0]
+    ),
     "index_add_ of a tensor to itself": lambda x: x.index_add_(0, torch.arange(4), x),
     "scatter_add_ of a tensor to itself": lambda x: x.scatter_add_(0, torch.zeros(4, 5).long(), x),
     "scatter_reduce_ of a tensor to itself": lambda x: x.scatter_reduce_(
@@ -726,6 +732,17 @@ def test_sums_that_torch_refuses_raise_its_error_and_change_nothing(name: str) -
         REFUSED[name](table)
     assert isinstance(refusal.value, hf.InvalidIndex) or str(refusal.value) == str(error.value)
     assert not table.any()
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_the_gradient_of_an_empty_pool_raises_torch_s_error(axes: int) -> None:
+    pool = getattr(F, f"adaptive_avg_pool{axes}d")
+    image = torch.ones((2, 3, *[4] * axes), requires_grad=True)
+    with hf.installed():
+        with pytest.raises(RuntimeError, match="non-zero size for non-batch dimensions"):
+            pool(image, (0, *[2] * (axes - 1))).sum().backward()
+        (gradient,) = torch.autograd.grad(pool(image[:0], (2,) * axes).sum(), image)
+    assert not gradient.any()
 
 
 def test_an_index_out_of_range_is_named_as_it_was_given() -> None:

@@ -370,6 +370,23 @@ def test_inputs_are_quantized_by_position_and_by_name() -> None:
     assert hf.qat.quantized_weights(model) == {}
 
 
+def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x) * factor
+
+    class Wrapped(nn.Linear):
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return super().forward(*args, **kwargs)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    for model, name in ((Scaled(4, 4), "x"), (Wrapped(4, 4), "input")):
+        hf.qat.prepare(model, hf.qat.preset("w8a8-dynamic"))
+        expected = nn.functional.linear(hf.dynamic_fake_quantize(x), model.weight, model.bias)
+        assert same(model(x), expected) and same(model(**{name: x}), expected)
+
+
 def test_attention_quantizes_a_tensor_that_is_given_thrice_once() -> None:
     model, x = model_of("MultiheadAttention")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))
