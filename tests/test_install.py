@@ -98,6 +98,30 @@ def test_with_blocks_nest() -> None:
     assert not hf.status()["upsample_nearest2d"].installed
 
 
+def test_with_blocks_of_threads_end_in_any_order() -> None:
+    """A block that ends first must not end the other one, nor may that one bring the first one back."""
+    before = dispatch_tables()
+    for other in (None, ["interpolate"]):
+        first, second = hf.installed(), hf.installed(include=other)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert hf.status()["upsample_nearest2d"].installed
+        assert hf.status()["embedding_dense_backward"].installed is (other is None)
+        second.__exit__(None, None, None)
+        assert dispatch_tables() == before
+
+
+def test_install_within_a_block_holds_until_its_end() -> None:
+    before = dispatch_tables()
+    with hf.installed():
+        hf.uninstall()
+        assert dispatch_tables() == before
+        hf.install(include=["embedding"])
+        assert not hf.status()["upsample_nearest2d"].installed
+    assert dispatch_tables() == before
+
+
 def test_exclude_takes_operators_away() -> None:
     hf.install(exclude=["grid_sample", "aten::upsample_nearest2d"])
     names = {row.operator for row in hf.status() if row.installed}
