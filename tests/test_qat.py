@@ -361,6 +361,18 @@ def test_a_prepared_model_is_still_the_users_model() -> None:
     assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
 
 
+def test_an_average_of_models_is_evaluated_and_converted() -> None:
+    model, x = model_of("Linear")
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(2):
+        train(model, x)
+        average.update_parameters(model)
+    expected = average.eval()(x)
+    hf.qat.convert(average)
+    assert same(average(x), expected)
+
+
 def test_inputs_are_quantized_by_position_and_by_name() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 4), torch.randn(3, 4)

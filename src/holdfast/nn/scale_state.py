@@ -157,10 +157,21 @@ class ScaleState(torch.nn.Module):
         return self
 
     def _has_scale(self) -> bool:
-        """Whether the scale is set. Synchronizes with the device if the host does not know."""
-        if self._is_set is None and can_synchronize(self.scale):
-            self._is_set = bool(self.scale.numel()) and not bool(self.scale.isnan().any())
+        """Whether the scale is set. Synchronizes with the device unless the host knows that it is.
+
+        An unset scale may have been written since, as in an average of models. A sharded one is not read:
+        that would be a collective.
+        """
+        if not self._is_set and not is_sharded(self.scale) and can_synchronize(self.scale):
+            self._is_set = self._state_is_set()
         return self._is_set is not False
+
+    def _state_is_set(self) -> bool:
+        """Whether the tensors of the state hold a scale."""
+        unset = full_tensor(self.scale.detach()).isnan()
+        if self.mode is ScaleMode.LEARNED:  # after a bad step a scale may be NaN, its floor is not
+            unset = (unset & full_tensor(self.scale_floor).isnan()).all()
+        return unset.is_meta or (unset.numel() > 0 and not bool(unset.any()))
 
     def _current_scale(self, x: torch.Tensor) -> Used:
         """The scale and zero point of the state; copies if a backward pass may run after the next update."""
@@ -224,10 +235,7 @@ class ScaleState(torch.nn.Module):
             state_dict = {**state_dict, f"{prefix}scale_floor": floor, f"{prefix}floor_events": events}
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
-            unset = full_tensor(self.scale.detach()).isnan()
-            if learned:  # A scale that was set may be NaN after a bad step; its floor is not.
-                unset = (unset & full_tensor(self.scale_floor).isnan()).all()
-            self._is_set = unset.is_meta or (unset.numel() > 0 and not bool(unset.any()))
+            self._is_set = self._state_is_set()
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """A state_dict with the single scale in the shape of this module, () or (1,)."""
