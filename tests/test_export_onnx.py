@@ -385,6 +385,19 @@ def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
         hf.export.check_onnx(path, (tokens, tokens))
 
 
+def test_check_onnx_of_a_model_with_a_loop(tmp_path: Path) -> None:
+    """torch writes a bag as a Loop, whose body reads values from outside."""
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(12, 8), torch.nn.Linear(8, 4))
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    tokens = torch.tensor([[1, 2, 2], [0, 5, 11]])
+    model(tokens)
+    written(model, (tokens,), tmp_path / "model.onnx")
+    assert "Loop" in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    checked = hf.export.check_onnx(tmp_path / "model.onnx", (tokens,))
+    assert [c.name for c in checked] == ["0.weight", "1.input", "1.weight"]
+    assert all(c.different == 0 for c in checked)
+
+
 class Experts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
