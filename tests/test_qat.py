@@ -361,6 +361,16 @@ def test_a_prepared_model_is_still_the_users_model() -> None:
     assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
 
 
+def test_a_parametrization_after_the_quantizer_is_refused() -> None:
+    model = hf.qat.prepare(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), hf.qat.preset("w4a16"))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Tanh(), unsafe=True)
+    for call in (hf.qat.convert, hf.qat.quantized_weights, hf.qat.report):
+        with pytest.raises(hf.InvalidArgs, match=r"0\.weight has .* Tanh after its quantizer"):
+            call(model)
+    del model[0].parametrizations.weight[-1]
+    assert list(hf.qat.quantized_weights(model)) == ["0.weight", "1.weight"]
+
+
 def test_an_average_of_models_is_evaluated_and_converted() -> None:
     model, x = model_of("Linear")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))

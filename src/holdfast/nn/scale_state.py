@@ -26,6 +26,8 @@ from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 #: The shape of the state before the first batch determines it.
 _UNKNOWN_SHAPE = (0,)
+#: Names of the state in the shape of the scales. A zero point is floating if it is learned.
+_SCALES = ("scale", "scale_floor", "low", "zero_point")
 
 
 class ScaleState(torch.nn.Module):
@@ -222,6 +224,7 @@ class ScaleState(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         key, learned = f"{prefix}scale", self.mode is ScaleMode.LEARNED
         check_state_dict(state_dict, prefix, learned, may_be_unset=self.mode is not ScaleMode.FIXED)
+        state_dict = self._widened(state_dict, prefix)
         kept = state_dict.get(key)
         if self.mode is ScaleMode.EMA and isinstance(kept, torch.Tensor):
             shape, own = tuple(kept.shape), tuple(self.scale.shape)
@@ -237,10 +240,19 @@ class ScaleState(torch.nn.Module):
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
             self._is_set = self._state_is_set()
 
+    def _widened(self, state_dict: Any, prefix: str) -> Any:
+        """A state_dict with float32 for narrower floats, which ``assign=True`` would keep."""
+        narrow = {}
+        for name in _SCALES:
+            kept = state_dict.get(f"{prefix}{name}")
+            if isinstance(kept, torch.Tensor) and kept.is_floating_point() and kept.element_size() < 4:
+                narrow[f"{prefix}{name}"] = kept.detach().float()
+        return {**state_dict, **narrow} if narrow else state_dict
+
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """A state_dict with the single scale in the shape of this module, () or (1,)."""
         found = dict(state_dict)
-        for name in ("scale", "scale_floor", "low", "zero_point"):
+        for name in _SCALES:
             kept, own = found.get(f"{prefix}{name}"), getattr(self, name, None)
             if isinstance(kept, torch.Tensor) and own is not None and tuple(kept.shape) in ((), (1,)):
                 found[f"{prefix}{name}"] = kept.reshape(own.shape)
