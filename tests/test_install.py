@@ -473,6 +473,20 @@ def test_a_zero_point_out_of_range_raises_torch_s_error() -> None:
             call()
 
 
+@pytest.mark.parametrize(("axis", "dtype"), [(-2, torch.float32), (0, torch.float64)])
+def test_a_fake_quantize_that_torch_refuses_raises_its_error(axis: int, dtype: torch.dtype) -> None:
+    scale, zero = torch.ones(4, dtype=dtype), torch.zeros(4, dtype=torch.int32)
+
+    def message() -> str:
+        with pytest.raises(RuntimeError) as error:
+            torch.fake_quantize_per_channel_affine(torch.ones(4, 5, dtype=dtype), scale, zero, axis, -8, 7)
+        return str(error.value)
+
+    expected = message()
+    with hf.installed(fake_quantize=True):
+        assert message() == expected
+
+
 def test_fake_quantize_is_replaced_on_request_only() -> None:
     x = image(4, 33)
 
