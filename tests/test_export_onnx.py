@@ -385,17 +385,39 @@ def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
         hf.export.check_onnx(path, (tokens, tokens))
 
 
-def test_check_onnx_of_a_model_with_a_loop(tmp_path: Path) -> None:
-    """torch writes a bag as a Loop, whose body reads values from outside."""
-    model = torch.nn.Sequential(torch.nn.EmbeddingBag(12, 8), torch.nn.Linear(8, 4))
-    hf.qat.prepare(model, hf.qat.preset("w8a8"))
-    tokens = torch.tensor([[1, 2, 2], [0, 5, 11]])
-    model(tokens)
-    written(model, (tokens,), tmp_path / "model.onnx")
-    assert "Loop" in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
-    checked = hf.export.check_onnx(tmp_path / "model.onnx", (tokens,))
-    assert [c.name for c in checked] == ["0.weight", "1.input", "1.weight"]
-    assert all(c.different == 0 for c in checked)
+def test_check_onnx_of_a_file_whose_subgraphs_read_values_from_outside(tmp_path: Path) -> None:
+    """As that of an EmbeddingBag, which torch writes as a Loop."""
+    make, value = helper.make_node, helper.make_tensor_value_info
+    branches = {
+        name: helper.make_graph(
+            [make(op, ["y"], [f"{name} result"])],
+            name,
+            [],
+            [value(f"{name} result", TensorProto.FLOAT, [4])],
+        )
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        make("Identity", ["x"], ["y"]),
+        make("If", ["yes"], ["z"], **branches),
+        make("QuantizeLinear", ["z", "scale", "zero"], ["input_codes"]),
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.array(given), name)
+        for name, given in (("yes", True), ("scale", np.float32(0.25)), ("zero", np.int8(0)))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "branches",
+        [value("x", TensorProto.FLOAT, [4])],
+        [value("input_codes", TensorProto.INT8, [4])],
+        constants,
+        value_info=[value("input_codes", TensorProto.INT8, [4])],
+    )
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "model.onnx")
+    (checked,) = hf.export.check_onnx(tmp_path / "model.onnx", (torch.tensor([0.3, -1.0, 40.0, -50.0]),))
+    assert (checked.name, checked.elements, checked.different) == ("input", 4, 0)
 
 
 class Experts(torch.nn.Module):
