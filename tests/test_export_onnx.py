@@ -385,6 +385,41 @@ def test_check_onnx_finds_every_quantizer_equal(tmp_path: Path) -> None:
         hf.export.check_onnx(path, (tokens, tokens))
 
 
+def test_check_onnx_of_a_file_whose_subgraphs_read_values_from_outside(tmp_path: Path) -> None:
+    """As that of an EmbeddingBag, which torch writes as a Loop."""
+    make, value = helper.make_node, helper.make_tensor_value_info
+    branches = {
+        name: helper.make_graph(
+            [make(op, ["y"], [f"{name} result"])],
+            name,
+            [],
+            [value(f"{name} result", TensorProto.FLOAT, [4])],
+        )
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    nodes = [
+        make("Identity", ["x"], ["y"]),
+        make("If", ["yes"], ["z"], **branches),
+        make("QuantizeLinear", ["z", "scale", "zero"], ["input_codes"]),
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.array(given), name)
+        for name, given in (("yes", True), ("scale", np.float32(0.25)), ("zero", np.int8(0)))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "branches",
+        [value("x", TensorProto.FLOAT, [4])],
+        [value("input_codes", TensorProto.INT8, [4])],
+        constants,
+        value_info=[value("input_codes", TensorProto.INT8, [4])],
+    )
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), tmp_path / "model.onnx")
+    (checked,) = hf.export.check_onnx(tmp_path / "model.onnx", (torch.tensor([0.3, -1.0, 40.0, -50.0]),))
+    assert (checked.name, checked.elements, checked.different) == ("input", 4, 0)
+
+
 class Experts(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

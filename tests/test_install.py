@@ -98,6 +98,28 @@ def test_with_blocks_nest() -> None:
     assert not hf.status()["upsample_nearest2d"].installed
 
 
+def test_with_blocks_of_threads_end_in_any_order() -> None:
+    """A block that ends first must not end the other one, nor may that one bring the first one back."""
+    for other in (None, ["interpolate"]):
+        first, second = hf.installed(), hf.installed(include=other)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert hf.status()["upsample_nearest2d"].installed
+        assert hf.status()["embedding_dense_backward"].installed is (other is None)
+        second.__exit__(None, None, None)
+        assert not any(row.installed for row in hf.status())
+
+
+def test_install_within_a_block_holds_until_its_end() -> None:
+    with hf.installed():
+        hf.uninstall()
+        assert not any(row.installed for row in hf.status())
+        hf.install(include=["embedding"])
+        assert {row.family for row in hf.status() if row.installed} == {"embedding"}
+    assert not any(row.installed for row in hf.status())
+
+
 def test_exclude_takes_operators_away() -> None:
     hf.install(exclude=["grid_sample", "aten::upsample_nearest2d"])
     names = {row.operator for row in hf.status() if row.installed}
@@ -449,6 +471,20 @@ def test_a_zero_point_out_of_range_raises_torch_s_error() -> None:
             call()
 
 
+@pytest.mark.parametrize(("axis", "dtype"), [(-2, torch.float32), (0, torch.float64)])
+def test_a_fake_quantize_that_torch_refuses_raises_its_error(axis: int, dtype: torch.dtype) -> None:
+    scale, zero = torch.ones(4, dtype=dtype), torch.zeros(4, dtype=torch.int32)
+
+    def message() -> str:
+        with pytest.raises(RuntimeError) as error:
+            torch.fake_quantize_per_channel_affine(torch.ones(4, 5, dtype=dtype), scale, zero, axis, -8, 7)
+        return str(error.value)
+
+    expected = message()
+    with hf.installed(fake_quantize=True):
+        assert message() == expected
+
+
 def test_fake_quantize_is_replaced_on_request_only() -> None:
     x = image(4, 33)
 
@@ -704,6 +740,12 @@ REFUSED: dict[str, Any] = {
     "put_ into nothing": lambda x: x[:0].put_(torch.tensor([0]), torch.ones(1), accumulate=True),
     "index_add_ of a scalar": lambda x: x.view(-1).index_add_(0, torch.tensor(1), torch.tensor(1.0)),
     "index_add_ to a scalar": lambda x: x[0, 0].index_add_(0, torch.tensor([0]), torch.ones(1)),
+    "scatter_add_ of another rank to a scalar": lambda x: x[0, 0].scatter_add_(
+        0, torch.tensor(0), torch.ones(1, 1)
+    ),
+    "index_add_ of an empty index of bytes": lambda x: x.index_add_(
+        0, torch.empty(0, dtype=torch.uint8), ONES[:0]
+    ),
     "index_add_ of a tensor to itself": lambda x: x.index_add_(0, torch.arange(4), x),
     "scatter_add_ of a tensor to itself": lambda x: x.scatter_add_(0, torch.zeros(4, 5).long(), x),
     "scatter_reduce_ of a tensor to itself": lambda x: x.scatter_reduce_(
@@ -726,6 +768,17 @@ def test_sums_that_torch_refuses_raise_its_error_and_change_nothing(name: str) -
         REFUSED[name](table)
     assert isinstance(refusal.value, hf.InvalidIndex) or str(refusal.value) == str(error.value)
     assert not table.any()
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_the_gradient_of_an_empty_pool_raises_torch_s_error(axes: int) -> None:
+    pool = getattr(F, f"adaptive_avg_pool{axes}d")
+    image = torch.ones((2, 3, *[4] * axes), requires_grad=True)
+    with hf.installed():
+        with pytest.raises(RuntimeError, match="non-zero size for non-batch dimensions"):
+            pool(image, (0, *[2] * (axes - 1))).sum().backward()
+        (gradient,) = torch.autograd.grad(pool(image[:0], (2,) * axes).sum(), image)
+    assert not gradient.any()
 
 
 def test_an_index_out_of_range_is_named_as_it_was_given() -> None:

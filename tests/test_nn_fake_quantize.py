@@ -270,6 +270,39 @@ def test_a_learned_scale_that_became_nan_is_not_set_anew_after_loading(positive:
     assert same_state(state(fresh), state(quantizer)) and fresh.scale.isnan()
 
 
+@pytest.mark.parametrize(
+    "name", ["ema", "ema with a zero point", "learned", "learned per channel", "learned with a zero point"]
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_state_that_is_written_into_an_unset_module_is_used(name: str, training: bool) -> None:
+    """As in an average of models, whose copy was made before the first batch."""
+    quantizer = made(name)
+    averaged = copy.deepcopy(quantizer).eval()
+    first, second = batches(2)
+    quantizer(first)
+    with torch.no_grad():
+        for kept, new in zip(averaged.parameters(), quantizer.parameters(), strict=True):
+            kept.copy_(new)
+        for kept, new in zip(averaged.buffers(), quantizer.buffers(), strict=True):
+            kept.copy_(new)
+    assert same(averaged.train(training)(second).detach(), quantizer.train(training)(second).detach())
+    assert same_state(state(averaged), state(quantizer))
+
+
+@pytest.mark.parametrize("name", ["ema with a zero point", "learned with a zero point"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_narrow_state_is_loaded_as_float32(name: str, assign: bool) -> None:
+    quantizer = made(name)
+    quantizer(batches(1)[0])
+    saved = quantizer.state_dict()
+    narrow = {key: kept.bfloat16() if kept.is_floating_point() else kept for key, kept in saved.items()}
+    fresh = made(name)
+    fresh.load_state_dict(narrow, assign=assign)
+    for key, kept in state(fresh).items():
+        assert same(kept, narrow[key].to(saved[key].dtype))
+    assert [type(kept) for kept in fresh.parameters()] == [type(kept) for kept in quantizer.parameters()]
+
+
 def test_state_of_a_known_shape_is_not_resized() -> None:
     quantizer = hf.nn.FakeQuantize(granularity=hf.PerChannel(1), scale_shape=(5,))
     assert quantizer.scale.shape == (5,)

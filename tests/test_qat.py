@@ -361,6 +361,28 @@ def test_a_prepared_model_is_still_the_users_model() -> None:
     assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
 
 
+def test_a_parametrization_after_the_quantizer_is_refused() -> None:
+    model = hf.qat.prepare(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), hf.qat.preset("w4a16"))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Tanh(), unsafe=True)
+    for call in (hf.qat.convert, hf.qat.quantized_weights, hf.qat.report):
+        with pytest.raises(hf.InvalidArgs, match=r"0\.weight has .* Tanh after its quantizer"):
+            call(model)
+    del model[0].parametrizations.weight[-1]
+    assert list(hf.qat.quantized_weights(model)) == ["0.weight", "1.weight"]
+
+
+def test_an_average_of_models_is_evaluated_and_converted() -> None:
+    model, x = model_of("Linear")
+    hf.qat.prepare(model, hf.qat.preset("w8a8"))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(2):
+        train(model, x)
+        average.update_parameters(model)
+    expected = average.eval()(x)
+    hf.qat.convert(average)
+    assert same(average(x), expected)
+
+
 def test_inputs_are_quantized_by_position_and_by_name() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
@@ -368,6 +390,23 @@ def test_inputs_are_quantized_by_position_and_by_name() -> None:
     expected = nn.functional.linear(hf.dynamic_fake_quantize(x, dtype=torch.int4), model.weight, model.bias)
     assert same(model(x), expected) and same(model(input=x), expected)
     assert hf.qat.quantized_weights(model) == {}
+
+
+def test_inputs_of_a_subclass_are_quantized_by_its_own_names() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(x) * factor
+
+    class Wrapped(nn.Linear):
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return super().forward(*args, **kwargs)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    for model, name in ((Scaled(4, 4), "x"), (Wrapped(4, 4), "input")):
+        hf.qat.prepare(model, hf.qat.preset("w8a8-dynamic"))
+        expected = nn.functional.linear(hf.dynamic_fake_quantize(x), model.weight, model.bias)
+        assert same(model(x), expected) and same(model(**{name: x}), expected)
 
 
 def test_attention_quantizes_a_tensor_that_is_given_thrice_once() -> None:

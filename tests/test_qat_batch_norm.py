@@ -134,6 +134,17 @@ def test_refused_pairs(pairs: Any, said: str) -> None:
     assert said in str(refused.value) and str(block) == shown
 
 
+def test_a_batch_norm_that_was_replaced_is_not_converted() -> None:
+    block, x = block_of()
+    hf.qat.prepare(block, W4, fold_batch_norm=True)
+    block(x)
+    nn.SyncBatchNorm.convert_sync_batchnorm(block)
+    shown = str(block)
+    with pytest.raises(hf.InvalidArgs, match="folded into 'conv1' is not in the model"):
+        hf.qat.convert(block)
+    assert str(block) == shown
+
+
 def test_a_model_that_cannot_be_traced_is_refused() -> None:
     class Branching(Block):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -415,6 +415,19 @@ def test_index_put_names_the_index_that_is_out_of_range() -> None:
     assert isinstance(refusal.value, IndexError) and isinstance(refusal.value, RuntimeError)
 
 
+def test_terms_that_an_empty_index_leaves_out_have_a_gradient() -> None:
+    table = torch.ones(4, 3)
+    for terms, index in ((torch.ones(0, 3), (0, 3)), (torch.ones(2, 3), (2, 0)), (torch.ones(2, 3), (0,))):
+        terms.requires_grad_()
+        empty = torch.zeros(index, dtype=torch.int64)
+        for found in (
+            hf.scatter_add(table, 0, empty, terms),
+            hf.scatter_reduce(table, 1, empty, terms, "mean", include_self=False),
+        ):
+            (gradient,) = torch.autograd.grad(found.sum(), terms)
+            assert torch.equal(found, table) and torch.equal(gradient, torch.zeros_like(terms))
+
+
 def test_gather_takes_an_empty_index_of_any_rank() -> None:
     table = torch.ones(4, 5, requires_grad=True)
     for shape in ((0,), (3, 0, 2)):

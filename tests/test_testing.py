@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
@@ -196,6 +197,25 @@ def test_a_step_of_training_is_reproducible(optimizer: type[torch.optim.Optimize
     after = model.state_dict()
     assert all(difference(name, value, after[name]) is None for name, value in before.items())
     assert model.calls == 1 and all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
+
+
+def test_groups_and_settings_that_the_step_adds_to_an_optimizer_are_taken_away() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.add_param_group({"params": list(model[1].parameters()), "lr": 0.01})
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    before = optimizer.state_dict()
+    assert_reproducible(step, torch.ones(2, 3), model=[model, optimizer], threads=(1,))
+    assert optimizer.state_dict() == before
+    assert all(map(operator.is_, optimizer.param_groups[0]["params"], model[0].parameters()))
 
 
 def test_state_that_is_not_named_is_found() -> None:

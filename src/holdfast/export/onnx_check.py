@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.utils
 import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -97,20 +97,46 @@ def _run(
 
     Only the part of the model that they depend on is run.
     """
-    graph, shown = model.graph, [f"{name}:float" for name in names]
-    del graph.output[:]
-    for name, output in zip(names, shown, strict=True):
-        graph.node.append(helper.make_node("Cast", [name], [output], to=TensorProto.FLOAT))
-        graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
-    inputs = [] if args is None else [value.name for value in graph.input]
+    shown = [f"{name}:float" for name in names]
+    inputs = [] if args is None else [value.name for value in model.graph.input]
     given = () if args is None else args
     if len(inputs) != len(given):
         raise InvalidArgs(f"the file has {len(inputs)} inputs, and {len(given)} tensors are given.")
-    part = onnx.utils.Extractor(model).extract_model(inputs, shown)
+    part = _part(model, inputs, dict(zip(names, shown, strict=True)))
     session = onnxruntime.InferenceSession(part.SerializeToString(), session_options())
     values = {name: _ort_value(x) for name, x in zip(inputs, given, strict=True)}
     found = session.run_with_ort_values(shown, values)
     return {name: _torch(value.numpy()) for name, value in zip(names, found, strict=True)}
+
+
+def _part(model: onnx.ModelProto, inputs: list[str], shown: dict[str, str]) -> onnx.ModelProto:
+    """The part of the model that computes the keys of ``shown``. Its outputs are their casts to float32."""
+    graph, wanted, nodes = model.graph, set(shown), list[onnx.NodeProto]()
+    for node in reversed(graph.node):
+        if not wanted.isdisjoint(node.output):
+            nodes.append(node)
+            wanted.update(_reads(node))
+    casts = [helper.make_node("Cast", [name], [out], to=TensorProto.FLOAT) for name, out in shown.items()]
+    made = helper.make_graph(
+        [*reversed(nodes), *casts],
+        graph.name,
+        [value for value in graph.input if value.name in inputs],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None) for output in shown.values()],
+        [tensor for tensor in graph.initializer if tensor.name in wanted],
+        value_info=graph.value_info,
+    )
+    return helper.make_model(
+        made, opset_imports=model.opset_import, functions=model.functions, ir_version=model.ir_version
+    )
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, also inside its subgraphs, as those of a Loop."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _reads(inner)
 
 
 def _ort_value(x: torch.Tensor) -> Any:

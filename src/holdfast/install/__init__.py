@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from holdfast.core.checks import require_bool
 from holdfast.install.catalogue import chosen
@@ -13,6 +14,18 @@ from holdfast.install.report import OperatorStatus, Status, status_of
 __all__ = ["OperatorStatus", "Status", "install", "installed", "status", "uninstall"]
 
 _frame: Frame | None = None
+
+
+@dataclass(eq=False)
+class _Choice:
+    """The operators that ``install`` or a ``with`` block replaces; None for no operators."""
+
+    names: frozenset[str] | None
+
+
+#: That of ``install``, then those of the open ``with`` blocks in the order of their begins. The last one
+#: holds. Blocks of several threads may end in any order.
+_choices = [_Choice(None)]
 
 
 def install(
@@ -36,13 +49,12 @@ def install(
     1
     >>> hf.uninstall()
     """
-    require_bool("fake_quantize", fake_quantize)
-    _use(chosen(include, exclude, fake_quantize))
+    _choose(_checked(include, exclude, fake_quantize))
 
 
 def uninstall() -> None:
     """Give every operator its own kernel back. Without an earlier ``install`` nothing happens."""
-    _use(None)
+    _choose(None)
 
 
 @contextmanager
@@ -52,14 +64,20 @@ def installed(
     exclude: Collection[str] | None = None,
     fake_quantize: bool = False,
 ) -> Iterator[None]:
-    """``install`` for the length of a ``with`` block. It holds for all threads."""
+    """``install`` for the length of a ``with`` block. It holds for all threads.
+
+    Of several blocks that are open, the one that began last decides.
+    """
+    choice = _Choice(_checked(include, exclude, fake_quantize))
     with lock:
-        before = _frame.names if _frame else None
-        install(include=include, exclude=exclude, fake_quantize=fake_quantize)
+        _use(choice.names)
+        _choices.append(choice)
     try:
         yield
     finally:
-        _use(before)
+        with lock:
+            _choices.remove(choice)
+            _use(_choices[-1].names)
 
 
 def status() -> Status:
@@ -69,6 +87,18 @@ def status() -> Status:
     """
     with lock:
         return status_of(_frame)
+
+
+def _checked(include: object, exclude: object, fake_quantize: bool) -> frozenset[str]:
+    require_bool("fake_quantize", fake_quantize)
+    return chosen(include, exclude, fake_quantize)
+
+
+def _choose(names: frozenset[str] | None) -> None:
+    """Replace the choice that holds."""
+    with lock:
+        _use(names)
+        _choices[-1].names = names
 
 
 def _use(names: frozenset[str] | None) -> None:

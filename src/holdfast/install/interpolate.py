@@ -125,7 +125,8 @@ def _pool(axes: int) -> tuple[Serve, Serve]:
         return found if self.dim() == axes + 2 else found.squeeze(0)
 
     def backward(grad_output, self):
-        if not grad_output.numel() and grad_output.dtype == self.dtype:
+        empty_batch = not grad_output.numel() and 0 not in grad_output.shape[1:]
+        if empty_batch and grad_output.dtype == self.dtype:
             return torch.zeros_like(self)
         dout, image = batched(grad_output), batched(self)
         if dout.dtype != image.dtype or dout.shape[:2] != image.shape[:2]:

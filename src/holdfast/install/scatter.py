@@ -56,19 +56,22 @@ def _require_memory_of_its_own(self: torch.Tensor, src: torch.Tensor) -> None:
 
 
 def _with_scalars(serve: Serve, *, in_place: bool, ranked: bool) -> Serve:
-    """``serve``, also for a tensor without dims, which is one element, and an empty index of any dtype.
+    """``serve``, also for a tensor without dims, which is one element.
 
-    ``ranked`` operators refuse a source of another rank.
+    ``ranked`` operators refuse a source of another rank; the others take an empty index of any dtype.
     """
 
     def serve_any(self, dim, index, src, *rest, **options):
         if ranked and src.dim() != self.dim():
             raise PassOn("the source has another rank")
-        index = index if index.numel() else index.long()
+        if not ranked and not index.numel():
+            index = index.long()
         if self.dim():
             return serve(self, dim, index, src, *rest, **options)
         if dim not in (0, -1):
             raise PassOn("there is no such dim")
+        if index.dim() > 1 or src.dim() > 1:
+            raise PassOn("the index or the source has another rank")
         found = serve(self.view(1), 0, index.reshape(-1), src.reshape(-1), *rest, **options)
         return self if in_place else found.view(())
 

@@ -26,6 +26,8 @@ from holdfast.ops.choose_scale.plan import SCALE_FLOOR
 
 #: The shape of the state before the first batch determines it.
 _UNKNOWN_SHAPE = (0,)
+#: Names of the state in the shape of the scales. A zero point is floating if it is learned.
+_SCALES = ("scale", "scale_floor", "low", "zero_point")
 
 
 class ScaleState(torch.nn.Module):
@@ -157,10 +159,21 @@ class ScaleState(torch.nn.Module):
         return self
 
     def _has_scale(self) -> bool:
-        """Whether the scale is set. Synchronizes with the device if the host does not know."""
-        if self._is_set is None and can_synchronize(self.scale):
-            self._is_set = bool(self.scale.numel()) and not bool(self.scale.isnan().any())
+        """Whether the scale is set. Synchronizes with the device unless the host knows that it is.
+
+        An unset scale may have been written since, as in an average of models. A sharded one is not read:
+        that would be a collective.
+        """
+        if not self._is_set and not is_sharded(self.scale) and can_synchronize(self.scale):
+            self._is_set = self._state_is_set()
         return self._is_set is not False
+
+    def _state_is_set(self) -> bool:
+        """Whether the tensors of the state hold a scale."""
+        unset = full_tensor(self.scale.detach()).isnan()
+        if self.mode is ScaleMode.LEARNED:  # after a bad step a scale may be NaN, its floor is not
+            unset = (unset & full_tensor(self.scale_floor).isnan()).all()
+        return unset.is_meta or (unset.numel() > 0 and not bool(unset.any()))
 
     def _current_scale(self, x: torch.Tensor) -> Used:
         """The scale and zero point of the state; copies if a backward pass may run after the next update."""
@@ -211,6 +224,7 @@ class ScaleState(torch.nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         key, learned = f"{prefix}scale", self.mode is ScaleMode.LEARNED
         check_state_dict(state_dict, prefix, learned, may_be_unset=self.mode is not ScaleMode.FIXED)
+        state_dict = self._widened(state_dict, prefix)
         kept = state_dict.get(key)
         if self.mode is ScaleMode.EMA and isinstance(kept, torch.Tensor):
             shape, own = tuple(kept.shape), tuple(self.scale.shape)
@@ -224,15 +238,21 @@ class ScaleState(torch.nn.Module):
             state_dict = {**state_dict, f"{prefix}scale_floor": floor, f"{prefix}floor_events": events}
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if isinstance(kept, torch.Tensor) and self.mode in (ScaleMode.EMA, ScaleMode.LEARNED):
-            unset = full_tensor(self.scale.detach()).isnan()
-            if learned:  # A scale that was set may be NaN after a bad step; its floor is not.
-                unset = (unset & full_tensor(self.scale_floor).isnan()).all()
-            self._is_set = unset.is_meta or (unset.numel() > 0 and not bool(unset.any()))
+            self._is_set = self._state_is_set()
+
+    def _widened(self, state_dict: Any, prefix: str) -> Any:
+        """A state_dict with float32 for narrower floats, which ``assign=True`` would keep."""
+        narrow = {}
+        for name in _SCALES:
+            kept = state_dict.get(f"{prefix}{name}")
+            if isinstance(kept, torch.Tensor) and kept.is_floating_point() and kept.element_size() < 4:
+                narrow[f"{prefix}{name}"] = kept.detach().float()
+        return {**state_dict, **narrow} if narrow else state_dict
 
     def _as_one_scale(self, state_dict: Any, prefix: str) -> Any:
         """A state_dict with the single scale in the shape of this module, () or (1,)."""
         found = dict(state_dict)
-        for name in ("scale", "scale_floor", "low", "zero_point"):
+        for name in _SCALES:
             kept, own = found.get(f"{prefix}{name}"), getattr(self, name, None)
             if isinstance(kept, torch.Tensor) and own is not None and tuple(kept.shape) in ((), (1,)):
                 found[f"{prefix}{name}"] = kept.reshape(own.shape)

@@ -94,7 +94,7 @@ class ScaleUpdates(ScaleState):
             return observed.scale, observed.zero_point
         if self.mode is ScaleMode.EMA and learns:
             return self._blend(x)
-        if self.mode is ScaleMode.LEARNED and learns and not self._is_set:
+        if self.mode is ScaleMode.LEARNED and learns and not self._has_scale():
             self._initialize(x)
         elif self.quantizes and x.numel():
             self._require_scale()

@@ -13,6 +13,7 @@ All decisions follow the mode of the BatchNorm: after its ``eval()``, training u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.nn.utils import parametrize
 from holdfast.core.checks import shown
 from holdfast.core.errors import InvalidArgs
 
-__all__ = ["BatchNorm", "FoldedWeight", "Folds", "find_folds", "finish_fold", "fold"]
+__all__ = ["BatchNorm", "FoldedWeight", "Folds", "check_folds", "find_folds", "finish_fold", "fold"]
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
@@ -97,19 +98,37 @@ def fold(convolution: Any, norm: BatchNorm) -> None:
     norm.register_forward_hook(_return_input)
 
 
-@torch.no_grad()
-def finish_fold(model: nn.Module) -> None:
-    """Write the folded biases to the convolutions, and replace the folded BatchNorms by Identity."""
-    gone: set[nn.Module] = set()
-    for module in list(model.modules()):
+def check_folds(model: nn.Module) -> None:
+    """Raise if a folded BatchNorm is not in the model: then no hook undoes or replaces its normalization."""
+    known = set(model.modules())
+    for name, owner, biases in _folded_biases(model):
+        if biases[0].norm not in known:
+            raise InvalidArgs(
+                f"the BatchNorm that is folded into {name or type(owner).__name__!r} is not in the model. "
+                "Replace BatchNorms before hf.qat.prepare, as by SyncBatchNorm.convert_sync_batchnorm, and "
+                "convert convolutions together with their BatchNorms. The model is unchanged."
+            )
+
+
+def _folded_biases(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The name of each folded convolution, the convolution, and the parametrizations of its bias."""
+    for name, module in model.named_modules():
         if parametrize.is_parametrized(module, "bias"):
             owner: Any = module
             biases = owner.parametrizations["bias"]
             if isinstance(biases[0], FoldedBias):
-                gone.add(biases[0].norm.eval())
-                biases.original.copy_(owner.bias)
-                # Not removed: torch would remove it from the copies of the module as well.
-                biases[0] = nn.Identity()
+                yield name, owner, biases
+
+
+@torch.no_grad()
+def finish_fold(model: nn.Module) -> None:
+    """Write the folded biases to the convolutions, and replace the folded BatchNorms by Identity."""
+    gone: set[nn.Module] = set()
+    for _, owner, biases in list(_folded_biases(model)):
+        gone.add(biases[0].norm.eval())
+        biases.original.copy_(owner.bias)
+        # Not removed: torch would remove it from the copies of the module as well.
+        biases[0] = nn.Identity()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if child in gone:

@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
-from holdfast.qat.batch_norm import finish_fold
+from holdfast.qat.batch_norm import check_folds, finish_fold
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import activation_quantizers, float_weight, parametrized_weights, quantized
@@ -48,6 +48,7 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
     activations = activation_quantizers(model)
     if not found and all(quantizer.converted for quantizer in activations.values()):
         raise InvalidArgs("the model has no layer to convert; call hf.qat.prepare first, and convert once.")
+    check_folds(model)
     converted: dict[int, tuple[nn.Parameter, Dequantizer]] = {}
     for name, parametrizations in found:
         quantizer, weight = parametrizations[-1], float_weight(parametrizations)

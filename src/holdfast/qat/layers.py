@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,11 +52,19 @@ def layer_of(module: nn.Module) -> Layer | None:
     """The record of a known layer or of a subclass; None for other modules."""
     for kind in type(module).__mro__:
         if kind in LAYERS:
-            return LAYERS[kind]
+            layer = LAYERS[kind]
+            return replace(layer, inputs=first_inputs(module, len(layer.inputs)) or layer.inputs)
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and isinstance(module, transformers.Conv1D):
         return Layer(transposed=True, inputs=("x",))
     return None
+
+
+def first_inputs(module: nn.Module, count: int) -> tuple[str, ...]:
+    """The names of the first ``count`` arguments of ``forward``; none if it has fewer arguments by name."""
+    parameters = list(inspect.signature(module.forward).parameters.values())[:count]
+    named = [given.name for given in parameters if given.kind is given.POSITIONAL_OR_KEYWORD]
+    return tuple(named) if len(named) == count else ()
 
 
 def stored_granularity(granularity: Granularity, weight: torch.Tensor, transposed: bool) -> Granularity:

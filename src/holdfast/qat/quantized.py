@@ -41,11 +41,21 @@ def quantized(quantizer: WeightQuantizer, weight: torch.Tensor, name: str) -> Qu
 
 
 def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, ParametrizationList]]:
-    """Qualified names of parametrized tensors, with their parametrizations. Shared ones come repeatedly."""
+    """Qualified names of parametrized tensors, with their parametrizations. Shared ones come repeatedly.
+
+    Raises if a quantizer is not the last one: the layer would not compute with quantized values.
+    """
     for prefix, module in model.named_modules(remove_duplicate=False):
         found: Any = module.parametrizations if is_parametrized(module) else {}
         for name, parametrizations in found.items():
-            yield f"{prefix}.{name}" if prefix else name, parametrizations
+            label = f"{prefix}.{name}" if prefix else name
+            *others, last = parametrizations
+            if any(isinstance(other, (WeightQuantizer, Dequantizer)) for other in others):
+                raise InvalidArgs(
+                    f"{label} has the parametrization {type(last).__name__} after its quantizer, so it is "
+                    f"not quantized; remove it first, for example by `del layer.parametrizations.{name}[-1]`."
+                )
+            yield label, parametrizations
 
 
 def float_weight(parametrizations: ParametrizationList) -> torch.Tensor:

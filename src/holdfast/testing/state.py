@@ -163,18 +163,22 @@ class _Module:
 
 
 class _Optimizer:
-    """An optimizer: the state of each parameter, and the settings of each group."""
+    """An optimizer: the state of each parameter, and the groups with their parameters and settings."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, path: str) -> None:
         self.optimizer, self.path = optimizer, path
         self.state = {parameter: _copied(dict(kept)) for parameter, kept in optimizer.state.items()}
-        self.groups = [_copied(_settings(group)) for group in optimizer.param_groups]
+        self.groups = [
+            (group, list(group["params"]), _copied(_settings(group))) for group in optimizer.param_groups
+        ]
 
     def restore(self, device: torch.device | None) -> None:
         state = {parameter: _copied(kept, device) for parameter, kept in self.state.items()}
         self.optimizer.state = defaultdict(dict, state)
-        for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
-            group.update(_copied(settings, device))
+        self.optimizer.param_groups[:] = [group for group, *_ in self.groups]
+        for group, parameters, settings in self.groups:
+            group.clear()
+            group.update({"params": list(parameters), **_copied(settings, device)})
 
     def outputs(self) -> Iterator[tuple[str, Any]]:
         yield from flattened(self.optimizer.state_dict(), self.path)

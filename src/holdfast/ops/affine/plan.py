@@ -120,9 +120,10 @@ class AffineDescriptor(ScaledDescriptor):
         super().validate()
         real, codes = self.real, self.codes
         if codes.carried and (real.bits == 64) != (codes.bits == 64) and codes.bits != 32:
+            accepted = " or ".join(dict.fromkeys(("torch.float32", str(real.torch))))
             raise InvalidDescriptor(
-                f"codes carried as {codes.torch} with {real.torch} values would round twice; use "
-                f"torch.float32 or {real.torch} for the codes."
+                f"codes carried as {codes.torch} with {real.torch} values would round twice; use {accepted} "
+                "for the codes."
             )
         if self.is_packed:
             self._validate_packing()

@@ -307,7 +307,8 @@ def _elements(input: Any, dim: Any, index: Any, src: Any) -> tuple[int, torch.Te
     axis, rank = _axis(dim, input.dim()), max(input.dim(), 1)
     index, src = (tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in (index, src))
     if index.numel() == 0:
-        return axis, index.reshape(0), src.new_empty((*input.shape[:axis], 0, *input.shape[axis + 1 :]))
+        shape = (*input.shape[:axis], 0, *input.shape[axis + 1 :])
+        return axis, index.reshape(0), src[:0].reshape(shape)  # not a new tensor: src has a gradient of zeros
     if index.dim() != rank or src.dim() != rank:
         raise InvalidArgs(
             f"input has {rank} axes, index has {index.dim()} and src has {src.dim()}; all must have the same "
