@@ -58,6 +58,7 @@ from holdfast.ops.grid_sample.cpu_lanes import (
     lanes_to_rows,
     rows_to_lanes,
 )
+from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_weighted_pairs, in_pairs
 from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
 from holdfast.ops.grid_sample.cpu_task import (
     ACCUMULATE,
@@ -160,6 +161,7 @@ def _sample(
     outlined()
     channels, _, samples, corners = extent
     offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
+    size, pairs = size_of(like), in_pairs(image, like, columns)
     for task in range(first, last):
         n = task // parts
         if lanes:
@@ -172,18 +174,29 @@ def _sample(
         for begin in range(from_sample, to_sample, RUN):
             count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
             locate(grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
-            for channel in range(channels):
-                source, target = first_channel(image, n, channel), first_channel(out, n, channel)
-                for corner in range(0, corners, len(columns)):
-                    offsets = offsets_at + corner // len(columns) * RUN * 8
-                    weights = weights_at + corner * RUN * size_of(like)
-                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                    if problem[0][2] == _NEAREST:
-                        pick(values_at, weights, count, row_at, like)
-                    else:
-                        add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
-                end = begin + count
-                store_span(row_at, target, out[1], out[4], begin, end, False, raw, old, like)
+            channel, end = 0, begin + count
+            while channel < channels:
+                source, width = first_channel(image, n, channel), 1
+                if pairs:
+                    width = min(PAIRED, channels - channel)
+                    for corner in range(0, corners, 4):
+                        offsets, weights = tables[0] + corner // 2 * RUN * 8, tables[1] + corner * RUN * size
+                        add_weighted_pairs(
+                            source, image[3] * size, width, offsets, weights, count, corner == 0, row_at, like
+                        )
+                else:
+                    for corner in range(0, corners, len(columns)):
+                        offsets = offsets_at + corner // len(columns) * RUN * 8
+                        weights = weights_at + corner * RUN * size
+                        gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                        if problem[0][2] == _NEAREST:
+                            pick(values_at, weights, count, row_at, like)
+                        else:
+                            add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
+                for c in range(width):
+                    row, target = row_at + c * RUN * size, first_channel(out, n, channel + c)
+                    store_span(row, target, out[1], out[4], begin, end, False, raw, old, like)
+                channel += width
 
 
 @team_kernel(NUMBERS)

@@ -16,6 +16,7 @@ from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_pro
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
 from holdfast.ops.grid_sample.cpu_lanes import SUMS, add_terms_in_lanes, rows_to_lanes
+from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_pair_products, in_pairs
 from holdfast.ops.grid_sample.cpu_places import find_places, gather_places, locate
 from holdfast.ops.grid_sample.plan import Mode
 
@@ -109,17 +110,30 @@ def store_dgrid(
     outlined()
     channels, _, _, corners = extent
     offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
-    level_size = corners * RUN * size_of(like)
+    size = size_of(like)
+    level_size = corners * RUN * size
     if problem[0][2] != _NEAREST:
         clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
-        for channel in range(channels):
-            gradient, source = first_channel(dout, n, channel), first_channel(image, n, channel)
-            load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row_at, like)
-            for corner in range(0, corners, len(columns)):
-                offsets = offsets_at + corner // len(columns) * RUN * 8
-                sums = totals_at + corner * RUN * size_of(like)
-                gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                add_products(row_at, values_at, count, channel % CHUNK == 0, sums, like, columns)
-            add_levels(totals_at, corners * RUN, levels, channel + 1, channels, like)
+        channel, pairs = 0, in_pairs(image, like, columns)
+        while channel < channels:
+            source, fresh = first_channel(image, n, channel), channel % CHUNK == 0
+            width = min(PAIRED, channels - channel) if pairs else 1
+            for c in range(width):
+                gradient, row = first_channel(dout, n, channel + c), row_at + c * RUN * size
+                load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row, like)
+            if pairs:
+                for corner in range(0, corners, 4):
+                    offsets, sums = offsets_at + corner // 2 * RUN * 8, totals_at + corner * RUN * size
+                    add_pair_products(
+                        source, image[3] * size, width, offsets, row_at, count, fresh, sums, like
+                    )
+            else:
+                for corner in range(0, corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    sums = totals_at + corner * RUN * size
+                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                    add_products(row_at, values_at, count, fresh, sums, like, columns)
+            channel += width
+            add_levels(totals_at, corners * RUN, levels, channel, channels, like)
     find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
     store_gradients(rows_at, grid_of(dgrid, n), problem[0][0], begin, count, accumulate, raw, old, like)
