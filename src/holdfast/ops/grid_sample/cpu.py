@@ -58,7 +58,7 @@ from holdfast.ops.grid_sample.cpu_lanes import (
     lanes_to_rows,
     rows_to_lanes,
 )
-from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_weighted_pairs, in_pairs
+from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_weighted_pairs, in_pairs, prefetch_places
 from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
 from holdfast.ops.grid_sample.cpu_task import (
     ACCUMULATE,
@@ -174,6 +174,9 @@ def _sample(
         for begin in range(from_sample, to_sample, RUN):
             count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
             locate(grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
+            if pairs:  # the lower row; the upper one was often the lower row of samples before
+                lower, step = offsets_at + RUN * 8, image[3] * size
+                prefetch_places(first_channel(image, n, 0), step, channels, lower, count, size)
             channel, end = 0, begin + count
             while channel < channels:
                 source, width = first_channel(image, n, channel), 1

@@ -16,7 +16,14 @@ from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_pro
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
 from holdfast.ops.grid_sample.cpu_lanes import SUMS, add_terms_in_lanes, rows_to_lanes
-from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_pair_products, in_pairs
+from holdfast.ops.grid_sample.cpu_pairs import (
+    PAIRED,
+    add_pair_products,
+    add_pair_terms,
+    are_apart,
+    in_pairs,
+    prefetch_places,
+)
 from holdfast.ops.grid_sample.cpu_places import find_places, gather_places, locate
 from holdfast.ops.grid_sample.plan import Mode
 
@@ -77,6 +84,12 @@ def sum_terms(
                     offsets = pointer(offsets_at + place * RUN * 8, np.int64)
                     for i in range(count):
                         low, high = min(low, offsets[i]), max(high, offsets[i])
+            apart = 0  # a bit for each place
+            if len(columns) == 2 and pixel == 8 and marking == 0:
+                for place in range(corners // 2):
+                    offsets = offsets_at + place * RUN * 8
+                    prefetch_places(sums_at, step, width, offsets, count, pixel)
+                    apart |= are_apart(offsets, count) << place
             for c in range(width):
                 source, channel_sums = first_channel(dout, n, channel + c), sums_at + c * step
                 row = row_at + c * RUN * size_of(like) if together else row_at
@@ -88,7 +101,9 @@ def sum_terms(
                 for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
                     offsets = offsets_at + corner // len(columns) * RUN * 8
                     weights = weights_at + corner * RUN * size_of(like)
-                    if marking == 0:
+                    if apart >> (corner // 2) & 1:
+                        add_pair_terms(row, weights, offsets, count, terms_at, channel_sums, like)
+                    elif marking == 0:
                         add_terms(row, weights, offsets, count, bits, terms_at, channel_sums, like, columns)
                     else:
                         mark_infinite(row, weights, offsets, count, channel_sums, pixel, like, columns)
@@ -115,6 +130,9 @@ def store_dgrid(
     if problem[0][2] != _NEAREST:
         clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
         channel, pairs = 0, in_pairs(image, like, columns)
+        if pairs:
+            source, lower = first_channel(image, n, 0), offsets_at + RUN * 8
+            prefetch_places(source, image[3] * size, channels, lower, count, size)
         while channel < channels:
             source, fresh = first_channel(image, n, channel), channel % CHUNK == 0
             width = min(PAIRED, channels - channel) if pairs else 1

@@ -1,8 +1,8 @@
-"""Values of samples whose linear taps along x are side by side in memory, on the CPU.
+"""Samples whose linear taps along x are side by side in memory, on the CPU.
 
 A place with two columns is loaded as one vector of two elements. The places of several samples are joined in
 registers, and used for two channels at a time: the offsets and weights are loaded once for both. Gather
-instructions are slower than these loads.
+instructions are slower than these loads. In the same way the integer sums of a place are one vector.
 
 The offsets and weights of a run are as in ``cpu_places``, of elements that have the compute type.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from holdfast.backends.cpu import emit, jit, load_lanes, outlined, pointer, store_lanes
+from holdfast.backends.cpu import emit, jit, load_lanes, outlined, pointer, prefetch_address, store_lanes
 from holdfast.numerics.cpu_walk import RUN, size_of
 
 #: Bytes of a vector, and of the part of it within which a shuffle is fast.
@@ -24,6 +24,11 @@ _VECTOR, _LANE = 32, 16
 
 #: Maximum number of channels that are processed at once.
 PAIRED = 2
+#: Maximum number of channels that ``prefetch_places`` prefetches, and samples that often share a cache line.
+_AHEAD, _NEAR = 4, 8
+#: Samples whose sums are stored between those of two neighbours, and the share of samples that may still meet a
+#: neighbour: one of so many.
+_APART, _FEW = 16, 16
 
 _INT64 = ir.IntType(64)
 
@@ -140,10 +145,55 @@ def _add_products(typingctx, source, step, offsets, dout, first, fresh, sums, ch
     return types.none(*taken), build
 
 
+@emit
+def _join_terms(typingctx, change, weights, first, terms):
+    """Weight times change of one vector of samples as integers, indexed [sample, column]. NaN is 0."""
+
+    def build(context, builder, signature, args):
+        change, weights, first, terms = args
+        lanes = _lanes_of(change.type.pointee)
+        values, columns = load_lanes(builder, change, first, lanes), []
+        for row in _rows(builder, first)[:2]:
+            term = builder.fmul(load_lanes(builder, weights, row, lanes), values)
+            zeros = ir.Constant(term.type, [0.0] * lanes)
+            term = builder.select(builder.fcmp_ordered("ord", term, term), term, zeros)
+            columns.append(builder.fptosi(term, ir.VectorType(_INT64, lanes)))
+        order = [k + column for k in range(lanes) for column in (0, lanes)]
+        for half in (0, lanes):
+            at = builder.add(builder.mul(first, _INT64(2)), _INT64(half))
+            joined = _shuffled(builder, *columns, order[half : half + lanes])
+            store_lanes(builder, joined, terms, at)
+        return context.get_dummy_value()
+
+    return types.none(change, weights, types.int64, terms), build
+
+
+@emit
+def _add_pair(typingctx, terms, sample, sums, place):
+    """Add the terms of a sample to the sums of its place."""
+
+    def build(context, builder, signature, args):
+        terms, sample, sums, place = args
+        more = load_lanes(builder, terms, builder.mul(sample, _INT64(2)), 2)
+        store_lanes(builder, builder.add(load_lanes(builder, sums, place, 2), more), sums, place)
+        return context.get_dummy_value()
+
+    return types.none(terms, types.int64, sums, types.int64), build
+
+
 @jit
 def in_pairs(image, like, columns):
     """Whether the places of an image have two columns of the compute type."""
     return len(columns) == 2 and image[1] == size_of(like)
+
+
+@jit
+def prefetch_places(source, step, channels, offsets_at, count, item):
+    """Prefetch places of the first channels, ``step`` bytes apart: one of ``_NEAR`` samples."""
+    offsets = pointer(offsets_at, np.int64)
+    for channel in range(min(channels, _AHEAD)):
+        for i in range(0, count, _NEAR):
+            prefetch_address(source + channel * step + offsets[i] * item)
 
 
 @jit
@@ -173,3 +223,31 @@ def add_pair_products(source, step, channels, offsets_at, dout_at, count, fresh,
     else:
         for i in range(0, count, _VECTOR // size_of(like)):
             _add_products(source, step, offsets, dout, i, fresh, sums, (0, 0))
+
+
+@jit
+def are_apart(offsets_at, count):
+    """Whether ``add_pair_terms`` of these places is faster than ``add_terms``.
+
+    A processor waits for a stored vector if the next load overlaps a part of it: for a place that is next to
+    one stored shortly before. So samples are added ``count // _APART`` after each other, and this is only
+    slow if such samples are neighbours in the image.
+    """
+    offsets, step, near = pointer(offsets_at, np.int64), count // _APART, 0
+    for i in range(count - step):
+        near += abs(offsets[i + step] - offsets[i]) == 1
+    return step > 1 and near * _FEW < count
+
+
+@jit
+def add_pair_terms(change_at, weights_at, offsets_at, count, terms_at, sums_at, like):
+    """``add_terms`` in float32 of a place with two columns, whose sums are side by side."""
+    outlined()
+    change, weights = pointer(change_at, like), pointer(weights_at, like)
+    terms, offsets = pointer(terms_at, np.int64), pointer(offsets_at, np.int64)
+    for i in range(0, count, _VECTOR // size_of(like)):
+        _join_terms(change, weights, i, terms)
+    sums, step = pointer(sums_at, np.int64), count // _APART
+    for first in range(step):
+        for i in range(first, count, step):
+            _add_pair(terms, i, sums, offsets[i])
