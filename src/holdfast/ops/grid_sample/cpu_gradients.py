@@ -15,7 +15,7 @@ from holdfast.numerics.cpu_walk import RUN, load_span, size_of
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
-from holdfast.ops.grid_sample.cpu_lanes import SUMS, add_terms_in_lanes, rows_to_lanes
+from holdfast.ops.grid_sample.cpu_lanes import LANES, SUMS, add_terms_in_lanes, rows_to_lanes
 from holdfast.ops.grid_sample.cpu_pairs import (
     PAIRED,
     add_pair_products,
@@ -70,6 +70,7 @@ def sum_terms(
         for first in range(begin, end, RUN):
             count, tables = min(RUN, end - first), (offsets_at, weights_at)
             with_dgrid = joint and marking == 0
+            loaded = with_dgrid and problem[0][2] != _NEAREST  # by ``store_dgrid``
             read = steps if with_dgrid else own_steps
             locate(grid_of(grid, n), problem, read, first, count, tables, rows_at, raw, like, columns)
             if with_dgrid:
@@ -92,8 +93,9 @@ def sum_terms(
                     apart |= are_apart(offsets, count) << place
             for c in range(width):
                 source, channel_sums = first_channel(dout, n, channel + c), sums_at + c * step
-                row = row_at + c * RUN * size_of(like) if together else row_at
-                load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
+                row = row_at + c * RUN * size_of(like) if together or loaded else row_at
+                if not loaded:
+                    load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
                 if marking == 0:
                     if not all_finite:
                         clear_infinite(row, count, like)
@@ -121,7 +123,10 @@ def store_dgrid(
     n, begin, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at, scratch, like,
     columns,
 ):  # fmt: skip
-    """dgrid of ``count`` samples from ``begin`` of an image. They are located."""
+    """dgrid of ``count`` samples from ``begin`` of an image. They are located.
+
+    Leaves dout of up to ``LANES`` channels in the rows of the scratch, unless the mode is nearest.
+    """
     outlined()
     channels, _, _, corners = extent
     offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
@@ -136,21 +141,22 @@ def store_dgrid(
         while channel < channels:
             source, fresh = first_channel(image, n, channel), channel % CHUNK == 0
             width = min(PAIRED, channels - channel) if pairs else 1
+            changes = row_at + channel % LANES * RUN * size
             for c in range(width):
-                gradient, row = first_channel(dout, n, channel + c), row_at + c * RUN * size
+                gradient, row = first_channel(dout, n, channel + c), changes + c * RUN * size
                 load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row, like)
             if pairs:
                 for corner in range(0, corners, 4):
                     offsets, sums = offsets_at + corner // 2 * RUN * 8, totals_at + corner * RUN * size
                     add_pair_products(
-                        source, image[3] * size, width, offsets, row_at, count, fresh, sums, like
+                        source, image[3] * size, width, offsets, changes, count, fresh, sums, like
                     )
             else:
                 for corner in range(0, corners, len(columns)):
                     offsets = offsets_at + corner // len(columns) * RUN * 8
                     sums = totals_at + corner * RUN * size
                     gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                    add_products(row_at, values_at, count, fresh, sums, like, columns)
+                    add_products(changes, values_at, count, fresh, sums, like, columns)
             channel += width
             add_levels(totals_at, corners * RUN, levels, channel, channels, like)
     find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
