@@ -26,8 +26,8 @@ _VECTOR, _LANE = 32, 16
 PAIRED = 2
 #: Maximum number of channels that ``prefetch_places`` prefetches, and samples that often share a cache line.
 _AHEAD, _NEAR = 4, 8
-#: Samples whose sums are stored between those of two neighbours, and the share of samples that may still meet a
-#: neighbour: one of so many.
+#: Samples whose sums are stored between those of two neighbours. Of this many samples, one may still meet a
+#: neighbour.
 _APART, _FEW = 16, 16
 
 _INT64 = ir.IntType(64)
