@@ -473,6 +473,21 @@ def test_places_of_two_columns(columns: int, image: tuple[int, ...], dtype: torc
         assert differences(plan, problem) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("image", "size"), [((1, 9, 12), (9, 9)), ((1, 3, 4, 5), (2, 3, 7)), ((1, 5, 4), (1, 255))]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_samples_of_several_images_in_a_run(threads: int, image: Any, size: Any, dtype: torch.dtype) -> None:
+    """Runs that begin and end within an image, and span some: with one channel, where samples are few."""
+    problem = cases.Problem("joint", image, size, dtype=dtype, batch=37, padding=Padding.BORDER)
+    kernel = cpu.GridSample(GridSampleDescriptor(**problem.fields), torch.device("cpu"))
+    assert kernel.joint(cases._forward_args(problem))
+    assert not kernel.joint(cases._forward_args(replace(problem, layouts=("contiguous", "padded rows"))))
+    for one in (problem, replace(problem, layouts=("sliced", "contiguous"), grid="not finite")):
+        assert differences(GridSamplePlan, one, threads) == []
+
+
 @kernel
 def count_apart(offsets: int, count: int) -> bool:
     return bool(are_apart(offsets, count))

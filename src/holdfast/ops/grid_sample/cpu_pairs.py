@@ -25,7 +25,7 @@ _VECTOR, _LANE = 32, 16
 #: Maximum number of channels that are processed at once.
 PAIRED = 2
 #: Maximum number of channels that ``prefetch_places`` prefetches, and samples that often share a cache line.
-_AHEAD, _NEAR = 4, 8
+_AHEAD, _NEAR = 4, 4
 #: Samples whose sums are stored between those of two neighbours. Of this many samples, one may still meet a
 #: neighbour.
 _APART, _FEW = 16, 16
@@ -161,7 +161,7 @@ def _join_terms(typingctx, change, weights, first, terms):
         order = [k + column for k in range(lanes) for column in (0, lanes)]
         for half in (0, lanes):
             at = builder.add(builder.mul(first, _INT64(2)), _INT64(half))
-            joined = _shuffled(builder, *columns, order[half : half + lanes])
+            joined = _shuffled(builder, columns[0], columns[1], order[half : half + lanes])
             store_lanes(builder, joined, terms, at)
         return context.get_dummy_value()
 
