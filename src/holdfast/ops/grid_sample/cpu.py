@@ -1,9 +1,9 @@
 """grid_sample on the CPU.
 
 Samples are processed in runs. The places and weights of a run (``cpu_places``) are computed once, then
-used for every channel: to load values from the image, or to add terms to the integer sums of dinput. The two
-linear taps along x are loaded and added together (``cpu_pairs``). If there are many float32 channels, ``LANES``
-of them are processed at once (``cpu_lanes``).
+used for every channel: to load values from the image, or to add terms to the integer sums of dinput. Two
+linear taps along x are loaded, and added, together (``cpu_pairs``). If there are many float32 channels,
+``LANES`` of them are processed at once (``cpu_lanes``).
 
 dinput is computed in units: several channels of one image, each with a buffer of sums. A thread computes
 whole units. If there are too few, a unit is split: each thread sums a part of the samples, and the sums of
