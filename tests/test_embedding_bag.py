@@ -220,7 +220,7 @@ def test_any_number_of_columns(dtype: torch.dtype, streamed: bool, monkeypatch: 
             out = run_plan("cpu", weight, indices, offsets, mode=mode)
             wanted = run_plan("reference", weight, indices, offsets, mode=mode)
             assert digest({"out": out}) == digest({"out": wanted}), columns
-    assert len(tasks) == 22 and any(task[7] for task in tasks) == streamed
+    assert len(tasks) == 2 * 22 and any(task[7] for task in tasks) == streamed
 
 
 def test_a_repeated_call_sees_other_values() -> None:
@@ -239,6 +239,25 @@ def test_a_repeated_call_sees_other_values() -> None:
     wrong[7] = -1
     with pytest.raises(IndexError, match=r"position 7 .* is -1"):
         hf.embedding_bag(wrong, weight, good, mode="sum")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_bad_index_in_any_range_is_found(threads: int) -> None:
+    """The threads check ranges of indices. One of them has a bad index, at its begin or at its end."""
+    count, weight = 9 * cpu_sums._CHECKED + 5, table()
+    indices = index_values("uniform", "ranges", (count,), ROWS, torch.int64)
+    offsets, before = torch.arange(0, count, 50), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        made = run_plan("cpu", weight, indices, offsets, mode="sum")
+        for place in (0, cpu_sums._CHECKED - 1, 5 * cpu_sums._CHECKED, count - 1):
+            wrong = indices.clone()
+            wrong[place] = ROWS
+            with pytest.raises(IndexError, match=rf"position {place} .* is {ROWS}"):
+                run_plan("cpu", weight, wrong, offsets, mode="sum")
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(made, run_plan("reference", weight, indices, offsets, mode="sum"))
 
 
 def test_a_bag_has_the_same_bits_in_any_batch() -> None:

@@ -20,11 +20,13 @@ import torch.nn.functional as F
 import triton.language as tl
 
 import holdfast as hf
+from holdfast.backends.cpu import kernel
 from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan
 from holdfast.core.stream import CPU_STREAM
 from holdfast.core.workspace_layout import ALIGNMENT, WorkspaceLayout
 from holdfast.ops.grid_sample import cases, cpu, cpu_task
+from holdfast.ops.grid_sample.cpu_pairs import are_apart
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
     GridSampleBackwardArgs,
@@ -448,6 +450,50 @@ def test_sums_with_unused_places_after_each_row(threads: int, monkeypatch: pytes
         if case.common:
             args, reference = run_reference(plan, case)
             assert check(plan, case, way, args, reference, select_on("cpu")) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("image", [(1, 9, 40), (4, 9, 40), (3, 3, 5, 40)])
+@pytest.mark.parametrize("columns", [45, 640])
+def test_places_of_two_columns(columns: int, image: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Rows of samples that are about one pixel apart, and a sixteenth of a pixel: neighbours of neighbours.
+
+    A run of samples ends within a vector. The channels are an odd or an even number.
+    """
+    size = (*(3,) * (len(image) - 2), columns)
+    problem = cases.Problem(f"{columns} columns", image, size, grid="smooth", dtype=dtype)
+    for plan in PLANS:
+        assert differences(plan, problem) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("image", "size"), [((1, 9, 12), (9, 9)), ((1, 3, 4, 5), (2, 3, 7)), ((1, 5, 4), (1, 255))]
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_samples_of_several_images_in_a_run(threads: int, image: Any, size: Any, dtype: torch.dtype) -> None:
+    """Runs that begin and end within an image, and span some: with one channel, where samples are few."""
+    problem = cases.Problem("joint", image, size, dtype=dtype, batch=37, padding=Padding.BORDER)
+    kernel = cpu.GridSample(GridSampleDescriptor(**problem.fields), torch.device("cpu"))
+    assert kernel.joint(cases._forward_args(problem))
+    assert not kernel.joint(cases._forward_args(replace(problem, layouts=("contiguous", "padded rows"))))
+    for one in (problem, replace(problem, layouts=("sliced", "contiguous"), grid="not finite")):
+        assert differences(GridSamplePlan, one, threads) == []
+
+
+@kernel
+def count_apart(offsets: int, count: int) -> bool:
+    return bool(are_apart(offsets, count))
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "apart"),
+    [(1, 256, True), (1, 33, True), (1, 31, False), (0, 256, True), (16, 256, True), (1 / 16, 256, False)],
+)
+def test_samples_are_added_apart_from_their_neighbours(step: float, count: int, apart: bool) -> None:
+    """Places that are ``step`` pixels apart. Sums of places side by side are not added after each other."""
+    offsets = (torch.arange(count) * step).long()
+    assert count_apart(offsets.data_ptr(), count) == apart
 
 
 def test_sums_of_rows_that_are_a_power_of_two_apart() -> None:

@@ -269,7 +269,9 @@ def prefetch(typingctx, elements, index):
 
 
 @emit
-def _prefetch_address(typingctx, address):
+def prefetch_address(typingctx, address):
+    """Prefetch the cache line at an address, which need not be valid."""
+
     def build(context, builder, signature, args):
         prefetch_line(builder, builder.inttoptr(args[0], BYTES))
         return context.get_dummy_value()
@@ -281,7 +283,7 @@ def _prefetch_address(typingctx, address):
 def prefetch_run(address, size):
     """Prefetch ``size`` bytes from ``address``. The addresses need not be valid."""
     for offset in range(0, size, LINE):
-        _prefetch_address(address + offset)
+        prefetch_address(address + offset)
 
 
 #: Bytes of a vector that is streamed.
@@ -428,7 +430,7 @@ def stream_and_prefetch(target, source, size, reads, ahead):
     first, last = _copy_edges(target, source, size)
     for i in range(first, last, VECTOR):
         for read in reads:
-            _prefetch_address(read + ahead + i)
+            prefetch_address(read + ahead + i)
         _stream_vector(target + i, source + i)
 
 

@@ -41,12 +41,18 @@ from holdfast.ops.segment_sum import indexed
 CHUNK = indexed.CHUNK
 #: Most terms of a bag.
 MOST_TERMS = CHUNK * CHUNK
-#: Prefetch distance in terms.
-_AHEAD = 16
+#: Prefetch distance in elements and its range in terms, and the level of the cache. Rows of a table that does
+#: not fit into the caches take longer; more of them can be on the way to the second level.
+_AHEAD, _TERMS_AHEAD, _LEVEL = 1024, (16, 64), 1
+_FAR_AHEAD, _FAR_TERMS_AHEAD, _FAR_LEVEL = 4096, (32, 128), 2
+#: Minimum bytes of such a table.
+_FAR_FROM = 2**24
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
 _RANGES = 4
+#: Indices that a thread checks before it takes the next ones.
+_CHECKED = 2**14
 #: Minimum bytes of an output that is written with streaming stores: it does not stay in the caches anyway.
 _STREAMED_FROM = 2**24
 
@@ -106,17 +112,27 @@ def _column_sums(columns: int) -> Any:
             either = builder.or_(builder.ptrtoint(table, count), row_bytes)
             is_ragged = builder.icmp_signed("!=", builder.and_(either, count(LINE - 1)), count(0))
 
+            is_far = builder.icmp_unsigned(">=", builder.mul(rows, row_bytes), count(_FAR_FROM))
             final = builder.sub(indices_count, count(1))
 
             def prefetch_after(place):
                 """Prefetch the row of a later term, or of the last one."""
-                ahead = builder.add(place, count(_AHEAD))
+                near = count(min(max(_AHEAD // columns, _TERMS_AHEAD[0]), _TERMS_AHEAD[1]))
+                far = count(min(max(_FAR_AHEAD // columns, _FAR_TERMS_AHEAD[0]), _FAR_TERMS_AHEAD[1]))
+                ahead = builder.add(place, builder.select(is_far, far, near))
                 ahead = builder.select(builder.icmp_signed("<", ahead, final), ahead, final)
                 row = row_of(index_at(ahead))
+                with builder.if_else(is_far) as (far, near):
+                    with far:
+                        prefetch_columns(row, _FAR_LEVEL)
+                    with near:
+                        prefetch_columns(row, _LEVEL)
+
+            def prefetch_columns(row, level):
                 for at in range(0, columns, LINE // size):
-                    prefetch_line(builder, builder.gep(row, [count(at)]))
+                    prefetch_line(builder, builder.gep(row, [count(at)]), level)
                 with builder.if_then(is_ragged):  # the columns end in one more cache line
-                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]))
+                    prefetch_line(builder, builder.gep(row, [count(columns - 1)]), level)
 
             def add_to(slots, terms):
                 for slot, term in zip(slots, terms, strict=True):
@@ -258,28 +274,30 @@ def check_offsets(offsets, count):
 
 @team_kernel(_NUMBERS)
 def check_bags(task):
-    """Set the number ``simple`` of the task to 1 if ``sum_bags`` can sum the bags.
+    """Set the number ``simple`` of the task to 0 if ``sum_bags`` cannot sum the bags.
 
-    That is if the offsets are right, no bag is too long, and, with ``raises``, all indices are in range.
+    It can if the offsets are right, no bag is too long, and, with ``raises``, all indices are in range. The
+    threads take ranges of indices; the thread that takes the first one also checks the offsets.
     """
     (
         _, _, _, _, indices, offsets, _, _, _, _, _, rows, _, _, count, item, step, given, length, _, _,
         raises, index,
     ) = task[0]  # fmt: skip
-    longest = length
-    if given > 0:
-        wrong, longest = check_offsets((offsets, item, step, given), count)
-        if wrong >= 0:
-            return
-    if longest > MOST_TERMS:
-        return
-    places, valid = pointer(indices, index), 0
-    if raises != 0:
-        for n in range(count):
+    numbers, places = numbers_of(task), pointer(indices, index)
+    while True:
+        first = take(numbers, _NEXT, _CHECKED)
+        if first >= max(count, 1):
+            break
+        wrong, longest = -1, length
+        if first == 0 and given > 0:
+            wrong, longest = check_offsets((offsets, item, step, given), count)
+        checked = min(_CHECKED, count - first) if raises != 0 else 0
+        valid = 0
+        for n in range(first, first + checked):
             valid += (places[n] >= 0) & (places[n] < rows)
-        if valid < count:
-            return
-    numbers_of(task)[_SIMPLE] = 1
+        if wrong >= 0 or longest > MOST_TERMS or valid < checked:
+            numbers[_SIMPLE] = 0
+            break
 
 
 @jit
@@ -381,6 +399,7 @@ class OnePass:
     def __init__(self, desc: EmbeddingBagDescriptor, args: EmbeddingBagArgs, kinds: tuple[Any, ...]) -> None:
         self._check, self._sum = compile_sums(kinds)
         self._bags, self._elements = desc.bags, desc.count * desc.columns
+        self._checked = desc.count if desc.bad_index == "raise" else 0
         offsets, out_step = args.offsets, args.out.stride(0) * args.out.element_size()
         layout = (8, 1, 0) if offsets is None else (offsets.element_size(), offsets.stride(0), len(offsets))
         self._constants = task_bytes(
@@ -398,8 +417,9 @@ class OnePass:
         share = max(1, -(-self._bags // (_RANGES * torch.get_num_threads())))
         streamed = self._large and out % LINE == 0
         task = _Task.from_buffer_copy(self._constants)
-        task[2:_VARIABLES] = (out, table, indices, offsets, weights, streamed, share)
-        self._check.call(task)
+        task[_SIMPLE:_VARIABLES] = (1, out, table, indices, offsets, weights, streamed, share)
+        run_together(self._check, task, self._checked)
         if task[_SIMPLE]:
+            task[_NEXT] = 0
             run_together(self._sum, task, self._elements)
         return bool(task[_SIMPLE])

@@ -1,8 +1,9 @@
 """grid_sample on the CPU.
 
 Samples are processed in runs. The places and weights of a run (``cpu_places``) are computed once, then
-used for every channel: to load values from the image, or to add terms to the integer sums of dinput. If there
-are many float32 channels, ``LANES`` of them are processed at once (``cpu_lanes``).
+used for every channel: to load values from the image, or to add terms to the integer sums of dinput. Two
+linear taps along x are loaded, and added, together (``cpu_pairs``). If there are many float32 channels,
+``LANES`` of them are processed at once (``cpu_lanes``).
 
 dinput is computed in units: several channels of one image, each with a buffer of sums. A thread computes
 whole units. If there are too few, a unit is split: each thread sums a part of the samples, and the sums of
@@ -58,6 +59,7 @@ from holdfast.ops.grid_sample.cpu_lanes import (
     lanes_to_rows,
     rows_to_lanes,
 )
+from holdfast.ops.grid_sample.cpu_pairs import PAIRED, add_weighted_pairs, in_pairs, prefetch_places
 from holdfast.ops.grid_sample.cpu_places import add_weighted, gather_places, locate, pick
 from holdfast.ops.grid_sample.cpu_task import (
     ACCUMULATE,
@@ -144,6 +146,30 @@ def _sample_lanes(n, channel, extent, problem, grid, image, steps, out, copy_at,
 
 
 @jit
+def _sample_joint(begin, end, extent, problem, grid, image, steps, out, scratch, like, columns):
+    """Forward of samples of several images, numbered through all images, which have one channel each."""
+    outlined()
+    _, _, samples, corners = extent
+    offsets_at, weights_at, rows_at, raw, old, _, row_at = scratch
+    size = size_of(like)
+    for first in range(begin, end, RUN):
+        count, tables = min(RUN, end - first), (offsets_at, weights_at)
+        last = first + count
+        locate(grid_of(grid, 0), problem, steps, first, count, tables, rows_at, raw, like, columns)
+        for n in range(first // samples, (last - 1) // samples + 1):
+            own, own_end = max(n * samples, first) - first, min((n + 1) * samples, last) - first
+            for place in range(corners // 2):
+                offsets = pointer(offsets_at + place * RUN * 8, np.int64)
+                for i in range(own, own_end):
+                    offsets[i] += n * image[2]
+        prefetch_places(image[0], 0, 1, offsets_at + RUN * 8, count, size)
+        for corner in range(0, corners, 4):
+            own_offsets, weights = offsets_at + corner // 2 * RUN * 8, weights_at + corner * RUN * size
+            add_weighted_pairs(image[0], 0, 1, own_offsets, weights, count, corner == 0, row_at, like)
+        store_span(row_at, out[0], out[1], out[4], first, last, False, raw, old, like)
+
+
+@jit
 def _sample(
     first, last, parts, lanes, extent, problem, grid, image, steps, own_steps, out, copy_at, scratch, like,
     columns,
@@ -160,6 +186,7 @@ def _sample(
     outlined()
     channels, _, samples, corners = extent
     offsets_at, weights_at, rows_at, raw, old, values_at, row_at = scratch
+    size, pairs = size_of(like), in_pairs(image, like, columns)
     for task in range(first, last):
         n = task // parts
         if lanes:
@@ -172,18 +199,32 @@ def _sample(
         for begin in range(from_sample, to_sample, RUN):
             count, tables = min(RUN, to_sample - begin), (offsets_at, weights_at)
             locate(grid_of(grid, n), problem, steps, begin, count, tables, rows_at, raw, like, columns)
-            for channel in range(channels):
-                source, target = first_channel(image, n, channel), first_channel(out, n, channel)
-                for corner in range(0, corners, len(columns)):
-                    offsets = offsets_at + corner // len(columns) * RUN * 8
-                    weights = weights_at + corner * RUN * size_of(like)
-                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                    if problem[0][2] == _NEAREST:
-                        pick(values_at, weights, count, row_at, like)
-                    else:
-                        add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
-                end = begin + count
-                store_span(row_at, target, out[1], out[4], begin, end, False, raw, old, like)
+            if pairs:  # the lower row; the upper one was often the lower row of samples before
+                lower, step = offsets_at + RUN * 8, image[3] * size
+                prefetch_places(first_channel(image, n, 0), step, channels, lower, count, size)
+            channel, end = 0, begin + count
+            while channel < channels:
+                source, width = first_channel(image, n, channel), 1
+                if pairs:
+                    width = min(PAIRED, channels - channel)
+                    for corner in range(0, corners, 4):
+                        offsets, weights = tables[0] + corner // 2 * RUN * 8, tables[1] + corner * RUN * size
+                        add_weighted_pairs(
+                            source, image[3] * size, width, offsets, weights, count, corner == 0, row_at, like
+                        )
+                else:
+                    for corner in range(0, corners, len(columns)):
+                        offsets = offsets_at + corner // len(columns) * RUN * 8
+                        weights = weights_at + corner * RUN * size
+                        gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                        if problem[0][2] == _NEAREST:
+                            pick(values_at, weights, count, row_at, like)
+                        else:
+                            add_weighted(values_at, weights, count, corner == 0, row_at, like, columns)
+                for c in range(width):
+                    row, target = row_at + c * RUN * size, first_channel(out, n, channel + c)
+                    store_span(row, target, out[1], out[4], begin, end, False, raw, old, like)
+                channel += width
 
 
 @team_kernel(NUMBERS)
@@ -198,11 +239,20 @@ def sample(task):
         first = take(numbers, NEXT, share)
         if first >= end:
             break
+        last = min(first + share, end)
+        extent, problem, scratch = extent_of(numbers), problem_of(numbers, like), runs_of(numbers, slot)
+        grid, image, out = tensor_of(numbers, GRID), tensor_of(numbers, IMAGE), tensor_of(numbers, OUT)
+        if numbers[JOINT] != 0:
+            samples = end // numbers[PARTS] * extent[2]  # of all images
+            _sample_joint(
+                part_of(samples, first, end)[0], part_of(samples, last, end)[0], extent, problem, grid,
+                image, steps_of(numbers, STEPS), out, scratch, like, columns,
+            )  # fmt: skip
+            continue
         _sample(
-            first, min(first + share, end), numbers[PARTS], numbers[GROUP] != 0, extent_of(numbers),
-            problem_of(numbers, like), tensor_of(numbers, GRID), tensor_of(numbers, IMAGE),
-            steps_of(numbers, STEPS), steps_of(numbers, OWN_STEPS), tensor_of(numbers, OUT),
-            sums_of(numbers, slot)[0], runs_of(numbers, slot), like, columns,
+            first, last, numbers[PARTS], numbers[GROUP] != 0, extent, problem, grid, image,
+            steps_of(numbers, STEPS), steps_of(numbers, OWN_STEPS), out, sums_of(numbers, slot)[0], scratch,
+            like, columns,
         )  # fmt: skip
 
 
@@ -492,6 +542,13 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         suits = desc.compute.bits == 32 and desc.mode != Mode.NEAREST and rest == 0 and balanced
         return self.lanes_allowed and suits and 2 * desc.samples >= desc.pixels and copied <= output
 
+    def joint(self, args: GridSampleArgs) -> bool:
+        """Whether to number the samples through all images: they are few in each, and side by side."""
+        desc, pairs = self.desc, len(self.columns(args.input)) == 2
+        few = desc.channels == 1 and 0 < desc.samples < RUN and not self.lanes
+        side_by_side = args.grid.is_contiguous() and args.out.is_contiguous()
+        return few and side_by_side and pairs and desc.input_dtype == desc.compute.torch
+
     def take_regions(self) -> list[Region]:
         self.lanes = self.copies()
         if self.lanes:
@@ -512,8 +569,8 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         )
         template = Template(
             sample, desc, layouts, (memory_steps(desc.image_size, args.input.stride()[2:]), _own_steps(desc)),
-            self.memory, (self.parts, self.lanes), self.columns(None if self.lanes else args.input),
-            self.work,
+            self.memory, (self.parts, self.lanes, 0, self.joint(args)),
+            self.columns(None if self.lanes else args.input), self.work,
         )  # fmt: skip
         tasks = desc.batch * self.parts
         share = self.share(tasks)

@@ -27,6 +27,8 @@ from holdfast.ops.grid_sample.plan import LONGEST_AXIS, MARGIN, Mode, Padding
 BLOCK = RUN
 ROW_BYTES = BLOCK * 8
 ROW = step_of(ROW_BYTES)
+#: Samples of the vectors of an unrolled loop. A block has whole ones.
+_WHOLE = 32
 
 MODES = {Mode.NEAREST: 0, Mode.BILINEAR: 1, Mode.BICUBIC: 2}
 PADDINGS = {Padding.ZEROS: 0, Padding.BORDER: 1, Padding.REFLECTION: 2}
@@ -54,6 +56,15 @@ def floor(typingctx, value):
         return builder.call(builder.module.declare_intrinsic("llvm.floor", [args[0].type]), args)
 
     return value(value), build
+
+
+@jit
+def whole(count):
+    """``count`` rounded up to whole vectors: loops without a remainder are faster.
+
+    Samples after the last have any coordinates, and taps in the image as all others.
+    """
+    return (count + _WHOLE - 1) // _WHOLE * _WHOLE
 
 
 @jit
@@ -308,6 +319,7 @@ def find_taps(grid, form, sizes, numbers, first_axis, begin, count, rows_at, raw
     outlined()
     axes, taps, mode, padding, aligned = form
     _load_grid(grid, axes, begin, count, rows_at, raw, like)
+    count = whole(count)
     for a in range(first_axis, axes):
         rows, own = rows_at + a * AXIS_ROWS * ROW, numbers[a]
         _coordinates(rows, count, aligned, own, like)

@@ -15,7 +15,15 @@ from holdfast.numerics.cpu_walk import RUN, load_span, size_of
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
-from holdfast.ops.grid_sample.cpu_lanes import SUMS, add_terms_in_lanes, rows_to_lanes
+from holdfast.ops.grid_sample.cpu_lanes import LANES, SUMS, add_terms_in_lanes, rows_to_lanes
+from holdfast.ops.grid_sample.cpu_pairs import (
+    PAIRED,
+    add_pair_products,
+    add_pair_terms,
+    are_apart,
+    in_pairs,
+    prefetch_places,
+)
 from holdfast.ops.grid_sample.cpu_places import find_places, gather_places, locate
 from holdfast.ops.grid_sample.plan import Mode
 
@@ -62,6 +70,7 @@ def sum_terms(
         for first in range(begin, end, RUN):
             count, tables = min(RUN, end - first), (offsets_at, weights_at)
             with_dgrid = joint and marking == 0
+            loaded = with_dgrid and problem[0][2] != _NEAREST  # by ``store_dgrid``
             read = steps if with_dgrid else own_steps
             locate(grid_of(grid, n), problem, read, first, count, tables, rows_at, raw, like, columns)
             if with_dgrid:
@@ -76,10 +85,17 @@ def sum_terms(
                     offsets = pointer(offsets_at + place * RUN * 8, np.int64)
                     for i in range(count):
                         low, high = min(low, offsets[i]), max(high, offsets[i])
+            apart = 0  # a bit for each place
+            if len(columns) == 2 and pixel == 8 and marking == 0:
+                for place in range(corners // 2):
+                    offsets = offsets_at + place * RUN * 8
+                    prefetch_places(sums_at, step, width, offsets, count, pixel)
+                    apart |= are_apart(offsets, count) << place
             for c in range(width):
                 source, channel_sums = first_channel(dout, n, channel + c), sums_at + c * step
-                row = row_at + c * RUN * size_of(like) if together else row_at
-                load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
+                row = row_at + c * RUN * size_of(like) if together or loaded else row_at
+                if not loaded:
+                    load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
                 if marking == 0:
                     if not all_finite:
                         clear_infinite(row, count, like)
@@ -87,7 +103,9 @@ def sum_terms(
                 for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
                     offsets = offsets_at + corner // len(columns) * RUN * 8
                     weights = weights_at + corner * RUN * size_of(like)
-                    if marking == 0:
+                    if apart >> (corner // 2) & 1:
+                        add_pair_terms(row, weights, offsets, count, terms_at, channel_sums, like)
+                    elif marking == 0:
                         add_terms(row, weights, offsets, count, bits, terms_at, channel_sums, like, columns)
                     else:
                         mark_infinite(row, weights, offsets, count, channel_sums, pixel, like, columns)
@@ -105,21 +123,41 @@ def store_dgrid(
     n, begin, count, extent, problem, image, dout, dgrid, levels, accumulate, totals_at, scratch, like,
     columns,
 ):  # fmt: skip
-    """dgrid of ``count`` samples from ``begin`` of an image. They are located."""
+    """dgrid of ``count`` samples from ``begin`` of an image. They are located.
+
+    Leaves dout of up to ``LANES`` channels in the rows of the scratch, unless the mode is nearest.
+    """
     outlined()
     channels, _, _, corners = extent
     offsets_at, _, rows_at, raw, old, values_at, row_at = scratch
-    level_size = corners * RUN * size_of(like)
+    size = size_of(like)
+    level_size = corners * RUN * size
     if problem[0][2] != _NEAREST:
         clear(totals_at, levels * corners * RUN if levels > 1 or channels == 0 else 0, like)
-        for channel in range(channels):
-            gradient, source = first_channel(dout, n, channel), first_channel(image, n, channel)
-            load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row_at, like)
-            for corner in range(0, corners, len(columns)):
-                offsets = offsets_at + corner // len(columns) * RUN * 8
-                sums = totals_at + corner * RUN * size_of(like)
-                gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
-                add_products(row_at, values_at, count, channel % CHUNK == 0, sums, like, columns)
-            add_levels(totals_at, corners * RUN, levels, channel + 1, channels, like)
+        channel, pairs = 0, in_pairs(image, like, columns)
+        if pairs:
+            source, lower = first_channel(image, n, 0), offsets_at + RUN * 8
+            prefetch_places(source, image[3] * size, channels, lower, count, size)
+        while channel < channels:
+            source, fresh = first_channel(image, n, channel), channel % CHUNK == 0
+            width = min(PAIRED, channels - channel) if pairs else 1
+            changes = row_at + channel % LANES * RUN * size
+            for c in range(width):
+                gradient, row = first_channel(dout, n, channel + c), changes + c * RUN * size
+                load_span(gradient, dout[1], dout[4], begin, begin + count, raw, row, like)
+            if pairs:
+                for corner in range(0, corners, 4):
+                    offsets, sums = offsets_at + corner // 2 * RUN * 8, totals_at + corner * RUN * size
+                    add_pair_products(
+                        source, image[3] * size, width, offsets, changes, count, fresh, sums, like
+                    )
+            else:
+                for corner in range(0, corners, len(columns)):
+                    offsets = offsets_at + corner // len(columns) * RUN * 8
+                    sums = totals_at + corner * RUN * size
+                    gather_places(source, image[1], offsets, count, values_at, raw, like, columns)
+                    add_products(changes, values_at, count, fresh, sums, like, columns)
+            channel += width
+            add_levels(totals_at, corners * RUN, levels, channel, channels, like)
     find_gradients(rows_at, problem[0], count, totals_at + (levels - 1) * level_size, like)
     store_gradients(rows_at, grid_of(dgrid, n), problem[0][0], begin, count, accumulate, raw, old, like)

@@ -19,12 +19,13 @@ from holdfast.ops.grid_sample.cpu_coordinates import (
     find_pair_weights,
     find_taps,
     find_weights,
+    whole,
 )
 
 
 @jit
 def locate(grid, problem, steps, begin, count, tables, rows_at, raw, like, columns):
-    """Fill the tables of ``count`` samples from ``begin``.
+    """Fill the tables of ``count`` samples from ``begin``, and of those after them, up to a ``whole`` number.
 
     ``problem`` is (form, sizes, numbers) as in ``find_taps``. ``tables`` are the addresses of the offsets and
     of the weights.
@@ -35,6 +36,7 @@ def locate(grid, problem, steps, begin, count, tables, rows_at, raw, like, colum
     corners = taps * taps * (taps if axes == 3 else 1)
     offsets_at, weights_at = tables
     find_taps(grid, form, sizes, numbers, 0, begin, count, rows_at, raw, like, columns)
+    count = whole(count)
     if taps == 2:
         find_pair_weights(rows_at, axes, count, weights_at, like)
     else:

@@ -11,6 +11,7 @@ _backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
 _OP = "holdfast.ops.grid_sample"
 _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
+_PAIRS_CPU = f"{_OP}.cpu_pairs"
 _GRADIENTS_CPU, _BANDS_CPU = f"{_OP}.cpu_gradients", f"{_OP}.cpu_bands"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU, _COLUMNS_GPU = f"{_OP}.gpu_dinput_by_slot", f"{_OP}.gpu_slot_columns"
@@ -21,10 +22,27 @@ _CELLS_GPU, _SUMS_GPU = f"{_OP}.gpu_cells", f"{_OP}.gpu_dinput_by_cell"
 MUTANTS = (
     _forward(
         "what is beside the image multiplied by 0",
-        _PLACES_CPU,
-        "total = more if weight == weight else total",
-        "total = more if weight == weight else total + zero(like) * values[i * len(columns) + k]",
+        _PAIRS_CPU,
+        "totals[channel] = builder.select(counts, more, totals[channel])",
+        "totals[channel] = builder.select(\n"
+        "                        counts, more, builder.fadd(totals[channel], builder.fmul(zeros, value))\n"
+        "                    )",
         likely="special values",
+    ),
+    _forward(
+        "the second channel of a pair of channels is the first",
+        _PAIRS_CPU,
+        "totals[channel] = builder.select(counts, more, totals[channel])\n"
+        "                image = builder.add(image, step)",
+        "totals[channel] = builder.select(counts, more, totals[channel])",
+        likely="11 channels",
+    ),
+    _backward(
+        "terms of a place in the order of the columns",
+        _PAIRS_CPU,
+        "order = [k + column for k in range(lanes) for column in (0, lanes)]",
+        "order = list(range(2 * lanes))",
+        likely="several tiles",
     ),
     _forward(
         "a column in the place of the other",

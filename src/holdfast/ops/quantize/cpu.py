@@ -16,6 +16,8 @@ from numba import types
 
 from holdfast.backends.cpu import (
     BLOCK,
+    BYTES,
+    LINE,
     counted_loop,
     emit,
     jit,
@@ -24,6 +26,7 @@ from holdfast.backends.cpu import (
     outlined,
     pointer,
     prefetch,
+    prefetch_line,
     splat,
     store_lanes,
     take,
@@ -73,6 +76,9 @@ from holdfast.ops.quantize.plan import (
     QuantizeDescriptor,
 )
 
+#: Prefetch distance, bytes.
+_AHEAD = 4096
+
 
 @jit
 def code(x, s, z, q_min, q_max):
@@ -110,6 +116,14 @@ ESTIMATORS = {
 _backward_tiles = straight_through_backward(ESTIMATORS)
 
 
+def _prefetch_after(builder: Any, x: Any, index: Any) -> None:
+    """Emit the prefetch of as many elements as a block has, at a distance after ``x[index]``."""
+    size = {"float": 4, "double": 8}.get(str(x.type.pointee), 2)
+    start = builder.bitcast(builder.gep(x, [index]), BYTES)
+    for offset in range(_AHEAD, _AHEAD + ROW_BLOCK * size, LINE):
+        prefetch_line(builder, builder.gep(start, [ir.IntType(32)(offset)]))
+
+
 @emit
 def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
     """Codes ``begin`` to ``end`` as bytes, in blocks of ``ROW_BLOCK``. ``x`` may hold bits of bfloat16."""
@@ -123,6 +137,7 @@ def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
         with counted_loop(builder, blocks) as block:
             index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
             t = builder.fdiv(load_real_lanes(builder, x, index, ROW_BLOCK, s.type.element), s)
+            _prefetch_after(builder, x, index)
             t = builder.select(builder.fcmp_ordered("ord", t, t), t, ir.Constant(t.type, [0.0] * ROW_BLOCK))
             t = builder.select(builder.fcmp_ordered(">", t, lo), t, lo)
             t = builder.select(builder.fcmp_ordered("<", t, hi), t, hi)
@@ -177,6 +192,7 @@ def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
         with counted_loop(builder, blocks) as block:
             index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
             given = load_real_lanes(builder, x, index, lanes, kind)
+            _prefetch_after(builder, x, index)
             given = builder.select(builder.fcmp_ordered("ord", given, given), given, zeros)
             given = first_if("<", first_if(">", given, least), greatest)
             q = fma_lanes(builder, given, r, builder.fmul(given, e))
@@ -195,11 +211,9 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
     outlined()
     scale, zero_point = pointer(runs[2], q_min), pointer(runs[3], q_min)
     item, columns = streamed_item(walk), row_columns(walk, 1, count)
-    row, row_end = 0, columns
-    for begin in range(0, count, BLOCK):
-        end = min(begin + BLOCK, count)
-        if item == 0:
-            prefetch(x, begin)
+    row, row_end, size = 0, columns, BLOCK if item > 0 else count
+    for begin in range(0, count, size):
+        end = min(begin + size, count)
         codes = pointer(walk[2] - begin if item > 0 else runs[0], np.int8)
         whole = end - (end - begin) % ROW_BLOCK
         part = begin
