@@ -261,6 +261,14 @@ def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str, need
         assert differences(GridSampleBackwardPlan, problem, backend="gpu") == []
 
 
+def test_words_of_slots_are_counted_in_32_bits() -> None:
+    from holdfast.ops.grid_sample.gpu_dinput_by_slot import SPREAD, SlotSums
+
+    desc = GridSampleBackwardDescriptor(shape=(3_000_000, 16, 7, 7), output_size=(7, 7))
+    sums = SlotSums(WorkspaceLayout(), torch.device("cpu"), desc, 2**40)
+    assert sums.images * 16 * SPREAD.value < 2**31 < desc.batch * 16 * SPREAD.value
+
+
 @pytest.fixture
 def by_column() -> Iterator[None]:
     """Small tiles, and no way but ``gpu_dinput_by_sample`` for few channels."""

@@ -288,7 +288,8 @@ class SlotSums:
     def _fit(self) -> bool:
         """Choose ``images`` and ``SLOTS``; whether the regions fit the budget."""
         desc, tuning = self.desc, self.tuning
-        most = LIMIT // ((tuning.slots + 1) * max(self.cells, desc.samples))
+        words = max((tuning.slots + 1) * max(self.cells, desc.samples), desc.channels * SPREAD.value)
+        most = LIMIT // words  # kernels count words in 32 bits
         least = max(-(-tuning.least_portion // max(desc.samples, 1)), 1)
         portions = range(-(-desc.batch // most), max(desc.batch // least, 1) + 1)
         sizes = sorted({-(-desc.batch // count) for count in portions}, reverse=True)
