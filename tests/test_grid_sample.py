@@ -235,22 +235,22 @@ def test_many_samples_to_a_pixel(image: tuple[int, ...], lines: int, monkeypatch
 FILLED = {"many slots": (9, 200), "slots and lists": (2, 200), "lists": (1, 200), "too many samples": (2, 4)}
 
 
+#: With one group of channels, and with several.
+IN_SLOTS = [
+    ((3, 9, 11), "spread"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents"), ((3, 5, 7), "subnormal"),
+    ((5, 5, 7), "spread"), ((11, 5, 7), "planes"), ((8, 5, 7), "special"), ((7, 2, 3, 5), "spread"),
+]  # fmt: skip
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("filled", FILLED)
-@pytest.mark.parametrize(
-    ("image", "values"),
-    [
-        ((3, 9, 11), "spread"), ((1, 9, 11), "special"), ((2, 3, 4, 5), "exponents"), ((5, 9, 11), "spread"),
-        ((11, 9, 11), "planes"), ((3, 9, 11), "subnormal"), ((8, 5, 7), "special"), ((7, 3, 4, 5), "spread"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("needs", [(True, True), (True, False)], ids=["both", "dinput"])
-def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str, needs: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(("image", "values"), IN_SLOTS)
+def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> None:
     from holdfast.ops.grid_sample import gpu, gpu_dinput_by_slot
 
     slots, longest = FILLED[filled]
     grid = "on one pixel" if filled in ("lists", "too many samples") else "random"
-    size = image[1:]
+    needs, size = (True, filled != "slots and lists"), image[1:]
     problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True, needs=needs)
     most = {"most_channels": 16, "most_channels_3d": 16}
     with gpu_dinput_by_slot.TUNING.replaced(slots=slots, longest=longest, **most):
