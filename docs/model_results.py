@@ -37,10 +37,11 @@ def section() -> str:
 
 def _machine(name: str) -> str:
     report = model_steps.stored(name)
+    run = f"{speed.where(report)}, holdfast {report['versions']['holdfast']}."
     return "\n\n".join(
         [
             f"### Models, {report['device']}",
-            f"{speed.where(report)}, holdfast {report['versions']['holdfast']}. {coverage(report)}",
+            f"{run} {coverage(report)}{later(report)}",
             f"![Backward against torch eager, {report['device']}](assets/models_{name}.svg)",
             table(report),
         ]
@@ -59,6 +60,12 @@ def coverage(report: Report) -> str:
     if not missing:
         return said
     return f"{said} Not stored: {', '.join(f'{n} of {all_of[op]} of {op}' for op, n in missing.items())}."
+
+
+def later(report: Report) -> str:
+    """How many cases were measured after the date of the report. Their rows have a date of their own."""
+    found = Counter((row["op"], row["date"][:10]) for row in report["rows"] if "date" in row)
+    return "".join(f" {count} cases of {op} were measured on {date}." for (op, date), count in found.items())
 
 
 def table(report: Report) -> str:

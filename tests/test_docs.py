@@ -196,6 +196,8 @@ def test_the_stored_training_steps_name_machine_versions_date_and_missing_cases(
     for fact in (report["device"], *(report["versions"][p] for p in ("torch", "triton", "holdfast"))):
         assert fact in text
     assert report["date"][:10] in text and "assets/models_h200.svg" in text
+    for date in {row["date"] for row in report["rows"] if "date" in row}:
+        assert f"were measured on {date[:10]}." in text
     names = [row["name"] for row in report["rows"]]
     assert {*names} <= {case.name for case in model_cases()}, "a stored row is of no case of today"
     assert f"{len(names)} of the {len(model_cases())} cases" in text
