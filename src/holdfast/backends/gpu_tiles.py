@@ -14,11 +14,14 @@ import triton.language as tl
 
 from holdfast.backends.gpu import loop_offsets
 
+#: Elements of a vector of one byte each: 16 bytes are the most that a thread loads or stores at once.
+VECTOR = tl.constexpr(16)
+
 
 @triton.jit
 def tile_rows(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GRID: tl.constexpr, steps=1):
     """The row numbers of this program's tile, or of the first of its ``steps`` tiles."""
-    if GRID == "rows":
+    if GRID == "rows" or GRID == "last columns":
         tile = tl.program_id(0)
     elif GRID == "columns and rows":
         tile = tl.program_id(1)
@@ -32,6 +35,8 @@ def tile_start(columns, COLUMNS: tl.constexpr, GRID: tl.constexpr):
     """The first column of this program's tile."""
     if GRID == "rows":
         return tl.full([], 0, tl.int64)
+    elif GRID == "last columns":
+        return (tl.full([], 0, tl.int64) + columns) // VECTOR * VECTOR
     elif GRID == "columns and rows":
         return tl.program_id(0).to(tl.int64) * COLUMNS
     else:

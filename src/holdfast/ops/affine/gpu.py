@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import EachRun, Wide, double_bits, parameters_of
-from holdfast.backends.gpu_tiles import columns_inside, tile_row_offsets
+from holdfast.backends.gpu_tiles import VECTOR, columns_inside, tile_row_offsets
 from holdfast.backends.steps import Steps, operand_names
 from holdfast.backends.tuning import Tuned, warps_for
 from holdfast.core.operands import Operand
@@ -42,9 +42,11 @@ class Tuning:
     programs: int = 1024
     #: Most programs along the second axis of a grid.
     grid_limit: int = 65535
+    #: From so many columns on, a single row that has no whole number of vectors takes two launches.
+    least_split: int = 2**20
 
 
-TUNING = Tuned(gpu=Tuning())
+TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(least_split=1000))
 #: Cache hint of loads: keep inputs in the cache longer than outputs. It saves 1 to 2 percent of the time of
 #: a large tensor on an H200, whether or not the next kernel reads the output.
 EVICT_LAST = tl.constexpr("evict_last")
@@ -226,7 +228,38 @@ def add_tiles(
     has ``tile`` elements, or ``scaled_tile`` if each column has a scale; a program of a kernel with the
     parameter ``steps`` then processes several tiles. The kernel receives all of ``parameters``, and each
     entry of ``offered`` that it has as a parameter.
+
+    The compiler loads and stores vectors only if it knows that a row has a whole number of them. So a long
+    row is split: a second launch processes its last columns.
     """
+    options = {
+        "per_byte": per_byte, "per_column": per_column, "tile": tile, "scaled_tile": scaled_tile,
+        "registers": registers, **parameters,
+    }  # fmt: skip
+    space = layout.space
+    whole = space.columns // VECTOR.value * VECTOR.value
+    if space.rows > 1 or whole == space.columns or whole < layout.tuning.least_split:
+        _add_launch(steps, kernel, layout, **options)
+        return
+    vectors = replace(space, sizes=(*space.sizes[:-1], whole))
+    _add_launch(steps, kernel, replace(layout, space=vectors), **options)
+    _add_launch(steps, kernel, layout, last_columns=True, **options)
+
+
+def _add_launch(
+    steps: Steps,
+    kernel: Any,
+    layout: Layout,
+    *,
+    per_byte: int,
+    per_column: int,
+    tile: int | None,
+    scaled_tile: int | None,
+    registers: int | None,
+    last_columns: bool = False,
+    **parameters: Any,
+) -> None:
+    """Add a launch over all columns of a layout, or over the last ones, which are no whole vector."""
     space, tensors, shared, tuning = layout.space, layout.tensors, layout.shared, layout.tuning
     taken = parameters_of(kernel.fn)
     scales = space.strides[len(tensors) :]
@@ -234,12 +267,16 @@ def add_tiles(
     size, widest = (scaled_tile, tuning.scaled_columns) if by_column else (tile, 0)
     size = size or tuning.tile
     rows, columns = _tile_shape(space, len(tensors), size // per_column, widest // per_column)
+    if last_columns:
+        columns = VECTOR.value
     zero_point = shared[1] if len(shared) > 1 else None
     zero_value = clamp_zero_point(zero_point) if isinstance(zero_point, int) else 0
     tiles_down, tiles_across = -(-space.rows // rows), -(-space.columns // columns)
     several = "steps" in taken and by_column and not by_row
-    steps_each = _tiles_per_program(tiles_down * tiles_across, tuning) if several else 1
+    steps_each = _tiles_per_program(tiles_down * tiles_across, tuning) if several and not last_columns else 1
     order, grid = _grid(-(-tiles_down // steps_each), tiles_across, tuning.grid_limit)
+    if last_columns:
+        order, grid = "last columns", (1, 1)
     bytes_across = -(-space.columns // per_byte)
     strides = zip(layout.names, _collapsed_strides(space), strict=True)
     offered = {f"{_PARAMETER_NAMES.get(name, name)}_strides": own for name, own in strides} | {

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -31,7 +30,7 @@ from holdfast.ops.segment_sum.gpu import (
     places_of,
 )
 from holdfast.ops.segment_sum.gpu_gather import Lookup, add_gather
-from holdfast.ops.segment_sum.gpu_index import Lines, ZeroFill
+from holdfast.ops.segment_sum.gpu_index import Lines
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 #: Set in both halves of alpha's bits. Triton compiles an integer that is 1, or fits 32 bits, separately.
@@ -110,7 +109,7 @@ class Scatter(SortedSums[ScatterDescriptor]):
         walk = loops(desc.shape, index.stride(), src.stride(), desc.line_strides)
         table = loops(desc.table, out.stride(), source.stride())
         steps = Steps(self.device, args)
-        fill, filled = self.zero_fill(out)
+        fill, filled = self.zero_fill("out", out) if desc.base == "zeros" else (None, 0)
         lines = Lines(desc.extent, desc.step, walk.strides[2])
         order.add_steps(
             steps, "index", walk, -1, self.summing.arrivals, fill,
@@ -134,17 +133,6 @@ class Scatter(SortedSums[ScatterDescriptor]):
             filled=filled,
         )
         return steps.launch
-
-    def zero_fill(self, out: torch.Tensor) -> tuple[ZeroFill | None, int]:
-        """The last rows, to be zeroed during the sort, and their number."""
-        desc = self.desc
-        if desc.base != "zeros" or not self.summing.sparse or not out.is_contiguous():
-            return None, 0
-        filled = min(self.order.fill_bytes // (desc.columns * out.itemsize), desc.rows)
-        if filled * self.summing.tuning.worth_filling < desc.rows:
-            return None, 0
-        begin = (desc.rows - filled) * desc.columns
-        return ZeroFill("out", begin, filled * desc.columns, out.itemsize), filled
 
 
 def halves(alpha: float) -> tuple[int, ...]:

@@ -83,5 +83,5 @@ class FewTerms(IndexedKernel[ScatterDescriptor]):
 
 def scatter(desc: ScatterDescriptor, device: torch.device) -> IndexedKernel[ScatterDescriptor]:
     """The kernel for this problem: ``FewTerms``, or ``Scatter`` if there are more terms or several lines."""
-    few = len(desc.shape) == 1 and desc.count <= TUNING.on(device).most_terms
+    few = len(desc.shape) == 1 and TUNING.on(device).serves(desc)
     return FewTerms(desc, device) if few else gpu.Scatter(desc, device)

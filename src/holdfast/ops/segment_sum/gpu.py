@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from holdfast.backends.gpu import follow
-from holdfast.backends.gpu_tiles import common_step, row_offsets, stepped
+from holdfast.backends.gpu_tiles import VECTOR, common_step, row_offsets, stepped
 from holdfast.backends.steps import StepOperand, Steps, operand_names
 from holdfast.backends.tuning import Tuned
 from holdfast.core.plan import Launch
@@ -374,16 +374,24 @@ def fill_rows(
 @triton.jit(do_not_specialize=["rows"])
 def fill_table(
     out, factors, rows, columns, tiles, out_sizes, out_strides, factor_strides,
-    FILL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    FILL: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """``FILL`` for ROWS rows, as if they had no terms."""
+    """``FILL`` for ROWS rows, as if they had no terms. FLAT: the table is one row, see ``store_zeros``."""
     follow()
     tile = tl.program_id(0) % tiles
-    column = (tile * COLUMNS + tl.arange(0, COLUMNS))[None, :].to(tl.int64)
+    first_row = tl.program_id(0) // tiles * ROWS
+    column = (tile.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    end = columns // VECTOR * VECTOR if FLAT else columns
     FILL(
-        out, factors, out, tl.program_id(0) // tiles * ROWS, rows, 0, column, column < columns,
+        out, factors, out, first_row, rows, 0, column, column < end,
         out_sizes, out_strides, factor_strides, NONE, ROWS, COLUMNS,
     )  # fmt: skip
+    if FLAT and tile == 0:
+        last = end + tl.arange(0, VECTOR)[None, :].to(tl.int64)
+        FILL(
+            out, factors, out, first_row, rows, 0, last, last < columns,
+            out_sizes, out_strides, factor_strides, NONE, ROWS, VECTOR,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -617,13 +625,25 @@ class SegmentSumSteps:
     def add_filling(
         self, steps: Steps, out: Target, terms: Terms, walk: Walk, fill: Any, filled: int
     ) -> None:
-        """Add a launch that fills the rows that the caller does not zero, with terms or without."""
-        columns = self.tile[1]
-        rows = max(triton.next_power_of_2(self.tuning.fill_bytes // (columns * self.itemsize) + 1) // 2, 1)
+        """Add a launch that fills the rows that the caller does not zero, with terms or without.
+
+        Contiguous rows are filled as one row, whatever their width.
+        """
+        rows, columns, row_stride = self.rows - filled, self.columns, out.out_strides[0]
+        flat = out.out_strides == (columns, 1) and walk.factor_strides in ((columns, 1), (0,))
+        if flat:
+            rows, columns, row_stride = 1, rows * columns, 0
+        most = self.tuning.fill_bytes // self.itemsize
+        width = power_below(most) if flat else self.tile[1]
+        height = 1 if flat else power_below(most // width) or 1
+        tiles = -(-columns // width)
+        strides = (row_stride, *out.out_strides[1:])
         steps.add(
-            fill_table, -(-(self.rows - filled) // rows) * self.tiles, self, out, terms,
-            factor_strides=walk.factor_strides, FILL=fill, ROWS=rows, COLUMNS=columns,
-            num_warps=self.tuning.warps,
+            fill_table, -(-rows // height) * tiles, terms,
+            out=out.out, rows=rows, columns=columns, tiles=tiles,
+            out_sizes=(rows, columns) if flat else out.out_sizes, out_strides=strides,
+            factor_strides=strides if flat else walk.factor_strides, FILL=fill, FLAT=flat,
+            ROWS=height, COLUMNS=width, num_warps=self.tuning.warps,
         )  # fmt: skip
 
 
@@ -649,6 +669,19 @@ class SortedSums(IndexedKernel[D]):
         )
         self.set_workspace(layout)
 
+    def zero_fill(self, name: str, out: torch.Tensor) -> tuple[ZeroFill | None, int]:
+        """The last rows of operand ``name``, to be zeroed during the sort, and their number."""
+        desc, row_bytes = self.desc, self.desc.columns * out.itemsize
+        if not self.summing.sparse or not out.is_contiguous() or not row_bytes:
+            return None, 0
+        # The first of them is at a multiple of VECTOR elements.
+        others = max(desc.rows - self.order.fill_bytes // row_bytes, 0)
+        filled = max(desc.rows - -(-others // VECTOR.value) * VECTOR.value, 0)
+        if filled * self.summing.tuning.worth_filling < desc.rows:
+            return None, 0
+        begin = (desc.rows - filled) * desc.columns
+        return ZeroFill(name, begin, filled * desc.columns, out.itemsize), filled
+
 
 class SegmentSum(SortedSums[IndexedDescriptor]):
     """Merge sort, then segment sum, for every plan that sums terms by row."""
@@ -662,15 +695,8 @@ class SegmentSum(SortedSums[IndexedDescriptor]):
         out_name, terms_name, indices_name = operand_names(type(args))
         walk = loops(desc.shape, indices.stride(), terms.stride())
         steps = Steps(self.device, args)
-        zero_fill, filled = None, 0
-        if self.summing.sparse and not args.accumulate and out.is_contiguous():
-            filled = min(order.fill_bytes // max(desc.columns * out.itemsize, 1), desc.rows)
-        if filled * self.summing.tuning.worth_filling >= desc.rows:
-            begin = (desc.rows - filled) * desc.columns
-            zero_fill = ZeroFill(out_name, begin, filled * desc.columns, out.itemsize)
-        else:
-            filled = 0
-        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, zero_fill)
+        fill, filled = (None, 0) if args.accumulate else self.zero_fill(out_name, out)
+        order.add_steps(steps, indices_name, walk, desc.padding, self.summing.arrivals, fill)
         self.summing.add_steps(
             steps,
             Target.matrix(out_name, out),

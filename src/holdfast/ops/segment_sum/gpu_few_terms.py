@@ -43,6 +43,8 @@ class Tuning:
     #: Bytes of a tile in the compute dtype; it is smaller if there would be fewer programs than ``programs``.
     tile_bytes: int
     programs: int
+    #: Maximum bytes of a table whose rows are no whole number of vectors. More are filled as one row.
+    most_ragged: int
     #: Terms loaded together.
     unroll: int = 8
     most_warps: int = 4
@@ -54,14 +56,20 @@ class Tuning:
         programs = rows * -(-columns // width) // self.programs
         return min(elements // width, power_below(programs) or 1), width
 
+    def serves(self, desc: IndexedDescriptor) -> bool:
+        """Whether this is a problem of few terms."""
+        row_bytes = desc.columns * desc.dtype.itemsize
+        ragged = row_bytes % 16 > 0 and desc.rows * row_bytes > self.most_ragged
+        return desc.count <= self.most_terms and not ragged
+
     def terms_of(self, count: int) -> int:
         """``count`` or more terms, a power of two."""
         return max(int(triton.next_power_of_2(count)), self.unroll)
 
 
 TUNING = Tuned(
-    gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528),
-    interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2),
+    gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528, most_ragged=2**23),
+    interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2, most_ragged=2**13),
 )
 
 
@@ -167,5 +175,4 @@ class FewTerms(IndexedKernel[IndexedDescriptor]):
 
 def segment_sum(desc: IndexedDescriptor, device: torch.device) -> IndexedKernel[IndexedDescriptor]:
     """The kernel for this problem: ``FewTerms``, or ``SegmentSum`` if there are more terms."""
-    few = desc.count <= TUNING.on(device).most_terms
-    return FewTerms(desc, device) if few else gpu.SegmentSum(desc, device)
+    return FewTerms(desc, device) if TUNING.on(device).serves(desc) else gpu.SegmentSum(desc, device)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu_tiles import row_offsets
+from holdfast.backends.gpu_tiles import VECTOR, row_offsets
 from holdfast.backends.steps import StepOperand
 
 
@@ -28,9 +28,17 @@ def lower_bound(sorted_values, value, count, step):
 
 @triton.jit
 def store_zeros(out, tile, count, TILE: tl.constexpr):
-    """Zero one tile of ``count`` elements."""
+    """Zero one tile of ``count`` elements. The first tile also zeroes the last elements of all.
+
+    The compiler stores vectors if it knows that a mask has the same value for all elements of a vector. So
+    the mask of the tiles ends at a multiple of VECTOR, and fewer than VECTOR elements are left.
+    """
+    whole = count // VECTOR * VECTOR
     at = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
-    tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < count)
+    tl.store(out + at, tl.zeros([TILE], out.dtype.element_ty), mask=at < whole)
+    if tile == 0:
+        last = whole + tl.arange(0, VECTOR).to(tl.int64)
+        tl.store(out + last, tl.zeros([VECTOR], out.dtype.element_ty), mask=last < count)
 
 
 @triton.jit
@@ -63,8 +71,8 @@ class ZeroFill(NamedTuple):
     itemsize: int
 
     def split(self, size: int) -> tuple[ZeroFill, ZeroFill]:
-        """The first ``size`` bytes, and the rest."""
-        now = min(size // self.itemsize, self.elements)
+        """The first ``size`` bytes or fewer, and the rest, which begins at a whole vector."""
+        now = min(size // self.itemsize // VECTOR.value * VECTOR.value, self.elements)
         rest = self._replace(start=self.start + now, elements=self.elements - now)
         return self._replace(elements=now), rest
 
