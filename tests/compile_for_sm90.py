@@ -142,7 +142,7 @@ def main(names: list[str]) -> None:
             plan = hf.plans.all()[name]
             cases = cases_of(plan)
             if plan is hf.plans.SegmentSumPlan:
-                cases.append(sum_cases.case(plan, sum_cases.Problem("sorted by torch", (2**20 + 1,), 1, 1)))
+                cases.append(sum_cases.case(plan, sum_cases.Problem("sorted by torch", (2**21 + 1,), 1, 1)))
             for desc in {case.descriptor: None for case in cases if not case.descriptor.empty}:
                 for implementation in plan.implementations("gpu"):
                     kernel = plan._make_kernel(implementation, desc, DEVICE)

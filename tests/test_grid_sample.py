@@ -252,7 +252,7 @@ def test_samples_in_slots(filled: str, image: tuple[int, ...], values: str) -> N
     grid = "on one pixel" if filled in ("lists", "too many samples") else "random"
     needs, size = (True, filled != "slots and lists"), image[1:]
     problem = cases.Problem("slots", image, size, values=values, grid=grid, accumulate=True, needs=needs)
-    most = {"most_channels": 16, "most_channels_3d": 16}
+    most = {"most_channels": 16, "most_channels_3d": 16, "few_programs": 999 if filled == "lists" else 0}
     with gpu_dinput_by_slot.TUNING.replaced(slots=slots, longest=longest, **most):
         kernel = gpu.GridSampleBackward(
             case_of(GridSampleBackwardPlan, problem).descriptor, torch.device("cpu")

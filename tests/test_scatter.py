@@ -19,6 +19,8 @@ from holdfast.ops.scatter.cpu import Scatter
 from holdfast.ops.scatter.plan import ScatterArgs, ScatterDescriptor, ScatterPlan
 from holdfast.ops.scatter.torch_op import gather_values, index_put_values, scatter_values
 
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+
 REDUCED = [
     ("add", {}),
     ("sum", {"include_self": True}),
@@ -249,6 +251,45 @@ def test_what_has_no_terms_is_copied() -> None:
     out = hf.scatter_add(bits, 0, torch.tensor([4]), torch.tensor([1.0]))
     assert torch.equal(out[:4].view(torch.int32), bits[:4].view(torch.int32)) and out[4] == 6.0
     assert out.data_ptr() != bits.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("base", ["added", "kept", "zeros"])
+@pytest.mark.parametrize("width", [3, 16])
+def test_contiguous_rows_are_filled_as_one(dtype: torch.dtype, base: str, width: int) -> None:
+    """A tall table with few terms; NaN shows an element that is not written."""
+    from holdfast.ops.segment_sum import gpu_few_terms
+
+    generator = torch.Generator().manual_seed(width)
+    index = torch.randint(0, 701, (120,), generator=generator)
+    src, table = (torch.randn(n, width, generator=generator).to(dtype) for n in (120, 701))
+    desc = ScatterDescriptor(shape=(120,), table=(701,), width=width, dtype=dtype, base=base)
+    found = []
+    for backend, padded in (("reference", False), ("gpu", False), ("gpu", True)):
+        device = GPU if backend == "gpu" else "cpu"
+        out = torch.full((701, width + padded), torch.nan, dtype=dtype, device=device)[:, :width]
+        stream = hf.Stream.current(device)
+        with gpu_few_terms.TUNING.replaced(most_terms=1):
+            plan = ScatterPlan.select(stream, desc, hf.PlanPreference(backend=backend, precompile=False))
+            workspace = torch.full((plan.workspace_size(),), 0xFF, dtype=torch.uint8, device=device)
+            input = None if base == "zeros" else table.to(device)
+            plan.run(
+                stream,
+                workspace,
+                ScatterArgs(input=input, index=index.to(device), src=src.to(device), out=out),
+            )
+        found.append(out.cpu())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_few_terms_of_a_large_ragged_table_are_sorted() -> None:
+    from holdfast.ops.segment_sum.gpu_few_terms import TUNING
+
+    tuning = TUNING.on(torch.device("meta"))  # the record of GPUs
+    narrow = ScatterDescriptor(shape=(2,), table=(10**6,), width=3)
+    assert not tuning.serves(narrow)
+    assert tuning.serves(ScatterDescriptor(shape=(2,), table=(10**6,), width=4))
+    assert tuning.serves(ScatterDescriptor(shape=(2,), table=(10**4,), width=3))
 
 
 def test_all_terms_on_one_row_and_threads_change_nothing() -> None:

@@ -45,6 +45,53 @@ def test_a_program_goes_down_several_tiles(rows: int, with_zero_point: bool) -> 
     assert torch.equal(made, packed_codes("reference", "cpu", x, scale, z))
 
 
+@pytest.mark.parametrize("more", [0, 1, 15])
+def test_the_last_columns_of_a_long_row_have_a_launch_of_their_own(
+    more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.ops.affine import gpu
+
+    ways: list[str] = []
+    launched = gpu.Steps.add
+
+    def watched(self: gpu.Steps, kernel: object, grid: object, offered: dict[str, str], **given: int) -> None:
+        ways.append(offered["GRID"])
+        launched(self, kernel, grid, offered, **given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gpu.Steps, "add", watched)
+    draw = torch.Generator().manual_seed(more)
+    x = torch.randn(1024 + more, generator=draw) * 9
+    x[-2:] = torch.tensor([float("nan"), float("inf")])
+
+    def made(backend: str, device: str) -> list[torch.Tensor]:
+        stream, pref = hf.Stream.current(device), hf.PlanPreference(backend=backend, precompile=False)
+        found = []
+        for dtype, packed in ((torch.int8, False), (torch.int4, True), (torch.float8_e4m3fn, False)):
+            quantizing = hf.plans.QuantizePerTensorDescriptor(
+                shape=x.shape, input_dtype=x.dtype, output_dtype=dtype, packed=packed
+            )
+            shape, stored = quantizing.expected("q")
+            q = torch.full(shape, 85, dtype=torch.uint8, device=device).view(stored)
+            plan = hf.plans.QuantizePerTensorPlan.select(stream, quantizing, pref)
+            zero_point = None if dtype.is_floating_point else 3
+            args = hf.plans.QuantizePerTensorArgs(x=x.to(device), scale=0.1, zero_point=zero_point, q=q)
+            plan.run(stream, None, args)
+            dequantizing = hf.plans.DequantizePerTensorDescriptor(
+                shape=x.shape, input_dtype=dtype, output_dtype=x.dtype, packed=packed
+            )
+            y = torch.full_like(x, 85.0, device=device)
+            back = hf.plans.DequantizePerTensorPlan.select(stream, dequantizing, pref)
+            back.run(
+                stream, None, hf.plans.DequantizePerTensorArgs(q=q, scale=0.1, zero_point=zero_point, y=y)
+            )
+            found += [q.view(torch.uint8).cpu(), y.view(torch.int32).cpu()]
+        return found
+
+    with gpu.TUNING.replaced(least_split=1024):
+        assert all(map(torch.equal, made("gpu", DEVICE), made("reference", "cpu")))
+    assert set(ways) == ({"rows"} if more == 0 else {"rows", "last columns"})
+
+
 @pytest.mark.parametrize(
     ("name", "ending"),
     [

@@ -67,6 +67,9 @@ class Tuning:
     rows: int
     sum_warps: int
     most_ahead: int
+    #: Pixels of a column if there are at most ``few_programs`` programs then, which run at once.
+    few_rows: int
+    few_programs: int
     #: Words cleared per program.
     cleared: int
     #: Maximum registers per thread in 3-D, and of ``place_samples`` with several groups of channels.
@@ -93,10 +96,12 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16, cleared=4096,
+        tile=256, warps=8, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16, few_rows=5,
+        few_programs=4096, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16, cleared=65536,
+        tile=8192, warps=4, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16, few_rows=5,
+        few_programs=0, cleared=65536,
         longest=20, least_portion=1, least_channels=1, most_channels=5, most_channels_3d=5, least_elements=1,
         least_in_groups=1,
     ),
@@ -365,15 +370,18 @@ class SlotSums:
             num_warps=tuning.warps, registers=tuning.registers if groups else registers,
         )  # fmt: skip
         width, height = desc.image_size[-1], desc.image_size[-2]
-        stacked = desc.pixels // (width * height) * -(-height // tuning.rows)
-        wide = min(tuning.wide, triton.next_power_of_2(width))
-        tiles = tiles_of(width, stacked, tuning.lanes, wide)
+        layers, wide = desc.pixels // (width * height), min(tuning.wide, triton.next_power_of_2(width))
+        for rows in (tuning.few_rows, tuning.rows):
+            stacked = layers * -(-height // rows)
+            tiles = tiles_of(width, stacked, tuning.lanes, wide)
+            if images * tiles * max(groups, 1) <= tuning.few_programs:
+                break
         for first_group, count, channels in ((0, groups, GROUP.value), (groups, 1, rest)):
             if count * channels:
                 steps.add(
                     sum_slots, images * tiles * count, sources, self,
                     tiles=tiles, stacked=stacked, groups=count, first_channel=first_group * GROUP.value,
-                    CHANNELS=channels, LANES=tuning.lanes, WIDE=wide, ROWS=tuning.rows,
+                    CHANNELS=channels, LANES=tuning.lanes, WIDE=wide, ROWS=rows,
                     AHEAD=desc.corners * channels <= tuning.most_ahead, num_warps=tuning.sum_warps,
                     registers=registers,
                 )  # fmt: skip

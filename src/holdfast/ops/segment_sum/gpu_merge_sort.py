@@ -66,8 +66,8 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=4096, pass_bytes=24 * 2**20,
-        span_bytes=8 * 2**20, max_merged=2**13, max_radix=2**20, max_radix_tall=2**18,
+        tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=1024, pass_bytes=24 * 2**20,
+        span_bytes=8 * 2**20, max_merged=2**13, max_radix=2**21, max_radix_tall=2**20,
     ),
     interpreter=Tuning(
         tile=256, side=512, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096,

@@ -32,22 +32,18 @@ class Tuning:
     #: Elements of a block of ``scan_digits``, and per program that zeroes memory; powers of two.
     block: int
     zero_tile: int
-    #: Up to this many indices: those of a tile, warps, and the maximum bits of a digit.
-    few: int
+    #: Indices of a tile.
     tile: int
+    #: Maximum bits of a digit up to ``few`` indices, and for more. More digits have more counts.
+    few: int
     most_bits: int
+    most_bits_of_many: int
     warps: int = 4
-    #: The same for more indices. Small tiles are sorted faster, but have more counts.
-    tile_of_many: int = 256
-    most_bits_of_many: int = 8
-    warps_of_many: int = 2
 
 
 TUNING = Tuned(
-    gpu=Tuning(block=1024, zero_tile=4096, few=2**18, tile=512, most_bits=9),
-    interpreter=Tuning(
-        block=8, zero_tile=65536, few=2**13, tile=256, most_bits=4, tile_of_many=512, most_bits_of_many=5
-    ),
+    gpu=Tuning(block=1024, zero_tile=1024, tile=512, few=2**18, most_bits=9, most_bits_of_many=7),
+    interpreter=Tuning(block=8, zero_tile=65536, tile=256, few=2**13, most_bits=4, most_bits_of_many=5),
 )
 
 
@@ -148,12 +144,9 @@ class RadixSort:
         result: tuple[Region, Region],
     ) -> None:
         self.count, self.rows, self.tuning = count, rows, TUNING.on(device)
-        tuning, few = self.tuning, count <= self.tuning.few
-        self.tile, most_bits, self.warps = (
-            (tuning.tile, tuning.most_bits, tuning.warps)
-            if few
-            else (tuning.tile_of_many, tuning.most_bits_of_many, tuning.warps_of_many)
-        )
+        tuning = self.tuning
+        self.tile = tuning.tile
+        most_bits = tuning.most_bits if count <= tuning.few else tuning.most_bits_of_many
         bits = max(rows.bit_length(), 1)
         self.passes = -(-bits // most_bits)
         self.bits = -(-bits // self.passes)
@@ -181,12 +174,12 @@ class RadixSort:
                 sort_tiles, self.tiles + span_programs + -(-now.elements // tuning.zero_tile),
                 self, now.parameters, loaded, keys=keys, spans=spans, shift=number * self.bits,
                 span_programs=span_programs, span_count=span_count, FIRST=first, DIGITS=digits,
-                TILE=self.tile, ZERO_TILE=tuning.zero_tile, num_warps=self.warps,
+                TILE=self.tile, ZERO_TILE=tuning.zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
             steps.add(scan_digits, digits, self, BLOCK=tuning.block, num_warps=tuning.warps)
             steps.add(
                 place_tiles, self.tiles, self, loaded, next_keys=next_keys, next_places=next_places,
-                keys=keys, places=places, FIRST=first, DIGITS=digits, TILE=self.tile, num_warps=self.warps,
+                keys=keys, places=places, FIRST=first, DIGITS=digits, TILE=self.tile, num_warps=tuning.warps,
             )  # fmt: skip
             keys, places = next_keys, next_places
         return fill
