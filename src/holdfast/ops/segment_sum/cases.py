@@ -111,6 +111,7 @@ PROBLEMS = (
     Problem("width 4096", (50,), 6, 4096, "zipf"),
     Problem("width 1500 in float64", (90,), 2, 1500, "equal", _FLOAT64),
     Problem("a million segments", (900,), 10**6, 1, "zipf"),
+    Problem("far more segments than terms, odd width", (150,), 1001, 3),
     Problem("more segments than terms", (200,), 300, 64, "zipf"),
     Problem("several blocks", (5000,), 70, 8, "zipf"),
     Problem("many terms of few segments", (2**16 + 50,), 300, 1),

@@ -44,7 +44,7 @@ class Tuning:
     tile_bytes: int
     programs: int
     #: Maximum bytes of a table whose rows are no whole number of vectors. More are filled as one row.
-    most_ragged: int
+    most_ragged: int = 2**23
     #: Terms loaded together.
     unroll: int = 8
     most_warps: int = 4
@@ -68,8 +68,8 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528, most_ragged=2**23),
-    interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2, most_ragged=2**13),
+    gpu=Tuning(most_terms=64, tile_bytes=8192, programs=528),
+    interpreter=Tuning(most_terms=100, tile_bytes=65536, programs=2),
 )
 
 

@@ -61,6 +61,8 @@ MUTANTS = (
     _mutant("sums of a narrower type", _GPU,
         "            total += value\n",
         "            total = (total + value).to(tl.float32).to(COMPUTE)\n"),
+    _mutant("the last elements not zeroed", "holdfast.ops.segment_sum.gpu_index",
+        "mask=last < count", "mask=last < whole", likely="odd width"),
     _mutant("equal digits in any order", _RADIX,
         "digit * TILE + own, TILE", "digit * TILE + (TILE - 1 - own), TILE", likely="several blocks"),
     _mutant("the digits of a tile not counted by the tiles after it", _RADIX,
