@@ -155,7 +155,7 @@ def test_every_way_to_sort_gives_the_same(way: str, kind: str) -> None:
 def test_rows_that_are_filled_early_are_written_again(kind: str, part: int) -> None:
     from holdfast.ops.segment_sum import gpu_merge_sort as order
 
-    tiles = {"zero_tile": 64, "block": 128, "one_block": 128, "tile": 64, "side": 64}
+    tiles = {"zero_bytes": 256, "block": 128, "one_block": 128, "tile": 64, "side": 64}
     destinations = index_values(kind, "filled", (300,), 500, torch.int64)
     terms = row_values("filled", (300, 3), torch.float32)
     # Two passes and the spans, with all of 500 rows, with 300, and with 100, which is too few to use them.

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from holdfast.backends.gpu_tiles import columns_inside, row_offsets
+from holdfast.backends.gpu_tiles import VECTOR, columns_inside, row_offsets
 from holdfast.backends.steps import Steps
 from holdfast.backends.tuning import Tuned, constants_of, warps_for
 from holdfast.core.plan import Launch
@@ -183,12 +183,15 @@ def observe(
     segments, rows, columns, column_tiles, steps,
     column_steps, over_sizes, first_strides, second_strides, x_over, within_sizes, x_within,
     RESULT: tl.constexpr, COMPUTE: tl.constexpr, IN_PIECES: tl.constexpr, COLUMNS_WITHIN: tl.constexpr,
-    ONE_STEP: tl.constexpr, ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
+    RAGGED: tl.constexpr, ONE_STEP: tl.constexpr,
+    ROWS: tl.constexpr, SEGMENTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The results of SEGMENTS segments, or with IN_PIECES the extremes of one piece of each.
 
     The columns are ``column_tiles`` tiles. With COLUMNS_WITHIN the columns of a row belong to one segment.
     Otherwise each column is a segment, and ``segments`` counts rows of such segments.
+    RAGGED: there is one contiguous row, and its last vector is not whole. Every program loads that one
+    separately: the compiler loads vectors only if it knows that all are whole.
     """
     DTYPE: tl.constexpr = x.dtype.element_ty
     SIZE: tl.constexpr = DTYPE.primitive_bitwidth
@@ -206,6 +209,7 @@ def observe(
     base = row_offsets(segment, over_sizes, x_over)[None, :, None]
     step = column_steps[2]
     column = tl.arange(0, COLUMNS)[None, None, :].to(tl.int64)
+    end = columns // VECTOR * VECTOR if RAGGED else columns
     above = tl.zeros([ROWS, SEGMENTS, COLUMNS], BITS)
     below = tl.zeros([ROWS, SEGMENTS, COLUMNS] if RESULT != "magnitude" else [1, 1, 1], BITS)
     for k in tl.range(1 if ONE_STEP else steps, num_stages=STAGES):
@@ -215,7 +219,7 @@ def observe(
             at = at // column_tiles
         row = at.to(tl.int64) * ROWS + tl.arange(0, ROWS)
         offset = base + row_offsets(row, within_sizes, x_within)[:, None, None]
-        inside = known & (row < rows)[:, None, None] & columns_inside(start, columns, COLUMNS)[None, :, :]
+        inside = known & (row < rows)[:, None, None] & columns_inside(start, end, COLUMNS)[None, :, :]
         values = tl.load(x + (offset + start * step) + column * step, mask=inside, other=0.0)
         if RESULT == "magnitude":
             above = tl.maximum(above, magnitudes(values))
@@ -226,6 +230,15 @@ def observe(
     above = maxima(above, COLUMNS_WITHIN)
     if RESULT != "magnitude":
         below = maxima(below, COLUMNS_WITHIN)
+    if RAGGED:
+        last = end + tl.arange(0, VECTOR)[None, None, :].to(tl.int64)
+        values = tl.load(x + last, mask=last < columns, other=0.0)
+        if RESULT == "magnitude":
+            above = tl.maximum(above, maxima(magnitudes(values), True))
+        else:
+            bits = integers(values)
+            above = tl.maximum(above, maxima(bits, True))
+            below = tl.maximum(below, maxima(negated_bits(bits, SIZE), True))
     if COLUMNS_WITHIN:
         start = tl.zeros([], tl.int64)
         column = tl.zeros([1, 1, 1], tl.int64)
@@ -374,14 +387,17 @@ class Observer:
         piece_count = min(self.most_pieces, _pieces_per_segment(walk, tile, tuning))
         depth = -(-depth // piece_count)
         over = walk.over.strides
+        step = over[0][-1] + walk.within.strides[0][-1]
+        single = walk.columns_within and walk.over.rows == walk.within.rows == step == 1
         compute = tl.float64 if x.dtype == torch.float64 else tl.float32
         common = {"first": first, "second": second, "lowest": self.ends[0], "highest": self.ends[1]}
         steps.add(
             observe, (programs, piece_count), common, walk_parameters(walk, tile),
             pieces=self.maxima if piece_count > 1 else first, steps=depth,
-            column_steps=(over[1][-1], over[2][-1], over[0][-1] + walk.within.strides[0][-1]),
+            column_steps=(over[1][-1], over[2][-1], step),
             first_strides=over[1], second_strides=over[2],
             RESULT=self.result, COMPUTE=compute, IN_PIECES=piece_count > 1, ONE_STEP=depth == 1,
+            RAGGED=single and walk.columns % VECTOR.value > 0,
             num_warps=warps_for(tile.size, tuning.warps),
         )  # fmt: skip
         if piece_count == 1:

@@ -32,6 +32,7 @@ MUTANTS = (
     _mutant("only the last tile counts", _GPU,
         "above = tl.maximum(above, bits)",
         "above = tl.maximum(bits, 0)"),
+    _mutant("the last vector of a row lost", _GPU, "mask=last < columns", "mask=last < end"),
     _mutant("the column stride of a result", _GPU, "step = column_steps[2]", "step = column_steps[0]"),
     _mutant("maxima of pieces over each other", _GPU,
         "place = piece.to(tl.int64) * count + segment[None, :, None] * width + start + column",

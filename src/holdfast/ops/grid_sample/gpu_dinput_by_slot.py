@@ -96,11 +96,11 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=256, warps=8, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16, few_rows=5,
+        tile=256, warps=8, lanes=32, wide=32, rows=8, sum_warps=1, most_ahead=16, few_rows=4,
         few_programs=4096, cleared=4096,
     ),
     interpreter=Tuning(
-        tile=8192, warps=4, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16, few_rows=5,
+        tile=8192, warps=4, lanes=1024, wide=32, rows=8, sum_warps=4, most_ahead=16, few_rows=4,
         few_programs=0, cleared=65536,
         longest=20, least_portion=1, least_channels=1, most_channels=5, most_channels_3d=5, least_elements=1,
         least_in_groups=1,

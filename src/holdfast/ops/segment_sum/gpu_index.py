@@ -76,6 +76,10 @@ class ZeroFill(NamedTuple):
         rest = self._replace(start=self.start + now, elements=self.elements - now)
         return self._replace(elements=now), rest
 
+    def tile(self, size: int) -> int:
+        """Elements of a tile of ``size`` bytes."""
+        return size // self.itemsize
+
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of a kernel whose further programs zero memory."""

@@ -45,8 +45,8 @@ class Tuning:
     #: Elements per program that merges or loads rows, and per program of ``find_spans``.
     lanes: int
     span_lanes: int
-    #: Elements per program that zeroes memory.
-    zero_tile: int
+    #: Bytes per program that zeroes memory.
+    zero_bytes: int
     #: Bytes that can be zeroed during a pass of sorting or merging, and during ``find_spans``.
     pass_bytes: int
     span_bytes: int
@@ -66,11 +66,11 @@ class Tuning:
 
 TUNING = Tuned(
     gpu=Tuning(
-        tile=32, side=256, lanes=2048, span_lanes=512, zero_tile=1024, pass_bytes=24 * 2**20,
+        tile=32, side=256, lanes=2048, span_lanes=512, zero_bytes=8192, pass_bytes=24 * 2**20,
         span_bytes=8 * 2**20, max_merged=2**13, max_radix=2**21, max_radix_tall=2**20,
     ),
     interpreter=Tuning(
-        tile=256, side=512, lanes=65536, span_lanes=65536, zero_tile=65536, pass_bytes=4096, span_bytes=4096,
+        tile=256, side=512, lanes=65536, span_lanes=65536, zero_bytes=2**18, pass_bytes=4096, span_bytes=4096,
         max_merged=2048, max_radix=2**16, max_radix_tall=2**16, block=512, one_block=1024,
     ),
 )  # fmt: skip
@@ -328,8 +328,9 @@ class MergeSort:
         They also zero ``counters``, and ``fill``, of up to ``fill_bytes``. Indices out of range are reported
         as ``bad_index``, if it is given.
         """
-        count, tuning, zero_tile = self.count, self.tuning, self.tuning.zero_tile
-        fill = fill or ZeroFill(self.keys, 0, 0, 1)
+        count, tuning = self.count, self.tuning
+        fill = fill or ZeroFill(self.keys, 0, 0, 4)
+        zero_tile = fill.tile(tuning.zero_bytes)
         loaded = {
             "indices": indices,
             "padding": padding,
@@ -365,7 +366,8 @@ class MergeSort:
 
     def _add_merges(self, steps: Steps, loaded: Mapping[str, Any], fill: ZeroFill, size: int) -> ZeroFill:
         """Add the launches that sort blocks and merge them. Each zeroes ``size`` bytes; returns the rest."""
-        count, tuning, zero_tile, ways = self.count, self.tuning, self.tuning.zero_tile, self._ways()
+        count, tuning, ways = self.count, self.tuning, self._ways()
+        zero_tile = fill.tile(tuning.zero_bytes)
         programs, span_programs = -(-count // tuning.tile), -(-self.spans.count // zero_tile)
         now, fill = fill.split(size)
         steps.add(

@@ -29,9 +29,9 @@ from holdfast.ops.segment_sum.gpu_index import ZeroFill, load_row, store_zeros
 class Tuning:
     """Tuning of ``RadixSort``."""
 
-    #: Elements of a block of ``scan_digits``, and per program that zeroes memory; powers of two.
+    #: Elements of a block of ``scan_digits``, and bytes per program that zeroes memory; powers of two.
     block: int
-    zero_tile: int
+    zero_bytes: int
     #: Indices of a tile.
     tile: int
     #: Maximum bits of a digit up to ``few`` indices, and for more. More digits have more counts.
@@ -42,8 +42,8 @@ class Tuning:
 
 
 TUNING = Tuned(
-    gpu=Tuning(block=1024, zero_tile=1024, tile=512, few=2**18, most_bits=9, most_bits_of_many=7),
-    interpreter=Tuning(block=8, zero_tile=65536, tile=256, few=2**13, most_bits=4, most_bits_of_many=5),
+    gpu=Tuning(block=1024, zero_bytes=8192, tile=512, few=2**18, most_bits=9, most_bits_of_many=7),
+    interpreter=Tuning(block=8, zero_bytes=2**18, tile=256, few=2**13, most_bits=4, most_bits_of_many=5),
 )
 
 
@@ -163,18 +163,18 @@ class RadixSort:
         self, steps: Steps, loaded: Mapping[str, Any], spans: Region, fill: ZeroFill, size: int
     ) -> ZeroFill:
         """Add the launches. Each pass zeroes ``size`` bytes of ``fill``; returns the rest."""
-        tuning, digits = self.tuning, 1 << self.bits
+        tuning, digits, zero_tile = self.tuning, 1 << self.bits, fill.tile(self.tuning.zero_bytes)
         keys, places = self.results[0]  # not read by the first pass
         for number, (next_keys, next_places) in enumerate(self.results):
             first = number == 0
             span_count = spans.count if first else 0
-            span_programs = -(-span_count // tuning.zero_tile)
+            span_programs = -(-span_count // zero_tile)
             now, fill = fill.split(size)
             steps.add(
-                sort_tiles, self.tiles + span_programs + -(-now.elements // tuning.zero_tile),
+                sort_tiles, self.tiles + span_programs + -(-now.elements // zero_tile),
                 self, now.parameters, loaded, keys=keys, spans=spans, shift=number * self.bits,
                 span_programs=span_programs, span_count=span_count, FIRST=first, DIGITS=digits,
-                TILE=self.tile, ZERO_TILE=tuning.zero_tile, num_warps=tuning.warps,
+                TILE=self.tile, ZERO_TILE=zero_tile, num_warps=tuning.warps,
             )  # fmt: skip
             steps.add(scan_digits, digits, self, BLOCK=tuning.block, num_warps=tuning.warps)
             steps.add(
