@@ -20,6 +20,7 @@ from holdfast.core.bits import canonical
 from ranks import run_two_processes
 
 SECONDS, STEPS = 240, 4
+COMPILES = True
 
 #: The modes, with the arguments that FSDP needs.
 MODES: dict[str, dict[str, Any]] = {
