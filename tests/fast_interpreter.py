@@ -262,7 +262,8 @@ def _call_builtins_directly() -> None:
 def _unwrap_at_once() -> None:
     """Most values that may be constants of the compiler, or contain some, are tensors, types and numbers."""
     unwrap = tl.core._unwrap_if_constexpr
-    plain = frozenset({tl.tensor, tl.dtype, tl.block_type, tl.pointer_type, int, float, bool, str, type(None)})
+    types = (tl.dtype, tl.block_type, tl.pointer_type)
+    plain = frozenset({tl.tensor, *types, int, float, bool, str, type(None)})
 
     @wraps(unwrap)
     def unwrapped(given: Any) -> Any:

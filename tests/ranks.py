@@ -83,10 +83,10 @@ def check_all(
     (folder / f"{rank}.json").write_text(json.dumps(failures))
 
 
-#: Modules that every rank would import. They are imported once, before the fork.
-SHARED = ("holdfast.backends.cpu", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
-#: A module that ranks import if their test compiles. Such a test has ``COMPILES = True``.
-OF_COMPILERS = "torch._inductor.pattern_matcher"
+#: A module that every rank imports. It and the ``IMPORTS`` of a test are imported once, before the fork.
+SHARED = "holdfast.backends.cpu"
+#: The ``IMPORTS`` of a test that shards and compiles.
+OF_COMPILERS = ("torch._inductor.pattern_matcher", "torch.distributed.fsdp", "torch.distributed.tensor")
 
 
 class _OneAtATime:
@@ -116,7 +116,7 @@ def _compile_one_at_a_time(folder: Path) -> None:
 
 def _fork(file: str, ranks: int, folder: Path) -> None:
     test = importlib.import_module(Path(file).stem)
-    for name in (*SHARED, *([OF_COMPILERS] if getattr(test, "COMPILES", False) else [])):
+    for name in (SHARED, *getattr(test, "IMPORTS", ())):
         with suppress(ImportError):  # another version of torch has another module
             importlib.import_module(name)
     forked = []
