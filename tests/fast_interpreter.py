@@ -28,6 +28,7 @@ def install() -> None:
     _check_operands_once()
     _broadcast_by_types()
     _call_builtins_directly()
+    _unwrap_at_once()
 
 
 def _patch_once_a_launch() -> None:
@@ -87,6 +88,7 @@ def _keep_block_types() -> None:
     """Make a block type from an equal one, whose shape was checked."""
     make = tl.block_type.__init__
     known: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, Any] = {}
 
     @wraps(make)
     def made(self: Any, element_ty: Any, shape: Any) -> None:
@@ -97,6 +99,7 @@ def _keep_block_types() -> None:
             self.element_ty = element_ty
         else:
             make(self, element_ty, shape)
+            self.shape = shapes.setdefault(sizes, self.shape)
             known[key] = dict(self.__dict__)
 
     tl.block_type.__init__ = made
@@ -225,7 +228,9 @@ def _broadcast_by_types() -> None:
         if left is right:
             return lhs, rhs
         if left.is_block() and right.is_block():
-            return (lhs, rhs) if left.shape == right.shape else broadcast(self, lhs, rhs)
+            if left.shape is right.shape or left.shape == right.shape:
+                return lhs, rhs
+            return broadcast(self, lhs, rhs)
         if left.is_block():
             made = left.with_element_ty(right)
             return lhs, tl.tensor(self.builder.create_splat(made, rhs.handle), made)
@@ -252,3 +257,16 @@ def _call_builtins_directly() -> None:
         scope.set_attr(obj, name, call)
 
     interpreter._patch_attr = patch
+
+
+def _unwrap_at_once() -> None:
+    """Most values that may be constants of the compiler, or contain some, are tensors, types and numbers."""
+    unwrap = tl.core._unwrap_if_constexpr
+    types = (tl.dtype, tl.block_type, tl.pointer_type)
+    plain = frozenset({tl.tensor, *types, int, float, bool, str, type(None)})
+
+    @wraps(unwrap)
+    def unwrapped(given: Any) -> Any:
+        return given if type(given) in plain else unwrap(given)
+
+    tl.core._unwrap_if_constexpr = unwrapped

@@ -3,10 +3,12 @@
     python ranks.py FILE RANKS FOLDER
 
 imports a test and calls its ``main(rank, folder)`` in every process. The results are files in the folder.
+Kernels are compiled by one process at a time; the others then load what is on disk.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
@@ -81,12 +83,47 @@ def check_all(
     (folder / f"{rank}.json").write_text(json.dumps(failures))
 
 
+#: A module that every rank imports. It and the ``IMPORTS`` of a test are imported once, before the fork.
+SHARED = "holdfast.backends.cpu"
+#: The ``IMPORTS`` of a test that shards and compiles.
+OF_COMPILERS = ("torch._inductor.pattern_matcher", "torch.distributed.fsdp", "torch.distributed.tensor")
+
+
+class _OneAtATime:
+    """A reentrant lock of the threads of a rank that is a lock of all ranks, too."""
+
+    def __init__(self, lock: Any, file: Path) -> None:
+        self._lock, self._file, self._depth = lock, file.open("w"), 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._lock.release()
+
+
+def _compile_one_at_a_time(folder: Path) -> None:
+    from holdfast.backends import cpu
+
+    cpu._compiling = _OneAtATime(cpu._compiling, folder / "compiling")  # type: ignore[assignment]
+
+
 def _fork(file: str, ranks: int, folder: Path) -> None:
     test = importlib.import_module(Path(file).stem)
+    for name in (SHARED, *getattr(test, "IMPORTS", ())):
+        with suppress(ImportError):  # another version of torch has another module
+            importlib.import_module(name)
     forked = []
     for rank in range(ranks):
         process = os.fork()
         if process == 0:
+            _compile_one_at_a_time(folder)
             test.main(rank, folder)
             return
         forked.append(process)

@@ -255,6 +255,8 @@ def test_exact_numbers_are_the_floats(kind: str) -> None:
         values = [*terms(kind, rng_of(kind), 40, 1, dtype)[:, 0].double().tolist(), 0.0, -0.0]
         exact, fractions = Exact.of(np.array(values)), [Fraction(value) for value in values]
         assert [exact[i].total() for i in range(len(values))] == fractions
+        assert [Exact.of(np.array(value)).total() for value in values] == fractions  # one by one
+        assert Exact.of(np.array(values[:9])).total() == sum(fractions[:9])
         assert (exact * exact - exact).total() == sum(f * f - f for f in fractions)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import fresh
 import holdfast as hf
 from holdfast.proof import background_compile
 from holdfast.proof.conformance import Difference, cases_of
@@ -39,9 +38,8 @@ def test_nobody_else_works_if_it_is_not_worth_it(
 
 def test_what_others_run_compiles_the_plans_that_they_are_told(tmp_path: Path) -> None:
     """The program runs to its end and writes the kernels to the shared cache."""
-    command = [sys.executable, "-c", background_compile._PROGRAM, "LsqInitPlan"]
     shared = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=shared)
+    done = fresh.run(background_compile._PROGRAM, "LsqInitPlan", env=shared, check=True)
     assert done.stderr == ""
     assert any("_magnitudes" in place.name for place in tmp_path.rglob("*.nbc"))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import fresh
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.core.contract import printed_bound
@@ -238,7 +239,7 @@ print([name for name in ("numba", "triton") if name in sys.modules])
 CliRunner().invoke(app, ["explain", "QuantizePerTensorPlan", "shape=3"])
 print([name for name in ("numba", "triton") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = fresh.run(program, check=True)
     before, after = done.stdout.splitlines()
     assert before == "[]"
     assert "numba" in after, "the test can see an import"
@@ -404,9 +405,8 @@ def test_a_plan_says_what_it_is() -> None:
 def test_a_kernel_that_is_compiled_ahead_is_found_on_disk(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", "from holdfast.cli import main; main()"]
     words = ["warmup", "--plan", "AffineGrid", "--jobs", "2", "--device", "cpu"]
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True)
+    done = fresh.run("from holdfast.cli import main; main()", *words, env=environment)
     assert done.returncode == 0, done.stderr
     assert "AffineGridPlan (1 of 1)" in done.stdout and "1 plans are compiled for cpu" in done.stdout
     call = """
@@ -418,6 +418,6 @@ kernels = [k for k in vars(cpu).values() if isinstance(k, Dispatcher) and k.stat
 print(sum(sum(k.stats.cache_hits.values()) for k in kernels), end=" ")
 print(sum(sum(k.stats.cache_misses.values()) for k in kernels))
 """
-    done = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True, text=True)
+    done = fresh.run(call, env=environment)
     hits, misses = done.stdout.split()
     assert int(hits) > 0 and int(misses) == 0, done.stderr

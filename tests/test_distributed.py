@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import distributed_dtensors
 import distributed_sums
+import fresh
 import holdfast as hf
 import ranks
 from distributed_dtensors import CASES, flat
@@ -25,6 +24,7 @@ from holdfast.core.autograd import ARGUMENTS
 from holdfast.distributed.dtensor import rules_of_operators
 
 SECONDS = 240
+IMPORTS = ranks.OF_COMPILERS
 CHECKS = distributed_sums.CHECKS | distributed_dtensors.CHECKS
 
 
@@ -90,7 +90,7 @@ def test_every_rule_is_used_by_a_case() -> None:
 
 def test_importing_holdfast_does_not_import_dtensors() -> None:
     code = "import sys, holdfast; sys.exit('torch.distributed.tensor' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert fresh.run(code).returncode == 0
 
 
 def main(rank: int, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fresh
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
@@ -79,13 +79,15 @@ def test_a_sparse_gradient_of_a_table_without_columns() -> None:
 def test_a_sparse_gradient_for_strided_indices_does_not_warn(function: str) -> None:
     """torch.searchsorted warns once per process, so this is a process of its own."""
     program = f"""
+import warnings
+warnings.simplefilter("error")
 import torch, holdfast as hf
 weight = torch.zeros(4, 2, requires_grad=True)
 indices = torch.tensor([[1, 2, 0], [3, 3, 1]])[:, ::2]
 indices = indices[0] if "{function}" == "embedding" else indices
 hf.{function}(indices, weight, sparse=True).sum().backward()
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=120)
+    fresh.run(program, check=True)
 
 
 def test_a_sparse_gradient_of_nothing() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numba.core import typed_passes, untyped_passes
 
+import fresh
 from holdfast.backends import kernel_cache, notice
 from holdfast.backends.cpu import kernel, on_demand, pointer
 from holdfast.backends.on_demand import Real
@@ -23,7 +24,7 @@ from holdfast.backends.private.numba import NEEDLESS
 def in_new_process(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    return fresh.run(program, env=environment)
 
 
 #: Prints the functions that a plain call compiles, and those of a call with another dtype and strides.
@@ -49,9 +50,23 @@ assert z.float().equal((torch.round(x / 0.25) * 0.25)[:, ::2])
 """
 
 
-def test_a_plain_call_compiles_no_conversion(tmp_path: Path) -> None:
-    for _ in ("compiled", "found on disk"):
-        done = in_new_process(PLAIN, tmp_path)
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A cache with all that a plain call compiles, and the process that compiled it."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, in_new_process(PLAIN, folder)
+
+
+@pytest.fixture
+def cache(compiled: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> Path:
+    """A copy of that cache."""
+    return Path(shutil.copytree(compiled[0], tmp_path / "cache"))
+
+
+def test_a_plain_call_compiles_no_conversion(
+    compiled: tuple[Path, subprocess.CompletedProcess[str]], cache: Path
+) -> None:
+    for done in (compiled[1], in_new_process(PLAIN, cache)):  # compiled, and found on disk
         assert done.returncode == 0, done.stderr
         assert done.stdout == "[]\n['widen', 'narrow', '_copy_strided']\n"
 
@@ -88,7 +103,7 @@ from numba.core.ccallback import CFunc
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with SIGINT ignored
 x = torch.tensor([1.0, -1.0])
-hf.quantize(x, 0.5, dtype=torch.int8)
+hf.fake_quantize(x, 0.5, dtype=torch.int8)
 right = CFunc.compile
 
 def pressed(self):
@@ -107,12 +122,18 @@ print(hf.fake_quantize(x.bfloat16(), 0.5, dtype=torch.int8).tolist())
 """
 
 
-def test_an_interrupt_waits_for_the_compiler_and_then_arrives(tmp_path: Path) -> None:
-    done = in_new_process(INTERRUPTED, tmp_path)
+def test_an_interrupt_waits_for_the_compiler_and_then_arrives(cache: Path) -> None:
+    """The kernel is on disk. The functions that it calls are compiled."""
+    functions = [file for file in cache.rglob("*.nbc") if "widen" in file.name or "narrow" in file.name]
+    assert len(functions) == 2
+    for file in functions:
+        file.unlink()
+    done = in_new_process(INTERRUPTED, cache)
     assert done.stdout == "interrupted\n[1.0, -1.0]\n", done.stderr
+    assert all(file.exists() for file in functions)
 
 
-def test_a_function_that_cannot_be_compiled_ends_the_process(tmp_path: Path) -> None:
+def test_a_function_that_cannot_be_compiled_ends_the_process(cache: Path) -> None:
     """An exception cannot pass through a kernel, and unwritten memory must not be returned."""
     program = """
 import torch, holdfast as hf
@@ -125,7 +146,7 @@ CFunc.compile = fails
 hf.fake_quantize(torch.zeros(4, dtype=torch.bfloat16), 0.5, dtype=torch.int8)
 print("went on")
 """
-    done = in_new_process(program, tmp_path)
+    done = in_new_process(program, cache)
     assert done.returncode == -signal.SIGABRT and done.stdout == ""
     assert "holdfast: a kernel could not be compiled: MemoryError('on purpose')" in done.stderr
 

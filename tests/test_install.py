@@ -18,6 +18,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import fresh
 import holdfast as hf
 from holdfast.install import catalogue, private, scatter
 from holdfast.install.interpolate import UPSAMPLE
@@ -428,7 +429,7 @@ assert not {"triton", "numba", "torch._inductor", "torch._dynamo"} & sys.modules
 assert not torch.cuda.is_initialized()
 print(len(str(hf.status())) > 1000)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = fresh.run(program, check=True)
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 

@@ -6,13 +6,12 @@ import ast
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+import fresh
 from holdfast.backends.cpu import compile_kernel
 from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
 from holdfast.core import importing
@@ -35,11 +34,7 @@ def run(program: str, folder: Path, **more: str) -> str:
     path = os.pathsep.join([str(folder), str(PACKAGE.parent)])
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path, **more}
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return fresh.run(program, env=environment, check=True).stdout
 
 
 @pytest.fixture

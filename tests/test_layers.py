@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import graphlib
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fresh
 import holdfast
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,10 +140,9 @@ HEAVY = (
 
 @cache
 def heavy_after(statement: str) -> set[str]:
-    """The packages of ``HEAVY`` that a fresh process has imported after ``statement``."""
+    """The packages of ``HEAVY`` that a fresh process, with torch, has imported after ``statement``."""
     program = f"import sys\n{statement}\nprint(*({{*{HEAVY}}} & sys.modules.keys()))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(result.stdout.split())
+    return set(fresh.run(program, check=True).stdout.split())
 
 
 def test_import_loads_no_compiler_and_no_optional_package() -> None:

@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 from holdfast.core.bits import canonical
-from ranks import run_two_processes
+from ranks import OF_COMPILERS, run_two_processes
 
 SECONDS, STEPS = 240, 4
+IMPORTS = OF_COMPILERS
 
 #: The modes, with the arguments that FSDP needs.
 MODES: dict[str, dict[str, Any]] = {

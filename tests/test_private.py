@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import fresh
 import holdfast as hf
 from holdfast.backends import private as compilers
 from holdfast.backends.private import numba
@@ -176,9 +175,7 @@ def run(program: str, module: str) -> str:
     """The output of a program in a new process, with the fallbacks of a module."""
     path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
     program = FORCE + f"load('holdfast.{module}', {str(path)!r})\n" + program
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return fresh.run(program, check=True).stdout
 
 
 def run_here(program: str) -> str:

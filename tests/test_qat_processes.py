@@ -17,6 +17,7 @@ from holdfast.core.bits import canonical
 from ranks import run_two_processes
 
 SECONDS = 240
+IMPORTS = ("torch._dynamo", "torch.distributed.fsdp")
 WAYS = ("fsdp", "fsdp of each layer", "ddp")
 
 

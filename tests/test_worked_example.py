@@ -7,13 +7,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import fresh
 import holdfast
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,12 +67,10 @@ def run(package: Path) -> Run:
     """Runs commands of that copy in one process, with Triton's interpreter."""
 
     def run(*commands: str) -> str:
-        found = subprocess.run(
-            [sys.executable, "-c", COMMANDS, json.dumps([command.split() for command in commands])],
+        found = fresh.run(
+            COMMANDS, json.dumps([command.split() for command in commands]),
             env={**os.environ, "PYTHONPATH": str(package.parent), "TRITON_INTERPRET": "1", "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-        )
+        )  # fmt: skip
         assert found.returncode == 0, found.stdout + found.stderr
         return found.stdout
 
@@ -121,7 +118,7 @@ assert torch.equal(hf.scaled_add(x, y, alpha=0.5), x + 0.5 * y)
 assert hf.plans.ScaledAddPlan is hf.plans.all()["ScaledAddPlan"]
 """
     environment = {**os.environ, "PYTHONPATH": str(package.parent)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    fresh.run(program, env=environment, check=True)
 
 
 def test_only_its_folder_was_added(package: Path) -> None:

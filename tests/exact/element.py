@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import torch
 
@@ -36,7 +37,12 @@ class Element:
 
     def overflows(self, *dtypes: torch.dtype) -> bool:
         """Whether the sum, or a partial sum, may overflow a dtype."""
-        return any(self.magnitude * 2 > Fraction(torch.finfo(dtype).max) for dtype in dtypes)
+        return any(self.magnitude > half_of_largest(dtype) for dtype in dtypes)
+
+
+@cache
+def half_of_largest(dtype: torch.dtype) -> Fraction:
+    return Fraction(torch.finfo(dtype).max) / 2
 
 
 def summed(

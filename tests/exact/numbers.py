@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import torch
 from holdfast.core.dtypes import FLOATS, Float, dtype_name
 
 Array = npt.NDArray[Any]
+#: Maximum size of an array whose elements are converted one by one, which is faster.
+FEW = 16
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,10 @@ class Exact:
     @staticmethod
     def of(values: Array) -> Exact:
         """Exact numbers from finite floats."""
-        fractions, exponents = np.frexp(np.asarray(values, np.float64))
+        values = np.asarray(values, np.float64)
+        if values.size <= FEW:
+            return Exact._of_few(values)
+        fractions, exponents = np.frexp(values)
         whole = np.ldexp(fractions, 53).astype(np.int64)
         used = int(np.bitwise_or.reduce(whole, axis=None))
         spare = max((used & -used).bit_length() - 1, 0)  # low bits that are zero in every element
@@ -37,12 +43,22 @@ class Exact:
         return Exact(whole.astype(object) << by.astype(object), shift)
 
     @staticmethod
+    def _of_few(values: Array) -> Exact:
+        ratios = [value.as_integer_ratio() for value in values.reshape(-1).tolist()]
+        places = max([below.bit_length() for _, below in ratios], default=1) - 1
+        whole = np.empty(len(ratios), object)
+        whole[:] = [above << (places + 1 - below.bit_length()) for above, below in ratios]
+        return Exact(whole.reshape(values.shape), -places)
+
+    @staticmethod
     def whole_numbers(values: Array) -> Exact:
         return Exact(np.asarray(values).astype(object), 0)
 
     def _aligned(self, other: Exact) -> tuple[Array, Array, int]:
-        shift = min(self.shift, other.shift)
-        return self.whole << (self.shift - shift), other.whole << (other.shift - shift), shift
+        up = self.shift - other.shift
+        if up > 0:
+            return self.whole << up, other.whole, other.shift
+        return self.whole, other.whole << -up if up else other.whole, self.shift
 
     def __add__(self, other: Exact) -> Exact:
         mine, others, shift = self._aligned(other)
@@ -67,7 +83,7 @@ class Exact:
 
     def lost(self, compute: Float) -> Fraction:
         """The largest total loss when the elements are rounded to subnormals of ``compute``."""
-        normal = exponent(Fraction(torch.finfo(compute.torch).smallest_normal))
+        normal = least_normal(compute.torch)
         least = normal - compute.precision + 1
         if self.shift >= least:
             return Fraction(0)
@@ -76,6 +92,7 @@ class Exact:
         return Fraction(int((small & inexact).sum())) * power(least) / 2
 
 
+@cache
 def power(exponent: int) -> Fraction:
     """2**exponent."""
     return Fraction(1 << exponent) if exponent >= 0 else Fraction(1, 1 << -exponent)
@@ -87,9 +104,15 @@ def exponent(value: Fraction) -> int:
     return e if power(e) <= value else e - 1
 
 
+@cache
+def least_normal(dtype: torch.dtype) -> int:
+    """The exponent of the smallest normal number of ``dtype``."""
+    return exponent(Fraction(torch.finfo(dtype).smallest_normal))
+
+
 def ulp(value: Fraction, dtype: torch.dtype) -> Fraction:
     """The distance between adjacent numbers of ``dtype`` at ``value``."""
-    least = exponent(Fraction(torch.finfo(dtype).smallest_normal))
+    least = least_normal(dtype)
     e = max(least, exponent(abs(value))) if value else least
     return power(e - FLOATS[dtype_name(dtype)].precision + 1)
 

@@ -147,7 +147,8 @@ def _gradient_of_input(desc: Any, dout: Array, made: Corners) -> Iterator[Elemen
     for place in sampled(desc.batch * desc.channels * desc.pixels, SAMPLED):
         n, c, p = np.unravel_index(place, (desc.batch, desc.channels, desc.pixels))
         hits = [(k, np.flatnonzero(pixel[n] == p)) for k, pixel in enumerate(made.pixel)]
-        values = np.concatenate([dout[n, c, samples] for _, samples in hits])
+        hits = [(k, samples) for k, samples in hits if len(samples)]
+        values = np.concatenate([dout[n, c, :0], *(dout[n, c, samples] for _, samples in hits)])
         if not np.isfinite(values).all():
             continue
         weights = _joined([made.factor(k, made.at((n, samples))) for k, samples in hits])

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import mpmath
@@ -59,9 +60,15 @@ def _element(output: str, place: int, right: Fraction) -> Element:
     return Element(output, place, right, abs(right))
 
 
+@cache
+def values_of(codes: Format) -> list[Fraction]:
+    """The values of a float format that are not negative, in ascending order."""
+    return [Fraction(codes.value(code)) for code in range(codes.highest_code + 1)]
+
+
 def float_code(codes: Format, t: Fraction) -> int:
     """The index of the float format value nearest to t, ties to even. It is negative for negative t."""
-    values = [Fraction(codes.value(code)) for code in range(codes.highest_code + 1)]
+    values = values_of(codes)
     above = bisect_left(values, abs(t))
     if above == len(values):
         code = above - 1
