@@ -156,6 +156,25 @@ def test_every_dtype(weight: str, dtype: torch.dtype) -> None:
     assert same(evaluated(hf.qat.convert(model), x), prepared) and prepared.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points", "float8"])
+def test_a_float64_model_is_cast_to_a_narrower_dtype(weight: str, dtype: torch.dtype) -> None:
+    model, x = model_of("Linear", torch.float64)
+    hf.qat.prepare(model, config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="ema")))
+    train(model, x)
+    converted = hf.qat.convert(copy.deepcopy(model).eval())
+    tensors = hf.qat.quantized_weights(converted)
+    for cast in (model, converted):
+        found = evaluated(cast.to(dtype), x.to(dtype))
+        assert found.dtype == dtype and found.isfinite().all()
+        assert not any(kept.dtype == torch.float64 for kept in state(cast).values())
+    for key, tensor in hf.qat.quantized_weights(converted).items():
+        stored = WEIGHTS[weight].get("scale_dtype", torch.float32)
+        assert tensor.scale.dtype == stored and same(tensor.scale, tensors[key].scale.to(stored))
+        assert tensor.dequantize().dtype == dtype
+    train(model, x.to(dtype))
+
+
 def test_transformers_conv1d() -> None:
     conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
     torch.manual_seed(0)

@@ -266,7 +266,7 @@ class ScaleState(torch.nn.Module):
         for name, old in before.items():
             now = getattr(self, name)
             if now.is_floating_point() and now.element_size() < 4 <= old.element_size():
-                wide = old.to(now.device)
+                wide = old.to(now.device, torch.float32)
                 if isinstance(now, torch.nn.Parameter):
                     now.data = wide
                     if now.grad is not None:
