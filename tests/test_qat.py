@@ -402,6 +402,41 @@ def test_an_average_of_models_is_evaluated_and_converted() -> None:
     assert same(average(x), expected)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "ConvTranspose2d"])
+def test_an_average_of_models_with_inputs_per_channel_starts_before_the_first_batch(
+    name: str, symmetric: bool
+) -> None:
+    model, x = model_of(name)
+    per_channel = hf.qat.Quantizer(mode="ema", granularity=hf.PerChannel(1), symmetric=symmetric)
+    hf.qat.prepare(model, hf.qat.Config(activation=per_channel))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(2):
+        train(model, x)
+        average.update_parameters(model)
+    expected = evaluated(average, x)
+    hf.qat.convert(average)
+    assert same(average(x), expected)
+
+
+def test_the_first_batch_may_have_other_channels_than_expected() -> None:
+    config = hf.qat.Config(activation=hf.qat.Quantizer(mode="ema", granularity=hf.PerChannel(1)))
+    model, other = (hf.qat.prepare(nn.Linear(4, 2), config) for _ in range(2))
+    quantizer = model.input_quantizer.fake_quantize
+    assert quantizer.scale.shape == (4,)
+    x = torch.randn(3, 5, 4)
+    model(x)
+    assert quantizer.scale.shape == (5,)
+    with pytest.raises(hf.InvalidArgs, match=r"scales of shape \(4,\), and the state has \(5,\)"):
+        model(torch.randn(3, 4))
+    other.load_state_dict(model.state_dict())
+    assert same(evaluated(other, x), evaluated(model, x))
+    quantizer.reset_parameters()
+    assert quantizer.scale.shape == (4,)
+    model.train()(x[:, :3])
+    assert quantizer.scale.shape == (3,)
+
+
 def test_inputs_are_quantized_by_position_and_by_name() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 4), torch.randn(3, 4)

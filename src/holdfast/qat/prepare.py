@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
 from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
-from holdfast.qat.layers import require_module, stored_granularity
+from holdfast.qat.layers import expected_scale_shape, require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -86,7 +86,9 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     if hasattr(target.module, INPUT_QUANTIZER):
         raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
     device = next(target.module.parameters()).device
-    return ActivationQuantizer(target.config.activation, target.layer.inputs, device)
+    activation = target.config.activation
+    shape = expected_scale_shape(activation.granularity, target.module)
+    return ActivationQuantizer(activation, target.layer.inputs, device, shape)
 
 
 def _weight_quantizers(
