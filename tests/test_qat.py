@@ -380,6 +380,31 @@ def test_a_prepared_model_is_still_the_users_model() -> None:
     assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema", "learned"])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_copied_after_a_step(kind: Any, mode: str) -> None:
+    torch.manual_seed(0)
+    model, x = kind(4, 4, 2, bidirectional=True), torch.randn(3, 2, 4)
+    names = tuple(name for name, _ in model.named_parameters() if "weight" in name)
+    weight = hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerChannel(0), mode=mode)
+    hf.qat.prepare(model, hf.qat.Config(weight=weight, parameters=names))
+    model(x)[0].sum().backward()
+    copied = copy.deepcopy(copy.deepcopy(model))
+    if mode != "ema":  # a cast reads the weights, which a moving average counts
+        copied = copy.deepcopy(copied.double().float())
+    assert same_state(state(copied), state(model))
+    for layer in (model, copied):
+        layer.zero_grad()
+        layer(x)[0].square().sum().backward()
+    assert same_state(state(copied), state(model))
+    for ours, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+        assert same(ours.grad, theirs.grad)
+    with torch.no_grad():
+        expected, _ = model.eval()(x)
+        assert same(copied.eval()(x)[0], expected)
+        assert same(copy.deepcopy(hf.qat.convert(copied))(x)[0], expected)
+
+
 def test_a_parametrization_after_the_quantizer_is_refused() -> None:
     model = hf.qat.prepare(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), hf.qat.preset("w4a16"))
     nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Tanh(), unsafe=True)
