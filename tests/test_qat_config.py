@@ -301,3 +301,14 @@ def test_a_layer_that_is_never_called_is_named_with_the_way_out() -> None:
     model = hf.qat.prepare(Functional(), hf.qat.preset("w8a16"))
     expected = model(torch.ones(2, 4))
     assert torch.equal(hf.qat.convert(model.eval())(torch.ones(2, 4)), expected)
+
+
+def test_weights_of_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        inference = nn.Linear(4, 4)
+        hf.qat.prepare(nn.Linear(4, 4), W4)
+    model = nn.Sequential(nn.Linear(4, 4), inference)
+    names = list(model.state_dict())
+    with pytest.raises(hf.InvalidArgs, match=r"1\.weight was made in torch\.inference_mode"):
+        hf.qat.prepare(model, W4)
+    assert list(model.state_dict()) == names

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -148,6 +149,11 @@ def _weight_quantizer(target: Target, label: str, weight: Any, norm: BatchNorm |
     """The quantizer of one weight. ``norm`` is folded into it."""
     if isinstance(weight, nn.UninitializedParameter):
         raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
+    if weight.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgs(
+            f"{label} was made in torch.inference_mode and cannot be trained; make or load the model outside "
+            "of it. The model is unchanged."
+        )
     if weight.dtype not in {record.torch for record in FLOATS.values()}:
         raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
     config = target.config.weight
