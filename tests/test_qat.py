@@ -161,7 +161,7 @@ def test_every_dtype(weight: str, dtype: torch.dtype) -> None:
 def test_a_float64_model_is_cast_to_a_narrower_dtype(weight: str, dtype: torch.dtype) -> None:
     model, x = model_of("Linear", torch.float64)
     hf.qat.prepare(model, config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="ema")))
-    train(model, x)
+    train(model.double(), x)  # the state of the quantizers is float64, too
     converted = hf.qat.convert(copy.deepcopy(model).eval())
     tensors = hf.qat.quantized_weights(converted)
     for cast in (model, converted):
