@@ -75,6 +75,14 @@ def test_a_sparse_gradient_of_a_table_without_columns() -> None:
         assert weight.grad is not None and weight.grad.to_dense().shape == (4, 0)
 
 
+def test_indices_of_a_table_without_columns_are_checked() -> None:
+    table = torch.zeros(4, 0)
+    assert hf.embedding(torch.tensor([[3, 0]]), table).shape == (1, 2, 0)
+    assert hf.embedding(torch.tensor([9]), table, bad_index="skip").shape == (1, 0)
+    with pytest.raises(hf.InvalidIndex, match=r"position 1 of the flattened indices is 9; .* 4 rows"):
+        hf.embedding(torch.tensor([[3, 9]]), table)
+
+
 @pytest.mark.parametrize("function", ["embedding", "embedding_bag"])
 def test_a_sparse_gradient_for_strided_indices_does_not_warn(function: str) -> None:
     """torch.searchsorted warns once per process, so this is a process of its own."""

@@ -548,3 +548,13 @@ def test_what_is_in_no_bag_reaches_no_gradient(weight: float) -> None:
         plan.run(stream, hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
         assert torch.equal(args.dweight, torch.tensor([[2.0, 2], [3, 3], [0, 0]])), backend
         assert torch.equal(args.dper_sample_weights, torch.tensor([2.0, 2, 0, 0])), backend
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_indices_and_offsets_of_a_table_without_columns_are_checked(mode: str) -> None:
+    table, offsets = torch.zeros(4, 0), torch.tensor([0, 1])
+    assert hf.embedding_bag(torch.tensor([3, 0, 1]), table, offsets, mode=mode).shape == (2, 0)
+    with pytest.raises(hf.InvalidIndex, match=r"position 1 of the flattened indices is 9; .* 4 rows"):
+        hf.embedding_bag(torch.tensor([3, 9, 1]), table, offsets, mode=mode)
+    with pytest.raises(hf.InvalidIndex, match=r"offsets\[1\] is 7"):
+        hf.embedding_bag(torch.tensor([3, 0, 1]), table, torch.tensor([0, 7]), mode=mode)

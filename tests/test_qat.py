@@ -156,6 +156,25 @@ def test_every_dtype(weight: str, dtype: torch.dtype) -> None:
     assert same(evaluated(hf.qat.convert(model), x), prepared) and prepared.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("weight", ["int4 per group, learned", "uint4 with zero points", "float8"])
+def test_a_float64_model_is_cast_to_a_narrower_dtype(weight: str, dtype: torch.dtype) -> None:
+    model, x = model_of("Linear", torch.float64)
+    hf.qat.prepare(model, config_of(WEIGHTS[weight], activation=hf.qat.Quantizer(mode="ema")))
+    train(model.double(), x)  # the state of the quantizers is float64, too
+    converted = hf.qat.convert(copy.deepcopy(model).eval())
+    tensors = hf.qat.quantized_weights(converted)
+    for cast in (model, converted):
+        found = evaluated(cast.to(dtype), x.to(dtype))
+        assert found.dtype == dtype and found.isfinite().all()
+        assert not any(kept.dtype == torch.float64 for kept in state(cast).values())
+    for key, tensor in hf.qat.quantized_weights(converted).items():
+        stored = WEIGHTS[weight].get("scale_dtype", torch.float32)
+        assert tensor.scale.dtype == stored and same(tensor.scale, tensors[key].scale.to(stored))
+        assert tensor.dequantize().dtype == dtype
+    train(model, x.to(dtype))
+
+
 def test_transformers_conv1d() -> None:
     conv1d = importlib.import_module("transformers.pytorch_utils").Conv1D
     torch.manual_seed(0)
@@ -361,6 +380,31 @@ def test_a_prepared_model_is_still_the_users_model() -> None:
     assert same(model.eval()(x), y) and not same(copied.eval()(x), y)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema", "learned"])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_recurrent_layer_is_copied_after_a_step(kind: Any, mode: str) -> None:
+    torch.manual_seed(0)
+    model, x = kind(4, 4, 2, bidirectional=True), torch.randn(3, 2, 4)
+    names = tuple(name for name, _ in model.named_parameters() if "weight" in name)
+    weight = hf.qat.Quantizer(dtype=torch.int4, granularity=hf.PerChannel(0), mode=mode)
+    hf.qat.prepare(model, hf.qat.Config(weight=weight, parameters=names))
+    model(x)[0].sum().backward()
+    copied = copy.deepcopy(copy.deepcopy(model))
+    if mode != "ema":  # a cast reads the weights, which a moving average counts
+        copied = copy.deepcopy(copied.double().float())
+    assert same_state(state(copied), state(model))
+    for layer in (model, copied):
+        layer.zero_grad()
+        layer(x)[0].square().sum().backward()
+    assert same_state(state(copied), state(model))
+    for ours, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+        assert same(ours.grad, theirs.grad)
+    with torch.no_grad():
+        expected, _ = model.eval()(x)
+        assert same(copied.eval()(x)[0], expected)
+        assert same(copy.deepcopy(hf.qat.convert(copied))(x)[0], expected)
+
+
 def test_a_parametrization_after_the_quantizer_is_refused() -> None:
     model = hf.qat.prepare(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), hf.qat.preset("w4a16"))
     nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Tanh(), unsafe=True)
@@ -381,6 +425,41 @@ def test_an_average_of_models_is_evaluated_and_converted() -> None:
     expected = average.eval()(x)
     hf.qat.convert(average)
     assert same(average(x), expected)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", ["Linear", "Conv2d", "ConvTranspose2d"])
+def test_an_average_of_models_with_inputs_per_channel_starts_before_the_first_batch(
+    name: str, symmetric: bool
+) -> None:
+    model, x = model_of(name)
+    per_channel = hf.qat.Quantizer(mode="ema", granularity=hf.PerChannel(1), symmetric=symmetric)
+    hf.qat.prepare(model, hf.qat.Config(activation=per_channel))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(2):
+        train(model, x)
+        average.update_parameters(model)
+    expected = evaluated(average, x)
+    hf.qat.convert(average)
+    assert same(average(x), expected)
+
+
+def test_the_first_batch_may_have_other_channels_than_expected() -> None:
+    config = hf.qat.Config(activation=hf.qat.Quantizer(mode="ema", granularity=hf.PerChannel(1)))
+    model, other = (hf.qat.prepare(nn.Linear(4, 2), config) for _ in range(2))
+    quantizer = model.input_quantizer.fake_quantize
+    assert quantizer.scale.shape == (4,)
+    x = torch.randn(3, 5, 4)
+    model(x)
+    assert quantizer.scale.shape == (5,)
+    with pytest.raises(hf.InvalidArgs, match=r"scales of shape \(4,\), and the state has \(5,\)"):
+        model(torch.randn(3, 4))
+    other.load_state_dict(model.state_dict())
+    assert same(evaluated(other, x), evaluated(model, x))
+    quantizer.reset_parameters()
+    assert quantizer.scale.shape == (4,)
+    model.train()(x[:, :3])
+    assert quantizer.scale.shape == (3,)
 
 
 def test_inputs_are_quantized_by_position_and_by_name() -> None:

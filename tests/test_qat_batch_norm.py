@@ -88,6 +88,25 @@ def test_converted_equals_prepared(pairs: Any) -> None:
     assert evaluated(other, x).equal(prepared)
 
 
+def test_a_batch_norm_takes_its_input_by_name() -> None:
+    class Named(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.bn1(input=self.conv1(input=x)))
+            out: torch.Tensor = self.last(self.bn2(input=self.conv2(x)) + x)
+            return out
+
+    block, x = block_of()
+    named = Named()
+    named.load_state_dict(block.state_dict())
+    for model in (block, named):
+        hf.qat.prepare(model, W4, fold_batch_norm=True)
+        model(x)
+    assert all(ours.equal(theirs) for ours, theirs in zip(named.buffers(), block.buffers(), strict=True))
+    expected = evaluated(block, x)
+    assert evaluated(named, x).equal(expected) and evaluated(hf.qat.convert(named), x).equal(expected)
+    assert isinstance(named.bn1, nn.Identity) and isinstance(named.bn2, nn.Identity)
+
+
 def test_a_frozen_batch_norm_trains_with_the_running_statistics() -> None:
     block, x = block_of()
     hf.qat.prepare(block, hf.qat.Config(weight=WIDE), fold_batch_norm=True)

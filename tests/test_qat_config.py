@@ -54,6 +54,26 @@ def test_the_first_pattern_that_fits_decides(config: Any, expected: dict[str, in
     assert bits(config) == expected
 
 
+def test_a_module_in_several_places_fits_by_any_of_its_names() -> None:
+    def tied() -> nn.ModuleDict:
+        layer = nn.Linear(4, 4)
+        decoder = nn.ModuleDict({"first": layer, "second": nn.Linear(4, 4)})
+        return nn.ModuleDict({"encoder": nn.Sequential(layer), "decoder": decoder})
+
+    def bits_of(config: Any) -> dict[str, int]:
+        found = hf.qat.quantized_weights(hf.qat.prepare(tied(), config))
+        return {name.removesuffix(".weight"): tensor.format.bits for name, tensor in found.items()}
+
+    shared = {"encoder.0": 4, "decoder.first": 4}
+    assert bits_of({"decoder.first": W4}) == shared
+    assert bits_of({"decoder": W4}) == shared | {"decoder.second": 4}
+    assert bits_of({"encoder": W4, "decoder": W8}) == shared | {"decoder.second": 8}
+    assert bits_of({"decoder.f*": None, "*": W8}) == {"decoder.second": 8}
+    assert bits_of({lambda name, module: name.endswith("first"): W4}) == shared
+    with pytest.raises(hf.InvalidArgs, match=r"The modules are .* decoder, decoder.first, decoder.second"):
+        hf.qat.prepare(tied(), {"decoder.third": W4})
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -281,3 +301,14 @@ def test_a_layer_that_is_never_called_is_named_with_the_way_out() -> None:
     model = hf.qat.prepare(Functional(), hf.qat.preset("w8a16"))
     expected = model(torch.ones(2, 4))
     assert torch.equal(hf.qat.convert(model.eval())(torch.ones(2, 4)), expected)
+
+
+def test_weights_of_inference_mode_are_refused() -> None:
+    with torch.inference_mode():
+        inference = nn.Linear(4, 4)
+        hf.qat.prepare(nn.Linear(4, 4), W4)
+    model = nn.Sequential(nn.Linear(4, 4), inference)
+    names = list(model.state_dict())
+    with pytest.raises(hf.InvalidArgs, match=r"1\.weight was made in torch\.inference_mode"):
+        hf.qat.prepare(model, W4)
+    assert list(model.state_dict()) == names

@@ -377,7 +377,7 @@ def test_an_index_out_of_range_raises_before_anything_is_written(bad: int) -> No
             plan.run(CPU_STREAM, hf.Workspace.allocate(plan.workspace_size(), "cpu"), args)
         assert out.tolist() == [7.0] * 4
     for reduce in ("sum", "max"):
-        with pytest.raises(InvalidIndex):
+        with pytest.raises(InvalidIndex, match=said):
             hf.segment_reduce(torch.ones(4), index, 4, reduce=reduce)
     if bad != -1:
         with pytest.raises(InvalidIndex):
@@ -477,3 +477,24 @@ def test_gather_takes_an_empty_index_of_any_rank() -> None:
         assert found.shape == torch.gather(table, 0, index).shape
         (gradient,) = torch.autograd.grad(found.sum(), table)
         assert gradient.shape == (4, 5) and not gradient.any()
+
+
+def test_the_index_of_rows_without_elements_is_checked() -> None:
+    index, said = torch.tensor([1, 4]), "position 1 of the flattened index is 4; the indexed axis has 4 rows"
+    for shape, dim in (((4, 0), 0), ((0, 4), 1), ((2, 4, 0), -2)):
+        table = torch.zeros(shape, requires_grad=True)
+        rows = torch.zeros([2 if size == 4 else size for size in shape])
+        for call in (
+            lambda index, table=table, dim=dim: hf.index_select(table, dim, index),
+            lambda index, table=table, dim=dim, rows=rows: hf.index_add(table, dim, index, rows),
+        ):
+            for _ in range(4):  # the third call with the same metadata may be a repetition
+                (gradient,) = torch.autograd.grad(call(index.clamp(max=3)).sum(), table)
+                assert gradient.shape == shape
+            with pytest.raises(InvalidIndex, match=said):
+                call(index)
+    for reduce in ("sum", "max"):
+        with pytest.raises(InvalidIndex, match=said):
+            hf.segment_reduce(torch.zeros(2, 0), index, 4, reduce=reduce)
+    with pytest.raises(InvalidIndex, match="position 1 of the flattened index is 4"):
+        hf.index_put(torch.zeros(4, 0), (index,), torch.zeros(2, 0))

@@ -50,6 +50,10 @@ class ScaleState(torch.nn.Module):
     symmetric: bool
     #: Whether the scale is set; None if the host does not know.
     _is_set: bool | None
+    #: Whether the shape of an unset moving average is only expected: the first batch may have another.
+    _is_expected_shape: bool = False
+    #: Whether ``expect_shape`` has set the shape of a new state.
+    _starts_with_expected_shape: bool = False
     #: Whether a collective has run since the last switch between training and evaluation.
     _has_reduced: bool
     #: The shards of parameters that FSDP has replaced by full tensors.
@@ -109,6 +113,7 @@ class ScaleState(torch.nn.Module):
         with outside_inference_mode():
             if self.mode is ScaleMode.EMA and tuple(self.scale.shape) != self._start_shape:
                 self._resize(self._start_shape)
+            self._is_expected_shape = self._starts_with_expected_shape
             self._replace_inference_buffers()
             for name, unset in (("scale", float("nan")), ("low", float("nan")), ("zero_point", 0)):
                 state = self._parameters.get(name, self._buffers.get(name))
@@ -186,14 +191,34 @@ class ScaleState(torch.nn.Module):
         if self.scale.shape == shape or isinstance(self.granularity, PerTensor):
             if self.mode is ScaleMode.EMA:
                 self._replace_inference_buffers()
+            if self._is_expected_shape:
+                self._is_expected_shape = False
             return
-        if tuple(self.scale.shape) != _UNKNOWN_SHAPE:
+        if not self._may_resize():
             raise InvalidArgs(
                 f"this batch has scales of shape {tuple(shape)}, and the state has "
                 f"{tuple(self.scale.shape)}; scales that are kept must not depend on the size of the batch. "
                 "Use another granularity, or mode per_batch."
             )
+        self._is_expected_shape = False
         self._resize(tuple(shape))
+
+    def _may_resize(self) -> bool:
+        """Whether no batch and no argument has determined the shape of the state."""
+        if tuple(self.scale.shape) == _UNKNOWN_SHAPE:
+            return True
+        return self._is_expected_shape and not self._has_scale()
+
+    def expect_shape(self, shape: tuple[int, ...]) -> None:
+        """Give the state of a moving average the shape that the first batch is expected to have.
+
+        So copies of the module can be written before the first batch, as an average of models is. A first
+        batch of another shape is accepted.
+        """
+        if self.mode is ScaleMode.EMA and tuple(self.scale.shape) == _UNKNOWN_SHAPE:
+            self._resize(shape)
+            self._start_shape = shape
+            self._is_expected_shape = self._starts_with_expected_shape = True
 
     def _resize(self, shape: tuple[int, ...]) -> None:
         """Replace the buffers of a moving average with unset buffers of another shape."""
@@ -228,7 +253,7 @@ class ScaleState(torch.nn.Module):
         kept = state_dict.get(key)
         if self.mode is ScaleMode.EMA and isinstance(kept, torch.Tensor):
             shape, own = tuple(kept.shape), tuple(self.scale.shape)
-            if shape != own and _UNKNOWN_SHAPE in (shape, own):
+            if shape != own and (shape == _UNKNOWN_SHAPE or self._may_resize()):
                 self._resize(shape)
         if isinstance(self.granularity, PerTensor) and self.mode is not ScaleMode.PER_BATCH:
             state_dict = self._as_one_scale(state_dict, prefix)
@@ -266,7 +291,7 @@ class ScaleState(torch.nn.Module):
         for name, old in before.items():
             now = getattr(self, name)
             if now.is_floating_point() and now.element_size() < 4 <= old.element_size():
-                wide = old.to(now.device)
+                wide = old.to(now.device, torch.float32)
                 if isinstance(now, torch.nn.Parameter):
                     now.data = wide
                     if now.grad is not None:

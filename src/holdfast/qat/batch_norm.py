@@ -74,17 +74,24 @@ class FoldedBias(_Folded):
         return (folded if norm.bias is None else folded + norm.bias).to(bias.dtype)
 
 
-def _unfold_input(norm: BatchNorm, args: tuple[torch.Tensor]) -> Any:
+def _input_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The input of a BatchNorm, given by position or by name."""
+    return args[0] if args else kwargs["input"]  # type: ignore[no-any-return]
+
+
+def _unfold_input(norm: BatchNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the BatchNorm: its input without the factor."""
     if not norm.training:
         return None
-    x = args[0]
-    return ((x / factor_of(norm, True).reshape(1, -1, *[1] * (x.dim() - 2))).to(x.dtype),)
+    x = _input_of(args, kwargs)
+    return ((x / factor_of(norm, True).reshape(1, -1, *[1] * (x.dim() - 2))).to(x.dtype),), {}
 
 
-def _return_input(norm: BatchNorm, args: tuple[torch.Tensor], output: torch.Tensor) -> Any:
+def _return_input(
+    norm: BatchNorm, args: tuple[Any, ...], kwargs: dict[str, Any], output: torch.Tensor
+) -> torch.Tensor | None:
     """The forward hook of the BatchNorm: in evaluation it is folded already."""
-    return None if norm.training else args[0]
+    return None if norm.training else _input_of(args, kwargs)
 
 
 def fold(convolution: Any, norm: BatchNorm) -> None:
@@ -94,8 +101,8 @@ def fold(convolution: Any, norm: BatchNorm) -> None:
         convolution.register_buffer("bias", convolution.weight.new_zeros(convolution.out_channels))
     parametrize.register_parametrization(convolution, "weight", FoldedWeight(norm), unsafe=True)
     parametrize.register_parametrization(convolution, "bias", FoldedBias(norm), unsafe=True)
-    norm.register_forward_pre_hook(_unfold_input)
-    norm.register_forward_hook(_return_input)
+    norm.register_forward_pre_hook(_unfold_input, with_kwargs=True)
+    norm.register_forward_hook(_return_input, with_kwargs=True)
 
 
 def check_folds(model: nn.Module) -> None:
@@ -194,12 +201,12 @@ def _traced(model: nn.Module) -> list[tuple[str, str]]:
     calls = [node for node in nodes if node.op == "call_module"]
     once = [node for node in calls if sum(other.target == node.target for other in calls) == 1]
     modules = dict(model.named_modules())
+    fed = [(node.args[0] if node.args else node.kwargs.get("input"), node) for node in once]
     return [
-        (node.args[0].target, node.target)
-        for node in once
+        (first.target, node.target)
+        for first, node in fed
         if isinstance(modules[node.target], BatchNorm)
-        and node.args
-        and node.args[0] in once
-        and isinstance(modules[node.args[0].target], _CONVOLUTIONS)
-        and len(node.args[0].users) == 1
+        and first in once
+        and isinstance(modules[first.target], _CONVOLUTIONS)
+        and len(first.users) == 1
     ]

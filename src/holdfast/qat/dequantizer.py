@@ -16,7 +16,8 @@ from holdfast.qat.quantized_tensor import QuantizedTensor, widened
 class Dequantizer(torch.nn.Module):
     """Dequantizes codes, packed if they have less than a byte, with the scale and zero point in its buffers.
 
-    Casting the module changes the dtype of the dequantized weight, and never the scale.
+    Casting the module changes the dtype of the dequantized weight. The scale stays as it is, except that one
+    in float64 becomes float32 with a weight in less than float64.
     """
 
     scale: torch.Tensor
@@ -65,8 +66,10 @@ class Dequantizer(torch.nn.Module):
         scale = self.scale
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=scale.device)).dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.scale.dtype != scale.dtype:
-            self.scale = scale.to(self.scale.device)
+        narrowed = scale.dtype == torch.float64 != self.dtype
+        wanted = torch.float32 if narrowed else scale.dtype
+        if self.scale.dtype != wanted:
+            self.scale = scale.to(self.scale.device, wanted)
         return self
 
     def extra_repr(self) -> str:

@@ -67,6 +67,20 @@ def first_inputs(module: nn.Module, count: int) -> tuple[str, ...]:
     return tuple(named) if len(named) == count else ()
 
 
+def expected_scale_shape(granularity: Granularity, module: nn.Module) -> tuple[int] | None:
+    """The shape of the scales of the input of a layer, with a scale for each of its channels; else None.
+
+    The rank of the input is not known: axis 1 is that of the channels of images and of rows of features.
+    """
+    if not isinstance(granularity, PerChannel):
+        return None
+    channels = getattr(module, "in_channels", None)
+    axes = 1, -1 - len(getattr(module, "kernel_size", ()))
+    if channels is None:
+        channels, axes = getattr(module, "in_features", getattr(module, "embed_dim", None)), (1, -1)
+    return (channels,) if type(channels) is int and granularity.axis in axes else None
+
+
 def stored_granularity(granularity: Granularity, weight: torch.Tensor, transposed: bool) -> Granularity:
     """The granularity in the axes of the stored weight, counted from 0."""
     rank = weight.dim()

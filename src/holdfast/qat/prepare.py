@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -14,7 +16,7 @@ from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
 from holdfast.qat.config import Config
 from holdfast.qat.dequantizer import Dequantizer
-from holdfast.qat.layers import require_module, stored_granularity
+from holdfast.qat.layers import expected_scale_shape, require_module, stored_granularity
 from holdfast.qat.quantizers import INPUT_QUANTIZER, ActivationQuantizer, WeightQuantizer
 from holdfast.qat.targets import Target, find_targets
 
@@ -66,11 +68,33 @@ def prepare(
     for owner, name, quantizer in weights:
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
+        if isinstance(owner, nn.RNNBase):
+            type(owner).__deepcopy__ = _copied_recurrent  # type: ignore[attr-defined]  # a class of its own
     for target, made in zip(targets, inputs, strict=True):
         if made is not None:
             target.module.add_module(INPUT_QUANTIZER, made.train(target.module.training))
             target.module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
     return model
+
+
+def _copied_recurrent(module: nn.RNNBase, memo: dict[int, Any]) -> nn.RNNBase:
+    """A deepcopy without the weights of the last call, which torch cannot copy if they have a gradient.
+
+    The next call of the copy reads its weights, since those that it refers to are gone.
+    """
+    if id(module) in memo:
+        return memo[id(module)]  # type: ignore[no-any-return]
+    copied = memo[id(module)] = module.__new__(type(module))
+    last = "_flat_weights", "_flat_weight_refs"
+    kept = {name: value for name, value in module.__dict__.items() if name not in last}
+    copied.__dict__ = copy.deepcopy(kept, memo)
+    count = len(module._flat_weights_names)
+    copied.__dict__.update(_flat_weights=[None] * count, _flat_weight_refs=[_gone] * count)
+    return copied
+
+
+def _gone() -> None:
+    """A reference to a weight that is no more."""
 
 
 def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,7 +110,9 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     if hasattr(target.module, INPUT_QUANTIZER):
         raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
     device = next(target.module.parameters()).device
-    return ActivationQuantizer(target.config.activation, target.layer.inputs, device)
+    activation = target.config.activation
+    shape = expected_scale_shape(activation.granularity, target.module)
+    return ActivationQuantizer(activation, target.layer.inputs, device, shape)
 
 
 def _weight_quantizers(
@@ -123,6 +149,11 @@ def _weight_quantizer(target: Target, label: str, weight: Any, norm: BatchNorm |
     """The quantizer of one weight. ``norm`` is folded into it."""
     if isinstance(weight, nn.UninitializedParameter):
         raise InvalidArgs(f"{label} has no shape yet; run one batch through the model first.")
+    if weight.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgs(
+            f"{label} was made in torch.inference_mode and cannot be trained; make or load the model outside "
+            "of it. The model is unchanged."
+        )
     if weight.dtype not in {record.torch for record in FLOATS.values()}:
         raise InvalidArgs(f"{label} is {weight.dtype}; accepted are {', '.join(FLOATS)}.")
     config = target.config.weight

@@ -83,10 +83,19 @@ class WeightQuantizer(QuantizerModule):
 class ActivationQuantizer(QuantizerModule):
     """Quantizes the inputs of a layer: its arguments named ``inputs``, by position or by name."""
 
-    def __init__(self, quantizer: Quantizer, inputs: tuple[str, ...], device: torch.device) -> None:
+    def __init__(
+        self,
+        quantizer: Quantizer,
+        inputs: tuple[str, ...],
+        device: torch.device,
+        expected_shape: tuple[int, ...] | None = None,
+    ) -> None:
         # fully_shard requires a vector.
         shape = (1,) if isinstance(quantizer.granularity, PerTensor) else None
-        super().__init__(quantizer, quantizer.module(scale_shape=shape, device=device), device)
+        made = quantizer.module(scale_shape=shape, device=device)
+        if expected_shape is not None:
+            made.expect_shape(expected_shape)
+        super().__init__(quantizer, made, device)
         self.inputs = inputs
         self.converted = False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -85,20 +85,26 @@ def _checked_rules(config: Any) -> list[tuple[Any, Config | None]]:
     return list(config.items())
 
 
-def _modules(model: nn.Module, patterns: list[Any]) -> Iterator[tuple[str, nn.Module, list[int]]]:
-    """Each module with the numbers of the patterns that fit it. Parametrizations are left out."""
-    by_name: dict[str, list[int]] = {}
-    for name, module in model.named_modules():
+def _modules(model: nn.Module, patterns: list[Any]) -> list[tuple[str, nn.Module, list[int]]]:
+    """Each module with the numbers of the patterns that fit it. Parametrizations are left out.
+
+    A module that is in several places has several names. It is one layer: a pattern fits it if it fits any of
+    its names. The first name is returned.
+    """
+    by_name: dict[str, set[int]] = {}
+    found: dict[nn.Module, tuple[str, set[int]]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
         parent, _, own = name.rpartition(".")
         if own == "parametrizations" or (name and parent not in by_name):
             continue
-        inherited = by_name[parent] if name else []
-        by_name[name] = fitting = [
+        inherited = by_name[parent] if name else ()
+        by_name[name] = {
             number
             for number, pattern in enumerate(patterns)
             if _fits(pattern, name, module) or (number in inherited and _is_inherited(pattern))
-        ]
-        yield name, module, fitting
+        }
+        found.setdefault(module, (name, set()))[1].update(by_name[name])
+    return [(name, module, sorted(fitting)) for module, (name, fitting) in found.items()]
 
 
 def _fits(pattern: Any, name: str, module: nn.Module) -> bool:
@@ -136,6 +142,6 @@ def _refuse(model: nn.Module, pattern: Any, fits: bool, fits_layer: bool) -> Non
             "fits no layer that can be quantized. Name the weights of other modules by Config(parameters=)"
         )
     else:
-        names = [name for name, _ in model.named_modules() if name]
+        names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
         reason = f"fits no module. The modules are {', '.join(names[:20])}{', ...' if names[20:] else ''}"
     raise InvalidArgs(f"the pattern {shown(pattern)} {reason}. The model is unchanged.")

@@ -72,6 +72,10 @@ def _backward_plan(shape, index_dtype, rows, columns, dtype, device, padding_idx
 def _embedding(input, weight, padding_idx, scale_grad_by_freq, sparse, bad_index):
     plan = _forward_plan(input.shape, input.dtype, *weight.shape, weight.dtype, weight.device, bad_index)
     out = on_huge_pages(weight.new_empty((*input.shape, weight.shape[1])), least=REUSED_BYTES)
+    if input.numel() and not weight.shape[1] and bad_index == "raise":
+        column = weight.new_zeros(1, 1).expand(weight.shape[0], 1)  # stands in, so that indices are checked
+        options = padding_idx, scale_grad_by_freq, sparse, bad_index
+        return _embedding(input, column, *options)._replace(result=out)
     args = EmbeddingArgs(weight=weight, indices=input, out=out)
     return Work(plan, args, out)
 

@@ -74,6 +74,13 @@ def _embedding_bag(
     scale_grad_by_freq, sparse,
 ):  # fmt: skip
     rows, columns = weight.shape
+    out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
+    if not columns and bad_index == "raise":
+        column = weight.new_zeros(1, 1).expand(rows, 1)  # stands in, so that indices and offsets are checked
+        return _embedding_bag(
+            input, column, offsets, per_sample_weights, mode, include_last_offset, padding_idx, bad_index,
+            scale_grad_by_freq, sparse,
+        )._replace(result=out)  # fmt: skip
     plan = _forward_plan(
         weight.device,
         bad_index,
@@ -82,7 +89,6 @@ def _embedding_bag(
             padding_idx,
         ),
     )  # fmt: skip
-    out = weight.new_empty((_bags(input, offsets, include_last_offset), columns))
     out = on_huge_pages(out, least=REUSED_BYTES)
     args = EmbeddingBagArgs(
         weight=weight, indices=input, offsets=offsets, per_sample_weights=per_sample_weights, out=out

@@ -28,7 +28,14 @@ from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
 from holdfast.core.torch_op import define, is_plain_call, register_vmap, select_plan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
-from holdfast.ops.scatter.plan import REDUCTIONS, GatherArgs, GatherPlan, ScatterArgs, ScatterPlan
+from holdfast.ops.scatter.plan import (
+    REDUCTIONS,
+    BadScatterIndex,
+    GatherArgs,
+    GatherPlan,
+    ScatterArgs,
+    ScatterPlan,
+)
 from holdfast.ops.scatter.put import Put, from_the_front, require_readable
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
 
@@ -126,6 +133,8 @@ def _scatter(input, index, src, size, dim, base, reduce, alpha):
     if index.numel() and not size[dim]:
         _refuse_all(index, dim)
     out = src.new_empty(size)
+    if index.numel() and not out.numel():
+        return _check_of(index, out, dim)._replace(result=out)
     fields, index, tensors = _problem(index, size, dim, [input, src, out])
     plan = _plan(*fields, src.dtype, index.dtype, src.device, base, reduce, float(alpha))
     return Work(plan, ScatterArgs(input=tensors[0], index=index, src=tensors[1], out=tensors[2]), out)
@@ -137,6 +146,11 @@ def _refuse_all(index: torch.Tensor, dim: int) -> None:
     )
 
 
+def _check_of(index: torch.Tensor, table: torch.Tensor, dim: int) -> Work:
+    """A check of the index of rows without elements, which no kernel visits: it reads one element each."""
+    return _gather(table.new_zeros(1).expand(table.shape[dim]), index, 0, "raise")  # type: ignore[no-any-return]
+
+
 def _scatter_fake(input, index, src, size, *rest):
     return src.new_empty(size)
 
@@ -145,6 +159,8 @@ def _gather(input, index, dim, bad_index):
     if index.numel() and not input.shape[dim]:
         _refuse_all(index, dim)
     out = _gather_fake(input, index, dim)
+    if index.numel() and not out.numel() and bad_index == "raise":
+        return _check_of(index, input, dim)._replace(result=out)
     fields, index, tensors = _problem(index, tuple(input.shape), dim, [input, out])
     plan = _gather_plan(*fields, input.dtype, index.dtype, input.device, bad_index)
     return Work(plan, GatherArgs(input=tensors[0], index=index, out=tensors[1]), out)
@@ -585,7 +601,23 @@ def segment_reduce(
     # Rows of segments that do not exist are in no bag, except that the first bag begins with the first row.
     bounds = torch.where(torch.arange(count + 1, device=segments.device) == 0, 0, bounds)
     flat = data.reshape(data.shape[0], prod(data.shape[1:]))
-    return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
+    try:
+        return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
+    except InvalidIndex:
+        _name_bad_segment(segments, count)
+        raise
+
+
+def _name_bad_segment(segments: torch.Tensor, count: int) -> None:
+    """Raise the error for a segment that does not exist again, with its number as it was given.
+
+    On CUDA the error may be that of an earlier call, so it is left as it is.
+    """
+    if segments.device.type != "cpu" or not is_plain_call(segments):
+        return
+    bad = ((segments < 0) | (segments >= count)).nonzero()
+    if bad.numel():
+        raise BadScatterIndex(count).error(int(bad[0]), int(segments[bad[0]])) from None
 
 
 # For callers below autograd: the values of the functions, without checks of arguments.
