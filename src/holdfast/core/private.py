@@ -9,6 +9,7 @@ through public interfaces with the same results, which is slower or supports few
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -344,3 +345,24 @@ def timeout_of(group: Any, device: torch.device) -> timedelta:
 
 
 FALLBACKS["timeout_of"] = lambda group, device: timedelta(minutes=10)
+
+
+def copied_recurrent(module: torch.nn.RNNBase, memo: dict[int, Any]) -> torch.nn.RNNBase:
+    """A deepcopy without the weights of the last call, which torch cannot copy if they have a gradient.
+
+    The next call of the copy reads its weights, since those that it refers to are gone. Without these
+    attributes, all others are copied.
+    """
+    if id(module) in memo:
+        return memo[id(module)]  # type: ignore[no-any-return]
+    copied = memo[id(module)] = module.__new__(type(module))
+    count = len(getattr(module, "_flat_weights_names", ()))
+    last = {"_flat_weights": [None] * count, "_flat_weight_refs": [_gone] * count}
+    kept = {name: value for name, value in module.__dict__.items() if name not in last}
+    copied.__dict__ = copy.deepcopy(kept, memo)
+    copied.__dict__.update({name: value for name, value in last.items() if name in module.__dict__})
+    return copied
+
+
+def _gone() -> None:
+    """A reference to a weight that is no more."""

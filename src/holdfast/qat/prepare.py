@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from holdfast.core import private
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
@@ -69,32 +69,12 @@ def prepare(
         # unsafe: torch would call the quantizer, which would count as a batch.
         parametrize.register_parametrization(owner, name, quantizer, unsafe=True)
         if isinstance(owner, nn.RNNBase):
-            type(owner).__deepcopy__ = _copied_recurrent  # type: ignore[attr-defined]  # a class of its own
+            type(owner).__deepcopy__ = private.copied_recurrent  # type: ignore[attr-defined]  # a class of its own
     for target, made in zip(targets, inputs, strict=True):
         if made is not None:
             target.module.add_module(INPUT_QUANTIZER, made.train(target.module.training))
             target.module.register_forward_pre_hook(_quantize_inputs, with_kwargs=True)
     return model
-
-
-def _copied_recurrent(module: nn.RNNBase, memo: dict[int, Any]) -> nn.RNNBase:
-    """A deepcopy without the weights of the last call, which torch cannot copy if they have a gradient.
-
-    The next call of the copy reads its weights, since those that it refers to are gone.
-    """
-    if id(module) in memo:
-        return memo[id(module)]  # type: ignore[no-any-return]
-    copied = memo[id(module)] = module.__new__(type(module))
-    last = "_flat_weights", "_flat_weight_refs"
-    kept = {name: value for name, value in module.__dict__.items() if name not in last}
-    copied.__dict__ = copy.deepcopy(kept, memo)
-    count = len(module._flat_weights_names)
-    copied.__dict__.update(_flat_weights=[None] * count, _flat_weight_refs=[_gone] * count)
-    return copied
-
-
-def _gone() -> None:
-    """A reference to a weight that is no more."""
 
 
 def _quantize_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
