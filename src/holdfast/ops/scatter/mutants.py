@@ -25,7 +25,7 @@ def _wrong_axis(index: Array, desc: Any) -> Array:
     return np.asarray(np.minimum(_destinations(index, desc) + (desc.step > 1), desc.rows - 1))
 
 
-def _each_term_times_alpha(total: Array, base: Array | None, terms: int, desc: Any) -> Array:
+def _each_term_times_alpha(total: Array, base: Array | None, terms: Array, desc: Any) -> Array:
     """Input is multiplied too."""
     if desc.alpha == 1.0:
         return _result(total, base, terms, desc)
@@ -33,13 +33,13 @@ def _each_term_times_alpha(total: Array, base: Array | None, terms: int, desc: A
     return np.asarray(alpha * (total if base is None else base + total))
 
 
-def _self_not_counted(total: Array, base: Array | None, terms: int, desc: Any) -> Array:
+def _self_not_counted(total: Array, base: Array | None, terms: Array, desc: Any) -> Array:
     if not desc.by_count or base is None:
         return _result(total, base, terms, desc)
-    return np.asarray((base + total) / compute_type(desc.compute)(terms))
+    return np.asarray((base + total) / terms.astype(compute_type(desc.compute)))
 
 
-def _input_lost(total: Array, base: Array | None, terms: int, desc: Any) -> Array:
+def _input_lost(total: Array, base: Array | None, terms: Array, desc: Any) -> Array:
     return _result(total, None if base is None else np.zeros_like(base), terms, desc)
 
 

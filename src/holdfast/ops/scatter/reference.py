@@ -30,15 +30,15 @@ def raise_outside(index: Array, extent: int) -> None:
         raise BadScatterIndex(extent).error(int(outside[0]), int(index.reshape(-1)[outside[0]]))
 
 
-def result(total: Array, base: Array | None, terms: int, desc: ScatterDescriptor) -> Array:
-    """The result of a row with ``terms`` terms, from their sum; ``base`` is the row of input, if added."""
+def result(total: Array, base: Array | None, terms: Array, desc: ScatterDescriptor) -> Array:
+    """The results of rows with ``terms`` terms, from their sums; ``base`` has the rows of input, if added."""
     number = compute_type(desc.compute)
     with np.errstate(all="ignore"):
         if desc.alpha != 1.0:
             total = number(desc.alpha) * total
         if base is not None:
             total = base + total
-        return total / number(terms + (base is not None)) if desc.by_count else total
+        return total / (terms + (base is not None)).astype(number) if desc.by_count else total
 
 
 class Scatter(ReferenceKernel[ScatterDescriptor]):
@@ -51,9 +51,14 @@ class Scatter(ReferenceKernel[ScatterDescriptor]):
         out = torch.zeros(desc.rows, desc.columns, dtype=desc.dtype)
         if args.input is not None:
             out.copy_(args.input.detach().reshape(out.shape))
-        for row, places in sources_of(destinations(index, desc), desc.rows).items():
-            base = widen(out[row], desc.compute) if desc.base == "added" else None
-            store(out[row], result(ordered_sum(terms[places]), base, len(places), desc))
+        sources = sources_of(destinations(index, desc), desc.rows)
+        if sources:
+            rows = torch.tensor(list(sources))
+            base = widen(out[rows], desc.compute) if desc.base == "added" else None
+            total = np.stack([ordered_sum(terms[places]) for places in sources.values()])
+            made, counts = out[rows], np.array([[len(places)] for places in sources.values()])
+            store(made, result(total, base, counts, desc))
+            out[rows] = made
         args.out.copy_(out.reshape(args.out.shape))
 
 

@@ -49,8 +49,11 @@ def store_rows(out: torch.Tensor, sums: dict[int, Array], accumulate: bool, comp
     """Store or accumulate the rows in ``sums``. Without ``accumulate``, all other rows are zeroed."""
     if not accumulate:
         out.zero_()
-    for row, total in sums.items():
-        store_gradient(out[row], total, accumulate, compute)
+    if sums:
+        rows = torch.tensor(list(sums))
+        made = out.detach()[rows]
+        store_gradient(made, np.stack(list(sums.values())), accumulate, compute)
+        out.detach()[rows] = made
 
 
 class SegmentSum(ReferenceKernel[SegmentSumDescriptor]):
