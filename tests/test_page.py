@@ -188,31 +188,33 @@ def test_numbers_are_readable() -> None:
     assert printed_bound(0.50001) == "0.5001", "a bound is rounded up"
 
 
-#: JavaScript that runs in the page and finds layout problems.
+#: JavaScript that finds layout problems. It runs when the page is complete: before, texts may still move.
 LOOK = """
 <script>
-function light(text) {
-  const part = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
-}
-const page = getComputedStyle(document.body).backgroundColor, faint = [], cut = [];
-for (const e of document.body.querySelectorAll("*")) {
-  const style = getComputedStyle(e), box = e.getBoundingClientRect();
-  const own = [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim());
-  if (!own || box.width < 2 || e.closest(".aside, script")) continue;
-  const [a, b] = [light(style.color), light(page)].sort((a, b) => a - b);
-  if ((b + 0.05) / (a + 0.05) < 4.5) faint.push(e.outerHTML.slice(0, 80));
-  const over = style.display != "inline" && e.scrollWidth > e.clientWidth + 1;
-  if (over || box.right > innerWidth + 1)
-    cut.push(e.outerHTML.slice(0, 80));
-}
-const bars = [...document.querySelectorAll("details[open] .bars b")].map(b => b.getBoundingClientRect());
-const found = {page, faint, cut, wide: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
-  bars: bars.length, hidden: bars.filter(b => b.width < 1 || b.height < 3).length,
-  loaded: performance.getEntriesByType("resource").length};
-document.body.innerHTML = "<pre>FOUND</pre>";
-document.body.firstChild.append(encodeURIComponent(JSON.stringify(found)), "DNUOF");
+window.addEventListener("load", () => {
+  function light(text) {
+    const part = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * part[0] + 0.7152 * part[1] + 0.0722 * part[2];
+  }
+  const page = getComputedStyle(document.body).backgroundColor, faint = [], cut = [];
+  for (const e of document.body.querySelectorAll("*")) {
+    const style = getComputedStyle(e), box = e.getBoundingClientRect();
+    const own = [...e.childNodes].some(n => n.nodeType == 3 && n.textContent.trim());
+    if (!own || box.width < 2 || e.closest(".aside, script")) continue;
+    const [a, b] = [light(style.color), light(page)].sort((a, b) => a - b);
+    if ((b + 0.05) / (a + 0.05) < 4.5) faint.push(e.outerHTML.slice(0, 80));
+    const over = style.display != "inline" && e.scrollWidth > e.clientWidth + 1;
+    if (over || box.right > innerWidth + 1)
+      cut.push(e.outerHTML.slice(0, 80));
+  }
+  const bars = [...document.querySelectorAll("details[open] .bars b")].map(b => b.getBoundingClientRect());
+  const found = {page, faint, cut, wide: document.documentElement.scrollWidth - innerWidth, width: innerWidth,
+    bars: bars.length, hidden: bars.filter(b => b.width < 1 || b.height < 3).length,
+    loaded: performance.getEntriesByType("resource").length};
+  document.body.innerHTML = "<pre>FOUND</pre>";
+  document.body.firstChild.append(encodeURIComponent(JSON.stringify(found)), "DNUOF");
+});
 </script>
 """
 
