@@ -14,6 +14,7 @@ import atexit
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,15 +27,23 @@ from typing import Any
 
 
 def run(
-    program: str, *words: str, env: Mapping[str, str] | None = None, check: bool = False
+    program: str,
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    check: bool = False,
+    timeout: int = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program as ``python -c program words`` does. ``env`` is the whole environment."""
+    """Run a program as ``python -c program words`` does. ``env`` is the whole environment.
+
+    After ``timeout`` seconds a signal ends it.
+    """
     surroundings = dict(os.environ if env is None else env)
     with tempfile.TemporaryDirectory() as folder:
         out, err = (str(Path(folder) / name) for name in ("out", "err"))
         server = _server()
         request = {"program": program, "words": words, "env": surroundings, "out": out, "err": err}
-        print(json.dumps(request | {"cwd": os.getcwd()}), file=server.stdin, flush=True)
+        request |= {"cwd": os.getcwd(), "timeout": timeout}
+        print(json.dumps(request), file=server.stdin, flush=True)
         status = os.waitstatus_to_exitcode(int(server.stdout.readline()))
         texts = [Path(path).read_text() for path in (out, err)]
     done = subprocess.CompletedProcess(["python", "-c", program, *words], status, *texts)
@@ -67,6 +76,7 @@ def _forked(request: dict[str, Any]) -> bool:
         file = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(file, stream)
         os.close(file)
+    signal.alarm(request["timeout"])
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -98,6 +108,6 @@ if __name__ == "__main__":
         module = sys.modules["__main__"] = types.ModuleType("__main__")
         try:
             exec(compile(program, "<string>", "exec"), vars(module))
-        except Exception:
+        except Exception:  # as the interpreter does with any error that a program leaves
             traceback.print_exc()
             sys.exit(1)

@@ -95,7 +95,7 @@ indices = torch.tensor([[1, 2, 0], [3, 3, 1]])[:, ::2]
 indices = indices[0] if "{function}" == "embedding" else indices
 hf.{function}(indices, weight, sparse=True).sum().backward()
 """
-    fresh.run(program, check=True)
+    fresh.run(program, check=True, timeout=120)
 
 
 def test_a_sparse_gradient_of_nothing() -> None:

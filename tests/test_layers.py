@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -148,6 +149,10 @@ def heavy_after(statement: str) -> set[str]:
 def test_import_loads_no_compiler_and_no_optional_package() -> None:
     before = heavy_after("import torch")
     assert heavy_after("import holdfast") - before == set()
+
+
+def test_a_program_that_hangs_is_ended() -> None:
+    assert fresh.run("while True: pass", timeout=1).returncode == -signal.SIGALRM
 
 
 def test_the_import_test_can_fail() -> None:

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from holdfast.backends.gpu import loop_offsets
 
-#: Elements of a vector of one byte each: 16 bytes are the most that a thread loads or stores at once.
+#: Elements of a vector. A thread loads or stores at most 16 bytes at once, so 16 serve every dtype.
 VECTOR = tl.constexpr(16)
 
 

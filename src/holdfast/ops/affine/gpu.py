@@ -42,7 +42,7 @@ class Tuning:
     programs: int = 1024
     #: Most programs along the second axis of a grid.
     grid_limit: int = 65535
-    #: From so many columns on, a single row that has no whole number of vectors takes two launches.
+    #: Minimum columns for a second launch, if there is one row and its last vector is not whole.
     least_split: int = 2**20
 
 

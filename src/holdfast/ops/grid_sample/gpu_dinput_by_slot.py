@@ -67,7 +67,7 @@ class Tuning:
     rows: int
     sum_warps: int
     most_ahead: int
-    #: Pixels of a column if there are at most ``few_programs`` programs then, which run at once.
+    #: Pixels of a column in small problems. These have at most ``few_programs`` programs, which run at once.
     few_rows: int
     few_programs: int
     #: Words cleared per program.
