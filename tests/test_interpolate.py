@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import holdfast as hf
+from holdfast.core.bits import digest
 from holdfast.core.errors import HoldfastError, InvalidDescriptor
 from holdfast.core.stream import CPU_STREAM
 from holdfast.ops.interpolate.plan import (
@@ -258,3 +259,48 @@ def test_arguments_are_checked(given: dict[str, Any], said: str) -> None:
 def test_the_rank_of_the_input_is_checked() -> None:
     with pytest.raises(HoldfastError, match="input has shape"):
         hf.interpolate(torch.zeros(4, 4), 3)
+
+
+#: Tuning of the GPU kernel: strips and windows of few rows, no windows, several blocks of a row.
+TILES: list[dict[str, Any]] = [
+    {"threads": 8, "least": 4, "rows": 3},
+    {"threads": 16, "rows": 2, "window": 0, "unrolled": 0},
+    {"threads": 64, "rows": 5, "window": 2, "most": 2, "far": 1.0},
+]
+
+
+@every_kind
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+def test_strips_and_windows_change_no_bit(mode: Mode, antialias: bool, tiles: dict[str, Any]) -> None:
+    from holdfast.ops.interpolate import gpu
+
+    axes = AXES.get(mode, 2)
+    layout = torch.channels_last if axes == 2 and "most" in tiles else torch.contiguous_format
+    for shape, size in (((2, 3, 4, 7, 9), (9, 5, 20)), ((1, 2, 9, 20, 13), (5, 13, 6))):
+        image, resized = (*shape[:2], *shape[-axes:]), size[-axes:]
+        tensors = special(image), special((*image[:2], *resized))
+        for plan, names in (
+            (InterpolatePlan, ("input", "out")),
+            (InterpolateBackwardPlan, ("dinput", "dout")),
+        ):
+            desc = plan.Descriptor(shape=image, output_size=resized, mode=mode, antialias=antialias)
+            found = set()
+            for backend in ("reference", "gpu"):
+                args = dict(
+                    zip(names, (tensor.contiguous(memory_format=layout) for tensor in tensors), strict=True)
+                )
+                written = "out" if plan is InterpolatePlan else "dinput"
+                args[written] = args[written].clone().fill_(5)
+                with gpu.TUNING.replaced(**tiles):
+                    chosen = plan.select(CPU_STREAM, desc, hf.PlanPreference(backend=backend))
+                    chosen.run(CPU_STREAM, None, plan.Args(**args))
+                found.add(digest({"out": args[written]}))
+            assert len(found) == 1
+
+
+def special(shape: tuple[int, ...]) -> torch.Tensor:
+    """Random numbers, negative zeros, an infinity and a NaN."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    drawn[drawn.abs() < 0.3] = -0.0
+    drawn.view(-1)[3], drawn.view(-1)[-2] = torch.inf, torch.nan
+    return drawn

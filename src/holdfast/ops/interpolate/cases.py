@@ -90,6 +90,7 @@ def problems() -> list[Problem]:
         Problem("windows of several runs", (1, 1, 2, 1000), (1, 3), antialias=True, dtype=torch.bfloat16),
         Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
         Problem("twice as large", (1, 2, 5, 20), (10, 40)),
+        Problem("twice as large, wide", (1, 1, 3, 270), (6, 540)),
         Problem("twice as large, nearest, two runs", (1, 2, 1, 150), (2, 300), Mode.NEAREST),
         Problem("rows that no pixel reads", (1, 1, 2, 9, 6), (9, 3, 14), Mode.TRILINEAR, dtype=torch.float64),
         Problem("no images", (0, 3, 4, 5), (8, 10)),

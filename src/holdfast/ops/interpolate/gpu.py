@@ -1,16 +1,19 @@
-"""interpolate in Triton. A program computes the same block of pixels in one plane after the other.
+"""interpolate in Triton. A program computes a strip of rows, one after the other, in one or several planes.
 
-A plane is one channel of one image; with channels last, it is one image, and its pixels have channels. All
-planes share the tables, so a program reads the taps and the weights of its pixels once for all its planes.
-Small planes are computed several at a time, side by side.
-The tables are tensors that the kernel keeps. Loops over taps go to the largest count of an axis; pixels with
-fewer taps are masked.
+A plane is one channel of one image; with channels last, it is one image, and its pixels have channels. The
+lanes of a program are elements of a row, so all lanes have the same taps along y and z.
+
+The sum over x of a source row is the same for all output rows that read the source row. A program keeps the
+sums of the source rows of the current output row, its window, and adds only the rows that the next output
+row reads besides. Windows of many rows would not fit into registers; there every sum is computed again.
+
+The tables are tensors that the kernel keeps. A sum starts with -0.0, and taps that do not exist add -0.0:
+these additions change no bit, so that no tap needs a comparison.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,151 +31,176 @@ from holdfast.ops.interpolate.tables import Table, joined
 
 @dataclass(frozen=True)
 class Tuning:
-    """Tuning of ``resample``.
+    """Tuning of ``resample``."""
 
-    The loops over all axes are unrolled if a pixel has few taps, else the loop over x if it has few.
-    """
+    #: Threads of a program. A lane is an element of a row; planes side by side have lanes of their own.
+    threads: int = 128
+    #: Fewest lanes of a row, if the row has as many elements.
+    least: int = 16
+    #: Maximum rows of a strip; fewer if there would be fewer programs than ``programs``.
+    rows: int = 32
+    programs: int = 2112
+    #: Maximum rows of a window.
+    window: int = 16
+    #: Maximum taps along x of a loop that is unrolled.
+    unrolled: int = 16
+    #: Lanes per thread, which are neighbours: ``most``, ``some`` or 1.
+    most: int = 4
+    some: int = 2
+    #: Source elements per output element along x for less than ``most`` lanes, and for one lane.
+    far: float = 1.5
+    farther: float = 3.0
+    #: Maximum taps along x for more than one lane, if the source is far.
+    few_taps: int = 4
 
-    #: Pixels at a time per program, of one plane or of several planes.
-    block: int = 512
-    #: Maximum number of times, one after the other; fewer if there would be fewer programs than ``programs``.
-    turns: int = 16
-    programs: int = 1056
-    warps: int = 4
-    few_taps: int = 16
-    few_along_x: int = 8
+    def per_thread(self, distance: float, taps: int) -> int:
+        """Lanes per thread. Loads of a warp are close together if neighbours belong to different threads.
+
+        ``distance`` is the number of source elements between those of neighbouring lanes.
+        """
+        if distance < self.far:
+            return self.most
+        return self.some if distance < self.farther and taps <= self.few_taps else 1
+
+    def block_of(self, elements: int, lanes: int) -> int:
+        """Lanes of a row: a power of two that pads the row by little."""
+        sizes = [1 << bit for bit in range(lanes.bit_length())]
+        sizes = [size for size in sizes if size >= min(self.least, elements)]
+        padded = {size: -(-elements // size) * size for size in sizes}
+        return max(size for size in sizes if padded[size] * 8 <= min(padded.values()) * 9)
 
 
-TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(block=8192, turns=64, programs=1))
-
-#: Pixels with many taps: a thread has one pixel, because it has enough loads of its own to wait for.
-MANY_TAPS = Tuned(
-    gpu=Tuning(block=256, turns=8, warps=8), interpreter=Tuning(block=8192, turns=64, programs=1)
-)
+TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(threads=4096, rows=64, programs=1, window=6))
 
 
 @triton.jit
-def added(total, weight, term, number, count):
-    """``total`` after tap ``number``, if there are that many; the first product is the sum so far."""
-    product = weight * term
-    return tl.where(number < count, tl.where(number > 0, total + product, product), total)
+def negative_zeros(LANES: tl.constexpr, COMPUTE: tl.constexpr):
+    """Elements -0.0. A zero among Triton's constants loses its sign."""
+    return tl.zeros([LANES], COMPUTE) * -1.0
 
 
 @triton.jit
-def loaded_weights(weights, count, TAPS: tl.constexpr):
-    """The weights of TAPS taps, 0 from ``count`` on."""
+def loaded_weights(weights, count, none, TAPS: tl.constexpr):
+    """The weights of TAPS taps. From ``count`` on they are ``none``; the first is 0.0 if there are none."""
     found = (tl.load(weights, mask=0 < count, other=0.0),)
     for number in tl.static_range(1, TAPS):
-        found = found + (tl.load(weights + number, mask=number < count, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+        found = found + (tl.load(weights + number, mask=number < count, other=none),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
 @triton.jit
-def row_sum(
-    line, of_x, weights, stride, taps, count, read,
-    COMPUTE: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+def row_sum(line, of_x, weights, stride, taps, count, none, COMPUTE: tl.constexpr, TAPS: tl.constexpr):
     """The sum over the taps of x. TAPS is their largest count, or 0 if only ``taps`` has it."""
-    row = tl.zeros([LANES], COMPUTE)
+    row = none
     if TAPS > 0:
         for number in tl.static_range(TAPS):
             step = tl.full([], number, tl.int64) * stride
-            value = tl.load(line + step, mask=read & (number < count), other=0.0)
-            row = added(row, of_x[number], widen(value, COMPUTE), number, count)
+            value = tl.load(line + step, mask=number < count, other=0.0)
+            row += of_x[number] * widen(value, COMPUTE)
     else:
         for number in range(taps):
             step = tl.cast(number, tl.int64) * stride
-            value = tl.load(line + step, mask=read & (number < count), other=0.0)
-            weight = tl.load(weights + number, mask=number < count, other=0.0)
-            row = added(row, weight, widen(value, COMPUTE), number, count)
+            value = tl.load(line + step, mask=number < count, other=0.0)
+            other = tl.where(number > 0, none, 0.0)
+            weight = tl.load(weights + number, mask=number < count, other=other)
+            row += weight * widen(value, COMPUTE)
     return row
 
 
-@triton.jit(do_not_specialize=["blocks", "planes", "share"])
+@triton.jit(do_not_specialize=["blocks", "strips", "planes", "strip"])
 def resample(
-    out, source, spans, weights, elements, blocks, planes, share, channels, columns, sizes, most,
-    out_strides, source_strides,
+    out, source, spans, weights, elements, blocks, strips, strip, planes, channels, columns,
+    sizes, source_sizes, taps, out_strides, source_strides,
     ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_Z: tl.constexpr,
+    TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_Z: tl.constexpr, VOLUME: tl.constexpr,
     BLOCK: tl.constexpr, ABREAST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of ``share`` planes, ABREAST planes at a time.
+    """BLOCK elements of ``strip`` rows of ABREAST planes.
 
-    ``sizes`` are x, y of the output; strides are of x, y, z, c, n; ``most`` are the largest counts of
-    x, y, z. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X,
-    TAPS_Y and TAPS_Z are ``most``, or 0 for an axis whose loop is not unrolled.
+    ``elements`` are those of a row. ``sizes`` and ``source_sizes`` are of x, y, z; strides are of x, y, z, c,
+    n. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X is the
+    largest count of x, or 0 if the loop is not unrolled. TAPS_Y and TAPS_Z are those of y and z, or 0 if no
+    window is kept.
     """
-    block = tl.program_id(0) % blocks
-    first_plane = tl.program_id(0) // blocks * share
+    block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    first_row, rest = rest % strips * strip, rest // strips
+    z, group = rest % sizes[2], rest // sizes[2]
     LANES: tl.constexpr = BLOCK * ABREAST
     lane = tl.arange(0, LANES)
     element = block.to(INDEX) * BLOCK + lane % BLOCK
-    exists = element < elements
+    inside = element < elements
+    plane = group * ABREAST
+    if ABREAST > 1:
+        plane += lane // BLOCK
+        inside = inside & (plane < planes)
+        plane = tl.where(inside, plane, 0)
     if CHANNELS_LAST:
-        pixel, channel = element // channels, (element % channels).to(tl.int64)
-        corner, target = channel * source_strides[3], channel * out_strides[3]
+        x, channel, image = element // channels, (element % channels).to(tl.int64), tl.cast(plane, tl.int64)
     else:
-        pixel = element
-        corner, target = tl.zeros([LANES], tl.int64), tl.zeros([LANES], tl.int64)
-    x, rest = pixel % sizes[0], pixel // sizes[0]
-    y, z = rest % sizes[1], rest // sizes[1]
-    at_x, at_y, at_z = spans + x, spans + sizes[0] + y, spans + sizes[0] + sizes[1] + z
-    count_x = tl.load(at_x + columns, mask=exists, other=0)
-    count_y = tl.load(at_y + columns, mask=exists, other=0)
-    count_z = tl.load(at_z + columns, mask=exists, other=0)
-    weight_x = weights + tl.load(at_x + 2 * columns, mask=exists, other=0)
-    weight_y = weights + tl.load(at_y + 2 * columns, mask=exists, other=0)
-    weight_z = weights + tl.load(at_z + 2 * columns, mask=exists, other=0)
-    of_x = loaded_weights(weight_x, count_x, TAPS_X)
-    of_y = loaded_weights(weight_y, count_y, TAPS_Y)
-    of_z = loaded_weights(weight_z, count_z, TAPS_Z)
-    corner += tl.load(at_x, mask=exists, other=0).to(tl.int64) * source_strides[0]
-    corner += tl.load(at_y, mask=exists, other=0).to(tl.int64) * source_strides[1]
-    corner += tl.load(at_z, mask=exists, other=0).to(tl.int64) * source_strides[2]
-    target += x.to(tl.int64) * out_strides[0] + y.to(tl.int64) * out_strides[1]
+        x, channel, image = element, tl.cast(plane % channels, tl.int64), tl.cast(plane // channels, tl.int64)
+    at_x, at_y, at_z = spans + x, spans + sizes[0], spans + sizes[0] + sizes[1] + z
+    count_x = tl.load(at_x + columns, mask=inside, other=0)
+    weight_x = weights + tl.load(at_x + 2 * columns, mask=inside, other=0)
+    none = negative_zeros(LANES, COMPUTE)
+    of_x = loaded_weights(weight_x, count_x, none, TAPS_X)
+    column = tl.load(at_x, mask=inside, other=0).to(tl.int64)
+    corner = source + (image * source_strides[4] + channel * source_strides[3]) + column * source_strides[0]
+    target = out + (image * out_strides[4] + channel * out_strides[3]) + x.to(tl.int64) * out_strides[0]
     target += z.to(tl.int64) * out_strides[2]
-    taps_y, taps_z = tl.max(count_y), tl.max(count_z)
+    first_z, count_z, weight_z = tl.load(at_z), tl.load(at_z + columns), weights + tl.load(at_z + 2 * columns)
 
-    for first in range(first_plane, tl.minimum(first_plane + share, planes), ABREAST):
-        plane, inside = first, exists
-        if ABREAST > 1:
-            inside = exists & (first + lane // BLOCK < planes)
-            plane = tl.where(inside, first + lane // BLOCK, 0)
-        if CHANNELS_LAST:
-            image = tl.cast(plane, tl.int64)
-            at_source, at_out = source + image * source_strides[4], out + image * out_strides[4]
-        else:
-            image, channel = tl.cast(plane // channels, tl.int64), tl.cast(plane % channels, tl.int64)
-            at_source = source + (image * source_strides[4] + channel * source_strides[3])
-            at_out = out + (image * out_strides[4] + channel * out_strides[3])
-        total = tl.zeros([LANES], COMPUTE)
+    window = (tl.full([LANES], 0.0, COMPUTE),)
+    for _ in tl.static_range(1, TAPS_Y * TAPS_Z):
+        window = window + (tl.full([LANES], 0.0, COMPUTE),)  # type: ignore[assignment]  # noqa: RUF005
+    begin = tl.load(at_y + first_row) - TAPS_Y
+    for y in range(first_row, tl.minimum(first_row + strip, sizes[1])):
+        first_y, count_y = tl.load(at_y + y), tl.load(at_y + columns + y)
+        weight_y = weights + tl.load(at_y + 2 * columns + y)
+        total = none
         if TAPS_Y > 0:
-            for in_z in tl.static_range(TAPS_Z):
-                slab = tl.zeros([LANES], COMPUTE)
-                for in_y in tl.static_range(TAPS_Y):
-                    steps = tl.full([], in_z, tl.int64) * source_strides[2]
-                    steps += tl.full([], in_y, tl.int64) * source_strides[1]
-                    row = row_sum(
-                        at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
-                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, LANES,
+            # Move the window to the taps of this row. Rows and slabs past its taps are read, but not added.
+            begin = tl.maximum(begin, first_y - TAPS_Y)
+            while begin < first_y:
+                row = tl.minimum(begin + TAPS_Y, source_sizes[1] - 1).to(tl.int64) * source_strides[1]
+                for in_z in tl.static_range(TAPS_Z):
+                    slab = tl.minimum(first_z + in_z, source_sizes[2] - 1).to(tl.int64) * source_strides[2]
+                    found = row_sum(
+                        corner + (row + slab), of_x, weight_x, source_strides[0], taps, count_x, none,
+                        COMPUTE, TAPS_X,
                     )  # fmt: skip
-                    slab = added(slab, of_y[in_y], row, in_y, count_y)
-                total = added(total, of_z[in_z], slab, in_z, count_z)
+                    window = window[1:] + (found,)  # noqa: RUF005
+                begin += 1
+            if (count_y == TAPS_Y) & (count_z == TAPS_Z):
+                for in_z in tl.static_range(TAPS_Z):
+                    slab = none
+                    for in_y in tl.static_range(TAPS_Y):
+                        slab += tl.load(weight_y + in_y) * window[in_y * TAPS_Z + in_z]
+                    total += tl.load(weight_z + in_z) * slab if VOLUME else slab
+            else:
+                for in_z in tl.static_range(TAPS_Z):
+                    slab = none
+                    for in_y in tl.static_range(TAPS_Y):
+                        weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
+                        slab = tl.where(in_y < count_y, slab + weight * window[in_y * TAPS_Z + in_z], slab)
+                    slab = tl.where(count_y > 0, slab, 0.0)
+                    weight = tl.load(weight_z + in_z, mask=in_z < count_z, other=0.0)
+                    total = tl.where(in_z < count_z, total + weight * slab, total)
+                total = tl.where(count_z > 0, total, 0.0)
         else:
-            for in_z in range(taps_z):
-                slab = tl.zeros([LANES], COMPUTE)
-                for in_y in range(taps_y):
-                    steps = tl.cast(in_z, tl.int64) * source_strides[2]
-                    steps += tl.cast(in_y, tl.int64) * source_strides[1]
+            for in_z in range(count_z):
+                slab = none
+                for in_y in range(count_y):
+                    steps = (first_z + in_z).to(tl.int64) * source_strides[2]
+                    steps += (first_y + in_y).to(tl.int64) * source_strides[1]
                     row = row_sum(
-                        at_source + steps + corner, of_x, weight_x, source_strides[0], most[0], count_x,
-                        (in_z < count_z) & (in_y < count_y), COMPUTE, TAPS_X, LANES,
+                        corner + steps, of_x, weight_x, source_strides[0], taps, count_x, none,
+                        COMPUTE, TAPS_X,
                     )  # fmt: skip
-                    weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
-                    slab = added(slab, weight, row, in_y, count_y)
-                weight = tl.load(weight_z + in_z, mask=in_z < count_z, other=0.0)
-                total = added(total, weight, slab, in_z, count_z)
-        written = at_out + target
+                    slab += tl.load(weight_y + in_y) * row
+                slab = tl.where(count_y > 0, slab, 0.0)
+                total += tl.load(weight_z + in_z) * slab
+            total = tl.where(count_z > 0, total, 0.0)
+        written = target + tl.cast(y, tl.int64) * out_strides[1]
         if ACCUMULATE:
             total = widen(tl.load(written, mask=inside), COMPUTE) + total
         tl.store(written, narrow(total, out.dtype.element_ty), mask=inside)
@@ -193,31 +221,37 @@ class _Resample(DescribedKernel[plans.D]):
         raise NotImplementedError
 
     def _prepared(self, args: Any, out: str, source: str, accumulate: bool) -> Launch[Any]:
-        few = math.prod(self.most) <= TUNING.on(self.device).few_taps
-        tuning = (TUNING if few else MANY_TAPS).on(self.device)
+        tuning = TUNING.on(self.device)
         written, read = getattr(args, out), getattr(args, source)
         images, channels = written.shape[:2]
-        sizes = _along(written.shape[2:], 1)
+        sizes, source_sizes = _along(written.shape[2:], 1), _along(read.shape[2:], 1)
         channels_last = channels > 1 and written.stride(1) == 1
-        elements = math.prod(sizes) * (channels if channels_last else 1)
+        elements = sizes[0] * (channels if channels_last else 1)
         planes = images * (1 if channels_last else channels)
-        block = min(triton.next_power_of_2(max(elements, 1)), tuning.block)
-        blocks, abreast = -(-elements // block), tuning.block // block
-        turns = max(min(-(-planes // abreast) * blocks // tuning.programs, tuning.turns), 1)
-        unrolled = (few or self.most[0] <= tuning.few_along_x, few, few)
-        taps = [most if known else 0 for most, known in zip(self.most, unrolled, strict=True)]
+        taps_x, kept = self.most[0], self.most[1] * self.most[2] <= tuning.window
+        distance = 1.0 if channels_last else source_sizes[0] / sizes[0]
+        per_thread = tuning.per_thread(distance, taps_x)
+        lanes = tuning.threads * per_thread
+        block = tuning.block_of(elements, lanes)
+        abreast = min(lanes // block, triton.next_power_of_2(max(planes, 1)))
+        blocks, groups = -(-elements // block), -(-planes // abreast)
+        strip = min(-(-blocks * groups * sizes[1] * sizes[2] // tuning.programs), tuning.rows, sizes[1])
+        strip = max(strip, 1)
+        strips = -(-sizes[1] // strip)
         steps = Steps(self.device, args)
         steps.add(
-            resample, blocks * -(-planes // (abreast * turns)),
+            resample, blocks * strips * sizes[2] * groups,
             out=out, source=source, spans=self.spans, weights=self.weights, elements=elements, blocks=blocks,
-            planes=planes, share=abreast * turns, channels=channels, columns=self.spans.shape[1],
-            sizes=sizes[:2], most=self.most,
+            strips=strips, strip=strip, planes=planes, channels=channels, columns=self.spans.shape[1],
+            sizes=sizes, source_sizes=source_sizes, taps=taps_x,
             out_strides=_strides(written), source_strides=_strides(read), ACCUMULATE=accumulate,
             COMPUTE=tl.float64 if self.desc.compute.bits == 64 else tl.float32,
             INDEX=tl.int32 if blocks * block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
-            TAPS_X=taps[0], TAPS_Y=taps[1], TAPS_Z=taps[2],
+            TAPS_X=taps_x if taps_x <= tuning.unrolled else 0,
+            TAPS_Y=self.most[1] if kept else 0, TAPS_Z=self.most[2] if kept else 0,
+            VOLUME=written.ndim == 5,
             BLOCK=block, ABREAST=abreast,
-            num_warps=min(8, tuning.warps * (2 if math.prod(self.most) > 8 else 1)),
+            num_warps=max(block * abreast // (32 * per_thread), 1),
         )  # fmt: skip
         return steps.launch
 
