@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -305,6 +306,16 @@ SCALED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("function", SCALED)
+def test_functions_over_scales_take_the_numbers_of_numpy(function: str) -> None:
+    wanted = SCALED[function](0.5, 3)
+    found = SCALED[function](np.float32(0.5), np.int64(3))
+    assert torch.equal(found, wanted)
+    assert torch.equal(SCALED[function](np.int16(1), None), SCALED[function](1, None))
+    with pytest.raises(hf.HoldfastError, match="scale is"):
+        SCALED[function](np.float32("nan"))
+
+
+@pytest.mark.parametrize("function", SCALED)
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -315,6 +326,7 @@ SCALED: dict[str, Callable[..., Any]] = {
         ({"dtype": float}, "dtype is <class 'float'>; it must be a dtype of torch"),
         ({"scale": True}, "scale is a bool; it must be a tensor or a Python float"),
         ({"zero_point": True}, "zero_point is a bool; it must be an int32 tensor"),
+        ({"zero_point": OSError()}, "zero_point is an OSError; it must be an int32 tensor"),
         ({"scale": torch.ones((), device="meta")}, "there are tensors on cpu and on meta"),
     ],
 )
@@ -413,7 +425,7 @@ def test_what_is_no_stream_preference_or_workspace() -> None:
     plan = given.select(stream, desc)
     with pytest.raises(hf.InvalidArgs, match="the stream is a NoneType; it must be a Stream"):
         plan.run(None, None, args)
-    with pytest.raises(hf.InvalidArgs, match="the workspace is a int; it must be a Workspace"):
+    with pytest.raises(hf.InvalidArgs, match="the workspace is an int; it must be a Workspace"):
         plan.run(stream, 3, args)
     assert not args.q.any()
     for device in (None, "nowhere"):

@@ -71,7 +71,7 @@ BROKEN = {
     "half an object": ('{"shape": [1', "not JSON"),
     "a list": ("[]", "a list, not an object"),
     "null": ("null", "not an object"),
-    "a number": ("3", "a int, not an object"),
+    "a number": ("3", "an int, not an object"),
     "no such descriptor": (_changed(descriptor="QuantizePerPlanetDescriptor"), "QuantizePerPlanetDescriptor"),
     "a descriptor that is no name": (_changed(descriptor=5), "5"),
     "a base": (_changed(descriptor="QuantizeDescriptor"), "accepted here"),

@@ -30,8 +30,14 @@ def shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
-        return f"a {type(value).__name__} of {value.bit_length()} bits"
+        return f"{kind_of(value)} of {value.bit_length()} bits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def kind_of(value: Any) -> str:
+    """The type of ``value`` in an error message, such as "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def refused_kind(name: str, tensor: torch.Tensor) -> str:
@@ -48,7 +54,7 @@ def refused_kind(name: str, tensor: torch.Tensor) -> str:
 def refused_memory(name: str, tensor: torch.Tensor) -> str:
     """Why the memory of a dense tensor does not hold all its elements, or ""."""
     if private.has_dispatch(tensor):
-        return f"{name} is a {type(tensor).__name__}, which has no memory of its own; pass a plain tensor."
+        return f"{name} is {kind_of(tensor)}, which has no memory of its own; pass a plain tensor."
     if private.is_zerotensor(tensor):
         return f"{name} is a zero tensor of torch, which has no memory; pass {name}.clone()."
     needed = span(tensor.shape, tensor.stride()) * tensor.element_size()
@@ -75,7 +81,7 @@ def short_memory(name: str, tensor: torch.Tensor, needed: int) -> str:
 def require_tensor(name: str, tensor: Any) -> None:
     """Raise unless this is a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgs(f"{name} is a {type(tensor).__name__}; it must be a torch tensor.")
+        raise InvalidArgs(f"{name} is {kind_of(tensor)}; it must be a torch tensor.")
     if tensor.is_nested or tensor.layout is not torch.strided or tensor.is_quantized:
         raise InvalidArgs(refused_kind(name, tensor))
 

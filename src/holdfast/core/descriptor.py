@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 
-from holdfast.core.checks import shown
+from holdfast.core.checks import kind_of, shown
 from holdfast.core.dtypes import Float, dtype_name, float_dtype, parse_dtype
 from holdfast.core.errors import InvalidDescriptor
 from holdfast.core.granularity import Granularity, granularity_named
@@ -115,7 +115,7 @@ class Descriptor:
             ) from None
         if not isinstance(data, dict):
             raise InvalidDescriptor(
-                f"the JSON is a {type(data).__name__}, not an object; write descriptors with to_json()."
+                f"the JSON is {kind_of(data)}, not an object; write descriptors with to_json()."
             )
         return cls.from_fields(data)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from holdfast.core import private
-from holdfast.core.checks import refused_kind, refused_memory, short_memory
+from holdfast.core.checks import kind_of, refused_kind, refused_memory, short_memory
 from holdfast.core.descriptor import Expected
 from holdfast.core.last_call import Places, host_key, storage_sizes
 from holdfast.core.strided import overlaps_itself, span
@@ -101,7 +101,7 @@ def refused_tensor(name: str, tensor: Any, expected: Expected | None) -> str:
 def refused_dtype(name: str, tensor: Any, dtype: torch.dtype) -> str:
     """Why ``tensor`` is not a tensor of ``dtype``, or ""."""
     if not isinstance(tensor, torch.Tensor):
-        return f"{name} is a {type(tensor).__name__}; it must be a torch tensor."
+        return f"{name} is {kind_of(tensor)}; it must be a torch tensor."
     if tensor.dtype != dtype:
         return f"{name} has dtype {tensor.dtype}; the descriptor asks for {dtype}."
     return ""

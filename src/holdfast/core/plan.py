@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 import torch
 
 from holdfast.core import device_errors, importing, private, registry
-from holdfast.core.checks import shown
+from holdfast.core.checks import kind_of, shown
 from holdfast.core.contract import (
     NUMERICS_VERSION,
     Direction,
@@ -233,12 +233,12 @@ class Plan(Generic[D, A]):
         pref = pref or PlanPreference()
         if not isinstance(stream, Stream) or not isinstance(pref, PlanPreference):
             raise InvalidArgs(
-                f"select was given a {type(stream).__name__} and a {type(pref).__name__}; it takes a Stream, "
+                f"select was given {kind_of(stream)} and {kind_of(pref)}; it takes a Stream, "
                 "such as Stream.current(), and a PlanPreference."
             )
         if type(desc) is not cls.Descriptor:
             raise InvalidDescriptor(
-                f"{cls.__name__} was given a {type(desc).__name__}; it takes a {cls.Descriptor.__name__}."
+                f"{cls.__name__} was given {kind_of(desc)}; it takes a {cls.Descriptor.__name__}."
             )
         desc.validate()
         candidates = cls.consider(stream, desc, pref)
@@ -382,7 +382,7 @@ class Plan(Generic[D, A]):
     def _checked_stream(self, stream: Any) -> Stream:
         if not isinstance(stream, Stream):
             raise InvalidArgs(
-                f"the stream is a {type(stream).__name__}; it must be a Stream of this library, such as "
+                f"the stream is {kind_of(stream)}; it must be a Stream of this library, such as "
                 "Stream.current() or Stream.wrap(...) of one of torch's."
             )
         if stream.device != self.device:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from holdfast.core.checks import refused_kind, refused_memory, whole_number
+from holdfast.core.checks import kind_of, refused_kind, refused_memory, whole_number
 from holdfast.core.errors import InvalidArgs, WorkspaceTooSmall
 from holdfast.core.huge_pages import on_huge_pages
 
@@ -22,7 +22,7 @@ class Stream:
     def __post_init__(self) -> None:
         if not isinstance(self.device, torch.device) or not isinstance(self.handle, int):
             raise InvalidArgs(
-                f"a stream was made of a {type(self.device).__name__} and a {type(self.handle).__name__}; it "
+                f"a stream was made of {kind_of(self.device)} and {kind_of(self.handle)}; it "
                 "takes a torch.device and the number of a CUDA stream. Use Stream.current() or Stream.wrap()."
             )
 
@@ -52,7 +52,7 @@ class Stream:
     def wrap(cls, stream: Any) -> Stream:
         """A ``torch.cuda.Stream`` as a holdfast ``Stream``."""
         if not hasattr(stream, "cuda_stream"):
-            raise InvalidArgs(f"a {type(stream).__name__} was given as a stream; wrap a torch.cuda.Stream.")
+            raise InvalidArgs(f"{kind_of(stream)} was given as a stream; wrap a torch.cuda.Stream.")
         return cls(stream.device, stream.cuda_stream)
 
 
@@ -72,7 +72,7 @@ class Workspace:
     def __post_init__(self) -> None:
         if self.buffer is not None and not isinstance(self.buffer, torch.Tensor):
             raise InvalidArgs(
-                f"the workspace is a {type(self.buffer).__name__}; it must be a Workspace, a tensor or None."
+                f"the workspace is {kind_of(self.buffer)}; it must be a Workspace, a tensor or None."
             )
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs
 from holdfast.distributed.all_reduce import ordered_all_reduce
 from holdfast.nn.sharded import is_sharded
@@ -19,7 +20,7 @@ def reduce_partial(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_sharded(tensor):
         raise InvalidArgs(
-            f"tensor is a {type(tensor).__name__}; it must be a DTensor. For plain tensors there is "
+            f"tensor is {kind_of(tensor)}; it must be a DTensor. For plain tensors there is "
             "hf.distributed.ordered_all_reduce."
         )
     from torch.distributed.tensor import Partial

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
+from holdfast.core.checks import kind_of
 from holdfast.core.descriptor import whole_numbers
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerChannel, PerTensor
@@ -54,7 +55,7 @@ def checked_group(group: Any) -> Any:
         return group
     if not isinstance(group, distributed.ProcessGroup):
         raise InvalidArgs(
-            f"process_group is a {type(group).__name__}; it must be what torch.distributed.new_group "
+            f"process_group is {kind_of(group)}; it must be what torch.distributed.new_group "
             "returns, or None for all processes. A DeviceMesh has get_group()."
         )
     return group
@@ -79,7 +80,7 @@ def checked_shape(shape: Any, granularity: Granularity) -> tuple[int, ...] | Non
 def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """A copy of ``value`` as a tensor. If ``dtype`` is None: float64 stays, all else becomes float32."""
     if not isinstance(value, (torch.Tensor, int, float)) or isinstance(value, bool):
-        raise InvalidArgs(f"{name} is a {type(value).__name__}; it must be a number or a tensor.")
+        raise InvalidArgs(f"{name} is {kind_of(value)}; it must be a number or a tensor.")
     try:
         made = torch.as_tensor(value)
     except (OverflowError, ValueError, RuntimeError):

@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.checks import kind_of
 from holdfast.core.files import UnusableFile
 from holdfast.core.machine import Machine
 from holdfast.proof.catalogue import Entry
@@ -71,7 +72,7 @@ def _read(path: Path, command: str) -> dict[str, Any]:
     except ValueError as error:
         raise UnusableFile(f"{path} is not JSON: {error}. `{command}` writes one.") from None
     if not isinstance(made, dict):
-        raise UnusableFile(f"{path} holds a {type(made).__name__}, not an object. `{command}` writes one.")
+        raise UnusableFile(f"{path} holds {kind_of(made)}, not an object. `{command}` writes one.")
     return made
 
 

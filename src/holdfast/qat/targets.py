@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from holdfast.core.checks import shown
+from holdfast.core.checks import kind_of, shown
 from holdfast.core.errors import InvalidArgs
 from holdfast.qat.config import Config
 from holdfast.qat.layers import Layer, layer_of
@@ -79,7 +79,7 @@ def _checked_rules(config: Any) -> list[tuple[Any, Config | None]]:
             accepted = isinstance(pattern, str) or callable(pattern)
         if not accepted:
             raise InvalidArgs(
-                f"the pattern {shown(pattern)} is a {type(pattern).__name__}; it must be a name of modules "
+                f"the pattern {shown(pattern)} is {kind_of(pattern)}; it must be a name of modules "
                 "with wildcards, a subclass of torch.nn.Module, or a function of a name and a module."
             )
     return list(config.items())

@@ -13,6 +13,7 @@ import torch
 
 from holdfast.core import private
 from holdfast.core.bits import canonical
+from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs
 
 #: Types that are compared with ==. Floats and complex numbers are compared as tensors.
@@ -71,7 +72,7 @@ def flattened(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from flattened(item, f"{path}[{number}]")
     else:
         raise InvalidArgs(
-            f"{path} is a {type(value).__name__}, which cannot be compared bit for bit. Return tensors, "
+            f"{path} is {kind_of(value)}, which cannot be compared bit for bit. Return tensors, "
             f"arrays, numbers, strings, modules, or dicts, lists, tuples and dataclasses of them."
         )
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 
-from holdfast.core.checks import shown
+from holdfast.core.checks import kind_of, shown
 from holdfast.core.declaration import Output, arguments
 from holdfast.core.descriptor import Descriptor, Expected
 from holdfast.core.dtypes import ZERO_POINT_LIMIT, Float, float_dtype
@@ -298,7 +298,7 @@ class AffinePlan(Plan[D, A]):
             # A Python int may be larger than any float64, which is what the kernel takes.
             return self._refused_number(scale) if abs(scale) > sys.float_info.max else ""
         if not isinstance(scale, torch.Tensor):
-            return f"scale is a {type(scale).__name__}; it must be a tensor or a Python float."
+            return f"scale is {kind_of(scale)}; it must be a tensor or a Python float."
         dtypes = self.descriptor.codes.scales.accepted(real.torch)
         if scale.dtype not in dtypes:
             accepted = " or ".join(map(str, dtypes))
@@ -309,7 +309,7 @@ class AffinePlan(Plan[D, A]):
         if zero_point is None or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
             return self._refused_offset(zero_point) if zero_point else ""
         if not isinstance(zero_point, torch.Tensor):
-            return f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
+            return f"zero_point is {kind_of(zero_point)}; it must be an int32 tensor, an int or None."
         accepted = self._zero_point_dtypes()
         if zero_point.dtype not in accepted:
             named = ", ".join(map(str, accepted))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from holdfast.core.checks import INT64, finite_number, require_tensor, whole_number
+from holdfast.core.checks import INT64, finite_number, kind_of, require_tensor, whole_number
 from holdfast.core.dtypes import parse_dtype
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.core.formats import format_of
@@ -44,22 +45,20 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
     elif isinstance(scale, torch.Tensor):
         require_tensor("scale", scale)
         scale_tensor = scale
-    elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
+    elif isinstance(scale, Real) and not isinstance(scale, bool):  # NumPy's numbers, too
         # The plan refuses floats that the compute type cannot hold, such as infinity and NaN.
-        scale_value = finite_number("scale", scale) if isinstance(scale, int) else float(scale)
+        scale_value = finite_number("scale", scale) if isinstance(scale, Integral) else float(scale)
     else:
-        raise InvalidArgs(f"scale is a {type(scale).__name__}; it must be a tensor or a Python float.")
+        raise InvalidArgs(f"scale is {kind_of(scale)}; it must be a tensor or a Python float.")
     if zero_point is None:
         pass
-    elif type(zero_point) is int or (isinstance(zero_point, int) and not isinstance(zero_point, bool)):
+    elif type(zero_point) is int or (isinstance(zero_point, Integral) and not isinstance(zero_point, bool)):
         zero_value = clamp_zero_point(int(zero_point))
     elif isinstance(zero_point, torch.Tensor):
         require_tensor("zero_point", zero_point)
         zero_tensor = zero_point
     else:
-        raise InvalidArgs(
-            f"zero_point is a {type(zero_point).__name__}; it must be an int32 tensor, an int or None."
-        )
+        raise InvalidArgs(f"zero_point is {kind_of(zero_point)}; it must be an int32 tensor, an int or None.")
     return scale_tensor, scale_value, zero_tensor, zero_value
 
 
