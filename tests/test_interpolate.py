@@ -27,6 +27,8 @@ from holdfast.ops.interpolate.plan import (
 )
 from holdfast.ops.interpolate.tables import table_of
 
+GPU = "cuda" if torch.cuda.is_available() else "cpu"
+
 KINDS = [(mode, False) for mode in Mode] + [(mode, True) for mode in ANTIALIASED]
 every_kind = pytest.mark.parametrize(("mode", "antialias"), KINDS)
 
@@ -285,16 +287,15 @@ def test_strips_and_windows_change_no_bit(mode: Mode, antialias: bool, tiles: di
         ):
             desc = plan.Descriptor(shape=image, output_size=resized, mode=mode, antialias=antialias)
             found = set()
-            for backend in ("reference", "gpu"):
-                args = dict(
-                    zip(names, (tensor.contiguous(memory_format=layout) for tensor in tensors), strict=True)
-                )
+            for backend, device in (("reference", "cpu"), ("gpu", GPU)):
+                given = (tensor.to(device).contiguous(memory_format=layout) for tensor in tensors)
+                args, stream = dict(zip(names, given, strict=True)), hf.Stream.current(device)
                 written = "out" if plan is InterpolatePlan else "dinput"
                 args[written] = args[written].clone().fill_(5)
                 with gpu.TUNING.replaced(**tiles):
-                    chosen = plan.select(CPU_STREAM, desc, hf.PlanPreference(backend=backend))
-                    chosen.run(CPU_STREAM, None, plan.Args(**args))
-                found.add(digest({"out": args[written]}))
+                    chosen = plan.select(stream, desc, hf.PlanPreference(backend=backend))
+                    chosen.run(stream, None, plan.Args(**args))
+                found.add(digest({"out": args[written].cpu()}))
             assert len(found) == 1
 
 

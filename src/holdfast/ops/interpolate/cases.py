@@ -96,6 +96,7 @@ def problems() -> list[Problem]:
         Problem("no images", (0, 3, 4, 5), (8, 10)),
         Problem("no channels", (2, 0, 4, 5), (8, 10)),
         Problem("special values", (1, 2, 7, 9), (9, 8), values="special"),
+        Problem("special values, volume", (1, 2, 4, 6, 8), (3, 4, 5), Mode.TRILINEAR, values="special"),
         Problem("special values, nearest", (1, 2, 5, 9), (4, 5), Mode.NEAREST, values="special"),
         replace(image, name="channels last", layouts=last, accumulate=True),
         replace(image, name="transposed", layouts=("transposed", "transposed"), dtype=torch.float16),

@@ -1,11 +1,13 @@
 """interpolate in Triton. A program computes a strip of rows, one after the other, in one or several planes.
 
 A plane is one channel of one image; with channels last, it is one image, and its pixels have channels. The
-lanes of a program are elements of a row, so all lanes have the same taps along y and z.
+lanes of a program are elements of a row, so all lanes have the same taps along y and z. The rows of a strip
+are neighbours along y, or along z in a volume.
 
-The sum over x of a source row is the same for all output rows that read the source row. A program keeps the
-sums of the source rows of the current output row, its window, and adds only the rows that the next output
-row reads besides. Windows of many rows would not fit into registers; there every sum is computed again.
+Output rows of a strip read the same sources: the sum over x of a source row, or the sum over y and x of a
+source slab. A program keeps the sums of the sources of the current output row, its window, and adds only
+those that the next output row reads besides. Windows of many sums would not fit into registers, so there
+every sum is computed again; so are those of the few rows at the edges that have more taps than the others.
 
 The tables are tensors that the kernel keeps. A sum starts with -0.0, and taps that do not exist add -0.0:
 these additions change no bit, so that no tap needs a comparison.
@@ -37,13 +39,14 @@ class Tuning:
     threads: int = 128
     #: Fewest lanes of a row, if the row has as many elements.
     least: int = 16
-    #: Maximum rows of a strip; fewer if there would be fewer programs than ``programs``.
+    #: Maximum rows of a strip; fewer if there would be fewer programs than these.
     rows: int = 32
     programs: int = 2112
-    #: Maximum rows of a window.
+    programs_of_volume: int = 4224
+    #: Maximum sums of a window.
     window: int = 16
-    #: Maximum taps along x of a loop that is unrolled.
-    unrolled: int = 16
+    #: Maximum taps of loops that are unrolled: along x, and along x and y in a volume.
+    unrolled: int = 24
     #: Lanes per thread, which are neighbours: ``most``, ``some`` or 1.
     most: int = 4
     some: int = 2
@@ -70,7 +73,9 @@ class Tuning:
         return max(size for size in sizes if padded[size] * 8 <= min(padded.values()) * 9)
 
 
-TUNING = Tuned(gpu=Tuning(), interpreter=Tuning(threads=4096, rows=64, programs=1, window=6))
+TUNING = Tuned(
+    gpu=Tuning(), interpreter=Tuning(threads=4096, rows=64, programs=1, programs_of_volume=1, window=6)
+)
 
 
 @triton.jit
@@ -107,24 +112,51 @@ def row_sum(line, of_x, weights, stride, taps, count, none, COMPUTE: tl.constexp
     return row
 
 
+@triton.jit
+def inner_sum(
+    line, of_x, weight_x, taps, count_x, weight_y, count_y, strides, none,
+    COMPUTE: tl.constexpr, TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, VOLUME: tl.constexpr,
+):  # fmt: skip
+    """The sum over the taps of x, and in a VOLUME of y. TAPS_Y is the largest count of y, or 0."""
+    if not VOLUME:
+        slab = row_sum(line, of_x, weight_x, strides[0], taps, count_x, none, COMPUTE, TAPS_X)
+    else:
+        slab = none
+        if TAPS_Y > 0:
+            for number in tl.static_range(TAPS_Y):
+                # For a tap that does not exist, the last row is read again, and not added.
+                step = tl.minimum(number, tl.maximum(count_y - 1, 0)).to(tl.int64) * strides[1]
+                row = row_sum(line + step, of_x, weight_x, strides[0], taps, count_x, none, COMPUTE, TAPS_X)
+                weight = tl.load(weight_y + number, mask=number < count_y, other=0.0)
+                slab = tl.where(number < count_y, slab + weight * row, slab)
+        else:
+            for number in range(count_y):
+                step = tl.cast(number, tl.int64) * strides[1]
+                row = row_sum(line + step, of_x, weight_x, strides[0], taps, count_x, none, COMPUTE, TAPS_X)
+                slab += tl.load(weight_y + number) * row
+        slab = tl.where(count_y > 0, slab, 0.0)
+    return slab
+
+
 @triton.jit(do_not_specialize=["blocks", "strips", "planes", "strip"])
 def resample(
     out, source, spans, weights, elements, blocks, strips, strip, planes, channels, columns,
     sizes, source_sizes, taps, out_strides, source_strides,
     ACCUMULATE: tl.constexpr, COMPUTE: tl.constexpr, INDEX: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_Z: tl.constexpr, VOLUME: tl.constexpr,
-    BLOCK: tl.constexpr, ABREAST: tl.constexpr,
+    TAPS_X: tl.constexpr, TAPS_Y: tl.constexpr, WINDOW: tl.constexpr, LONGER: tl.constexpr,
+    VOLUME: tl.constexpr, BLOCK: tl.constexpr, ABREAST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK elements of ``strip`` rows of ABREAST planes.
+    """BLOCK elements of ``strip`` rows of ABREAST planes: rows along z in a VOLUME, else along y.
 
     ``elements`` are those of a row. ``sizes`` and ``source_sizes`` are of x, y, z; strides are of x, y, z, c,
-    n. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X is the
-    largest count of x, or 0 if the loop is not unrolled. TAPS_Y and TAPS_Z are those of y and z, or 0 if no
-    window is kept.
+    n. ``spans`` has rows of ``columns`` numbers: the first tap, the count and the first weight. TAPS_X and
+    TAPS_Y are the largest counts of x, and of y in a VOLUME, or 0 if the loop is not unrolled. Rows with up
+    to WINDOW taps along the strip use a window. LONGER: some have more taps.
     """
+    ALONG: tl.constexpr = 2 if VOLUME else 1
     block, rest = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    first_row, rest = rest % strips * strip, rest // strips
-    z, group = rest % sizes[2], rest // sizes[2]
+    y, rest = rest % sizes[3 - ALONG], rest // sizes[3 - ALONG]
+    begin, group = rest % strips * strip, rest // strips
     LANES: tl.constexpr = BLOCK * ABREAST
     lane = tl.arange(0, LANES)
     element = block.to(INDEX) * BLOCK + lane % BLOCK
@@ -138,7 +170,7 @@ def resample(
         x, channel, image = element // channels, (element % channels).to(tl.int64), tl.cast(plane, tl.int64)
     else:
         x, channel, image = element, tl.cast(plane % channels, tl.int64), tl.cast(plane // channels, tl.int64)
-    at_x, at_y, at_z = spans + x, spans + sizes[0], spans + sizes[0] + sizes[1] + z
+    at_x, at_y = spans + x, spans + sizes[0] + y
     count_x = tl.load(at_x + columns, mask=inside, other=0)
     weight_x = weights + tl.load(at_x + 2 * columns, mask=inside, other=0)
     none = negative_zeros(LANES, COMPUTE)
@@ -146,61 +178,48 @@ def resample(
     column = tl.load(at_x, mask=inside, other=0).to(tl.int64)
     corner = source + (image * source_strides[4] + channel * source_strides[3]) + column * source_strides[0]
     target = out + (image * out_strides[4] + channel * out_strides[3]) + x.to(tl.int64) * out_strides[0]
-    target += z.to(tl.int64) * out_strides[2]
-    first_z, count_z, weight_z = tl.load(at_z), tl.load(at_z + columns), weights + tl.load(at_z + 2 * columns)
+    count_y, weight_y, at = 1, weights, spans + sizes[0]
+    if VOLUME:
+        corner += tl.minimum(tl.load(at_y), source_sizes[1] - 1).to(tl.int64) * source_strides[1]
+        target += y.to(tl.int64) * out_strides[1]
+        count_y, weight_y, at = tl.load(at_y + columns), weights + tl.load(at_y + 2 * columns), at + sizes[1]
 
     window = (tl.full([LANES], 0.0, COMPUTE),)
-    for _ in tl.static_range(1, TAPS_Y * TAPS_Z):
+    for _ in tl.static_range(1, WINDOW):
         window = window + (tl.full([LANES], 0.0, COMPUTE),)  # type: ignore[assignment]  # noqa: RUF005
-    begin = tl.load(at_y + first_row) - TAPS_Y
-    for y in range(first_row, tl.minimum(first_row + strip, sizes[1])):
-        first_y, count_y = tl.load(at_y + y), tl.load(at_y + columns + y)
-        weight_y = weights + tl.load(at_y + 2 * columns + y)
+    known = tl.load(at + begin) - WINDOW
+    for row in range(begin, tl.minimum(begin + strip, sizes[ALONG])):
+        first, count = tl.load(at + row), tl.load(at + columns + row)
+        weight = weights + tl.load(at + 2 * columns + row)
         total = none
-        if TAPS_Y > 0:
-            # Move the window to the taps of this row. Rows and slabs past its taps are read, but not added.
-            begin = tl.maximum(begin, first_y - TAPS_Y)
-            while begin < first_y:
-                row = tl.minimum(begin + TAPS_Y, source_sizes[1] - 1).to(tl.int64) * source_strides[1]
-                for in_z in tl.static_range(TAPS_Z):
-                    slab = tl.minimum(first_z + in_z, source_sizes[2] - 1).to(tl.int64) * source_strides[2]
-                    found = row_sum(
-                        corner + (row + slab), of_x, weight_x, source_strides[0], taps, count_x, none,
-                        COMPUTE, TAPS_X,
-                    )  # fmt: skip
-                    window = window[1:] + (found,)  # noqa: RUF005
-                begin += 1
-            if (count_y == TAPS_Y) & (count_z == TAPS_Z):
-                for in_z in tl.static_range(TAPS_Z):
-                    slab = none
-                    for in_y in tl.static_range(TAPS_Y):
-                        slab += tl.load(weight_y + in_y) * window[in_y * TAPS_Z + in_z]
-                    total += tl.load(weight_z + in_z) * slab if VOLUME else slab
+        if count <= WINDOW:
+            # Move the window to the taps of this row. Rows past its taps are read, but not added.
+            known = tl.maximum(known, first - WINDOW)
+            while known < first:
+                step = tl.minimum(known + WINDOW, source_sizes[ALONG] - 1).to(tl.int64)
+                found = inner_sum(
+                    corner + step * source_strides[ALONG], of_x, weight_x, taps, count_x, weight_y, count_y,
+                    source_strides, none, COMPUTE, TAPS_X, TAPS_Y, VOLUME,
+                )  # fmt: skip
+                window = window[1:] + (found,)  # noqa: RUF005
+                known += 1
+            if count == WINDOW:
+                for number in tl.static_range(WINDOW):
+                    total += tl.load(weight + number) * window[number]
             else:
-                for in_z in tl.static_range(TAPS_Z):
-                    slab = none
-                    for in_y in tl.static_range(TAPS_Y):
-                        weight = tl.load(weight_y + in_y, mask=in_y < count_y, other=0.0)
-                        slab = tl.where(in_y < count_y, slab + weight * window[in_y * TAPS_Z + in_z], slab)
-                    slab = tl.where(count_y > 0, slab, 0.0)
-                    weight = tl.load(weight_z + in_z, mask=in_z < count_z, other=0.0)
-                    total = tl.where(in_z < count_z, total + weight * slab, total)
-                total = tl.where(count_z > 0, total, 0.0)
-        else:
-            for in_z in range(count_z):
-                slab = none
-                for in_y in range(count_y):
-                    steps = (first_z + in_z).to(tl.int64) * source_strides[2]
-                    steps += (first_y + in_y).to(tl.int64) * source_strides[1]
-                    row = row_sum(
-                        corner + steps, of_x, weight_x, source_strides[0], taps, count_x, none,
-                        COMPUTE, TAPS_X,
-                    )  # fmt: skip
-                    slab += tl.load(weight_y + in_y) * row
-                slab = tl.where(count_y > 0, slab, 0.0)
-                total += tl.load(weight_z + in_z) * slab
-            total = tl.where(count_z > 0, total, 0.0)
-        written = target + tl.cast(y, tl.int64) * out_strides[1]
+                for number in tl.static_range(WINDOW):
+                    one = tl.load(weight + number, mask=number < count, other=0.0)
+                    total = tl.where(number < count, total + one * window[number], total)
+        if LONGER and count > WINDOW:
+            for number in range(count):
+                step = (first + number).to(tl.int64)
+                found = inner_sum(
+                    corner + step * source_strides[ALONG], of_x, weight_x, taps, count_x, weight_y, count_y,
+                    source_strides, none, COMPUTE, TAPS_X, TAPS_Y, VOLUME,
+                )  # fmt: skip
+                total += tl.load(weight + number) * found
+        total = tl.where(count > 0, total, 0.0)
+        written = target + tl.cast(row, tl.int64) * out_strides[ALONG]
         if ACCUMULATE:
             total = widen(tl.load(written, mask=inside), COMPUTE) + total
         tl.store(written, narrow(total, out.dtype.element_ty), mask=inside)
@@ -213,6 +232,7 @@ class _Resample(DescribedKernel[plans.D]):
         super().__init__(desc, device)
         tables = self.tables()
         self.most = tuple(table.most for table in tables)
+        self.usual = tuple(table.usual for table in tables)
         spans, weights = joined(tables)
         self.spans = torch.from_numpy(spans).to(device)
         self.weights = torch.from_numpy(weights).to(desc.compute.torch).to(device)
@@ -228,19 +248,23 @@ class _Resample(DescribedKernel[plans.D]):
         channels_last = channels > 1 and written.stride(1) == 1
         elements = sizes[0] * (channels if channels_last else 1)
         planes = images * (1 if channels_last else channels)
-        taps_x, kept = self.most[0], self.most[1] * self.most[2] <= tuning.window
+        volume = written.ndim == 5
+        along, across = (2, 1) if volume else (1, 2)
+        taps_x, taps_y = self.most[:2]
+        window = self.usual[along] if self.usual[along] <= tuning.window else 0
         distance = 1.0 if channels_last else source_sizes[0] / sizes[0]
         per_thread = tuning.per_thread(distance, taps_x)
         lanes = tuning.threads * per_thread
         block = tuning.block_of(elements, lanes)
         abreast = min(lanes // block, triton.next_power_of_2(max(planes, 1)))
         blocks, groups = -(-elements // block), -(-planes // abreast)
-        strip = min(-(-blocks * groups * sizes[1] * sizes[2] // tuning.programs), tuning.rows, sizes[1])
+        programs = tuning.programs_of_volume if volume else tuning.programs
+        strip = min(-(-blocks * groups * sizes[1] * sizes[2] // programs), tuning.rows, sizes[along])
         strip = max(strip, 1)
-        strips = -(-sizes[1] // strip)
+        strips = -(-sizes[along] // strip)
         steps = Steps(self.device, args)
         steps.add(
-            resample, blocks * strips * sizes[2] * groups,
+            resample, blocks * strips * sizes[across] * groups,
             out=out, source=source, spans=self.spans, weights=self.weights, elements=elements, blocks=blocks,
             strips=strips, strip=strip, planes=planes, channels=channels, columns=self.spans.shape[1],
             sizes=sizes, source_sizes=source_sizes, taps=taps_x,
@@ -248,8 +272,8 @@ class _Resample(DescribedKernel[plans.D]):
             COMPUTE=tl.float64 if self.desc.compute.bits == 64 else tl.float32,
             INDEX=tl.int32 if blocks * block < 2**31 else tl.int64, CHANNELS_LAST=channels_last,
             TAPS_X=taps_x if taps_x <= tuning.unrolled else 0,
-            TAPS_Y=self.most[1] if kept else 0, TAPS_Z=self.most[2] if kept else 0,
-            VOLUME=written.ndim == 5,
+            TAPS_Y=taps_y if volume and taps_x * taps_y <= tuning.unrolled else 0,
+            WINDOW=window, LONGER=self.most[along] > window, VOLUME=volume,
             BLOCK=block, ABREAST=abreast,
             num_warps=max(block * abreast // (32 * per_thread), 1),
         )  # fmt: skip

@@ -39,6 +39,12 @@ class Table:
         return int(self.count.max())
 
     @property
+    def usual(self) -> int:
+        """Number of taps of most indices. One index, or 1/32 of them, may have more: those at the edges."""
+        others = min(max(len(self.count) // 32, 1), len(self.count) - 1)
+        return int(np.sort(self.count)[-1 - others])
+
+    @property
     def roundings(self) -> int:
         """Maximum number of roundings between a term and the sum. Products with 0 and 1 are exact."""
         return self.most - bool(np.isin(self.weights, (0.0, 1.0)).all())
