@@ -379,6 +379,43 @@ def test_a_compiled_module_rejects_bad_batches_too() -> None:
     assert same(quantizer.scale, hf.choose_scale(first)) and int(quantizer.rejected_batches) == 1
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("first_is_bad", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.filterwarnings("ignore:a batch with NaN:RuntimeWarning")
+def test_learning_starts_once_in_a_step_that_calls_the_module_twice(
+    compiles: bool, first_is_bad: bool, symmetric: bool
+) -> None:
+    torch._dynamo.reset()
+    quantizer = hf.nn.FakeQuantize(mode="learned", symmetric=symmetric)
+    right = copy.deepcopy(quantizer)
+    first, second = batches(2)
+    first = torch.full_like(first, NAN) if first_is_bad else first
+    right(second if first_is_bad else first)
+
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (quantizer(a).nan_to_num() + 2 * quantizer(b)).sum()
+
+    called = torch.compile(step, fullgraph=True, backend="aot_eager") if compiles else step
+    called(first, second).backward()
+    assert same(quantizer.scale.detach(), right.scale.detach())
+    assert same(quantizer.scale_floor, right.scale_floor)
+    assert int(quantizer.rejected_batches) == first_is_bad
+    if not first_is_bad:
+        (right(first) + 2 * right(second)).sum().backward()
+        assert torch.allclose(quantizer.scale.grad, right.scale.grad)
+
+
+def test_a_compiled_module_keeps_a_learned_scale_that_was_written_into_it() -> None:
+    torch._dynamo.reset()
+    quantizer = hf.nn.FakeQuantize(mode="learned")
+    with torch.no_grad():
+        quantizer.scale.fill_(0.5)
+        quantizer.scale_floor.fill_(0.125)
+    torch.compile(quantizer, fullgraph=True, backend="aot_eager")(batches(1)[0])
+    assert float(quantizer.scale.detach()) == 0.5 and float(quantizer.scale_floor) == 0.125
+
+
 def test_casts_keep_the_state_wide() -> None:
     for name in CONFIGURATIONS:
         quantizer = made(name)

@@ -169,7 +169,9 @@ class FakeQuantize(ScaleUpdates):
 
     def _floor(self) -> torch.Tensor | None:
         """The floor of a learned scale; None in other modes."""
-        return self.scale_floor if self.positive and self.mode is ScaleMode.LEARNED else None
+        if not self.positive or self.mode is not ScaleMode.LEARNED:
+            return None
+        return self.scale_floor.clone() if self._starts_later() else self.scale_floor
 
     @torch.no_grad()
     def evaluation_scale(self, x: torch.Tensor | None = None) -> Used:

@@ -182,9 +182,14 @@ class ScaleState(torch.nn.Module):
 
     def _current_scale(self, x: torch.Tensor) -> Used:
         """The scale and zero point of the state; copies if a backward pass may run after the next update."""
-        if self.mode is not ScaleMode.EMA or not (torch.is_grad_enabled() and x.requires_grad):
+        changes = self.mode is ScaleMode.EMA and torch.is_grad_enabled() and x.requires_grad
+        if not (changes or self._starts_later()):
             return self.scale, self.zero_point
         return self.scale.clone(), None if self.zero_point is None else self.zero_point.clone()
+
+    def _starts_later(self) -> bool:
+        """Whether learning has not started: a later call, or one in this compiled graph, writes the state."""
+        return self.mode is ScaleMode.LEARNED and not self._is_set
 
     def _fit_shape(self, shape: torch.Size) -> None:
         """Set the shape of the state from the first batch. Raises if a later batch has another shape."""

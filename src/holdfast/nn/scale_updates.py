@@ -223,10 +223,10 @@ class ScaleUpdates(ScaleState):
         parameters = [self.scale] if self.zero_point is None else [self.scale, self.zero_point]
         start = [value.to(own.dtype).reshape(own.shape) for own, value in zip(parameters, start, strict=True)]
         if torch.compiler.is_compiling():
-            state = [*parameters, self.rejected_batches]
+            start = [*start, floor_of(start[0])]
+            state = [*parameters, self.scale_floor, self.rejected_batches]
             for kept, new in zip(state, start_learning(self._handle, state, start, any_data), strict=True):
                 kept.copy_(new)
-            self.scale_floor.copy_(floor_of(self.scale))
             return
         accepted = self.accepts(start, any_data)
         if accepted:

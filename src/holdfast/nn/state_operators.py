@@ -33,6 +33,9 @@ class Stateful(Protocol):
     def note_started(self, start: list[torch.Tensor]) -> None:
         """Learning starts from ``start``."""
 
+    def _has_scale(self) -> bool:
+        """Whether the scale is set."""
+
 
 _MODULES: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -76,14 +79,15 @@ def _settle_fake(handle, state, blended):
 
 def _start(handle, state, start, any_data):
     module = _MODULES.get(int(handle))
-    if module is None or current_pass().rerun is not None:
+    # The module has a scale if an earlier call in this graph has set it, or if its state was written.
+    if module is None or current_pass().rerun is not None or module._has_scale():
         return _clones(state)
     accepted = module.accepts(start, any_data[0] if any_data else None)
     if accepted is None:
         return _clones(state)
     if not accepted:
         return [*_clones(state[:-1]), state[-1] + 1]
-    module.note_started(start)
+    module.note_started(start[:-1])
     return _clones([*start, state[-1]])
 
 
@@ -135,7 +139,10 @@ def settle_scale(
 def start_learning(
     handle: torch.Tensor, state: list[torch.Tensor], start: list[torch.Tensor], any_data: torch.Tensor | None
 ) -> list[torch.Tensor]:
-    """The next state: the parameters and the count of rejected batches."""
+    """The next state: the parameters, the floor and the count of rejected batches. A set scale stays.
+
+    ``start`` has the first values of the parameters and of the floor.
+    """
     call = _start_call(handle, state, start, [] if any_data is None else [any_data])
     return cast(list[torch.Tensor], call)
 
