@@ -821,6 +821,23 @@ def test_an_expanded_tensor_is_left_to_torch() -> None:
         assert hf.status()["_index_put_impl_"].passed_on == {"elements of the tensor share memory": 1}
 
 
+def test_a_transposed_tensor_is_not_added_to_itself() -> None:
+    index, said = torch.tensor([1, 1, 0, 2]), "refer to a single memory location"
+    with hf.installed():
+        for add in (
+            lambda table: table.index_add_(0, index, table),
+            lambda table: table.scatter_add_(0, index[:, None].expand(4, 3), table),
+        ):
+            table = torch.ones(3, 4).t()
+            with pytest.raises(RuntimeError, match=said):
+                add(table)
+            assert table.eq(1).all()
+        rows = torch.ones(8, 3)
+        rows[::2].index_add_(0, index, rows[1::2])  # rows of the same storage that are apart
+        assert served("index_add_") == 1
+    assert rows[::2].sum(1).tolist() == [6, 9, 6, 3]
+
+
 def test_a_sum_may_go_into_another_part_of_the_same_storage() -> None:
     storage = torch.ones(8, 3)
     with hf.installed():

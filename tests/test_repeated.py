@@ -21,13 +21,20 @@ from public_calls import CALLS, flat
 SHAPE = (6, 4)
 
 
+def known_calls() -> list[repeated.Calls]:
+    """The calls of all operators. The list of all objects leaves out those that are frozen."""
+    gc.unfreeze()
+    found = [calls for calls in gc.get_objects() if type(calls) is repeated.Calls]
+    gc.freeze()
+    return found
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """One element per call that was not repeated. The calls of earlier tests are forgotten."""
     found, run = list[int](), repeated.Calls.run
-    for calls in gc.get_objects():
-        if type(calls) is repeated.Calls:
-            calls.forget()
+    for calls in known_calls():
+        calls.forget()
 
     def counted(*given: Any) -> Any:
         found.append(1)
@@ -511,8 +518,7 @@ def test_calls_that_are_not_recent_are_repeated(runs: list[int]) -> None:
                 hf.fake_quantize(x, 0.25), hf.fake_quantize(values(), 0.25)[:1].expand(rows, 4)
             )
     assert not runs
-    known = [calls for calls in gc.get_objects() if type(calls) is repeated.Calls]
-    assert max(len(calls.recent) for calls in known) == repeated.Calls._MOST_RECENT
+    assert max(len(calls.recent) for calls in known_calls()) == repeated.Calls._MOST_RECENT
 
 
 def test_many_kinds_of_calls_are_bounded() -> None:

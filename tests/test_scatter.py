@@ -401,6 +401,16 @@ def test_an_index_out_of_range_raises_before_anything_is_written(bad: int) -> No
         (lambda x, i: hf.index_add(x, 0, i, x), "index must have one axis"),
         (lambda x, i: hf.index_add(x, 0, i[0, :2], x), r"and source the shape \(2, 3\)"),
         (lambda x, i: hf.index_add(x, 0, i[0], x, alpha=float("nan")), "alpha is nan"),
+        (lambda x, i: hf.index_add(x, 0, i[0], x, alpha=-1e300), "alpha is -1e.300 .* where it is infinite"),
+        (lambda x, i: hf.index_add(x[0], 0, i[0, :1], x[0, 0]), r"and source the shape \(1,\)"),
+        (
+            lambda x, i: hf.index_add(x[0, 0], 0, i[0, :1], x[0, :1]),
+            r"one element, and source the shape \(\)",
+        ),
+        (
+            lambda x, i: hf.index_add(x[0, 0], 0, i[0, :2], x[0, :2]),
+            r"one element, and source the shape \(\)",
+        ),
         (lambda x, i: hf.gather(x, 0, i[0]), "both must have the same number of axes"),
         (lambda x, i: hf.index_put(x, i, x), "indices is a Tensor; it must be a tuple"),
         (lambda x, i: hf.index_put(x, (None,), x), "index at least one axis"),
@@ -433,6 +443,8 @@ def test_arguments_are_checked(call: Callable[..., Any], said: str) -> None:
         ({"base": "zero"}, "base is 'zero'; accepted are"),
         ({"reduce": "max"}, "reduce is 'max'; accepted are"),
         ({"alpha": 2.0, "reduce": "mean"}, "alpha is for sums"),
+        ({"alpha": 3.4028235677973366e38}, "where it is infinite"),
+        ({"alpha": -1e39, "dtype": torch.bfloat16}, "where it is infinite"),
         ({"table": (2**31,)}, r"rows is 2147483648; it must be"),
         ({"index_dtype": torch.int16}, "index_dtype is torch.int16"),
     ],
@@ -454,6 +466,39 @@ def test_index_put_names_the_index_that_is_out_of_range() -> None:
     with pytest.raises(InvalidIndex, match=said) as refusal:
         hf.index_put(torch.zeros(4, 8), indices, torch.ones(2, 2))
     assert isinstance(refusal.value, IndexError) and isinstance(refusal.value, RuntimeError)
+
+
+def test_index_put_of_rows_names_the_negative_indices_that_it_accepts() -> None:
+    index, said = (
+        torch.tensor([0, -4, 2]),
+        "flattened index of axis 0 is -5; the axis has 4 rows, .* are -4 to 3",
+    )
+    for _ in range(4):  # the third call with the same metadata may be a repetition
+        hf.index_put(torch.zeros(4, 8), (index,), torch.ones(3, 8))
+    with pytest.raises(InvalidIndex, match=said):
+        hf.index_put(torch.zeros(4, 8), (index - 1,), torch.ones(3, 8))
+    with pytest.raises(InvalidIndex, match=said):
+        hf.index_put(torch.zeros(4, 3), (index - 1,), torch.ones(3, 3))
+
+
+def test_alpha_may_be_any_number_of_the_compute_type() -> None:
+    largest = float.fromhex("0x1.fffffefffffffp127")  # rounds to the largest float32
+    index, rows = torch.tensor([1]), torch.ones(1, 2)
+    assert hf.index_add(torch.zeros(2, 2), 0, index, rows, alpha=largest)[1, 0] == torch.finfo().max
+    assert hf.index_add(torch.zeros(2, 2).double(), 0, index, rows.double(), alpha=1e300)[1, 0] == 1e300
+
+
+def test_the_maximum_of_several_samples_gives_no_warning() -> None:
+    data, segments = torch.randn(3, 5, 2), torch.randint(4, (3, 5))
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # and warnings are errors in tests
+    try:
+        many = torch.vmap(lambda data, segments: hf.segment_reduce(data, segments, 4, reduce="max"))
+        found = many(data, segments)
+    finally:
+        torch.set_warn_always(always)
+    each = [hf.segment_reduce(*sample, 4, reduce="max") for sample in zip(data, segments, strict=True)]
+    assert torch.equal(found, torch.stack(each))
 
 
 def test_terms_that_an_empty_index_leaves_out_have_a_gradient() -> None:
@@ -496,5 +541,5 @@ def test_the_index_of_rows_without_elements_is_checked() -> None:
     for reduce in ("sum", "max"):
         with pytest.raises(InvalidIndex, match=said):
             hf.segment_reduce(torch.zeros(2, 0), index, 4, reduce=reduce)
-    with pytest.raises(InvalidIndex, match="position 1 of the flattened index is 4"):
+    with pytest.raises(InvalidIndex, match="position 1 of the flattened index of axis 0 is 4"):
         hf.index_put(torch.zeros(4, 0), (index,), torch.zeros(2, 0))

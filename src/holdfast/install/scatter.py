@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from holdfast.core.errors import InvalidIndex
-from holdfast.core.strided import overlaps_itself
+from holdfast.core.strided import overlaps_itself, span
 from holdfast.install.operators import WITH_FLAG, Operator, with_out
 from holdfast.install.rows import add_rows, refuse_bad_indices
 from holdfast.install.serving import PassOn, Serve, may_overlap, require_float
-from holdfast.ops.scatter.put import Put, broadcast
+from holdfast.ops.scatter.put import Put, broadcast, name_bad_index
 from holdfast.ops.scatter.torch_op import index_add, scatter_add, scatter_reduce, scatter_values
 
 _INDICES = (torch.int32, torch.int64)
@@ -48,11 +48,21 @@ def _require_index(self: torch.Tensor, index: torch.Tensor, src: torch.Tensor) -
 
 
 def _require_memory_of_its_own(self: torch.Tensor, src: torch.Tensor) -> None:
-    """Pass the call on if elements of the tensor that is written share memory, or are in the source."""
+    """Pass the call on if elements of the tensor that is written share memory, or are in the source.
+
+    As in torch, tensors with gaps in their memory are taken to be apart.
+    """
     if overlaps_itself(self.shape, self.stride()):
         raise PassOn("elements of the tensor share memory")
-    if self.is_contiguous() and src.is_contiguous() and may_overlap(self, src):
+    if may_overlap(self, src) and _is_dense(self) and _is_dense(src):
         raise PassOn("the source shares memory with the tensor")
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor fill its memory, in any order of the axes."""
+    if span(tensor.shape, tensor.stride()) != tensor.numel():
+        return False
+    return tensor.is_contiguous() or not overlaps_itself(tensor.shape, tensor.stride())
 
 
 def _with_scalars(serve: Serve, *, in_place: bool, ranked: bool) -> Serve:
@@ -137,6 +147,7 @@ def _index_add(self, dim, index, source, *, alpha=1):
 
 def _index_add_(self, dim, index, source, *, alpha=1):
     _require_index(self, index, source)
+    _require_memory_of_its_own(self, source)
     dim = _axis(self, dim)
     expected = (*self.shape[:dim], index.numel(), *self.shape[dim + 1 :])
     if alpha == 1 and index.dim() == 1 and source.shape == expected:
@@ -163,7 +174,7 @@ def _index_put_(self, indices, values, accumulate=False, unsafe=False):
     try:
         refuse_bad_indices(self, math.prod(self.shape[axis] for axis in put.axes), put.rows)
     except InvalidIndex:
-        put.name_bad_index()
+        name_bad_index(put.indices, put.axes, put.size)
         raise
     add_rows(put.view, put.dim, len(put.axes), put.rows, put.terms)
     return self

@@ -220,8 +220,8 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
 
 def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     raise Unsupported(
-        "the gradient of embedding_bag was asked for its own gradient, which is not there; leave "
-        "create_graph out, or detach the gradient."
+        "the gradient of embedding_bag, which the maximum of segment_reduce also uses, was asked for its own "
+        "gradient, which is not there; leave create_graph out, or detach the gradient."
     )
 
 

@@ -30,6 +30,8 @@ from holdfast.ops.segment_sum.indexed import (
 #: What ``input`` is for. "added": to the sum. "kept": in rows without terms. "zeros": there is no input.
 BASES = ("added", "kept", "zeros")
 REDUCTIONS = ("sum", "mean")
+#: From this magnitude on, a number is infinite when rounded to float32.
+_FLOAT32_OVERFLOW = float.fromhex("0x1.ffffffp127")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,12 @@ class ScatterDescriptor(LinesDescriptor):
             raise InvalidDescriptor(
                 f"alpha is {self.alpha}, reduce is {self.reduce!r} and base is {self.base!r}; alpha is for "
                 "sums that input is added to. Leave it out."
+            )
+        if self.dtype != torch.float64 and abs(self.alpha) >= _FLOAT32_OVERFLOW:
+            raise InvalidDescriptor(
+                f"alpha is {self.alpha} and dtype is {self.dtype}; alpha is rounded to torch.float32, where "
+                "it is infinite. Accepted are magnitudes up to 3.4028235e+38. Use torch.float64, or multiply "
+                "the terms."
             )
 
 

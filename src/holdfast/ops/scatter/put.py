@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from holdfast.core.checks import require_memory, require_tensor
+from holdfast.core.checks import kind_of, require_memory, require_tensor
 from holdfast.core.errors import InvalidArgs, InvalidIndex
 from holdfast.core.torch_op import is_plain_call
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES
@@ -70,24 +70,25 @@ class Put(NamedTuple):
         whole = out.reshape([self.size[axis] for axis in self.order])
         return whole.permute([self.order.index(axis) for axis in range(len(self.size))]).contiguous()
 
-    def name_bad_index(self) -> None:
-        """Raise the error for an index out of range again, with the index and the axis as they were given.
 
-        On CUDA the error may be that of an earlier call, so it is left as it is.
-        """
-        if self.rows.device.type != "cpu" or not is_plain_call(self.rows):
+def name_bad_index(indices: Sequence[Any], axes: Sequence[int], size: Sequence[int]) -> None:
+    """Raise the error for an index out of range again, with the index and the axis as they were given.
+
+    On CUDA the error may be that of an earlier call, so it is left as it is.
+    """
+    for index, axis in zip(indices, axes, strict=True):
+        if index.device.type != "cpu" or not is_plain_call(index):
             return
-        for index, axis in zip(self.indices, self.axes, strict=True):
-            size = self.size[axis]
-            bad = ((index < -size) | (index >= size)).reshape(-1).nonzero()
-            if bad.numel():
-                position = int(bad[0])
-                accepted = f"{-size} to {size - 1}" if size else "none"
-                raise InvalidIndex(
-                    f"the index at position {position} of the flattened index of axis {axis} is "
-                    f"{int(index.reshape(-1)[position])}; the axis has {size} rows, so that accepted are "
-                    f"{accepted}. Correct it."
-                ) from None
+        rows = size[axis]
+        bad = ((index < -rows) | (index >= rows)).reshape(-1).nonzero()
+        if bad.numel():
+            position = int(bad[0])
+            accepted = f"{-rows} to {rows - 1}" if rows else "none"
+            raise InvalidIndex(
+                f"the index at position {position} of the flattened index of axis {axis} is "
+                f"{int(index.reshape(-1)[position])}; the axis has {rows} rows, so that accepted are "
+                f"{accepted}. Correct it."
+            ) from None
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]], what: str) -> tuple[int, ...]:
@@ -108,7 +109,7 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
     """One tensor of integers or None for each axis of ``input``. A mask stands for several axes."""
     if not isinstance(indices, Sequence) or isinstance(indices, str):
         raise InvalidArgs(
-            f"indices is a {type(indices).__name__}; it must be a tuple of tensors, with None for axes that "
+            f"indices is {kind_of(indices)}; it must be a tuple of tensors, with None for axes that "
             "are not indexed."
         )
     found: list[Any] = []

@@ -36,7 +36,7 @@ from holdfast.ops.scatter.plan import (
     ScatterArgs,
     ScatterPlan,
 )
-from holdfast.ops.scatter.put import Put, from_the_front, require_readable
+from holdfast.ops.scatter.put import Put, from_the_front, name_bad_index, require_readable
 from holdfast.ops.segment_sum.indexed import INDEX_DTYPES, LIMIT
 
 __all__ = [
@@ -433,12 +433,12 @@ def index_add(
     _require_index(index)
     _require_same_dtype("source", source, input)
     axis, factor = _axis(dim, input.dim()), finite_number("alpha", alpha)
-    size, given = tuple(input.shape) or (1,), tuple(source.shape) or (1,)
-    expected = (*size[:axis], index.numel(), *size[axis + 1 :])
-    if index.dim() > 1 or given != expected:
+    size = tuple(input.shape)
+    expected = (*size[:axis], index.numel(), *size[axis + 1 :]) if size else ()
+    if index.dim() > 1 or tuple(source.shape) != expected or (not size and index.numel() != 1):
         raise InvalidArgs(
-            f"input has shape {tuple(input.shape)}, index {tuple(index.shape)} and source "
-            f"{tuple(source.shape)}; index must have one axis, and source the shape {expected}."
+            f"input has shape {size}, index {tuple(index.shape)} and source {tuple(source.shape)}; index "
+            f"must have one axis{'' if size else ' and one element'}, and source the shape {expected}."
         )
     index = index if index.dim() else index.reshape(1)
     source = source if source.dim() else source.reshape(1)
@@ -519,7 +519,11 @@ def index_put(
     """
     rows = _rows_of_put(input, indices, values)
     if rows is not None and accumulate is True:
-        found = _scattered_again(input, 0, rows, values, "added", "sum", 1.0)
+        try:
+            found = _scattered_again(input, 0, rows, values, "added", "sum", 1.0)
+        except InvalidIndex:
+            name_bad_index(indices, (0,), input.shape)
+            raise
         if found is not None:
             return found  # type: ignore[no-any-return]
     require_tensor("input", input)
@@ -533,12 +537,16 @@ def index_put(
     require_readable("input", input)
     require_readable("values", values)
     if rows is not None:
-        return _scattered(input, 0, rows, values)  # type: ignore[no-any-return]
+        try:
+            return _scattered(input, 0, rows, values)  # type: ignore[no-any-return]
+        except InvalidIndex:
+            name_bad_index(indices, (0,), input.shape)
+            raise
     put = Put.of(input, indices, values)
     try:
         return put.restored(_scattered(put.table, put.dim, put.rows, put.terms))
     except InvalidIndex:
-        put.name_bad_index()
+        name_bad_index(put.indices, put.axes, put.size)
         raise
 
 
@@ -595,11 +603,14 @@ def segment_reduce(
     require_readable("segments", segments)
     require_readable("data", data)
     ordered, order = segments.long().sort(stable=True)
-    bounds = torch.searchsorted(ordered, torch.arange(count + 1, device=segments.device))
+    numbers = torch.arange(count + 1, device=segments.device)
+    # Under vmap torch would expand the numbers for each sample, and searchsorted warns about strides.
+    wanted = numbers if is_plain_call(segments) else numbers + ordered.new_zeros(count + 1)
+    bounds = torch.searchsorted(ordered, wanted)
     # A row of -1 is refused: it stands for a segment that does not exist.
     rows = torch.where((ordered >= 0) & (ordered < count), order, -1)
     # Rows of segments that do not exist are in no bag, except that the first bag begins with the first row.
-    bounds = torch.where(torch.arange(count + 1, device=segments.device) == 0, 0, bounds)
+    bounds = torch.where(numbers == 0, 0, bounds)
     flat = data.reshape(data.shape[0], prod(data.shape[1:]))
     try:
         return embedding_bag(rows, flat, bounds, mode="max", include_last_offset=True).reshape(size)
