@@ -195,6 +195,18 @@ def test_axis_0_is_the_output_channel(name: str) -> None:
     assert tensor.granularity == hf.PerChannel(1)
 
 
+def test_a_depthwise_transposed_convolution_has_a_scale_for_each_channel() -> None:
+    weights = {}
+    for layer in (nn.ConvTranspose2d(4, 4, 3, groups=4), nn.Conv2d(4, 4, 3, groups=4)):
+        with torch.no_grad():
+            layer.weight.copy_(torch.arange(-18.0, 18.0).reshape(4, 1, 3, 3))
+        hf.qat.prepare(layer, hf.qat.preset("w4a16"))
+        weights[type(layer).__name__] = hf.qat.quantized_weights(layer)["weight"]
+    transposed, plain = weights.values()
+    assert transposed.scale.shape == (4,) and same(transposed.scale, plain.scale)
+    assert same(transposed.dequantize(), plain.dequantize())
+
+
 def test_the_bits_are_those_of_the_functions() -> None:
     weight = torch.arange(-31, 33).reshape(4, 16) / 8  # full of ties
     model = nn.Linear(16, 4, bias=False)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import holdfast as hf
 
@@ -115,6 +116,19 @@ def test_a_frozen_batch_norm_trains_with_the_running_statistics() -> None:
     for norm in (block.bn1, block.bn2, block.last):
         norm.eval()
     assert block(x).equal(expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_folds_the_same_statistics_in_both_runs(use_reentrant: bool) -> None:
+    block, x = block_of()
+    hf.qat.prepare(block, W4, fold_batch_norm=True)
+    block(x)
+    again = copy.deepcopy(block)
+    inputs = [(3 * x).requires_grad_() for _ in range(2)]
+    block(inputs[0]).sin().sum().backward()
+    checkpoint(again, inputs[1], use_reentrant=use_reentrant).sin().sum().backward()
+    for ours, theirs in zip([*again.parameters(), inputs[1]], [*block.parameters(), inputs[0]], strict=True):
+        assert ours.grad.equal(theirs.grad)
 
 
 def test_compiles_whole() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import holdfast as hf
@@ -84,7 +85,7 @@ def test_a_module_in_several_places_fits_by_any_of_its_names() -> None:
         ({"encoder.norm": W8}, "the pattern 'encoder.norm' fits no layer that can be quantized"),
         ({"*": W8, "head": None}, "the pattern 'head' changes nothing: earlier patterns decide"),
         ({nn.Linear: W8, "encoder": W4}, "the pattern 'encoder' changes nothing"),
-        ({3: W8}, "the pattern 3 is a int; it must be a name of modules"),
+        ({3: W8}, "the pattern 3 is an int; it must be a name of modules"),
         ({int: W8}, "it must be a name of modules with wildcards, a subclass of torch.nn.Module"),
         ({"*": "w8a8"}, "the pattern '*' has 'w8a8'; it must have a hf.qat.Config or None"),
         ({}, "config is {}; it must be a hf.qat.Config"),
@@ -147,6 +148,11 @@ def other_parametrization(model: Any) -> None:
     hf.qat.prepare(model, W8)
 
 
+def pruned(model: Any) -> None:
+    nn.utils.prune.l1_unstructured(model.head[0], "weight", 0.5)
+    hf.qat.prepare(model, W8)
+
+
 def half_of_a_tie(model: Any) -> None:
     model.encoder.out.weight = model.encoder.fc.weight
     hf.qat.prepare(model, {"encoder.fc": W8})
@@ -185,6 +191,7 @@ def integer_weight(model: Any) -> None:
         (nan_in_a_weight, "head.0.weight has NaN in it, which has no code"),
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; apply it first"),
+        (pruned, "head.0.weight is no parameter, but a tensor that a hook computes, as those of weight_norm"),
         (half_of_a_tie, "encoder.fc.weight is shared with encoder.out.weight, which is not to be quantized"),
         (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight that is to be"),
         (sparse_table, "'embed' is an embedding with sparse"),

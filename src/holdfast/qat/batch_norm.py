@@ -20,8 +20,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from holdfast.core.checks import shown
+from holdfast.core.checks import kind_of, shown
 from holdfast.core.errors import InvalidArgs
+from holdfast.nn.recomputation import current_pass
 
 __all__ = ["BatchNorm", "FoldedWeight", "Folds", "check_folds", "find_folds", "finish_fold", "fold"]
 
@@ -35,10 +36,23 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 def factor_of(norm: BatchNorm, training: bool) -> torch.Tensor:
     """The factor of each channel. In training, gamma = 0 counts as 1: it is divided by."""
-    assert norm.running_var is not None
-    deviation = (norm.running_var + norm.eps).sqrt()
+    deviation = (_variance(norm, training) + norm.eps).sqrt()
     gamma = torch.ones_like(deviation) if norm.weight is None else norm.weight
     return (torch.where(gamma == 0, 1.0, gamma) if training else gamma) / deviation
+
+
+def _variance(norm: BatchNorm, training: bool) -> torch.Tensor:
+    """The running variance. The second run of a checkpoint uses that of the first run, which updated it."""
+    assert norm.running_var is not None
+    if not training or torch.compiler.is_compiling():  # a compiled graph keeps what both runs need
+        return norm.running_var
+    here = current_pass()
+    known = here.recall(norm)
+    if known is not None:
+        return known[0]
+    if here.first:
+        here.keep(norm, (norm.running_var.clone(), None))
+    return norm.running_var
 
 
 class _Folded(nn.Module):
@@ -150,7 +164,7 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
     for first, second in _traced(model) if given is True else _checked(given):
         convolution, norm = (_module(model, name) for name in (first, second))
         if not isinstance(convolution, _CONVOLUTIONS) or not isinstance(norm, BatchNorm):
-            kinds = f"a {type(convolution).__name__} and a {type(norm).__name__}"
+            kinds = f"{kind_of(convolution)} and {kind_of(norm)}"
             raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; folded are a Conv and a BatchNorm.")
         if norm.running_var is None or norm.num_features != convolution.out_channels:
             raise InvalidArgs(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup
 
@@ -45,7 +46,7 @@ LAYERS: dict[type[nn.Module], Layer] = {
 def require_module(model: Any) -> None:
     """Raise unless this is a module."""
     if not isinstance(model, nn.Module):
-        raise InvalidArgs(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+        raise InvalidArgs(f"model is {kind_of(model)}; it must be a torch.nn.Module.")
 
 
 def layer_of(module: nn.Module) -> Layer | None:
@@ -53,11 +54,21 @@ def layer_of(module: nn.Module) -> Layer | None:
     for kind in type(module).__mro__:
         if kind in LAYERS:
             layer = LAYERS[kind]
-            return replace(layer, inputs=first_inputs(module, len(layer.inputs)) or layer.inputs)
+            return replace(
+                layer,
+                inputs=first_inputs(module, len(layer.inputs)) or layer.inputs,
+                transposed=layer.transposed and not _is_depthwise(module),
+            )
     transformers = sys.modules.get("transformers.pytorch_utils")
     if transformers is not None and isinstance(module, transformers.Conv1D):
         return Layer(transposed=True, inputs=("x",))
     return None
+
+
+def _is_depthwise(convolution: Any) -> bool:
+    """Whether axis 0 of the weight is the input channel and the output channel, and axis 1 has size 1."""
+    sizes = {convolution.groups, convolution.in_channels, convolution.out_channels}
+    return convolution.groups > 1 and len(sizes) == 1
 
 
 def first_inputs(module: nn.Module, count: int) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from holdfast.core import private
+from holdfast.core.checks import kind_of
 from holdfast.core.dtypes import FLOATS
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import BatchNorm, FoldedWeight, Folds, find_folds, fold
@@ -180,8 +181,15 @@ def _weights_of(target: Target) -> list[str]:
     missing = target.config.parameters and set(target.config.parameters) - set(found)
     if missing or not found:
         named = ", ".join(sorted(missing or target.parameters))
+        computed = [name for name in target.parameters if name in vars(target.module)]
+        if computed:
+            raise InvalidArgs(
+                f"{target.label(computed[0])} is no parameter, but a tensor that a hook computes, as those "
+                "of weight_norm, spectral_norm and prune in torch.nn.utils. Make it a parameter first, by "
+                "remove_weight_norm, remove_spectral_norm or prune.remove."
+            )
         raise InvalidArgs(
-            f"{target.name!r}, a {type(target.module).__name__}, has no parameter {named}; it has "
+            f"{target.name!r}, {kind_of(target.module)}, has no parameter {named}; it has "
             f"{', '.join(own) or 'none'}."
         )
     return found
