@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.parametrize import remove_parametrizations
 
 import holdfast as hf
 from holdfast.testing import Reproducible, assert_reproducible
@@ -307,6 +308,35 @@ def test_a_container_that_the_step_only_reads_is_not_written() -> None:
     assert model.config == {"width": 6}
 
 
+def prepared_bias(layer: torch.nn.Module) -> None:
+    config = hf.qat.Config(weight=hf.qat.Quantizer(), parameters=("bias",))
+    hf.qat.prepare(layer, config)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_parametrizations_that_the_step_adds_or_removes_are_put_back(is_prepared: bool) -> None:
+    config = hf.qat.Config(weight=hf.qat.Quantizer())
+    layer = torch.nn.Linear(6, 6)
+    changes = [lambda: hf.qat.prepare(layer, config)]
+    if is_prepared:
+        hf.qat.prepare(layer, config)
+        changes = [
+            lambda: hf.qat.convert(layer),
+            lambda: remove_parametrizations(layer, "weight"),
+            lambda: prepared_bias(layer),
+        ]
+    kind, weight, names = type(layer), layer.weight.detach().clone(), list(layer.state_dict())
+    for change in changes:
+
+        def step(x: torch.Tensor, change: Callable[[], Any] = change) -> torch.Tensor:
+            change()
+            return layer(x)
+
+        assert_reproducible(step, X, model=layer, threads=())
+        assert type(layer) is kind and list(layer.state_dict()) == names
+        assert layer.weight.equal(weight) and layer.bias.shape == (6,) and layer(X).requires_grad
+
+
 def test_modules_that_refer_to_each_other_are_put_back() -> None:
     one, other = torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6)
     one.others, other.others = [other], [one]  # type: ignore[assignment]
@@ -437,7 +467,7 @@ def test_a_buffer_that_repeats_its_memory_is_put_back() -> None:
         ({"batch_split": 1}, "batch_split is 1"),
         ({"batch_split": (3, 4)}, "batch_split is (3, 4)"),
         ({"batch_split": "two"}, "batch_split is 'two'"),
-        ({"model": 3}, "model is a int; model takes modules"),
+        ({"model": 3}, "model is an int; model takes modules"),
         ({"model": [torch.nn.Linear(1, 1), "x"]}, "model[1] is a str"),
     ],
 )
@@ -450,9 +480,9 @@ def test_bad_options_are_refused_with_a_sentence(options: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("step", "inputs", "options", "said"),
     [
-        (3, (), {}, "step is a int; give a function"),
+        (3, (), {}, "step is an int; give a function"),
         (lambda: None, (), {}, "step returned nothing"),
-        (lambda: object(), (), {}, "output is a object, which cannot be compared"),
+        (lambda: object(), (), {}, "output is an object, which cannot be compared"),
         (lambda: np.array(["a"]), (), {}, "output is an array of <U1"),
         (lambda x: 1, ((n for n in "ab"),), {}, "inputs[0] is a generator, which cannot be copied"),
         (lambda x: x.sum(), (X,), {"batch_split": 2}, "nothing that step returns has 8 samples"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs, NotReproducible
 from holdfast.testing.outputs import Difference, Outputs, differences, flattened
 from holdfast.testing.state import BatchSlice, Copier, random_state, state_of, stateful_objects, tensors_of
@@ -115,7 +116,7 @@ class _Trial:
 
     def __init__(self, step: Callable[..., Any], inputs: tuple[Any, ...], model: Any) -> None:
         if not callable(step):
-            raise InvalidArgs(f"step is a {type(step).__name__}; give a function to call with the inputs.")
+            raise InvalidArgs(f"step is {kind_of(step)}; give a function to call with the inputs.")
         self.step, self.inputs = step, inputs
         several = isinstance(model, list | tuple)
         self.model = list(model) if several else [] if model is None else [model]

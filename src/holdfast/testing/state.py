@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
+from holdfast.core.checks import kind_of
 from holdfast.core.errors import InvalidArgs
 from holdfast.core.torch_op import PLAIN
 from holdfast.testing.outputs import BYTES, difference, flattened, of_module
@@ -116,6 +118,26 @@ def _restorer(value: Any) -> Callable[[], None] | None:
     return None
 
 
+def _class_restorer(module: torch.nn.Module) -> Callable[[], None]:
+    """A function that restores the class of a module.
+
+    A parametrized module has a class of its own, with a property for each parametrized tensor.
+    """
+    kind = type(module)
+    before = dict(vars(kind)) if is_parametrized(module) else None
+
+    def restore() -> None:
+        if type(module) is not kind:
+            module.__class__ = kind
+        if before is not None:
+            for name in vars(kind).keys() - before.keys():
+                delattr(kind, name)
+            for name in before.keys() - vars(kind).keys():
+                setattr(kind, name, before[name])
+
+    return restore
+
+
 def _content(container: Any) -> list[Any]:
     return [*container, *(container.values() if isinstance(container, dict) else ())]
 
@@ -140,6 +162,7 @@ class _Module:
             self.states += [_Tensor(tensor, self.path) for tensor in new]
             self.seen |= tensors
             for part in value.modules():
+                self.restorers.append(_class_restorer(part))
                 self._save(vars(part))
         elif isinstance(value, torch.Tensor):
             self.states += [_Attribute(value, self.path)] if _has_plain_bits(value) else []
@@ -224,7 +247,7 @@ def state_of(thing: Any, path: str) -> State:
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return _Loadable(thing, path or "model")
     raise InvalidArgs(
-        f"{path or 'model'} is a {type(thing).__name__}; model takes modules, optimizers, tensors, "
+        f"{path or 'model'} is {kind_of(thing)}; model takes modules, optimizers, tensors, "
         f"generators, and what has state_dict and load_state_dict, alone or in a list."
     )
 
@@ -306,7 +329,7 @@ class Copier:
             return copy.deepcopy(value)
         except Exception as error:  # __deepcopy__ of a user may raise anything
             raise InvalidArgs(
-                f"{path} is a {type(value).__name__}, which cannot be copied ({error}). Every run needs a "
+                f"{path} is {kind_of(value)}, which cannot be copied ({error}). Every run needs a "
                 f"copy of its own; give tensors, arrays, numbers, modules, or dicts, lists, tuples and "
                 f"dataclasses of them."
             ) from error
