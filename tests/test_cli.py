@@ -42,6 +42,12 @@ def test_no_command_shows_help(run: Any) -> None:
         assert command in shown.output
 
 
+def test_the_package_can_be_run() -> None:
+    called = [sys.executable, "-m", "holdfast", "plans", "--help"]
+    shown = subprocess.run(called, capture_output=True, text=True, check=True).stdout
+    assert "holdfast plans" in shown
+
+
 def test_plans_lists_every_plan(run: Any) -> None:
     shown = run("plans")
     assert shown.exit_code == 0

@@ -36,13 +36,16 @@ def imported_modules(source: str) -> frozenset[str]:
 def package_graph(package: Path = PACKAGE) -> Graph:
     """The imports between the parts (folders and files) of the package.
 
-    ``holdfast`` is the ``__init__`` of the package, which has the public names.
+    ``holdfast`` is the ``__init__`` of the package, which has the public names. ``__main__`` only starts the
+    command line, so it is left out.
     """
-    files = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     graph: Graph = {part: set() for part in files | folders | {"holdfast"}}
     for path in sorted(package.rglob("*.py")):
         first = path.relative_to(package).with_suffix("").parts[0]
+        if first == "__main__":
+            continue
         own = "holdfast" if first == "__init__" else first
         for module in imported_modules(path.read_text()):
             part = [*module.split("."), "holdfast"][1]
