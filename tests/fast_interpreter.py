@@ -6,13 +6,18 @@ is known of each is kept. A part of Triton that another version does not have is
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from functools import cache, wraps
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+
+import fast_operations
 
 
 def install() -> None:
@@ -29,6 +34,9 @@ def install() -> None:
     _broadcast_by_types()
     _call_builtins_directly()
     _unwrap_at_once()
+    _call_functions_directly()
+    _load_many_at_once()
+    fast_operations.install()
 
 
 def _patch_once_a_launch() -> None:
@@ -39,6 +47,7 @@ def _patch_once_a_launch() -> None:
     if not hasattr(interpreter, "_LangPatchScope"):
         return
     patch, patched = interpreter._patch_lang, set()
+    known: dict[frozenset[str], list[tuple[Any, str, Any]]] = {}
 
     @cache
     def seen_by(function: Any) -> frozenset[str]:
@@ -46,10 +55,18 @@ def _patch_once_a_launch() -> None:
         return frozenset(lang.__name__ for lang in (tl, tl.core) if any(value is lang for value in seen))
 
     def patch_once(function: Any) -> Any:
-        if patched >= seen_by(function):
+        seen = seen_by(function)
+        if patched >= seen:
             return interpreter._LangPatchScope()
-        patched.update(seen_by(function))
-        scope = patch(function)
+        if seen in known:
+            scope = interpreter._LangPatchScope()
+            for owner, name, value in known[seen]:
+                scope.set_attr(owner, name, value)
+        else:
+            scope = patch(function)
+            if not patched:
+                known[seen] = [(owner, name, vars(owner)[name]) for owner, name, _ in scope._changes]
+        patched.update(seen)
         restore = scope.restore
 
         def restored() -> None:
@@ -248,6 +265,9 @@ def _call_builtins_directly() -> None:
         return
 
     def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if obj is tl.tensor and name in fast_operations.METHODS:
+            scope.set_attr(obj, name, fast_operations.method(name))
+            return
         function = getattr(member, "__wrapped__", member)
 
         def call(*given: Any, **named: Any) -> Any:
@@ -270,3 +290,43 @@ def _unwrap_at_once() -> None:
         return given if type(given) in plain else unwrap(given)
 
     tl.core._unwrap_if_constexpr = unwrapped
+
+
+def _call_functions_directly() -> None:
+    """Call a function that a kernel calls without asking each time what else may be patched."""
+    patch = interpreter._patch_lang
+
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        patch(self.fn)
+        function = self.rewritten_fn.get(self.fn) or self.rewrite()
+        try:
+            return function(*given, **named)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
+def _load_many_at_once() -> None:
+    """Let NumPy gather elements where they are many. Triton's own loop makes several calls for each."""
+    library, many, start = interpreter._interpreter, 512, 4096
+    kinds = ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
+    memory = {  # all that a process can have, as elements of each size
+        size: np.ctypeslib.as_array((kind * ((2**47 - start) // size)).from_address(start))
+        for size, kind in zip((1, 2, 4, 8), kinds, strict=True)
+    }
+
+    def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        size = dtype.itemsize
+        if pointers.size < many or other.dtype != dtype or (pointers & np.uint64(size - 1)).any():
+            return library.load(pointers, mask, other, dtype)
+        places = (pointers - np.uint64(start)).view(np.int64) // size
+        elements = memory[size]
+        if mask.all():
+            return elements[places].view(dtype)
+        loaded = np.array(other, dtype, order="C")
+        loaded.view(elements.dtype)[mask] = elements[places[mask]]
+        return loaded
+
+    names = {name: getattr(library, name) for name in dir(library) if not name.startswith("__")}
+    interpreter._interpreter = SimpleNamespace(**{**names, "load": load})

@@ -17,6 +17,8 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+import fast_operations
+
 SCALARS = [
     tl.int1, tl.int8, tl.uint8, tl.int16, tl.uint16, tl.int32, tl.uint32, tl.int64, tl.uint64, tl.float16,
     tl.bfloat16, tl.float32, tl.float64, tl.float8e5, tl.float8e4nv,
@@ -151,3 +153,92 @@ def test_no_operation_writes_to_the_block_of_a_number() -> None:
         _, block = TritonSemantic.binary_op_type_checking_impl(interpreter.interpreter_semantic, lhs, 7.0)
     with pytest.raises(ValueError, match="read-only"):
         block.handle.data[0] = 1.0
+
+
+def drawn(kind: Any, number: int) -> Any:
+    """A tensor of any bits. The bits of a boolean are 0 and 1."""
+    shape = tuple(kind.shape) if kind.is_block() else (1,)
+    dtype = interpreter._get_np_dtype(kind)
+    bits = np.random.default_rng(number).integers(0, 256, (*shape, dtype.itemsize), np.uint8)
+    data = bits[..., 0] % 2 == 1 if dtype.kind == "b" else bits.view(dtype)[..., 0]
+    return tl.tensor(interpreter.TensorHandle(data, kind.scalar), kind)
+
+
+def result(operation: Any, *given: Any) -> Any:
+    """All that an operation makes, or its error."""
+    try:
+        with np.errstate(all="ignore"):
+            made = operation(interpreter.interpreter_semantic, *given)
+    except Exception as error:
+        return type(error), str(error)
+    data = made.handle.data
+    return told(made) | {"handle": ""}, made.handle.dtype, data.dtype, data.shape, data.tobytes()
+
+
+def equal_each_time(operation: Any, *given: Any) -> None:
+    """The first of some types is computed by Triton, the others by NumPy."""
+    for number in range(2):
+        operands = [drawn(one, number) if isinstance(one, tl.dtype) else one for one in given]
+        slow = result(operation.__wrapped__, *operands)
+        assert result(operation, *operands) == slow, (operation, given, number)
+
+
+@pytest.mark.usefixtures("launching")
+@pytest.mark.parametrize("name", fast_operations.BINARY)
+def test_an_operation_makes_what_triton_makes(name: str) -> None:
+    operation = getattr(TritonSemantic, name)
+    sanitized = (False,) if name in ("add", "sub", "mul") else ()
+    for kind in TYPES[::11]:
+        for other in [*TYPES[::13], *NUMBERS]:
+            equal_each_time(operation, kind, other, *sanitized)
+            equal_each_time(operation, other, kind, *sanitized)
+
+
+@pytest.mark.usefixtures("launching")
+@pytest.mark.parametrize(
+    "condition", [tl.int1, *(tl.block_type(tl.int1, shape) for shape in SHAPES)], ids=str
+)
+def test_a_choice_is_that_of_triton(condition: Any) -> None:
+    for kind in TYPES[::17]:
+        for other in [*TYPES[::19], *NUMBERS]:
+            equal_each_time(TritonSemantic.where, condition, kind, other)
+            equal_each_time(TritonSemantic.where, condition, other, kind)
+
+
+@pytest.mark.usefixtures("launching")
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
+def test_a_cast_is_that_of_triton(kind: Any) -> None:
+    cast = TritonSemantic.cast
+    for scalar in SCALARS:
+        for number in range(2):
+            before = drawn(kind, number)
+            assert result(cast, before, scalar) == result(cast.__wrapped__, before, scalar), scalar
+
+
+@pytest.mark.usefixtures("launching")
+@pytest.mark.parametrize("number", [*NUMBERS, 2**32 - 1, 2**63, 2**64, "text", None], ids=repr)
+def test_a_number_is_the_tensor_of_triton(number: Any) -> None:
+    found = TritonSemantic.to_tensor
+    for given in (number, tl.constexpr(number), number):
+        assert result(found, given) == result(found.__wrapped__, given)
+    if isinstance(number, str | None):
+        assert found(interpreter.interpreter_semantic, number, False) is number
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.int64])
+@pytest.mark.parametrize("shape", [(4,), (1024,), (32, 64)])
+@pytest.mark.parametrize("loaded", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_elements_are_loaded_as_by_triton(dtype: Any, shape: Any, loaded: float, odd: int) -> None:
+    from triton._C.libtriton import interpreter as library
+
+    rng = np.random.default_rng(0)
+    held = rng.integers(0, 256, 5000 * np.dtype(dtype).itemsize, np.uint8)
+    places = rng.integers(0, 4999, shape).astype(np.uint64) * np.uint64(np.dtype(dtype).itemsize)
+    pointers, mask = places + np.uint64(held.ctypes.data + odd), rng.random(shape) < loaded
+    pointers[~mask] = 8  # not to be read
+    other = rng.integers(0, 256, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype)[..., 0]
+    slow = library.load(pointers, mask, other, np.dtype(dtype))
+    found = interpreter._interpreter.load(pointers, mask, other, np.dtype(dtype))
+    assert found.dtype == slow.dtype and found.shape == slow.shape and found.tobytes() == slow.tobytes()
