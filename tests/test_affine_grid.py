@@ -122,3 +122,8 @@ def test_descriptors_that_make_no_sense(change: dict[str, Any], message: str) ->
 def test_shapes_that_do_not_fit() -> None:
     with pytest.raises(hf.InvalidArgs, match=r"theta has shape \(2, 2, 3\)"):
         affine_grid(torch.zeros(2, 2, 3), (3, 1, 4, 4))
+
+
+def test_sizes_may_be_numbers_of_numpy() -> None:
+    theta = torch.randn(2, 2, 3)
+    assert torch.equal(affine_grid(theta, list(np.array([2, 1, 3, 4]))), affine_grid(theta, (2, 1, 3, 4)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "np.float32(0.7)": (np.float32(0.7), float(np.float32(0.7))),
     "np.float64(0.5)": (np.float64(0.5), 0.5),
     "np.bool_(True)": (np.bool_(True), True),
+    "Fraction(10**400)": (Fraction(10**400), 10**400),
+    "Fraction(1, 2)": (Fraction(1, 2), 0.5),
     "np.ones(2)": (np.ones(2), None),
     "torch.int32": (torch.int32, torch.int32),
     "torch.complex64": (torch.complex64, torch.complex64),

@@ -490,15 +490,19 @@ def test_alpha_may_be_any_number_of_the_compute_type() -> None:
 
 def test_the_maximum_of_several_samples_gives_no_warning() -> None:
     data, segments = torch.randn(3, 5, 2), torch.randint(4, (3, 5))
+
+    def largest(data: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
+        return hf.segment_reduce(data, segments, 4, reduce="max")
+
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # and warnings are errors in tests
     try:
-        many = torch.vmap(lambda data, segments: hf.segment_reduce(data, segments, 4, reduce="max"))
-        found = many(data, segments)
+        found = torch.vmap(largest)(data, segments)
+        by_columns = torch.vmap(largest, in_dims=(0, 1))(data, segments.t().contiguous())
     finally:
         torch.set_warn_always(always)
-    each = [hf.segment_reduce(*sample, 4, reduce="max") for sample in zip(data, segments, strict=True)]
-    assert torch.equal(found, torch.stack(each))
+    each = torch.stack([largest(*sample) for sample in zip(data, segments, strict=True)])
+    assert torch.equal(found, each) and torch.equal(by_columns, each)
 
 
 def test_terms_that_an_empty_index_leaves_out_have_a_gradient() -> None:

@@ -121,6 +121,29 @@ def test_a_gradient_for_each_sample(name: str, capfd: pytest.CaptureFixture[str]
 
 
 @every_call
+def test_no_samples(name: str) -> None:
+    call, given, dout = prepared(name)
+    samples = [tensor.new_empty(0, *tensor.shape, requires_grad=True) for tensor in given]
+    out = vmap(call)(*samples)
+    assert out.shape == (0, *dout.shape) and out.dtype == dout.dtype
+    assert [found.shape for found in torch.autograd.grad(out.sum(), samples)] == [s.shape for s in samples]
+    every = tuple(range(len(given)))
+    found = vmap(grad(lambda *given: (call(*given) * dout).sum(), argnums=every))(*samples)
+    assert [mine.shape for mine in found] == [sample.shape for sample in samples]
+
+
+def test_scales_and_codes_of_no_samples() -> None:
+    x = torch.empty(4, 0, 6)
+    scale, zero_point = vmap(lambda x: hf.choose_scale(x, symmetric=False), in_dims=1)(x)
+    assert scale.shape == zero_point.shape == (0,) and zero_point.dtype == torch.int32
+    assert vmap(lambda x: hf.lsq_init(x, dtype=torch.int8), in_dims=1)(x).shape == (0,)
+    codes, scales = vmap(lambda x: hf.dynamic_quantize(x, dtype=torch.int4, packed=True), in_dims=1)(x)
+    assert codes.shape == (0, 4, 3) and codes.dtype == torch.uint8 and scales.shape == (0, 4)
+    back = vmap(lambda q: hf.dequantize(q, 0.5, packed=True, code_dtype=torch.int4, length=6))(codes)
+    assert back.shape == (0, 4, 6)
+
+
+@every_call
 def test_several_gradients_at_once(name: str) -> None:
     call, given, dout = prepared(name)
     several = torch.stack([dout, dout * 2, -dout])

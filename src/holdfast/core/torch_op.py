@@ -214,17 +214,24 @@ def _parts(kinds: tuple[type, ...]) -> tuple[Callable[..., Any], Callable[..., A
 
 
 def by_sample(call: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """A vmap rule that calls ``call`` once per sample, so that no sample affects another."""
+    """A vmap rule that calls ``call`` once per sample, so that no sample affects another.
+
+    If there are no samples, a sample of zeros tells the shape of the result, and is left out of it.
+    """
 
     def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        samples, given = info.batch_size, list(zip(arguments, in_dims, strict=True))
+        if not samples:
+            # The sum of no samples is zeros, with a gradient if the samples have one.
+            given = [(a if dim is None else a.sum(dim, True, dtype=a.dtype), dim) for a, dim in given]
         found = [
-            call(*(a if dim is None else a.select(dim, i) for a, dim in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
+            call(*(a if dim is None else a.select(dim, i) for a, dim in given))
+            for i in range(max(samples, 1))
         ]
         if isinstance(found[0], tuple):
-            stacked = tuple(map(torch.stack, zip(*found, strict=True)))
+            stacked = tuple(torch.stack(results)[:samples] for results in zip(*found, strict=True))
             return stacked, (0,) * len(stacked)
-        return torch.stack(found), 0
+        return torch.stack(found)[:samples], 0
 
     return rule
 

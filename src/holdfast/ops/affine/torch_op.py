@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from numbers import Integral, Real
+from numbers import Integral, Rational, Real
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +47,7 @@ def shared_arguments(scale: Any, zero_point: Any) -> Shared:
         scale_tensor = scale
     elif isinstance(scale, Real) and not isinstance(scale, bool):  # NumPy's numbers, too
         # The plan refuses floats that the compute type cannot hold, such as infinity and NaN.
-        scale_value = finite_number("scale", scale) if isinstance(scale, Integral) else float(scale)
+        scale_value = finite_number("scale", scale) if isinstance(scale, Rational) else float(scale)
     else:
         raise InvalidArgs(f"scale is {kind_of(scale)}; it must be a tensor or a Python float.")
     if zero_point is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -100,6 +101,11 @@ register_vmap("affine_grid", _affine_grid_batched)
 register_vmap("affine_grid_backward", _affine_grid_backward_batched)
 
 
+def _is_size(number: Any) -> bool:
+    """Whether this is a whole number, possibly one of NumPy's."""
+    return is_whole(number) or (isinstance(number, Integral) and not isinstance(number, bool))
+
+
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | None = False) -> torch.Tensor:
     """``torch.nn.functional.affine_grid``, with a gradient that has the same bits on every run and device.
 
@@ -112,7 +118,7 @@ def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool | 
               [ 0.5000,  0.0000]]]])
     """
     require_tensor("theta", theta)
-    if not isinstance(size, Sequence) or isinstance(size, str) or not all(map(is_whole, size)):
+    if not isinstance(size, Sequence) or isinstance(size, str) or not all(map(_is_size, size)):
         raise InvalidArgs(f"size is {shown(size)}; it must be whole numbers, such as (1, 3, 64, 64).")
     size = tuple(whole_number("size", n, 0, 2**63 - 1) for n in size)
     axes = len(size) - 2

@@ -130,8 +130,8 @@ register_autograd("fake_quantize_backward", _refuse, by=["dy", "x", "scale", "ze
 def _fake_quantize_batched(info, in_dims, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste, grad_factor = rest
     if grad_factor is None:  # from the shape of one sample, without the batch axis
-        sample = x if in_dims[0] is None else x.select(in_dims[0], 0)
-        grad_factor = lsq_factor(sample.shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
+        shape = x.shape if in_dims[0] is None else x.movedim(in_dims[0], 0).shape[1:]
+        grad_factor = lsq_factor(shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
     static = (dtype, q_min, q_max, ste, grad_factor)
     return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, static)
 

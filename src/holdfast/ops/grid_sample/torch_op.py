@@ -203,17 +203,23 @@ def _folded(info, dims, tensors):
         yield moved.flatten(0, 1)
 
 
+def _unfolded(info, tensor, images):
+    """A result of folded samples, each with this number of images; there may be no samples."""
+    return tensor.reshape(info.batch_size, images, *tensor.shape[1:])
+
+
 def _grid_sample_batched(info, in_dims, image, grid, *kind):
+    images = image.shape[0 if in_dims[0] != 0 else 1]
     image, grid = _folded(info, in_dims[:2], (image, grid))
-    return _forward(image, grid, *kind).unflatten(0, (info.batch_size, -1)), 0
+    return _unfolded(info, _forward(image, grid, *kind), images), 0
 
 
 def _grid_sample_backward_batched(info, in_dims, dout, image, grid, input_size, *rest):
+    images = input_size[0]
     dout, image, grid = _folded(info, in_dims[:3], (dout, image, grid))
-    input_size = [info.batch_size * input_size[0], *input_size[1:]]
-    made = _backward(dout, image, grid, input_size, *rest)
+    made = _backward(dout, image, grid, [info.batch_size * images, *input_size[1:]], *rest)
     shaped = tuple(
-        gradient.unflatten(0, (info.batch_size, -1)) if needed else gradient
+        _unfolded(info, gradient, images) if needed else gradient
         for gradient, needed in zip(made, rest[-2:], strict=True)
     )
     return shaped, tuple(0 if needed else None for needed in rest[-2:])

@@ -606,7 +606,7 @@ def segment_reduce(
     numbers = torch.arange(count + 1, device=segments.device)
     # Under vmap torch would expand the numbers for each sample, and searchsorted warns about strides.
     wanted = numbers if is_plain_call(segments) else numbers + ordered.new_zeros(count + 1)
-    bounds = torch.searchsorted(ordered, wanted)
+    bounds = torch.searchsorted(ordered.contiguous(), wanted)
     # A row of -1 is refused: it stands for a segment that does not exist.
     rows = torch.where((ordered >= 0) & (ordered < count), order, -1)
     # Rows of segments that do not exist are in no bag, except that the first bag begins with the first row.
