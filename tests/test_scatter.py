@@ -547,3 +547,30 @@ def test_the_index_of_rows_without_elements_is_checked() -> None:
             hf.segment_reduce(torch.zeros(2, 0), index, 4, reduce=reduce)
     with pytest.raises(InvalidIndex, match="position 1 of the flattened index of axis 0 is 4"):
         hf.index_put(torch.zeros(4, 0), (index,), torch.zeros(2, 0))
+
+
+@pytest.mark.parametrize("rank", [8, 9])
+def test_samples_of_the_largest_rank(rank: int) -> None:
+    shape = (2, 1, 3, *[1] * (rank - 4), 2)
+    table, rows = torch.randn(2, *shape), torch.tensor([[2, 0, 2], [1, 1, 0]])
+    for dims in ((0, 0, 0), (None, 0, 0), (0, None, None), (1, 1, None)):
+        given = [table, rows, table * 2]
+        given = [x[0] if d is None else x.movedim(0, d) for x, d in zip(given, dims, strict=True)]
+        calls = [
+            lambda table, rows, terms: hf.index_add(table, 2, rows, terms),
+            lambda table, rows, terms: hf.index_select(table, 2, rows),
+        ]
+        if rank == 8:
+            calls += [
+                lambda table, rows, terms: hf.scatter_add(table, 2, _everywhere(rows, shape), terms),
+                lambda table, rows, terms: hf.gather(table, 2, _everywhere(rows, shape)),
+            ]
+        for call in calls:
+            found = torch.vmap(call, in_dims=dims)(*given)
+            for i in range(2):
+                sample = [x if d is None else x.select(d, i) for x, d in zip(given, dims, strict=True)]
+                assert torch.equal(found[i], call(*sample))
+
+
+def _everywhere(rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return rows.reshape(3, *[1] * (len(shape) - 3)).expand(shape).clone()

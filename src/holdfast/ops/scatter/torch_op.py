@@ -24,9 +24,10 @@ from holdfast.core.checks import (
     require_tensor,
     whole_number,
 )
+from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import define, is_plain_call, register_vmap, select_plan
+from holdfast.core.torch_op import by_sample, define, is_plain_call, register_vmap, select_plan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import (
     REDUCTIONS,
@@ -270,6 +271,9 @@ def _samples_first(tensor, batched, samples):
 
 
 def _scatter_batched(info, in_dims, input, index, src, size, dim, *rest):
+    if len(size) >= MAX_RANK:  # there is no room for another axis
+        dims = (*in_dims[:3], *[None] * 5)
+        return by_sample(_sum)(info, dims, input, index, src, tuple(size), dim, *rest)
     samples = info.batch_size
     src = _samples_first(src, in_dims[2], samples)
     index = _as_elements(index, in_dims[1], samples, src.shape[1:], dim)
@@ -278,6 +282,8 @@ def _scatter_batched(info, in_dims, input, index, src, size, dim, *rest):
 
 
 def _gather_batched(info, in_dims, input, index, dim, bad_index):
+    if input.dim() - (in_dims[0] is not None) >= MAX_RANK:
+        return by_sample(_read)(info, in_dims, input, index, dim, bad_index)
     input = _samples_first(input, in_dims[0], info.batch_size)
     rank = index.dim() - (in_dims[1] is not None)
     length = index.shape[0] if in_dims[1] is None else index.movedim(in_dims[1], 0).shape[1]
