@@ -417,6 +417,7 @@ def test_an_index_out_of_range_raises_before_anything_is_written(bad: int) -> No
         (lambda x, i: hf.index_put(x, (i, i, i), x), "index at least one axis, and no more"),
         (lambda x, i: hf.index_put(x, (i.float(),), x), r"indices\[0\] has dtype torch.float32"),
         (lambda x, i: hf.index_put(x, (i[0] > 0, i > 0), x), r"indices\[1\] is a mask of shape"),
+        (lambda x, i: hf.index_put(x, (torch.tensor(True),), x), r"indices\[0\] is a mask of rank 0"),
         (lambda x, i: hf.index_put(x, (i[0], i[:2, 0]), x), "they must broadcast"),
         (lambda x, i: hf.index_put(x, (i[0, :2],), x), "they must broadcast"),
         (lambda x, i: hf.index_put(x, (i[0],), x[None]), "values must broadcast to it"),

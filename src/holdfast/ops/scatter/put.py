@@ -120,7 +120,11 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
         require_tensor(f"indices[{number}]", index)
         if index.dtype == torch.bool:
             covered = tuple(input.shape[len(found) : len(found) + index.dim()])
-            if tuple(index.shape) != covered or not index.dim():
+            if not index.dim():
+                raise InvalidArgs(
+                    f"indices[{number}] is a mask of rank 0; it must stand for at least one axis."
+                )
+            if tuple(index.shape) != covered:
                 raise InvalidArgs(
                     f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
                     f"the axes that it stands for, {covered}."
