@@ -141,6 +141,8 @@ def test_scales_and_codes_of_no_samples() -> None:
     assert codes.shape == (0, 4, 3) and codes.dtype == torch.uint8 and scales.shape == (0, 4)
     back = vmap(lambda q: hf.dequantize(q, 0.5, packed=True, code_dtype=torch.int4, length=6))(codes)
     assert back.shape == (0, 4, 6)
+    largest = vmap(hf.quantize)(torch.empty(0, *[1] * 7, 2), torch.empty(0))  # of the largest rank
+    assert largest.shape == (0, *[1] * 7, 2) and largest.dtype == torch.int8
 
 
 @every_call

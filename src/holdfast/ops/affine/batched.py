@@ -22,11 +22,12 @@ from holdfast.core.granularity import (
     PerToken,
     granularity_named,
 )
+from holdfast.core.torch_op import by_sample
 
 
 def batched(
     call: Callable[..., torch.Tensor],
-    batch_size: int,
+    info: Any,
     in_dims: Sequence[int | None],
     tensors: Sequence[torch.Tensor],
     shared: Sequence[Any],
@@ -36,8 +37,10 @@ def batched(
     """``call(*tensors, *shared, granularity, *static)`` of every sample, and the batch axis of the result.
 
     ``shared`` is (scale tensor, scale value, zero point tensor, zero point value), as in ``SHARED_SCHEMA``.
-    ``in_dims`` has the batch axis of each argument, or None for an argument without one.
+    ``in_dims`` has the batch axis of each argument, or None for an argument without one. ``info`` is that of
+    ``torch.library.register_vmap``.
     """
+    batch_size: int = info.batch_size
     scale, scale_value, zero_point, zero_value = shared
     scale_dim, zero_dim = in_dims[len(tensors)], in_dims[len(tensors) + 2]
     batches = [_batch_first(tensor, in_dims[i], batch_size) for i, tensor in enumerate(tensors)]
@@ -53,12 +56,12 @@ def batched(
         return call(*batches, scale, scale_value, zero_point, zero_value, form.name, *static)
 
     if len(shape) == MAX_RANK:
-        results = []
-        for i in range(batch_size):
-            own, zero = (t[i] if per_sample and t is not None else t for t in (scale, zero_point))
-            samples = (batch[i] for batch in batches)
-            results.append(call(*samples, own, scale_value, zero, zero_value, granularity, *static))
-        return torch.stack(results), 0
+
+        def of_sample(scale: Any, zero_point: Any, *tensors: torch.Tensor) -> torch.Tensor:
+            return call(*tensors, scale, scale_value, zero_point, zero_value, granularity, *static)
+
+        dims = [0 if per_sample and values is not None else None for values in (scale, zero_point)]
+        return by_sample(of_sample)(info, [*dims, *[0] * len(batches)], scale, zero_point, *batches)
     if per_sample and isinstance(form, PerChannel):
         # Each (sample, channel) has its own scale: flatten a channel to a row and use one scale per token.
         axis = form.axis % len(shape)

@@ -136,7 +136,7 @@ def _dequantize_batched(call):
                 q, in_dims = q.movedim(in_dims[0], 0).contiguous(), (0, *in_dims[1:])
             return by_sample(call)(info, in_dims, q, *rest)
         static = (dtype, *rest[6:])
-        return batched(call, info.batch_size, in_dims, (q,), shared, granularity, static)
+        return batched(call, info, in_dims, (q,), shared, granularity, static)
 
     return rule
 
@@ -146,7 +146,7 @@ def _dequantize_backward_batched(info, in_dims, dy, scale, scale_value, granular
         return _gradient(dy, scale, scale_value, granularity, code_dtype)
 
     shared, dims = (scale, scale_value, None, 0), (*in_dims[:3], None)
-    return batched(call, info.batch_size, dims, (dy,), shared, granularity, (code_dtype,))
+    return batched(call, info, dims, (dy,), shared, granularity, (code_dtype,))
 
 
 register_vmap("dequantize", _dequantize_batched(_from_integers))

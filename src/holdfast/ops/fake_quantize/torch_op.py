@@ -133,13 +133,13 @@ def _fake_quantize_batched(info, in_dims, x, *rest):
         shape = x.shape if in_dims[0] is None else x.movedim(in_dims[0], 0).shape[1:]
         grad_factor = lsq_factor(shape, granularity, range_of_codes(dtype, q_min, q_max)[1])
     static = (dtype, q_min, q_max, ste, grad_factor)
-    return batched(_forward, info.batch_size, in_dims, (x,), shared, granularity, static)
+    return batched(_forward, info, in_dims, (x,), shared, granularity, static)
 
 
 def _fake_quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max, ste = rest
     static = (dtype, q_min, q_max, ste)
-    return batched(backward, info.batch_size, in_dims, (dy, x), shared, granularity, static)
+    return batched(backward, info, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("fake_quantize", _fake_quantize_batched)

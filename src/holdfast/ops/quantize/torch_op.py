@@ -126,7 +126,7 @@ def _quantize_batched(call):
         if rest[8:] == (True,):  # the packed axis must stay the last one
             return by_sample(call)(info, in_dims, x, *rest)
         static = (dtype, q_min, q_max, *rest[8:])
-        return batched(call, info.batch_size, in_dims, (x,), shared, granularity, static)
+        return batched(call, info, in_dims, (x,), shared, granularity, static)
 
     return rule
 
@@ -134,7 +134,7 @@ def _quantize_batched(call):
 def _quantize_backward_batched(info, in_dims, dy, x, *rest):
     *shared, granularity, dtype, q_min, q_max = rest
     static = (dtype, q_min, q_max)
-    return batched(_gradient, info.batch_size, in_dims, (dy, x), shared, granularity, static)
+    return batched(_gradient, info, in_dims, (dy, x), shared, granularity, static)
 
 
 register_vmap("quantize", _quantize_batched(_to_integers))
