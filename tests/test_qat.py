@@ -427,6 +427,23 @@ def test_a_parametrization_after_the_quantizer_is_refused() -> None:
     assert list(hf.qat.quantized_weights(model)) == ["0.weight", "1.weight"]
 
 
+def test_a_weight_whose_quantizer_is_switched_off_is_not_converted() -> None:
+    """It would compute with the codes afterwards, and does not before."""
+    model, x = model_of("Linear")
+    train(hf.qat.prepare(model, hf.qat.preset("w8a8")), x)
+    quantizers = [module for module in model.modules() if isinstance(module, hf.nn.FakeQuantize)]
+    for quantizer in quantizers:
+        quantizer.disable_fake_quant()
+    before = state(model)
+    with pytest.raises(hf.InvalidArgs, match="the quantizer of 0.weight is switched off"):
+        hf.qat.convert(model)
+    assert same_state(state(model), before)
+    for quantizer in quantizers:
+        quantizer.enable_fake_quant()
+    expected = evaluated(model, x)
+    assert same(evaluated(hf.qat.convert(model), x), expected)
+
+
 def test_an_average_of_models_is_evaluated_and_converted() -> None:
     model, x = model_of("Linear")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))
