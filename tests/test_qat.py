@@ -444,6 +444,18 @@ def test_a_weight_whose_quantizer_is_switched_off_is_not_converted() -> None:
     assert same(evaluated(hf.qat.convert(model), x), expected)
 
 
+def test_the_count_of_steps_starts_at_zero_in_a_model_from_the_meta_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of({"start_step": 2}, activation=hf.qat.Quantizer(mode="ema", start_step=3))
+    with torch.device("meta"):
+        model = hf.qat.prepare(MODELS["Linear"][0](), config)
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.ones_like(like, **options))
+    model.to_empty(device="cpu")
+    counts = [count for name, count in model.named_buffers() if name.endswith("steps")]
+    assert len(counts) == 4 and not any(counts)
+
+
 def test_an_average_of_models_is_evaluated_and_converted() -> None:
     model, x = model_of("Linear")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))
