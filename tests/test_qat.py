@@ -456,6 +456,15 @@ def test_the_count_of_steps_starts_at_zero_in_a_model_from_the_meta_device(
     assert len(counts) == 4 and not any(counts)
 
 
+def test_the_input_of_a_layer_without_parameters_is_quantized() -> None:
+    layer, weight = nn.Linear(4, 4, bias=False), torch.randn(4, 4)
+    del layer.weight
+    layer.register_buffer("weight", weight)
+    x = torch.randn(2, 4)
+    hf.qat.prepare(layer, hf.qat.Config(activation=hf.qat.Quantizer(mode="dynamic")))
+    assert same(layer(x), nn.functional.linear(hf.dynamic_fake_quantize(x, dtype=torch.int8), weight))
+
+
 def test_an_average_of_models_is_evaluated_and_converted() -> None:
     model, x = model_of("Linear")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))
