@@ -435,7 +435,7 @@ def test_a_weight_whose_quantizer_is_switched_off_is_not_converted() -> None:
     for quantizer in quantizers:
         quantizer.disable_fake_quant()
     before = state(model)
-    with pytest.raises(hf.InvalidArgs, match="the quantizer of 0.weight is switched off"):
+    with pytest.raises(hf.InvalidArgs, match=r"the quantizer of 0\.weight is switched off"):
         hf.qat.convert(model)
     assert same_state(state(model), before)
     for quantizer in quantizers:

@@ -123,8 +123,8 @@ def stored_input(
     codes, granularity = activation.format, activation.granularity
     if not activation.fake_quantize.quantizes:
         raise Unsupported(
-            f"the quantizer of the input of {name} is switched off, which compressed-tensors cannot say; call "
-            "enable_fake_quant() of its hf.nn.FakeQuantize first, or prepare the layer without activation=."
+            f"the quantizer of the input of {name} is switched off, which compressed-tensors cannot say. "
+            "Call enable_fake_quant() of its hf.nn.FakeQuantize, or prepare the layer without activation=."
         )
     if activation.quantizer.code_range != codes.code_range or not (codes.signed and codes.bits <= 8):
         raise Unsupported(

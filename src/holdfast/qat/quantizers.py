@@ -61,7 +61,7 @@ class QuantizerModule(torch.nn.Module):
             self.steps.zero_()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Move the state. ``to_empty`` leaves memory uninitialized, so a count from the meta device is reset."""
+        """Move the state. A count from the meta device is reset: ``to_empty`` leaves it uninitialized."""
         from_meta = self.start_step > 0 and self.steps.is_meta
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if from_meta and not self.steps.is_meta:
