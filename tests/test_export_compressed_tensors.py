@@ -240,3 +240,16 @@ def test_what_the_format_lacks_is_refused(
     with pytest.raises(hf.HoldfastError, match=words):
         hf.export.compressed_tensors(made, tmp_path / "out", layout=layout)
     assert not list(tmp_path.iterdir())
+
+
+def test_quantizers_that_are_switched_off_are_refused(tmp_path: Path) -> None:
+    """The file would say that the model computes with codes."""
+    model = prepared(hf.qat.preset("w8a8"))
+    for quantizer, said in (
+        (model[2].input_quantizer.fake_quantize, "input of 2.weight is switched off"),
+        (model[0].parametrizations.weight[0].fake_quantize, "the quantizer of 0.weight is switched off"),
+    ):
+        quantizer.disable_fake_quant()
+        with pytest.raises(hf.HoldfastError, match=said):
+            hf.export.compressed_tensors(model, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()

@@ -427,6 +427,44 @@ def test_a_parametrization_after_the_quantizer_is_refused() -> None:
     assert list(hf.qat.quantized_weights(model)) == ["0.weight", "1.weight"]
 
 
+def test_a_weight_whose_quantizer_is_switched_off_is_not_converted() -> None:
+    """It would compute with the codes afterwards, and does not before."""
+    model, x = model_of("Linear")
+    train(hf.qat.prepare(model, hf.qat.preset("w8a8")), x)
+    quantizers = [module for module in model.modules() if isinstance(module, hf.nn.FakeQuantize)]
+    for quantizer in quantizers:
+        quantizer.disable_fake_quant()
+    before = state(model)
+    with pytest.raises(hf.InvalidArgs, match=r"the quantizer of 0\.weight is switched off"):
+        hf.qat.convert(model)
+    assert same_state(state(model), before)
+    for quantizer in quantizers:
+        quantizer.enable_fake_quant()
+    expected = evaluated(model, x)
+    assert same(evaluated(hf.qat.convert(model), x), expected)
+
+
+def test_the_count_of_steps_starts_at_zero_in_a_model_from_the_meta_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of({"start_step": 2}, activation=hf.qat.Quantizer(mode="ema", start_step=3))
+    with torch.device("meta"):
+        model = hf.qat.prepare(MODELS["Linear"][0](), config)
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.ones_like(like, **options))
+    model.to_empty(device="cpu")
+    counts = [count for name, count in model.named_buffers() if name.endswith("steps")]
+    assert len(counts) == 4 and not any(counts)
+
+
+def test_the_input_of_a_layer_without_parameters_is_quantized() -> None:
+    layer, weight = nn.Linear(4, 4, bias=False), torch.randn(4, 4)
+    del layer.weight
+    layer.register_buffer("weight", weight)
+    x = torch.randn(2, 4)
+    hf.qat.prepare(layer, hf.qat.Config(activation=hf.qat.Quantizer(mode="dynamic")))
+    assert same(layer(x), nn.functional.linear(hf.dynamic_fake_quantize(x, dtype=torch.int8), weight))
+
+
 def test_an_average_of_models_is_evaluated_and_converted() -> None:
     model, x = model_of("Linear")
     hf.qat.prepare(model, hf.qat.preset("w8a8"))

@@ -141,6 +141,21 @@ def test_compiles_whole() -> None:
     assert other.bn1.running_mean.equal(block.bn1.running_mean)
 
 
+def test_a_compiled_step_has_the_gradients_of_an_eager_step() -> None:
+    """The backward pass must not compute the factor again, from the statistics that the forward updated."""
+    torch.manual_seed(0)
+    x, norms = torch.randn(2, 3, 4, 4, dtype=torch.float64), [nn.BatchNorm2d(4) for _ in range(2)]
+    block = nn.Sequential(nn.Conv2d(3, 4, 1), norms[0], nn.Conv2d(4, 4, 1), norms[1], nn.Sigmoid())
+    hf.qat.prepare(block.double(), W4, fold_batch_norm=True)
+    other = copy.deepcopy(block)
+    torch._dynamo.reset()
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    for model in (block, compiled):
+        model(x).square().mean().backward()
+    for ours, theirs in zip(other.parameters(), block.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-12, atol=1e-12)
+
+
 def test_layers_that_are_not_quantized_are_not_folded() -> None:
     block, _ = block_of()
     hf.qat.prepare(block, {"conv2": W4}, fold_batch_norm=True)

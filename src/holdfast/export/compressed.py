@@ -14,6 +14,7 @@ from holdfast.core.checks import require_choice
 from holdfast.core.errors import InvalidArgs, Unsupported
 from holdfast.export.compressed_layer import LAYOUTS, Layer, stored_layer
 from holdfast.qat import activation_quantizers, quantized_weights
+from holdfast.qat.quantized import require_quantization
 from holdfast.qat.quantizers import INPUT_QUANTIZER
 
 
@@ -22,6 +23,7 @@ def write_compressed_tensors(model: torch.nn.Module, directory: Path, layout: st
 
     if layout is not None:
         require_choice("layout", layout, tuple(LAYOUTS))
+    require_quantization(model)
     weights, inputs = quantized_weights(model), activation_quantizers(model)
     if not weights:
         raise InvalidArgs("the model has no quantized weight; call hf.qat.prepare first.")

@@ -121,6 +121,11 @@ def stored_input(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The tensors and the description of the quantized input of a layer."""
     codes, granularity = activation.format, activation.granularity
+    if not activation.fake_quantize.quantizes:
+        raise Unsupported(
+            f"the quantizer of the input of {name} is switched off, which compressed-tensors cannot say. "
+            "Call enable_fake_quant() of its hf.nn.FakeQuantize, or prepare the layer without activation=."
+        )
     if activation.quantizer.code_range != codes.code_range or not (codes.signed and codes.bits <= 8):
         raise Unsupported(
             f"the input of {name} has the codes {activation.quantizer.code_range} of {codes.torch}; "

@@ -1,4 +1,4 @@
-"""Operators with which a compiled graph updates the state of its module.
+"""Operators with which a compiled graph reads and updates the state of its module.
 
 Whether a batch is rejected, or belongs to a recomputation by activation checkpointing, is only known when the
 graph runs. Opaque operators decide it. They return the next state and the scale of this batch, and notify the
@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from holdfast.core.torch_op import define
+from holdfast.core.torch_op import by_sample, define, register_vmap
 from holdfast.nn.recomputation import current_pass, in_backward
 
 
@@ -110,6 +110,14 @@ def _count_fake(handle, name, counts):
     return [torch.empty_like(counts[0]), torch.empty_like(counts[0])]
 
 
+def _before(buffer):
+    here, key = current_pass(), ("buffer", buffer.data_ptr())
+    known = here.recall(key)
+    if known is None and here.first:
+        here.keep(key, (buffer.clone(), None))
+    return buffer.clone() if known is None else known[0].clone()
+
+
 # The handle is on the CPU. The other tensors are in lists, since they may be on another device.
 _settle_call = define(
     "settle_scale", "(Tensor handle, Tensor[] state, Tensor[] blended) -> Tensor[]", _settle, _settle_fake
@@ -122,6 +130,9 @@ _start_call = define(
 _count_call = define(
     "count_events", "(Tensor handle, str name, Tensor[] counts) -> Tensor[]", _count, _count_fake
 )
+
+_before_call = define("state_before", "(Tensor buffer) -> Tensor", _before, torch.empty_like)
+register_vmap("state_before", by_sample(_before_call))
 
 
 def settle_scale(
@@ -156,3 +167,12 @@ def count_events(
     """
     after, before = _count_call(handle, name, [count, added])
     return after, before
+
+
+def state_before(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy of a buffer that the module changes later in this call.
+
+    The second run of a checkpoint gets the copy of the first run. The backward pass of a compiled graph gets
+    the copy, too. Without it, torch may compute functions of the buffer again there, after the change.
+    """
+    return cast(torch.Tensor, _before_call(buffer))

@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from holdfast.core.checks import kind_of, shown
 from holdfast.core.errors import InvalidArgs
-from holdfast.nn.recomputation import current_pass
+from holdfast.nn.state_operators import state_before
 
 __all__ = ["BatchNorm", "FoldedWeight", "Folds", "check_folds", "find_folds", "finish_fold", "fold"]
 
@@ -42,17 +42,9 @@ def factor_of(norm: BatchNorm, training: bool) -> torch.Tensor:
 
 
 def _variance(norm: BatchNorm, training: bool) -> torch.Tensor:
-    """The running variance. The second run of a checkpoint uses that of the first run, which updated it."""
+    """The running variance. In training it is that before the BatchNorm updates it."""
     assert norm.running_var is not None
-    if not training or torch.compiler.is_compiling():  # a compiled graph keeps what both runs need
-        return norm.running_var
-    here = current_pass()
-    known = here.recall(norm)
-    if known is not None:
-        return known[0]
-    if here.first:
-        here.keep(norm, (norm.running_var.clone(), None))
-    return norm.running_var
+    return state_before(norm.running_var) if training else norm.running_var
 
 
 class _Folded(nn.Module):

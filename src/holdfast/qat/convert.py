@@ -12,7 +12,13 @@ from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import check_folds, finish_fold
 from holdfast.qat.dequantizer import Dequantizer
 from holdfast.qat.layers import require_module
-from holdfast.qat.quantized import activation_quantizers, float_weight, parametrized_weights, quantized
+from holdfast.qat.quantized import (
+    activation_quantizers,
+    float_weight,
+    parametrized_weights,
+    quantized,
+    require_quantization,
+)
 from holdfast.qat.quantized_tensor import QuantizedTensor
 from holdfast.qat.quantizers import WeightQuantizer
 
@@ -50,6 +56,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
         raise InvalidArgs("the model has no layer to convert; call hf.qat.prepare first, and convert once.")
     check_folds(model)
     converted: dict[int, tuple[nn.Parameter, Dequantizer]] = {}
+    if not for_loading:
+        require_quantization(model)
     for name, parametrizations in found:
         quantizer, weight = parametrizations[-1], float_weight(parametrizations)
         if id(quantizer) not in converted:

@@ -90,7 +90,8 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
         return None
     if hasattr(target.module, INPUT_QUANTIZER):
         raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
-    device = next(target.module.parameters()).device
+    tensors = (*target.module.parameters(), *target.module.buffers())
+    device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
     shape = expected_scale_shape(activation.granularity, target.module)
     return ActivationQuantizer(activation, target.layer.inputs, device, shape)

@@ -58,6 +58,17 @@ def parametrized_weights(model: nn.Module) -> Iterator[tuple[str, Parametrizatio
             yield label, parametrizations
 
 
+def require_quantization(model: nn.Module) -> None:
+    """Raise if ``disable_fake_quant`` is in force for a weight: the layer computes with the float weight."""
+    for name, parametrizations in parametrized_weights(model):
+        last = parametrizations[-1]
+        if isinstance(last, WeightQuantizer) and not last.fake_quantize.quantizes:
+            raise InvalidArgs(
+                f"the quantizer of {name} is switched off, so the model computes with the float weight; call "
+                f"enable_fake_quant() of {name}'s hf.nn.FakeQuantize first. The model is unchanged."
+            )
+
+
 def float_weight(parametrizations: ParametrizationList) -> torch.Tensor:
     """The weight that the quantizer gets in evaluation."""
     weight, first = parametrizations.original, parametrizations[0]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -53,6 +54,19 @@ class QuantizerModule(torch.nn.Module):
         if not (self.start_step and self.training):
             return quantized  # type: ignore[no-any-return]
         return torch.where(self.fake_quantize.count_call(self.steps) >= self.start_step, quantized, x)
+
+    def reset_parameters(self) -> None:
+        """Count training calls from 0. ``fake_quantize`` has a reset of its own."""
+        if self.start_step:
+            self.steps.zero_()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move the state. A count from the meta device is reset: ``to_empty`` leaves it uninitialized."""
+        from_meta = self.start_step > 0 and self.steps.is_meta
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if from_meta and not self.steps.is_meta:
+            self.reset_parameters()
+        return self
 
 
 class WeightFakeQuantize(FakeQuantize):
