@@ -68,9 +68,9 @@ def lsq_init(
 ) -> torch.Tensor:
     """The initial scale of LSQ: ``2 * mean(|x|) / sqrt(q_max)``.
 
-    ``dtype`` is the dtype of the codes, or ``q_min`` and ``q_max`` give their range, as for
-    ``fake_quantize``. The scale is float32, or float64 if ``x`` is. It is at least 1e-12, also for zeros, and
-    NaN if an element is NaN. No gradient flows through it.
+    ``dtype`` is the dtype of the codes, or ``q_min`` and ``q_max`` give their range; one of the two is
+    required. The scale is float32, or float64 if ``x`` is. It is at least 1e-12, also for zeros, and NaN if
+    an element is NaN. No gradient flows through it.
 
     >>> import torch, holdfast as hf
     >>> weight = torch.tensor([[1.0, -3.0, 2.0], [0.0, 0.0, 0.0]])
