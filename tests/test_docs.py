@@ -11,6 +11,7 @@ import sys
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -30,8 +31,8 @@ LANGUAGES = {"python", "console", ""}
 
 def fences(text: str) -> list[tuple[str, str]]:
     """The language and text of each code block, after newlines that give errors the right line number."""
-    found = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(match[1], "\n" * text.count("\n", 0, match.start(2)) + match[2]) for match in found]
+    found = re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
+    return [(match[2], "\n" * text.count("\n", 0, match.start(3)) + dedent(match[3])) for match in found]
 
 
 def python_blocks(text: str) -> list[str]:
@@ -68,7 +69,8 @@ def test_most_documents_have_code() -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_all_code_is_in_blocks_that_run(path: Path) -> None:
     text = path.read_text()
-    assert text.count("\n```") + text.startswith("```") == 2 * len(fences(text)), "a block is not closed"
+    marks = re.findall(r"^ *```", text, re.MULTILINE)
+    assert len(marks) == 2 * len(fences(text)), "a block is not closed"
     for language, block in fences(text):
         assert language in LANGUAGES, f"{path.name} has a block of {language}; accepted are {LANGUAGES}"
         assert language == "python" or not re.search(r"\bhf\.|^import |^from ", block, re.MULTILINE), block
@@ -89,8 +91,10 @@ def test_every_command_of_the_documents_exists() -> None:
     assert {"test"} <= set(re.findall(r"^make (\w+)", "\n".join(commands), re.MULTILINE)) <= targets
 
 
-def test_a_wrong_example_is_noticed() -> None:
-    (block,) = python_blocks("text\n```python\nassert 1 + 1 == 3\n```\n")
+@pytest.mark.parametrize("indent", ["", "    "], ids=["plain", "in a list"])
+def test_a_wrong_example_is_noticed(indent: str) -> None:
+    text = f"text\n{indent}```python\n{indent}assert 1 + 1 == 3\n{indent}```\n"
+    (block,) = python_blocks(text)
     with pytest.raises(AssertionError):
         exec(compile(block, "wrong.md", "exec"), {})
 
