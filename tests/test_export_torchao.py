@@ -168,6 +168,10 @@ def test_quantize_of_torchao_takes_a_filter() -> None:
             "ignores such",
         ),
         (
+            hf.qat.Config(weight=hf.qat.Quantizer(symmetric=False, granularity=hf.PerGroup(8))),
+            torch.nn.Linear(8, 8), "int8", "ignores such",
+        ),
+        (
             hf.qat.Config(weight=hf.qat.Quantizer(mode="fixed", scale=0.1, zero_point=200, symmetric=False)),
             torch.nn.Linear(8, 8), "intx", "zero point that is no code",
         ),

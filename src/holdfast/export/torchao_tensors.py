@@ -81,10 +81,12 @@ def torchao_tensor(name: str, weight: QuantizedTensor, tensor: str) -> Any:
     if zero_point is not None:
         zero_point = zero_point_code(name, zero_point.reshape(blocks), weight.format, "torchao")
     if tensor == "int8":
-        if zero_point is not None and not isinstance(weight.granularity, PerGroup):
+        several = isinstance(weight.granularity, PerGroup) and block[-1] < weight.codes.shape[-1]
+        if zero_point is not None and not several:
             raise Unsupported(
-                f"{name} has zero points and {weight.granularity}; torchao ignores such zero points of an "
-                "Int8Tensor in its linear function. Pass tensor='intx'."
+                f"{name}, of shape {tuple(weight.codes.shape)}, has zero points and {weight.granularity}; "
+                "torchao ignores such zero points of an Int8Tensor in its linear function, unless a row has "
+                "several groups. Pass tensor='intx'."
             )
         return Int8Tensor(codes, scale, block, weight.dtype, zero_point=zero_point)
     zeros = torch.zeros_like(scale, dtype=torch.int8) if zero_point is None else zero_point
