@@ -146,6 +146,14 @@ def test_refusals_are_sentences_and_change_nothing(given: dict[str, Any], messag
     assert dispatch_tables() == before
 
 
+def test_status_knows_every_name_of_its_table() -> None:
+    status = hf.status()
+    names = {line.split()[0] for line in str(status).splitlines()[1:]}
+    assert {"scatter_reduce", "scatter_reduce_", "index_add"} <= names
+    assert all(status[name].operator.partition(".")[0] == name for name in names)
+    assert all(status[row.operator] is row for row in status)
+
+
 def test_status_counts_calls_and_reasons() -> None:
     hf.install()
     upsampled(image(1, 1, 4, 4)).sum().backward()

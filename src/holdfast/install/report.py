@@ -41,7 +41,9 @@ class Status:
         return iter(self.operators)
 
     def __getitem__(self, operator: str) -> OperatorStatus:
-        return {row.operator: row for row in self.operators}[operator.removeprefix("aten::")]
+        """The row of an operator, by its name with or without that of the overload."""
+        first = {_base(row): row for row in reversed(self.operators)}
+        return (first | {row.operator: row for row in self.operators})[operator.removeprefix("aten::")]
 
     def __str__(self) -> str:
         head = ("operator", "family", "installed", "dtypes", "sizes", "served", "passed on", "compiled")
