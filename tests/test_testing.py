@@ -155,6 +155,11 @@ def test_the_ops_are_reproducible(step: Callable[..., Any]) -> None:
     assert found.compared[-1] == "3 on parts of 3, 3, 2 samples"
 
 
+def test_the_result_is_a_sentence() -> None:
+    said = str(assert_reproducible(lambda: torch.tensor(1.0)))
+    assert said.startswith("1 output with 1 element: equal in every bit in ")
+
+
 class Model(torch.nn.Module):
     """A model with an embedding, fake quantization and a moving average."""
 

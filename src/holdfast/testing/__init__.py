@@ -46,8 +46,9 @@ class Reproducible:
 
     def __str__(self) -> str:
         return (
-            f"{self.outputs:,} output{'s' * (self.outputs > 1)} with {self.elements:,} elements: equal in "
-            f"every bit in {self.runs} runs, {'; '.join(self.compared)}."
+            f"{self.outputs:,} output{'s' * (self.outputs > 1)} with {self.elements:,} "
+            f"element{'s' * (self.elements != 1)}: equal in every bit in {self.runs} runs, "
+            f"{'; '.join(self.compared)}."
         )
 
 
