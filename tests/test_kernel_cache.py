@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import platform
 import shutil
 import signal
 import threading
@@ -165,3 +166,26 @@ def test_an_interrupt_waits_for_the_end_of_an_import_or_a_compilation() -> None:
         assert came[2:] == ["holdfast"]
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+#: Uses instructions that not every x86 processor has: fused multiply-adds, conversions of float16.
+OTHER_INSTRUCTIONS = """
+import numpy as np, torch
+import holdfast as hf
+
+torch.manual_seed(0)
+scale = np.float32(0.013)
+ties = ((torch.arange(1000) % 300 - 149.5).double() * float(scale)).float()
+for x in (torch.randn(5000), ties, torch.cat([torch.randn(300), torch.tensor([float("nan"), float("inf")])])):
+    quotient = np.rint(x.numpy() / scale)
+    wanted = np.clip(np.where(np.isnan(quotient), 0, quotient) + 3, -128, 127)
+    assert (hf.quantize(x, float(scale), 3, dtype=torch.int8).numpy() == wanted).all()
+table, indices = torch.arange(-40.0, 40).reshape(5, 16).half(), torch.tensor([[0, 1, 4], [2, 2, 3]])
+assert hf.embedding_bag(indices, table, mode="sum").equal(table[indices].float().sum(1).half())
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the features are those of x86")
+@pytest.mark.parametrize("features", ["", "+avx,+avx2,+fma,+f16c"], ids=["none", "avx2"])
+def test_the_processor_that_numba_compiles_for(features: str, tmp_path: Path) -> None:
+    run(OTHER_INSTRUCTIONS, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features)

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import binding as llvm
 from llvmlite import ir
-from numba import njit, typeof, types
+from numba import config, njit, typeof, types
 from numba.extending import intrinsic
 
 from holdfast.backends import kernel_cache
@@ -454,8 +454,15 @@ fork.wait_for(_compiling)
 
 
 def processor_has(feature: str) -> bool:
-    """Whether an x86 processor has a feature, by LLVM's name. Others have it."""
+    """Whether kernels may use a feature of x86 processors, by LLVM's name. Other processors have all of them.
+
+    Numba's settings may ask for code that also runs on older processors.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return True
+    if config.CPU_FEATURES is not None:
+        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    if feature.startswith("avx") and not config.ENABLE_AVX:
+        return False
     with _compiling:  # LLVM has a lock, too
         return bool(llvm.get_host_cpu_features().get(feature, False))
