@@ -331,6 +331,9 @@ def real_values(problem: Problem, label: str) -> torch.Tensor:
         wanted = special_values(record)
     elif problem.values == "ties":
         wanted = tie_values(problem, record)
+    elif problem.values == "two ties":
+        s, z = _first_scale(problem)
+        wanted = rounded(np.array([0.5 - z, 1.5 - z]) * s, problem.real)
     elif problem.values == "bounds":
         wanted = bound_values(problem, record)
     elif problem.values == "of the scale":
@@ -511,6 +514,8 @@ def make_zero_point(problem: Problem) -> ZeroPoint:
         return -3
     if kind == "host huge":
         return 2**40
+    if kind.startswith("host "):
+        return int(kind.removeprefix("host "))
     if kind in ("floating", "floating own"):
         record = float_dtype(problem.real if kind == "floating own" else torch.float32, "zero point")
         return _shaped(problem, rounded(np.resize(_FLOATING_ZERO_POINTS, count), record.torch), kind)

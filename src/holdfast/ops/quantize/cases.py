@@ -8,13 +8,14 @@ import torch
 
 from holdfast.core.case import Case
 from holdfast.core.formats import INT4
-from holdfast.core.granularity import PerChannel
+from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.plan import AnyPlan
 from holdfast.ops.affine.cases import EVERY_SIZE, GROUPS_OF_32, Problem, make_args, problems
 from holdfast.ops.quantize.plan import (
     QuantizePerChannelBackwardPlan,
     QuantizePerChannelPlan,
     QuantizePerGroupPlan,
+    QuantizePerTensorPlan,
 )
 
 #: For ``quantize_pairs``: the rows are three loops, two of them short.
@@ -36,6 +37,11 @@ _SCALES_BY_COLUMN = [
 ]  # fmt: skip
 #: More than one tile, with a scale and a zero point of the widest type for each element.
 _WHOLE_TILE = Problem("a whole tile in float64", PerChannel(-1), (300, 37), real=torch.float64)
+#: Quotients near ties, too large to be estimated, in whole blocks of elements with one scale.
+_FAR_TIES = Problem(
+    "two ties, zero point 20000", PerTensor(), (3, 128), values="two ties", scale="host 0.013",
+    zero_point="host 20000",
+)  # fmt: skip
 _DY_APART = Problem(
     "dy in another layout", PerChannel(1), (2, 6, 5, 7), layouts=("channels last", "contiguous"),
     upstream="transposed",
@@ -44,7 +50,9 @@ _DY_APART = Problem(
 
 def cases(plan: AnyPlan) -> list[Case]:
     found = problems(plan)
-    if plan is QuantizePerChannelPlan:
+    if plan is QuantizePerTensorPlan:
+        found.append(_FAR_TIES)
+    elif plan is QuantizePerChannelPlan:
         found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
     elif plan is QuantizePerGroupPlan:
         found += GROUPS_OF_32

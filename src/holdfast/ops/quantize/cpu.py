@@ -11,38 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
 
 from holdfast.backends.cpu import (
     BLOCK,
-    BYTES,
-    LINE,
-    counted_loop,
-    emit,
     jit,
     kernel,
     numbers_of,
     outlined,
     pointer,
     prefetch,
-    prefetch_line,
-    splat,
-    store_lanes,
     take,
     team_kernel,
 )
 from holdfast.core.plan import Launch
-from holdfast.numerics.cpu import (
-    fits_e4m3fn,
-    fma_lanes,
-    load_real_lanes,
-    multiplies_and_adds,
-    real,
-    rint,
-    rint_lanes,
-    zero,
-)
+from holdfast.numerics.cpu import fits_e4m3fn, real, rint, zero
 from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
@@ -69,15 +51,13 @@ from holdfast.ops.affine.cpu import (
     walk_of_task,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
+from holdfast.ops.quantize.cpu_codes import write_codes
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
     QuantizeBackwardDescriptor,
     QuantizeDescriptor,
 )
-
-#: Prefetch distance, bytes.
-_AHEAD = 4096
 
 
 @jit
@@ -116,95 +96,6 @@ ESTIMATORS = {
 _backward_tiles = straight_through_backward(ESTIMATORS)
 
 
-def _prefetch_after(builder: Any, x: Any, index: Any) -> None:
-    """Emit the prefetch of as many elements as a block has, at a distance after ``x[index]``."""
-    size = {"float": 4, "double": 8}.get(str(x.type.pointee), 2)
-    start = builder.bitcast(builder.gep(x, [index]), BYTES)
-    for offset in range(_AHEAD, _AHEAD + ROW_BLOCK * size, LINE):
-        prefetch_line(builder, builder.gep(start, [ir.IntType(32)(offset)]))
-
-
-@emit
-def _code_blocks(typingctx, x, codes, begin, end, s, z, q_min, q_max):
-    """Codes ``begin`` to ``end`` as bytes, in blocks of ``ROW_BLOCK``. ``x`` may hold bits of bfloat16."""
-
-    def build(context, builder, signature, args):
-        x, codes, begin, end, *scalars = args
-        s, z, q_min, q_max = (splat(builder, value, ROW_BLOCK) for value in scalars)
-        lo, hi = builder.fsub(q_min, z), builder.fsub(q_max, z)
-        number = begin.type
-        blocks = builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))
-        with counted_loop(builder, blocks) as block:
-            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
-            t = builder.fdiv(load_real_lanes(builder, x, index, ROW_BLOCK, s.type.element), s)
-            _prefetch_after(builder, x, index)
-            t = builder.select(builder.fcmp_ordered("ord", t, t), t, ir.Constant(t.type, [0.0] * ROW_BLOCK))
-            t = builder.select(builder.fcmp_ordered(">", t, lo), t, lo)
-            t = builder.select(builder.fcmp_ordered("<", t, hi), t, hi)
-            near = builder.fadd(rint_lanes(builder, t), z)
-            wide = builder.fptosi(near, ir.VectorType(ir.IntType(32), ROW_BLOCK))
-            store_lanes(builder, builder.trunc(wide, ir.VectorType(ir.IntType(8), ROW_BLOCK)), codes, index)
-        return context.get_dummy_value()
-
-    return types.none(x, codes, begin, end, s, z, q_min, q_max), build
-
-
-_FUSED = multiplies_and_adds()
-
-
-@jit
-def _is_ordinary(s, z, q_min, q_max):
-    """Whether ``_codes_by_reciprocal`` serves this scale and range of codes."""
-    widest, most = np.float32(2.0**60), np.float32(2.0**22)
-    lo, hi = q_min - z, q_max - z
-    return _FUSED and abs(s) > 1 / widest and abs(s) < widest and lo >= -most and hi <= most
-
-
-@emit
-def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
-    """``_code_blocks`` without a division, for ``_is_ordinary`` scales.
-
-    x is clamped to RN(lo s) and RN(hi s) first. Their quotients are within 1/4 of lo and hi, so that no
-    quotient needs to be clamped, and none overflows. r + e approximates 1 / s, so q is within an ulp of x / s
-    and its remainder x - q s is exact. By Markstein's theorem q + remainder * r, rounded once, is the
-    correctly rounded quotient. A quotient below 2**-30, whose remainder may underflow, need not be: its code
-    is that of 0. 1.5 * 2**23 plus a quotient is rounded to an integer, whose low bits are those of the code.
-    """
-
-    def build(context, builder, signature, args):
-        x, codes, begin, end, s, z, q_min, q_max = args
-        kind, lanes = s.type, ROW_BLOCK
-        bits, fraction = (32, 23) if kind == ir.FloatType() else (64, 52)
-
-        def first_if(order, a, b):
-            return builder.select(builder.fcmp_ordered(order, a, b), a, b)
-
-        ends = [builder.fmul(builder.fsub(q, z), s) for q in (q_min, q_max)]
-        reciprocal = builder.fdiv(kind(1.0), s)
-        error = builder.fmul(builder.fma(builder.fneg(s), reciprocal, kind(1.0)), reciprocal)
-        scalars = first_if("<", *ends), first_if(">", *ends), reciprocal, error, builder.fneg(s)
-        least, greatest, r, e, opposite = (splat(builder, value, lanes) for value in scalars)
-        whole = ir.VectorType(kind, lanes)
-        zeros, rounding = ir.Constant(whole, [0.0] * lanes), ir.Constant(whole, [1.5 * 2.0**fraction] * lanes)
-        shift = splat(builder, builder.trunc(builder.fptosi(z, ir.IntType(32)), ir.IntType(8)), lanes)
-        number = begin.type
-        blocks = builder.sdiv(builder.sub(end, begin), number(ROW_BLOCK))
-        with counted_loop(builder, blocks) as block:
-            index = builder.add(begin, builder.mul(block, number(ROW_BLOCK)))
-            given = load_real_lanes(builder, x, index, lanes, kind)
-            _prefetch_after(builder, x, index)
-            given = builder.select(builder.fcmp_ordered("ord", given, given), given, zeros)
-            given = first_if("<", first_if(">", given, least), greatest)
-            q = fma_lanes(builder, given, r, builder.fmul(given, e))
-            q = fma_lanes(builder, fma_lanes(builder, q, opposite, given), r, q)
-            near = builder.bitcast(builder.fadd(q, rounding), ir.VectorType(ir.IntType(bits), lanes))
-            low = builder.trunc(near, ir.VectorType(ir.IntType(8), lanes))
-            store_lanes(builder, builder.add(low, shift), codes, index)
-        return context.get_dummy_value()
-
-    return types.none(x, codes, begin, end, s, z, q_min, q_max), build
-
-
 @jit
 def _quantize_rows(walk, runs, x, count, q_min, q_max):
     """The codes of a tile as bytes, if the tile or each of its rows has one scale and one zero point."""
@@ -221,10 +112,7 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
             stop, s, z = min(whole, row_end), scale[row], zero_point[row]
-            if _is_ordinary(s, z, q_min, q_max):
-                _codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
-            else:
-                _code_blocks(x, codes, part, stop, s, z, q_min, q_max)
+            write_codes(x, codes, part, stop, s, z, q_min, q_max)
             part = stop
         for i in range(whole, end):
             codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))

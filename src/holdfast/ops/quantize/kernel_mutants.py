@@ -9,6 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("QuantizePerTensorPlan", "QuantizePerChannelPlan"))
 _backward = partial(KernelMutant, plans=("QuantizePerTensorBackwardPlan", "QuantizePerChannelBackwardPlan"))
 _CPU, _GPU = "holdfast.ops.quantize.cpu", "holdfast.ops.quantize.gpu"
+_CODES_CPU = "holdfast.ops.quantize.cpu_codes"
 _NUMERICS_CPU, _NUMERICS_GPU = "holdfast.numerics.cpu", "holdfast.numerics.gpu"
 _WALK_CPU, _TILES_GPU = "holdfast.ops.affine.cpu", "holdfast.backends.gpu_tiles"
 
@@ -40,16 +41,24 @@ MUTANTS = (
         "min(whole, row_end), scale[row], zero_point[row]",
         "min(whole, row_end), scale[0], zero_point[row]",
         plans=("QuantizePerGroupPlan",), likely="groups of 32"),
-    _forward("the zero point lost by the reciprocal", _CPU,
+    _forward("the zero point lost by the reciprocal", _CODES_CPU,
         "store_lanes(builder, builder.add(low, shift), codes, index)",
         "store_lanes(builder, low, codes, index)"),
-    _forward("a NaN not replaced before the reciprocal", _CPU,
+    _forward("a NaN not replaced before the reciprocal", _CODES_CPU,
         "given = builder.select(builder.fcmp_ordered(\"ord\", given, given), given, zeros)",
         "given = given", likely="special"),
-    _forward("codes far out by the reciprocal", _CPU,
+    _forward("codes far out by the reciprocal", _CODES_CPU,
         "lo >= -most and hi <= most", "lo <= hi", likely="far out"),
-    _forward("unusual scales by the reciprocal", _CPU,
+    _forward("unusual scales by the reciprocal", _CODES_CPU,
         "abs(s) > 1 / widest and abs(s) < widest and lo", "lo", likely="unusual"),
+    _forward("ties by an estimate", _CODES_CPU,
+        "s.type(2.0**15 + _EXCESS)", "s.type(2.0**15 + 3 * _EXCESS)", likely="ties"),
+    _forward("a NaN by an estimate", _CODES_CPU,
+        "_constant(words, 2 * _EXCESS)", "_constant(words, 0)", likely="special"),
+    _forward("codes far out by an estimate", _CODES_CPU,
+        "_MOST = 256", "_MOST = 2**15", likely="20000"),
+    _forward("estimates in the wrong order", _CODES_CPU,
+        "for odd in range(2)]", "for odd in (1, 0)]"),
     _forward("bfloat16 read as float32", _CPU,
         "        if reads_bfloat16(walk):",
         "        if reads_bfloat16(walk) and count < 0:", likely="bfloat16"),
