@@ -29,6 +29,7 @@ from holdfast.ops.grid_sample.models import GridSampleModel
 CPU = torch.device("cpu")
 CASES = models.model_cases()
 DECODER = next(case for case in CASES if "decoder" in case.name)
+BAGS = next(case for case in CASES if case.op == "embedding_bag")
 
 
 @pytest.fixture(autouse=True)
@@ -275,6 +276,24 @@ def test_memory_is_shown_as_a_multiple_of_the_gradients(capsys: pytest.CaptureFi
         "step": 300, "backward": 250, "gradients": 100,
     }  # fmt: skip
     assert json.loads(json.dumps(report.to_json())) == report.to_json()
+
+
+def test_a_narrow_terminal_shows_each_case_in_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    long = BAGS.at(4096)
+    rows = [ModelRow(case, "small", reasons={COMPILED: "left out"}) for case in (DECODER, long)]
+    rows[0].times = step_times({OURS: _squaring(), EAGER: _squaring()}, CPU)
+    rows[1].reasons[OURS] = "it failed"
+    ModelReport("a device", 2, rows).print(Console(width=40))
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("grid_sample, float32")
+    assert lines[place + 1].split() == ["forward", "backward", "eager"]
+    assert lines[place + 2] == f"{DECODER.model}, {DECODER.label}"
+    assert " us  " in lines[place + 3] and lines[place + 3].count("x") == 2
+    place = lines.index(f"{long.model}, {long.label}")
+    assert lines[place + 1].split() == ["n/a"] * 3
+    assert any(line.startswith("Not timed: embedding_bag: ") for line in lines)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this needs a CUDA device")

@@ -1,4 +1,4 @@
-"""The results of ``holdfast bench --models``, as a table and as JSON."""
+"""The results of ``holdfast bench --models``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from holdfast.bench.report import duration, now, versions
 from holdfast.bench.step_timing import Memory, Spread, Times
@@ -86,20 +85,32 @@ class ModelReport:
         return {**head, "rows": [row.to_json() for row in self.rows]}
 
     def print(self, console: Console) -> None:
+        """Print the rows by op and dtype: a line with the name of the case, then a line with its numbers.
+
+        Names are as long as a line of a terminal. A column without a number is left out.
+        """
         threads = "" if self.threads is None else f", {self.threads} threads"
-        table = Table(title=f"{self.device}{threads}: forward and backward of the public functions")
-        table.add_column("case", overflow="fold")
+        console.print(f"{self.device}{threads}: forward and backward of the public functions", markup=False)
         others = dict.fromkeys(name for row in self.rows for name in (*row.times, *row.reasons))
         peers = [name for name in dict.fromkeys((EAGER, DETERMINISTIC, COMPILED, *others)) if name != OURS]
-        for heading in ("forward", "backward", *peers, "host", "memory"):
-            table.add_column(heading, justify="right")
-        for row in self.rows:
-            ours = row.times.get(OURS)
-            parts = (
-                (duration(ours.forward.median), duration(ours.backward.median)) if ours else ("n/a", "n/a")
-            )
-            table.add_row(row.case.name, *parts, *map(row.speedups, peers), _host(row), _memory(row))
-        console.print(table)
+        columns = [["forward", *map(_forward, self.rows)], ["backward", *map(_backward, self.rows)]]
+        columns += [[peer, *(row.speedups(peer) for row in self.rows)] for peer in peers]
+        columns += [["host", *map(_host, self.rows)], ["memory", *map(_memory, self.rows)]]
+        columns = [cells for cells in columns if cells[0] == "forward" or {*cells[1:]} != {"n/a"}]
+        widths = [max(map(len, cells)) for cells in columns]
+        heading, *lines = (
+            "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+            for cells in zip(*columns, strict=True)
+        )
+        group = None
+        for row, line in zip(self.rows, lines, strict=True):
+            if group != (group := f"{row.case.op}, {dtype_name(row.case.real)}"):
+                console.print(f"\n{group}", style="bold", markup=False, highlight=False)
+                console.print(f"  {heading}", style="dim", soft_wrap=True, highlight=False)
+            case = ", ".join(filter(None, (row.case.model, row.case.label)))
+            console.print(case, markup=False, soft_wrap=True, highlight=False)
+            console.print(f"  {line}", soft_wrap=True, highlight=False)
+        console.print()
         for row in self.rows:
             if OURS in row.reasons:
                 console.print(
@@ -110,6 +121,14 @@ class ModelReport:
         ):
             console.print(f"n/a, {peer}: {reason}.", markup=False)
         console.print(NOTE, style="dim")
+
+
+def _forward(row: ModelRow) -> str:
+    return duration(row.times[OURS].forward.median) if OURS in row.times else "n/a"
+
+
+def _backward(row: ModelRow) -> str:
+    return duration(row.times[OURS].backward.median) if OURS in row.times else "n/a"
 
 
 def _host(row: ModelRow) -> str:
