@@ -150,11 +150,15 @@ def test_quartiles_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     def row(function: str, ours: float) -> DrawnRow:
         return DrawnRow(function, f"{function} of {ours}", {"forward": {OURS: ours, EAGER: 1e-3}})
 
-    rows = [row("f", ours) for ours in (4e-3, 1.25e-3, 0.5e-3, 0.25e-3, 1e-3)] + [row("g", 2e-3)]
-    DrawnReport("a device", None, 0, 6, rows=rows).print(Console(width=200))
+    backward = {"forward": {OURS: 2e-3, EAGER: 1e-3}, "backward": {OURS: 1e-3, EAGER: 3e-3}}
+    rows = [row("f", ours) for ours in (4e-3, 1.25e-3, 0.5e-3, 0.25e-3, 1e-3)] + [
+        DrawnRow("g", "g of 0.002", backward)
+    ]
+    DrawnReport("a device", None, 0, 6, rows=rows).print(Console(width=80))
     lines = [line.split() for line in capsys.readouterr().out.replace("│", " ").splitlines()]
-    assert ["f", "5", "0.80", "1.00", "2.00", "2", "1"] in lines
-    assert ["all", "6", "0.57", "0.90", "1.75", "3", "1"] in lines
+    assert ["f", "forward", "5", "0.80", "1.00", "2.00", "2", "1"] in lines
+    assert ["backward", "3.00", "3.00", "3.00", "0", "0"] in lines
+    assert ["all", "forward", "6", "0.57", "0.90", "1.75", "3", "1"] in lines
     assert lines.index(["f", "of", "0.004", "forward", "1", "ms", "4", "ms", "0.25x"]) < lines.index(
         ["g", "of", "0.002", "forward", "1", "ms", "2", "ms", "0.50x"]
     )

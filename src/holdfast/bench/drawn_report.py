@@ -77,23 +77,21 @@ class DrawnReport:
         console.print(NOTE, style="dim")
 
     def _functions(self) -> Table:
-        """The quartiles of the ratios of each function, and of all."""
+        """The quartiles of the ratios of each function, and of all, with a row for each part of a step."""
         threads = "" if self.threads is None else f", {self.threads} threads"
         table = Table(title=f"{self.device}{threads}: random problems, seed {self.seed}, torch / holdfast")
-        table.add_column("function")
-        table.add_column("problems", justify="right")
-        parts = [part for part in PARTS if any(part in row.seconds for row in self.rows)]
-        for part in parts:
-            for heading in (part, "<1x", "<0.5x"):
-                table.add_column(heading, justify="right", no_wrap=True)
-        functions = [*dict.fromkeys(row.function for row in self.rows), "all"]
-        for function in functions:
+        table.add_column("function", no_wrap=True)
+        table.add_column("part", no_wrap=True)
+        for heading in ("count", "quartiles", "<1x", "<0.5x"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for function in [*dict.fromkeys(row.function for row in self.rows), "all"]:
             rows = [row for row in self.rows if function in (row.function, "all")]
-            cells: list[str] = []
+            parts = [part for part in PARTS if any(part in row.seconds for row in rows)] or ["n/a"]
             for part in parts:
                 ratios = [row.ratio(part) for row in rows if part in row.seconds]
-                cells += [_quartiles(ratios), *(str(sum(r < bound for r in ratios)) for bound in (1, 0.5))]
-            table.add_row(function, str(len(rows)), *cells, end_section=function in functions[-2:])
+                counts = [str(sum(ratio < bound for ratio in ratios)) for bound in (1, 0.5)]
+                name, count = (function, str(len(rows))) if part == parts[0] else ("", "")
+                table.add_row(name, part, count, _quartiles(ratios), *counts, end_section=part == parts[-1])
         return table
 
     def _worst(self) -> Table:
