@@ -46,7 +46,7 @@ MOST_TERMS = CHUNK * CHUNK
 _AHEAD, _TERMS_AHEAD, _LEVEL = 1024, (16, 64), 1
 _FAR_AHEAD, _FAR_TERMS_AHEAD, _FAR_LEVEL = 4096, (32, 128), 2
 #: Minimum bytes of such a table.
-_FAR_FROM = 2**24
+_FAR_FROM = 2**26
 #: Bags whose columns are summed before the next columns.
 BATCH = 64
 #: Ranges of bags per thread. A thread that ends a range takes the next one.
