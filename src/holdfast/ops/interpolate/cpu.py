@@ -1,4 +1,4 @@
-"""interpolate on the CPU. Small planes are in ``cpu_planes``.
+"""interpolate on the CPU. Small planes are in ``cpu_planes``, and rows with many taps in ``cpu_rows``.
 
 Here a unit of work is up to RUN elements of one output row.
 
@@ -25,16 +25,20 @@ from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind
 from holdfast.numerics.cpu_walk import RUN, load_run, number, size_of, store_run
-from holdfast.ops.interpolate import cpu_planes
+from holdfast.ops.interpolate import cpu_planes, cpu_rows
 from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.cpu_planes import sizes_of
+from holdfast.ops.interpolate.cpu_rows import LANES, sum_rows, take_row
 from holdfast.ops.interpolate.tables import Table, joined
 
 _RUN_BYTES = 8 * RUN
-#: Sums over x that are kept: of this many rows of a plane, and of this many planes.
+#: Sums over x that are kept: of this many rows of a plane, and of this many planes; or of all of these rows
+#: if there is one plane.
 _ROWS, _PLANES = 8, 4
-_SCRATCH = Scratch("interpolate", Runs(6 + _PLANES + _ROWS * _PLANES, _RUN_BYTES))
-_STEP = step_of(_RUN_BYTES)
+_KEPT = _ROWS * _PLANES
+_RUNS = 6 + _PLANES + _KEPT
+_SCRATCH = Scratch("interpolate", Runs(_RUNS, _RUN_BYTES), Runs(2, LANES * _RUN_BYTES))
+_STEP, _WIDE_STEP = step_of(_RUN_BYTES), step_of(LANES * _RUN_BYTES)
 #: Rows of the table: first tap, number of taps, first weight, how many elements from this one on have as many
 #: taps, and how many have first taps that are 2 apart.
 _FIRST, _COUNT, _START, _SAME, _EVEN = 0, 1, 2, 3, 4
@@ -166,8 +170,12 @@ def _pick(source, step, firsts_at, count, target, item):
 
 
 @kernel
-def _resample(first, last, sizes, spans, weights, tables_at, out, source, copies, accumulate, scratch, like):
+def _resample(
+    first, last, sizes, spans, weights, tables_at, out, source, rows, copies, accumulate, scratch, like
+):
     """Units ``first`` to ``last``. ``sizes`` are C, D, H, W of the output.
+
+    ``rows`` is the number of rows of an input plane if ``cpu_rows.serves`` it, else 0.
 
     A tensor is (address, kind, strides of n, c, z, y, x). The table has the columns of x, then of y, then z.
     ``tables_at`` are the addresses of its rows and of the weights. ``copies``: all elements have one tap, of
@@ -180,11 +188,13 @@ def _resample(first, last, sizes, spans, weights, tables_at, out, source, copies
     kept, total_at = pointer(scratch + 3 * _STEP, np.int64(0)), scratch + 4 * _STEP
     terms = pointer(scratch + 5 * _STEP, np.int64(0))
     planes_at, rows_at = scratch + 6 * _STEP, scratch + (6 + _PLANES) * _STEP
+    columns_at, sums_at = scratch + _RUNS * _STEP, scratch + _RUNS * _STEP + _WIDE_STEP
+    row_bytes = source[5] * source_item
     in_place = out_kind == out_item and out_step == 1 and not accumulate
     only_copies = copies and out_step == 1 and not accumulate
     chunks = (width + RUN - 1) // RUN
     # The input row and the first element of each kept sum.
-    for slot in range(_ROWS * _PLANES if first < last else 0):
+    for slot in range(_KEPT if first < last else 0):
         kept[2 * slot] = 0
     before_at = before_target = np.int64(0)
     for unit in range(first, last):
@@ -218,12 +228,25 @@ def _resample(first, last, sizes, spans, weights, tables_at, out, source, copies
         for in_z in range(taps_z):
             plane = total if one_plane else pointer(planes_at + (in_z % _PLANES) * _STEP, like)
             for in_y in range(taps_y):
-                at = corner_at + (in_z * source[4] + in_y * source[5]) * source_item
-                slot = (from_z + in_z) % _PLANES * _ROWS + (from_y + in_y) % _ROWS
+                at = corner_at + in_z * source[4] * source_item + in_y * row_bytes
+                y_in = from_y + in_y
+                slot = y_in % _KEPT if one_plane else (from_z + in_z) % _PLANES * _ROWS + y_in % _ROWS
                 row_at = rows_at + slot * _STEP
                 if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
-                    _sum_row(at, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like)
-                    kept[2 * slot], kept[2 * slot + 1] = at, begin
+                    together = min(rows - y_in, LANES)
+                    if together >= cpu_rows.FEWEST:
+                        sum_rows(
+                            at, row_bytes, together, source, begin, count, spans, tables_at[1], raw, wide,
+                            columns_at, sums_at, like,
+                        )  # fmt: skip
+                    else:
+                        together = 1
+                        _sum_row(at, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like)
+                    for row in range(together):
+                        place = (slot + row) % _KEPT
+                        kept[2 * place], kept[2 * place + 1] = at + row * row_bytes, begin
+                        if together > 1:
+                            take_row(sums_at, row, count, rows_at + place * _STEP, like)
                 if few_rows:
                     terms[in_y] = slot
                 else:
@@ -252,7 +275,7 @@ def _compile(compute: Float) -> None:
     spans, weights = np.zeros((5, 3), np.int32), np.zeros(3, type(like))
     tensor = (0, 4, 0, 0, 0, 0, 0)
     compile_kernel(
-        _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, False, False, 0, like
+        _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, 0, False, False, 0, like
     )
     plane, sizes = tensor[:4], (1,) * 7
     compile_kernel(cpu_planes.resample_planes, 0, 0, sizes, spans, weights, plane, plane, False, 0, like)
@@ -268,6 +291,7 @@ class _Resample(DescribedKernel[plans.D]):
         self.spans = np.stack([*spans, _until(np.diff(count) != 0), _until(np.diff(first) != 2)])
         self.weights = weights.astype(type(number(desc.compute)))
         self.copies = bool((spans[_COUNT] == 1).all() and (weights == 1).all())
+        self.by_rows = cpu_rows.serves(*self.tables())
 
     def tables(self) -> tuple[Table, ...]:
         raise NotImplementedError
@@ -286,6 +310,7 @@ class _Resample(DescribedKernel[plans.D]):
         if (accumulate or not copies) and cpu_planes.serves(out, source):
             return self._by_plane(out, source, accumulate, like, code)
         tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
+        rows = sizes_of(source)[1] if self.by_rows else 0
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             to = (addresses[0], code, *out_strides)
@@ -295,7 +320,19 @@ class _Resample(DescribedKernel[plans.D]):
                 scratch = _SCRATCH.of_thread()
                 sizes = (channels, depth, height, width)
                 _resample(
-                    first, last, sizes, spans, weights, tables, to, of, copies, accumulate, scratch, like
+                    first,
+                    last,
+                    sizes,
+                    spans,
+                    weights,
+                    tables,
+                    to,
+                    of,
+                    rows,
+                    copies,
+                    accumulate,
+                    scratch,
+                    like,
                 )
 
             parallel(part, units, int(work))

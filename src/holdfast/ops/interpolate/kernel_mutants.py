@@ -9,7 +9,7 @@ from holdfast.core.mutant import KernelMutant
 _forward = partial(KernelMutant, plans=("InterpolatePlan",))
 _backward = partial(KernelMutant, plans=("InterpolateBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.interpolate.cpu", "holdfast.ops.interpolate.gpu"
-_PLANES = "holdfast.ops.interpolate.cpu_planes"
+_PLANES, _ROWS = "holdfast.ops.interpolate.cpu_planes", "holdfast.ops.interpolate.cpu_rows"
 
 # fmt: off
 MUTANTS = (
@@ -46,6 +46,18 @@ MUTANTS = (
     _forward("a copy of another part of a row", _CPU,
         "if corner_at == before_at and y > 0:",
         "if corner_at == before_at:", likely="two runs"),
+    _forward("a row of the rows next to it", _ROWS,
+        "columns[LANES * column + row] = values[column]",
+        "columns[LANES * column + row // 2 * 2] = values[column]", likely="many taps"),
+    _forward("a sum of rows that starts again in each piece", _ROWS,
+        "i - begin, tap == first)",
+        "i - begin, True)", likely="two runs"),
+    _forward("the last tap of a sum of rows lost", _ROWS,
+        "taps = min(first + spans[_COUNT, i], piece + width) - tap",
+        "taps = min(first + spans[_COUNT, i] - 1, piece + width) - tap", likely="many taps"),
+    _backward("sums of rows in the place of the first", _CPU,
+        "rows_at + place * _STEP, like)",
+        "rows_at + slot * _STEP, like)", likely="many taps"),
     _forward("the second of two taps lost", _PLANES,
         "sums[line * width + i] = u * values[at] + v * values[at + 1]",
         "sums[line * width + i] = u * values[at] + v * values[at]"),
