@@ -67,6 +67,20 @@ def _every_kind() -> Iterator[Problem]:
             )  # fmt: skip
 
 
+def _channels_last() -> Iterator[Problem]:
+    """Images whose pixels are runs of many channels."""
+    for name, image, size, mode, fields in (
+        ("image", (2, 9, 6, 7), (13, 11), Mode.BILINEAR, {}),
+        ("area", (1, 17, 40, 9), (5, 4), Mode.AREA, {"dtype": torch.float16}),
+        ("wide", (1, 40, 3, 30), (8, 70), Mode.BICUBIC, {"dtype": torch.float64, "accumulate": True}),
+        ("special values", (1, 8, 9, 5), (4, 6), Mode.BILINEAR, {"antialias": True, "values": "special"}),
+        ("nearest", (1, 8, 5, 9), (4, 5), Mode.NEAREST, {"dtype": torch.bfloat16, "accumulate": True}),
+        ("one plane of three", (1, 8, 3, 4, 5), (1, 7, 6), Mode.NEAREST_EXACT, {}),
+    ):
+        last = ("channels last", "channels last")
+        yield Problem(f"many channels, last, {name}", image, size, mode, layouts=last, **fields)
+
+
 def problems() -> list[Problem]:
     image = Problem("", (2, 3, 6, 9), (11, 7))
     padded = replace(image, name="sliced to padded rows", layouts=("sliced", "padded rows"))
@@ -93,6 +107,7 @@ def problems() -> list[Problem]:
         Problem("many taps, area", (1, 2, 13, 70), (5, 9), Mode.AREA, dtype=torch.float64, accumulate=True),
         Problem("many taps, special values", (1, 1, 20, 90), (7, 80), antialias=True, values="special"),
         Problem("many taps, channels last", (1, 3, 11, 60), (90, 400), dtype=torch.float16, layouts=last),
+        *_channels_last(),
         Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
         Problem("twice as large", (1, 2, 5, 20), (10, 40)),
         Problem("twice as large, wide", (1, 1, 3, 270), (6, 540)),

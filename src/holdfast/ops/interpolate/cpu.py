@@ -1,4 +1,5 @@
-"""interpolate on the CPU. Small planes are in ``cpu_planes``, and rows with many taps in ``cpu_rows``.
+"""interpolate on the CPU. Small planes are in ``cpu_planes``, images whose channels are last in
+``cpu_channels``, and rows with many taps in ``cpu_rows``.
 
 Here a unit of work is up to RUN elements of one output row.
 
@@ -25,10 +26,11 @@ from holdfast.core.plan import DescribedKernel, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.numerics.cpu import ITEM_SIZE, kind
 from holdfast.numerics.cpu_walk import RUN, load_run, number, size_of, store_run
-from holdfast.ops.interpolate import cpu_planes, cpu_rows
+from holdfast.ops.interpolate import cpu_channels, cpu_planes, cpu_rows
 from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.cpu_planes import sizes_of
 from holdfast.ops.interpolate.cpu_rows import LANES, sum_rows, take_row
+from holdfast.ops.interpolate.cpu_sums import add, add_all
 from holdfast.ops.interpolate.tables import Table, joined
 
 _RUN_BYTES = 8 * RUN
@@ -120,37 +122,6 @@ def _sum_row(line, source, begin, count, spans, weights, tables_at, row_at, raw,
             else:
                 _sum_any(i, same, spans, weights, row, values, first, last - first)
             i += same
-
-
-@jit
-def _add(total, weight, terms, count, is_first):
-    """total += weight * terms, or without the sum if ``is_first``."""
-    if is_first:
-        for i in range(count):
-            total[i] = weight * terms[i]
-    else:
-        for i in range(count):
-            total[i] = total[i] + weight * terms[i]
-
-
-@jit
-def _add_all(total, weights, start, terms, taps, runs_at, count, like):
-    """The sum of one to four runs times their weights; ``terms`` are the numbers of the runs."""
-    a, b = pointer(runs_at + terms[0] * _STEP, like), pointer(runs_at + terms[1] * _STEP, like)
-    c, d = pointer(runs_at + terms[2] * _STEP, like), pointer(runs_at + terms[3] * _STEP, like)
-    u, v = weights[start], weights[start + min(1, taps - 1)]
-    w, x = weights[start + min(2, taps - 1)], weights[start + taps - 1]
-    if taps == 1:
-        _add(total, u, a, count, True)
-    elif taps == 2:
-        for i in range(count):
-            total[i] = u * a[i] + v * b[i]
-    elif taps == 3:
-        for i in range(count):
-            total[i] = (u * a[i] + v * b[i]) + w * c[i]
-    else:
-        for i in range(count):
-            total[i] = ((u * a[i] + v * b[i]) + w * c[i]) + x * d[i]
 
 
 @jit
@@ -248,19 +219,19 @@ def _resample(
                         if together > 1:
                             take_row(sums_at, row, count, rows_at + place * _STEP, like)
                 if few_rows:
-                    terms[in_y] = slot
+                    terms[in_y] = row_at
                 else:
-                    _add(plane, weights[start_y + in_y], pointer(row_at, like), count, in_y == 0)
+                    add(plane, weights[start_y + in_y], pointer(row_at, like), count, in_y == 0)
             if few_rows:
                 for empty in range(taps_y, 4):
                     terms[empty] = terms[0]
-                _add_all(plane, weights, start_y, terms, taps_y, rows_at, count, like)
+                add_all(plane, weights, start_y, terms, taps_y, count, like)
             if not few_planes:
-                _add(total, weights[start_z + in_z], plane, count, in_z == 0)
+                add(total, weights[start_z + in_z], plane, count, in_z == 0)
         if few_planes and not one_plane:
             for number in range(4):
-                terms[number] = number if number < taps_z else 0
-            _add_all(total, weights, start_z, terms, taps_z, planes_at, count, like)
+                terms[number] = planes_at + (number if number < taps_z else 0) * _STEP
+            add_all(total, weights, start_z, terms, taps_z, count, like)
         if accumulate:
             old = pointer(load_run(target, out_kind, out_step, count, raw, old_at, like), like)
             for i in range(count):
@@ -279,6 +250,15 @@ def _compile(compute: Float) -> None:
     )
     plane, sizes = tensor[:4], (1,) * 7
     compile_kernel(cpu_planes.resample_planes, 0, 0, sizes, spans, weights, plane, plane, False, 0, like)
+
+
+@cache
+def _compile_channels(compute: Float) -> None:
+    like, spans = number(compute), np.zeros((5, 3), np.int32)
+    tensor, weights = (0, 4, 0, 0), np.zeros(3, type(like))
+    compile_kernel(
+        cpu_channels.resample_channels, 0, 0, (1,) * 4, spans, weights, tensor, tensor, False, 0, like
+    )
 
 
 class _Resample(DescribedKernel[plans.D]):
@@ -309,6 +289,8 @@ class _Resample(DescribedKernel[plans.D]):
         out_strides, source_strides = _strides(out), _strides(source)
         if (accumulate or not copies) and cpu_planes.serves(out, source):
             return self._by_plane(out, source, accumulate, like, code)
+        if cpu_channels.serves(out, source, self.tables()[2]):
+            return self._by_channels(out, source, accumulate, like, code)
         tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
         rows = sizes_of(source)[1] if self.by_rows else 0
 
@@ -320,20 +302,9 @@ class _Resample(DescribedKernel[plans.D]):
                 scratch = _SCRATCH.of_thread()
                 sizes = (channels, depth, height, width)
                 _resample(
-                    first,
-                    last,
-                    sizes,
-                    spans,
-                    weights,
-                    tables,
-                    to,
-                    of,
-                    rows,
-                    copies,
-                    accumulate,
-                    scratch,
+                    first, last, sizes, spans, weights, tables, to, of, rows, copies, accumulate, scratch,
                     like,
-                )
+                )  # fmt: skip
 
             parallel(part, units, int(work))
 
@@ -357,6 +328,29 @@ class _Resample(DescribedKernel[plans.D]):
                 )
 
             parallel(part, planes, work)
+
+        return launch
+
+    def _by_channels(
+        self, out: torch.Tensor, source: torch.Tensor, accumulate: bool, like: Any, code: int
+    ) -> Launch[Any]:
+        _compile_channels(self.desc.compute)
+        spans, weights, channels = self.spans, self.weights, out.shape[1]
+        (_, height, width), pixels = sizes_of(out), cpu_channels.ELEMENTS // channels
+        units = out.shape[0] * height * -(-width // pixels)
+        work = out.numel() * int(spans[_COUNT].max())
+        out_strides, source_strides = cpu_channels.strides_of(out), cpu_channels.strides_of(source)
+
+        def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
+            to, of = (addresses[0], code, *out_strides), (addresses[1], code, *source_strides)
+
+            def part(first: int, last: int) -> None:
+                sizes, scratch = (channels, height, width, pixels), cpu_channels.SCRATCH.of_thread()
+                cpu_channels.resample_channels(
+                    first, last, sizes, spans, weights, to, of, accumulate, scratch, like
+                )
+
+            parallel(part, units, work)
 
         return launch
 

@@ -10,6 +10,7 @@ _forward = partial(KernelMutant, plans=("InterpolatePlan",))
 _backward = partial(KernelMutant, plans=("InterpolateBackwardPlan",))
 _CPU, _GPU = "holdfast.ops.interpolate.cpu", "holdfast.ops.interpolate.gpu"
 _PLANES, _ROWS = "holdfast.ops.interpolate.cpu_planes", "holdfast.ops.interpolate.cpu_rows"
+_SUMS, _CHANNELS = "holdfast.ops.interpolate.cpu_sums", "holdfast.ops.interpolate.cpu_channels"
 
 # fmt: off
 MUTANTS = (
@@ -28,13 +29,13 @@ MUTANTS = (
     _forward("the sums of another part of a row kept", _CPU,
         "if kept[2 * slot] != at or kept[2 * slot + 1] != begin:",
         "if kept[2 * slot] != at:", likely="several runs"),
-    _backward("a row added without its weight", _CPU,
+    _backward("a row added without its weight", _SUMS,
         "total[i] = total[i] + weight * terms[i]",
         "total[i] = total[i] + terms[i]"),
     _backward("accumulate lost", _CPU,
         "total[i] = old[i] + total[i]",
         "total[i] = total[i]", likely="area"),
-    _forward("a sum of four rows in pairs", _CPU,
+    _forward("a sum of four rows in pairs", _SUMS,
         "total[i] = ((u * a[i] + v * b[i]) + w * c[i]) + x * d[i]",
         "total[i] = (u * a[i] + v * b[i]) + (w * c[i] + x * d[i])", likely="bicubic"),
     _backward("the last of four taps alone", _CPU,
@@ -58,6 +59,23 @@ MUTANTS = (
     _backward("sums of rows in the place of the first", _CPU,
         "rows_at + place * _STEP, like)",
         "rows_at + slot * _STEP, like)", likely="many taps"),
+    _forward("the sums of another part of a row of pixels kept", _CHANNELS,
+        "if keys[2 * slot] != at or keys[2 * slot + 1] != begin:",
+        "if keys[2 * slot] != at:", likely="channels, last, wide"),
+    _forward("the second of two pixels lost", _CHANNELS,
+        "row[c] = u * a[c] + v * b[c]",
+        "row[c] = u * a[c]", likely="many channels"),
+    _forward("pixels of the first tap for all", _CHANNELS,
+        "load_run(at + tap * pixel, kind,",
+        "load_run(at, kind,", likely="many channels"),
+    _backward("accumulate lost in runs of channels", _CHANNELS,
+        "total[i] = old[i] + total[i]",
+        "total[i] = total[i]", likely="many channels"),
+    _backward("sums of pixels without taps left as they were", _CHANNELS,
+        "    clear(row_at, count * channels * size_of(like))",
+        "    size_of(like)", likely="last, nearest"),
+    _forward("the planes of a volume as one", _CHANNELS,
+        "if depth != 1 or", "if", likely="one plane"),
     _forward("the second of two taps lost", _PLANES,
         "sums[line * width + i] = u * values[at] + v * values[at + 1]",
         "sums[line * width + i] = u * values[at] + v * values[at]"),
