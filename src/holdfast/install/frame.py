@@ -86,4 +86,4 @@ def _kernel(serve: Serve, original: Any, counts: Counts) -> Callable[..., Any]:
         counts.pass_on(why)
         return original.call_boxed(keys, *arguments, **options)
 
-    return kernel
+    return private.untraced(kernel)
