@@ -29,33 +29,6 @@ def destroy(library: torch.library.Library) -> None:
     registrations.reset()
 
 
-def _probe_untraced() -> Any:
-    functions: Any = torch._C._dynamo.eval_frame
-    skip = functions._FrameExecStrategy(functions._FrameAction.SKIP, functions._FrameAction.SKIP)
-
-    def untraced(kernel: Any) -> Callable[..., Any]:
-        functions.set_code_exec_strategy(kernel.__code__, skip)
-        found: Callable[..., Any] = kernel
-        return found
-
-    def tried() -> None:
-        """Its code is marked."""
-
-    untraced(tried)
-    return untraced
-
-
-@instead_of(_probe_untraced, FALLBACKS)
-def untraced(kernel: Any) -> Callable[..., Any]:
-    """``kernel`` with a mark that torch.compile must not compile it, nor what it calls.
-
-    Without it torch.compile does so where it runs an operator eagerly, as in a backward pass. Fallback: no
-    mark.
-    """
-    found: Callable[..., Any] = kernel
-    return found
-
-
 def _probe_suggested_format() -> Any:
     from torch._prims_common import suggest_memory_format
 
