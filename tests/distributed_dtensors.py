@@ -450,6 +450,55 @@ def every_public_call_with_any_split_has_the_bits_of_one_process() -> None:
 
 
 @check
+def rows_of_packed_codes() -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    packed = hf.pack(CODES, INT4)
+    for place in (0, None):
+        codes = distribute_tensor(CODES, meshes()[0], [placement(place)])
+        found: Any = hf.pack(codes, INT4)
+        same_bits(place, found.full_tensor(), packed)
+        same_bits(place, hf.unpack(found, INT4, length=8).full_tensor(), CODES)  # type: ignore[attr-defined]
+
+
+@check
+def a_result_without_elements_has_its_shape() -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = meshes()[0]
+
+    def split(tensor: torch.Tensor) -> Any:
+        return distribute_tensor(tensor, mesh, [placement(0)])
+
+    table = distribute_tensor(torch.ones(11, 0), mesh, [placement(None)]).requires_grad_()
+    looked_up = hf.embedding(split(indices(6)), table)
+    assert looked_up.full_tensor().shape == (6, 0)  # type: ignore[attr-defined]
+    looked_up.sum().backward()
+    assert table.grad is not None and table.grad.full_tensor().shape == (11, 0)
+    codes: Any = hf.quantize(split(torch.ones(6, 0)), split(ROWS), granularity=PER_ROW)
+    assert codes.full_tensor().shape == (6, 0)
+
+
+@check
+def segments_may_be_a_plain_tensor_of_one_number() -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    data = distribute_tensor(torch.ones(1, 4), meshes()[0], [placement(1)]).requires_grad_()
+    hf.segment_reduce(data, torch.tensor([1]), 2, reduce="mean").sum().backward()
+    assert data.grad is not None
+    same_bits("gradient", data.grad.full_tensor(), torch.ones(1, 4))
+
+
+@check
+def the_maximum_of_segments_is_refused() -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    data, segments = (distribute_tensor(t, meshes()[0], [placement(0)]) for t in (X, indices(6)))
+    with pytest.raises(hf.Unsupported, match='is a DTensor, which reduce="max" does not take'):
+        hf.segment_reduce(data, segments, 11, reduce="max")
+
+
+@check
 def terms_of_a_sum_are_added_in_rank_order_before_a_call() -> None:
     from torch.distributed.tensor import DTensor
 

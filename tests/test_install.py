@@ -593,6 +593,28 @@ def test_compiled_code_uses_the_kernels(
         torch.testing.assert_close(one, other)
 
 
+def test_a_backward_pass_in_a_compiled_step_compiles_no_kernel() -> None:
+    """torch runs it eagerly, and compiles the functions of Python that it calls."""
+    x, graphs = image(1, 2, 4, 4), []
+
+    def step() -> None:
+        upsampled(x).square().sum().backward()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    with hf.installed():
+        step()
+        expected, x.grad = x.grad, None
+        torch.compile(step, backend=backend)()
+        assert served("upsample_bilinear2d_backward") == 2
+    torch._dynamo.reset()
+    assert len(graphs) == 1
+    assert x.grad is not None and expected is not None and torch.equal(x.grad, expected)
+
+
 def test_compiled_code_takes_any_size() -> None:
     def resized(x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(x, scale_factor=1.5, mode="bicubic")

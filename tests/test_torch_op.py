@@ -105,6 +105,21 @@ def test_compiles_whole_with_dynamic_shapes(granularity: hf.Granularity) -> None
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.filterwarnings("default::FutureWarning")
+def test_a_compiled_step_runs_the_gradient_of_a_learned_scale_eagerly() -> None:
+    """torch would compile its Python code, which warns of interfaces that cannot be traced."""
+    x, scale = torch.linspace(-3, 3, 12), torch.tensor(0.25, requires_grad=True)
+
+    def step() -> None:
+        hf.fake_quantize(x, scale, dtype=torch.int4).square().sum().backward()
+
+    torch._dynamo.reset()
+    step()
+    expected, scale.grad = scale.grad, None
+    torch.compile(step, backend="eager")()
+    torch._dynamo.reset()
+    assert scale.grad is not None and expected is not None and torch.equal(scale.grad, expected)
+
+
 def test_compiles_packed_codes() -> None:
     def both(x: torch.Tensor) -> torch.Tensor:
         q = hf.quantize(x, 0.25, dtype=torch.int4, packed=True)

@@ -132,6 +132,19 @@ def test_no_samples(name: str) -> None:
     assert [mine.shape for mine in found] == [sample.shape for sample in samples]
 
 
+@pytest.mark.parametrize("function", [hf.embedding, hf.embedding_bag])
+def test_a_frequency_is_that_of_the_sample(function: Any) -> None:
+    """The gradient of a table that samples share is the sum of their gradients."""
+    samples, table = torch.stack([INDICES, INDICES.flip(0) - 1]), TABLE.clone().requires_grad_()
+
+    def look_up(indices: torch.Tensor) -> torch.Tensor:
+        return function(indices, table, scale_grad_by_freq=True)  # type: ignore[no-any-return]
+
+    (found,) = torch.autograd.grad(vmap(look_up)(samples).sum(), table)
+    expected = sum(torch.autograd.grad(look_up(sample).sum(), table)[0] for sample in samples)
+    torch.testing.assert_close(found, expected)
+
+
 def test_scales_and_codes_of_no_samples() -> None:
     x = torch.empty(4, 0, 6)
     scale, zero_point = vmap(lambda x: hf.choose_scale(x, symmetric=False), in_dims=1)(x)

@@ -88,6 +88,7 @@ def register_autograd(
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             return *backward(ctx, *gradients)[:leading], None
 
+    private.untraced(Recorded.backward)
     Recorded.__name__ = f"{name}_recorded"
     apply = private.apply_of(Recorded)
     RECORDERS[name] = Recorder(partial(_refuse_derivatives_by, others), apply, leading)

@@ -243,6 +243,33 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply
 
 
+def _probe_untraced() -> Any:
+    functions: Any = torch._C._dynamo.eval_frame
+    skip = functions._FrameExecStrategy(functions._FrameAction.SKIP, functions._FrameAction.SKIP)
+
+    def untraced(function: Any) -> Callable[..., Any]:
+        functions.set_code_exec_strategy(function.__code__, skip)
+        found: Callable[..., Any] = function
+        return found
+
+    def tried() -> None:
+        """Its code is marked."""
+
+    untraced(tried)
+    return untraced
+
+
+@instead_of(_probe_untraced, FALLBACKS)
+def untraced(function: Any) -> Callable[..., Any]:
+    """``function`` with a mark that torch.compile must not compile it, nor what it calls.
+
+    Without it torch.compile does so where torch calls it and nothing is compiled, as in a backward pass.
+    Fallback: no mark.
+    """
+    found: Callable[..., Any] = function
+    return found
+
+
 def _probe_any_requires_grad() -> Any:
     plain, recorded = torch.zeros(1), torch.zeros(1, requires_grad=True)
     found = torch._C._any_requires_grad

@@ -183,7 +183,10 @@ def _described(value: Any) -> Any:
 def _wrapped(local: torch.Tensor, whole: torch.Tensor, mesh: Any, places: Sequence[Place]) -> Any:
     from torch.distributed.tensor import DTensor
 
-    placements = [_placement(place if whole.numel() else None) for place in places]
+    if not whole.numel():  # every rank has all of it
+        places = [None] * len(places)
+        local = torch.empty_strided(whole.shape, whole.stride(), dtype=whole.dtype, device=local.device)
+    placements = [_placement(place) for place in places]
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
     )

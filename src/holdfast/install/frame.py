@@ -12,6 +12,7 @@ import torch
 
 from holdfast.core import fork
 from holdfast.core.errors import HoldfastError, InvalidIndex
+from holdfast.core.private import untraced
 from holdfast.install import private, tracing
 from holdfast.install.catalogue import catalogue
 from holdfast.install.counts import Counts
@@ -86,4 +87,4 @@ def _kernel(serve: Serve, original: Any, counts: Counts) -> Callable[..., Any]:
         counts.pass_on(why)
         return original.call_boxed(keys, *arguments, **options)
 
-    return kernel
+    return untraced(kernel)

@@ -215,10 +215,12 @@ def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
 register_autograd("embedding_touched_rows_backward", refuse_second_gradient, by=["dout"])
 
 
-def _lookup_batched(info, in_dims, input, weight, *rest):
-    if in_dims[1] is not None or input.dim() > MAX_RANK:
-        return by_sample(_lookup)(info, in_dims, input, weight, *rest)
-    return _lookup(input.movedim(in_dims[0], 0), weight, *rest), 0
+def _lookup_batched(info, in_dims, input, weight, padding_idx, scale_grad_by_freq, *rest):
+    options = padding_idx, scale_grad_by_freq, *rest
+    # A gradient that is divided by the number of terms counts those of its own sample.
+    if in_dims[1] is not None or input.dim() > MAX_RANK or scale_grad_by_freq:
+        return by_sample(_lookup)(info, in_dims, input, weight, *options)
+    return _lookup(input.movedim(in_dims[0], 0), weight, *options), 0
 
 
 register_vmap("embedding", _lookup_batched)

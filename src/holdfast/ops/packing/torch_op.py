@@ -2,6 +2,8 @@
 
 The last axis is packed, low bits first: byte ``i`` of 4-bit codes holds code ``2 i`` in its low half and code
 ``2 i + 1`` in its high half. Unused bits of the last byte are 0.
+
+Bits are shifted by functions, because the operators ``<<`` and ``>>`` leave DTensors as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     fields = fields.unflatten(-1, (-1, per_byte)) & (2**code.bits - 1)
     packed: torch.Tensor = fields[..., 0]
     for p in range(1, per_byte):
-        packed = packed | (fields[..., p] << (p * code.bits))
+        packed = packed | torch.bitwise_left_shift(fields[..., p], p * code.bits)
     return packed
 
 
@@ -58,12 +60,13 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     if packed.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
     length = packed_length(length, packed.shape[-1], code)
-    fields = [(packed >> (p * code.bits)) & (2**code.bits - 1) for p in range(code.per_byte)]
+    mask = 2**code.bits - 1
+    fields = [torch.bitwise_right_shift(packed, p * code.bits) & mask for p in range(code.per_byte)]
     codes = torch.stack(fields, dim=-1).flatten(-2)[..., :length]
     if not code.signed:
         return codes.contiguous()
     spare = 8 - code.bits
-    return (codes << spare).view(torch.int8) >> spare
+    return torch.bitwise_right_shift(torch.bitwise_left_shift(codes, spare).view(torch.int8), spare)
 
 
 def packed_length(length: int | None, size: int, code: Format) -> int:

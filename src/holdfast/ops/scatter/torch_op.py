@@ -27,7 +27,7 @@ from holdfast.core.checks import (
 from holdfast.core.descriptor import MAX_RANK
 from holdfast.core.errors import InvalidArgs, InvalidIndex, Unsupported
 from holdfast.core.repeated import Work
-from holdfast.core.torch_op import by_sample, define, is_plain_call, register_vmap, select_plan
+from holdfast.core.torch_op import PLAIN, by_sample, define, is_plain_call, register_vmap, select_plan
 from holdfast.ops.embedding_bag.torch_op import embedding_bag
 from holdfast.ops.scatter.plan import (
     REDUCTIONS,
@@ -197,7 +197,7 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     dinput, dsrc = dout, dout
     if reduce == "mean" or base == "kept":
         require_memory("dout", dout)
-        terms = _numbers_of_terms(index, ctx.size, dim, base)
+        terms = _numbers_of_terms(index, ctx.size, dim, base, dout)
         if base == "kept":
             dinput = dout.masked_fill(terms > 0, 0)
         if reduce == "mean":
@@ -209,10 +209,13 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
     return dinput if base != "zeros" else None, None, dsrc, *[None] * 5
 
 
-def _numbers_of_terms(index: torch.Tensor, size: Sequence[int], dim: int, base: str) -> torch.Tensor:
+def _numbers_of_terms(
+    index: torch.Tensor, size: Sequence[int], dim: int, base: str, dout: torch.Tensor
+) -> torch.Tensor:
     """Number of terms of each destination, and one more for base "added"; of a shape that broadcasts to size.
 
-    It is in float32 if every number up to that of all indices is a float32, otherwise in float64.
+    It is in float32 if every number up to that of all indices is a float32, otherwise in float64. It is a
+    DTensor if ``dout`` is one.
     """
     rank, table = len(size), tuple(size)
     if index.dim() == rank and rank > 1 and dim == rank - 1 and _is_shared(index, size, dim):
@@ -225,6 +228,8 @@ def _numbers_of_terms(index: torch.Tensor, size: Sequence[int], dim: int, base: 
         index = _first_of(index, range(rank - last, rank))
     exact = torch.float32 if index.numel() < 2**24 else torch.float64
     one = torch.ones((), dtype=exact, device=index.device)
+    if type(dout) not in PLAIN:  # a DTensor; the index may be a plain tensor of one number
+        one = dout.new_ones((), dtype=exact)
     own, base = (one.expand(table), base) if base == "added" else (None, "zeros")
     terms = _sum(own, index, one.expand(index.shape), table, dim, base, "sum", 1.0)
     return terms.reshape(*table, *[1] * last) if last else terms  # type: ignore[no-any-return]
@@ -604,6 +609,10 @@ def segment_reduce(
     size = (count, *data.shape[1:])
     if reduce != "max":
         return _sum(None, segments, data, size, 0, "zeros", reduce, 1.0)  # type: ignore[no-any-return]
+    if hasattr(data, "placements") or hasattr(segments, "placements"):
+        raise Unsupported(
+            'data or segments is a DTensor, which reduce="max" does not take; pass full_tensor() of both.'
+        )
     if segments.shape[0] and not count:
         _refuse_all(segments, 0)
     require_readable("segments", segments)
