@@ -188,6 +188,7 @@ def integer_weight(model: Any) -> None:
         (hf.qat.convert, "the model has no layer to convert; call hf.qat.prepare first"),
         (unobserved_input, "the input of 'head.0' has no scale: its quantizer has seen no training batch"),
         (unobserved_weight, "embed.weight has no scale"),
+        (unobserved_weight, "is never called, prepare its weight with another mode than"),
         (nan_in_a_weight, "head.0.weight has NaN in it, which has no code"),
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
         (other_parametrization, "head.0.weight has the parametrization _WeightNorm; apply it first"),

@@ -67,7 +67,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
             converted[id(quantizer)] = codes, made
     for name, activation in activations.items():
         if not for_loading and not activation.is_set():
-            raise InvalidArgs(_unobserved(f"the input of {name!r}"))
+            advice = "because only its weight is used, prepare it without an activation quantizer"
+            raise InvalidArgs(_unobserved(f"the input of {name!r}", advice))
     for _, parametrizations in found:
         if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
             parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
@@ -86,7 +87,7 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
         except HoldfastError as error:
             raise InvalidArgs(f"{name} cannot be converted: {error}") from error
     if not for_loading:
-        raise InvalidArgs(_unobserved(name))
+        raise InvalidArgs(_unobserved(name, 'prepare its weight with another mode than "ema"'))
     record, shape, kept = quantizer.quantizer, tuple(weight.shape), quantizer.fake_quantize
     scale = torch.zeros(
         quantizer.granularity.view(shape).scale_shape, dtype=record.scale_dtype or kept.scale.dtype,
@@ -97,9 +98,9 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 
 
-def _unobserved(what: str) -> str:
+def _unobserved(what: str, advice: str) -> str:
     return (
         f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
         "or load its state; to load a converted state, pass for_loading=True. If the layer is never called, "
-        "because only its weight is used, prepare it without an activation quantizer. The model is unchanged."
+        f"{advice}. The model is unchanged."
     )
