@@ -163,6 +163,7 @@ def test_quantize_of_torchao_takes_a_filter() -> None:
         (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8).double(), "intx", "torch.float64; torchao has"),
         (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8), "int3", "tensor is 'int3'"),
         (hf.qat.preset("w8a8"), torch.nn.Linear(8, 8), "intx", "no scale"),
+        (hf.qat.preset("w8a8-tensor"), torch.nn.Embedding(0, 8), "intx", "weight has no elements"),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(symmetric=False)), torch.nn.Linear(8, 8), "int8",
             "ignores such",

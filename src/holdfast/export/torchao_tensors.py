@@ -75,6 +75,11 @@ def torchao_tensor(name: str, weight: QuantizedTensor, tensor: str) -> Any:
     if weight.dtype not in _REAL:
         raise Unsupported(f"{name} is {weight.dtype}; torchao has float32, bfloat16 and float16.")
     block = block_size(weight.granularity, tuple(weight.codes.shape))
+    if 0 in block:
+        raise Unsupported(
+            f"{name} has no elements, of which torchao cannot make a tensor. Leave the layer alone (None in "
+            "the config of hf.qat.prepare)."
+        )
     blocks = [size // part for size, part in zip(weight.codes.shape, block, strict=True)]
     codes, zero_point = signed_codes(weight)
     scale = weight.scale.reshape(blocks)
