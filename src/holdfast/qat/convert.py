@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import check_folds, finish_fold
-from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.dequantizer import Dequantizer, as_laid_out
 from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import (
     activation_quantizers,
@@ -94,7 +94,7 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
         device=weight.device,
     )  # fmt: skip
     zero_point = None if kept.zero_point is None else torch.zeros_like(scale, dtype=torch.int32)
-    codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
+    codes = as_laid_out(weight, torch.zeros(shape, dtype=record.format.storage, device=weight.device))
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 
 
