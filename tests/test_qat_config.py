@@ -91,6 +91,7 @@ def test_a_module_in_several_places_fits_by_any_of_its_names() -> None:
         ({}, "config is {}; it must be a hf.qat.Config"),
         ("w8a8", "config is 'w8a8'; it must be a hf.qat.Config, such as hf.qat.preset('w8a8')"),
         (hf.qat.Config(weight=LEARNED, parameters=("w1",)), "fits no layer that can be quantized"),
+        (hf.qat.Config(weight=LEARNED, parameters=("w1", "w2")), "fits no module with a parameter w1 or w2"),
         ({"encoder": hf.qat.Config(weight=LEARNED, parameters=("weight", "w2"))},
          "'encoder.fc', a Linear, has no parameter w2; it has weight, bias"),
         (hf.qat.preset("w4a16-g32"),
