@@ -47,9 +47,20 @@ def to_torchao(model: Model, tensor: str) -> Model:
         layer, _, local = name.rpartition(".")
         module = model.get_submodule(layer)
         if local in getattr(module, "parametrizations", {}):  # else: done under another name of the module
+            _give_own_class(module)
             remove_parametrizations(module, local, leave_parametrized=False)
         setattr(module, local, parameter)
     return model
+
+
+def _give_own_class(module: torch.nn.Module) -> None:
+    """Give a parametrized module a copy of its class.
+
+    Copies of the module have the same class, and torch would remove the parametrization from all of them.
+    """
+    kind = type(module)
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(kind.__name__, kind.__bases__, members)
 
 
 def _require_layer(model: torch.nn.Module, name: str, tensor: str) -> None:
