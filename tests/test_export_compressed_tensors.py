@@ -206,6 +206,12 @@ def conv() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Unflatten(1, (4, 10)), torch.nn.Conv1d(4, 4, 3))
 
 
+def without_rows() -> torch.nn.Module:
+    layer = torch.nn.Linear(40, 1, bias=False)
+    layer.weight = torch.nn.Parameter(torch.empty(0, 40))
+    return torch.nn.Sequential(layer)
+
+
 def quantizer(**arguments: Any) -> hf.qat.Config:
     return hf.qat.Config(weight=hf.qat.Quantizer(**arguments))
 
@@ -220,6 +226,7 @@ def quantizer(**arguments: Any) -> hf.qat.Config:
         (hf.qat.preset("w4a16"), {"dtype": torch.bfloat16}, "scale_dtype=torch.bfloat16"),
         (quantizer(granularity=hf.PerChannel(1)), {}, "one for each row"),
         (quantizer(dtype=torch.int16), {}, "at most 8 bits"),
+        (hf.qat.preset("w4a16"), {"model": without_rows}, "weight has no elements"),
         (quantizer(mode="fixed", scale=0.1, zero_point=300, symmetric=False), {}, "zero point that is no"),
         (hf.qat.Config(activation=hf.qat.Quantizer()), {}, "no quantized weight"),
         (

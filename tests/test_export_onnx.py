@@ -550,6 +550,20 @@ def test_a_difference_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert 90 < found.different < 101 == found.elements
 
 
+def test_a_transposed_weight_has_its_name(tmp_path: Path) -> None:
+    model = torch.nn.Linear(8, 4)
+    model.weight = torch.nn.Parameter(torch.randn(8, 4).t())
+    written(hf.qat.prepare(model, hf.qat.preset("w4a16")), (torch.ones(2, 8),), tmp_path / "model.onnx")
+    assert [c.name for c in hf.export.check_onnx(tmp_path / "model.onnx")] == ["weight"]
+
+
+def test_a_weight_without_elements(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1, bias=False))
+    model[1].weight = torch.nn.Parameter(torch.empty(0, 4))
+    written(hf.qat.prepare(model, hf.qat.preset("w4a16")), (torch.ones(2, 8),), tmp_path / "model.onnx")
+    assert [c.elements for c in hf.export.check_onnx(tmp_path / "model.onnx")] == [32, 0]
+
+
 @pytest.mark.parametrize("codes", [torch.int2, torch.uint2], ids=str)
 def test_two_bit_weights_of_tokens_are_loaded(codes: torch.dtype, tmp_path: Path) -> None:
     """A Linear of inputs with three axes is a Transpose and a MatMul."""

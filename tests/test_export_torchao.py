@@ -154,6 +154,19 @@ def test_quantize_of_torchao_takes_a_filter() -> None:
     assert isinstance(model[0].weight.data, IntxUnpackedToInt8Tensor)
 
 
+@pytest.mark.parametrize("converted", [False, True])
+def test_copies_of_the_model_stay_as_they_are(converted: bool) -> None:
+    model = hf.qat.prepare(torch.nn.Sequential(torch.nn.Linear(8, 4)), hf.qat.preset("w4a16")).eval()
+    if converted:
+        hf.qat.convert(model)
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        expected, copied, exported = model(x), copy.deepcopy(model), copy.deepcopy(model)
+        hf.export.torchao(exported)
+        assert all(made(x).equal(expected) for made in (model, copied, exported))
+        assert type(exported[0]) is torch.nn.Linear
+
+
 @pytest.mark.parametrize(
     ("config", "model", "tensor", "words"),
     [
@@ -163,6 +176,7 @@ def test_quantize_of_torchao_takes_a_filter() -> None:
         (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8).double(), "intx", "torch.float64; torchao has"),
         (hf.qat.preset("w8a16"), torch.nn.Linear(8, 8), "int3", "tensor is 'int3'"),
         (hf.qat.preset("w8a8"), torch.nn.Linear(8, 8), "intx", "no scale"),
+        (hf.qat.preset("w8a8-tensor"), torch.nn.Embedding(0, 8), "intx", "weight has no elements"),
         (
             hf.qat.Config(weight=hf.qat.Quantizer(symmetric=False)), torch.nn.Linear(8, 8), "int8",
             "ignores such",

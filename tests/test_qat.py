@@ -265,6 +265,29 @@ def test_packed_codes_keep_channels_last(codes: torch.dtype, dimensions: int, la
         assert same(evaluated(compiled, x), expected)
 
 
+@pytest.mark.parametrize(("codes", "columns"), [(torch.int4, 64), (torch.int2, 64), (torch.int2, 4)])
+def test_packed_codes_keep_the_strides_of_a_transposed_weight(codes: torch.dtype, columns: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(columns, 32), torch.randn(1, columns)
+    model.weight = nn.Parameter(torch.randn(columns, 32).t())
+    expected = evaluated(hf.qat.prepare(model, config_of({"dtype": codes})), x)
+    hf.qat.convert(model)
+    assert model.weight.stride() == (1, 32)
+    assert same(evaluated(model, x), expected) and same(evaluated(copy.deepcopy(model), x), expected)
+
+
+@pytest.mark.parametrize("codes", [torch.int8, torch.int4])
+def test_an_average_that_is_loaded_keeps_channels_last(codes: torch.dtype) -> None:
+    config = config_of({"dtype": codes, "granularity": hf.PerChannel(0), "mode": "ema"})
+    model = nn.Conv2d(8, 16, 3).to(memory_format=torch.channels_last)
+    empty = hf.qat.convert(hf.qat.prepare(copy.deepcopy(model), config), for_loading=True)
+    assert empty.weight.is_contiguous(memory_format=torch.channels_last)
+    hf.qat.prepare(model, config)(torch.ones(1, 8, 4, 4))
+    hf.qat.convert(model.eval())
+    empty.load_state_dict(model.state_dict())
+    assert empty.weight.stride() == model.weight.stride() and same(empty.weight, model.weight)
+
+
 def test_codes_whose_groups_would_share_a_byte_are_not_packed() -> None:
     config = config_of({"dtype": torch.int2, "granularity": hf.PerGroup(2), "mode": "learned"})
     model, x = nn.Linear(8, 6), torch.randn(5, 8)

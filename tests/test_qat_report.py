@@ -54,3 +54,16 @@ def test_floor_events_are_reported() -> None:
 def test_a_model_without_quantized_layers_is_refused() -> None:
     with pytest.raises(hf.InvalidArgs, match="the model has no quantized layer"):
         hf.qat.report(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("preset", ["w8a8-tensor", "w4a16", "w8a8-dynamic"])
+def test_tensors_without_elements_are_reported(preset: str) -> None:
+    model = hf.qat.prepare(nn.Sequential(nn.Linear(4, 3), nn.Embedding(0, 3)), hf.qat.preset(preset))
+    model[0](torch.ones(1, 4))
+    rows = hf.qat.report(model[0], torch.ones(0, 4)).rows + hf.qat.report(model[1]).rows
+    assert rows[0].snr is not None
+    assert all(row.snr is None and row.clipped is None for row in rows[1:])
+    one_scale = preset == "w8a8-tensor"
+    assert (rows[-1].least_scale is not None) == one_scale
+    hf.qat.convert(model.eval())
+    assert (hf.qat.report(model).rows[1].least_scale is not None) == one_scale

@@ -40,6 +40,11 @@ def stored_layer(
         raise Unsupported(
             f"{name} has codes of {weight.format.torch}; compressed-tensors has at most 8 bits."
         )
+    if LAYOUTS[chosen] and not weight.codes.numel():
+        raise Unsupported(
+            f"{name} has no elements, and the reader of compressed-tensors fails on packed weights without "
+            "elements. Leave the layer alone (None in the config of hf.qat.prepare)."
+        )
     codes, scale, zero_point, described = signed_weight(name, weight)
     tensors = {"weight_scale": scale}
     if LAYOUTS[chosen]:

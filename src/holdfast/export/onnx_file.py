@@ -38,8 +38,10 @@ def write_onnx(
     if is_prepared(model):
         model = convert(copy.deepcopy(model))
     if not all(parameter.is_contiguous() for parameter in model.parameters()):
-        # ONNX has no channels_last; a change of the format in the graph would take the name of a weight.
-        model = copy.deepcopy(model).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        # ONNX has no strides; a change of the strides in the graph would take the name of a weight.
+        model = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()
     kwargs, dynamic_shapes = options.pop("kwargs", None), options.pop("dynamic_shapes", None)
     with torch.no_grad(), _quiet():
         program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)

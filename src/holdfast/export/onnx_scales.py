@@ -90,7 +90,9 @@ def _placed(
         return Layout({}, ()), tuple(tensor.reshape(()) for tensor in tensors)  # type: ignore[return-value]
     layout = layout_of(granularity, shape)
     scale_shape = granularity.view(shape).scale_shape
-    placed = [t.reshape(scale_shape) if t.numel() > 1 else t.reshape(()).expand(scale_shape) for t in tensors]
+    placed = [
+        t.reshape(scale_shape) if t.numel() != 1 else t.reshape(()).expand(scale_shape) for t in tensors
+    ]
     if isinstance(granularity, PerToken):
         placed = [tensor.unsqueeze(-1) for tensor in placed]
     return layout, tuple(tensor.contiguous() for tensor in placed)  # type: ignore[return-value]

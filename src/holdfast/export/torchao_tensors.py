@@ -47,9 +47,20 @@ def to_torchao(model: Model, tensor: str) -> Model:
         layer, _, local = name.rpartition(".")
         module = model.get_submodule(layer)
         if local in getattr(module, "parametrizations", {}):  # else: done under another name of the module
+            _give_own_class(module)
             remove_parametrizations(module, local, leave_parametrized=False)
         setattr(module, local, parameter)
     return model
+
+
+def _give_own_class(module: torch.nn.Module) -> None:
+    """Give a parametrized module a copy of its class.
+
+    Copies of the module have the same class, and torch would remove the parametrization from all of them.
+    """
+    kind = type(module)
+    members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    module.__class__ = type(kind.__name__, kind.__bases__, members)
 
 
 def _require_layer(model: torch.nn.Module, name: str, tensor: str) -> None:
@@ -75,6 +86,11 @@ def torchao_tensor(name: str, weight: QuantizedTensor, tensor: str) -> Any:
     if weight.dtype not in _REAL:
         raise Unsupported(f"{name} is {weight.dtype}; torchao has float32, bfloat16 and float16.")
     block = block_size(weight.granularity, tuple(weight.codes.shape))
+    if 0 in block:
+        raise Unsupported(
+            f"{name} has no elements, of which torchao cannot make a tensor. Leave the layer alone (None in "
+            "the config of hf.qat.prepare)."
+        )
     blocks = [size // part for size, part in zip(weight.codes.shape, block, strict=True)]
     codes, zero_point = signed_codes(weight)
     scale = weight.scale.reshape(blocks)

@@ -10,7 +10,7 @@ from torch import nn
 from holdfast.core.checks import require_bool
 from holdfast.core.errors import HoldfastError, InvalidArgs
 from holdfast.qat.batch_norm import check_folds, finish_fold
-from holdfast.qat.dequantizer import Dequantizer
+from holdfast.qat.dequantizer import Dequantizer, as_laid_out
 from holdfast.qat.layers import require_module
 from holdfast.qat.quantized import (
     activation_quantizers,
@@ -67,7 +67,8 @@ def convert(model: Model, *, for_loading: bool = False) -> Model:
             converted[id(quantizer)] = codes, made
     for name, activation in activations.items():
         if not for_loading and not activation.is_set():
-            raise InvalidArgs(_unobserved(f"the input of {name!r}"))
+            advice = "because only its weight is used, prepare it without an activation quantizer"
+            raise InvalidArgs(_unobserved(f"the input of {name!r}", advice))
     for _, parametrizations in found:
         if isinstance(parametrizations[-1], WeightQuantizer):  # else: under another name of the module
             parametrizations.original, parametrizations[0] = converted[id(parametrizations[-1])]
@@ -86,20 +87,20 @@ def _tensor(quantizer: Any, weight: torch.Tensor, name: str, for_loading: bool) 
         except HoldfastError as error:
             raise InvalidArgs(f"{name} cannot be converted: {error}") from error
     if not for_loading:
-        raise InvalidArgs(_unobserved(name))
+        raise InvalidArgs(_unobserved(name, 'prepare its weight with another mode than "ema"'))
     record, shape, kept = quantizer.quantizer, tuple(weight.shape), quantizer.fake_quantize
     scale = torch.zeros(
         quantizer.granularity.view(shape).scale_shape, dtype=record.scale_dtype or kept.scale.dtype,
         device=weight.device,
     )  # fmt: skip
     zero_point = None if kept.zero_point is None else torch.zeros_like(scale, dtype=torch.int32)
-    codes = torch.zeros(shape, dtype=record.format.storage, device=weight.device)
+    codes = as_laid_out(weight, torch.zeros(shape, dtype=record.format.storage, device=weight.device))
     return QuantizedTensor(codes, scale, zero_point, record.format, quantizer.granularity, weight.dtype)
 
 
-def _unobserved(what: str) -> str:
+def _unobserved(what: str, advice: str) -> str:
     return (
         f"{what} has no scale: its quantizer has seen no training batch that it could use. Train the model, "
         "or load its state; to load a converted state, pass for_loading=True. If the layer is never called, "
-        "because only its weight is used, prepare it without an activation quantizer. The model is unchanged."
+        f"{advice}. The model is unchanged."
     )

@@ -41,14 +41,14 @@ class Dequantizer(torch.nn.Module):
     def stored(self, codes: torch.Tensor) -> torch.Tensor:
         """Codes as they are stored: packed. Float codes are bytes, which no cast of the module changes."""
         if self.packed:
-            return _as_laid_out(codes, pack(codes, self.format.torch))
+            return as_laid_out(codes, pack(codes, self.format.torch))
         return codes.view(torch.uint8) if self.format.is_float else codes
 
     def quantized_tensor(self, stored: torch.Tensor) -> QuantizedTensor:
         """The weight that ``stored`` codes stand for."""
         codes = stored
         if self.packed:
-            codes = _as_laid_out(stored, unpack(stored, self.format.torch, self.shape[-1]))
+            codes = as_laid_out(stored, unpack(stored, self.format.torch, self.shape[-1]))
         elif self.format.is_float:
             codes = stored.view(self.format.torch)
         return QuantizedTensor(codes, self.scale, self.zero_point, self.format, self.granularity, self.dtype)
@@ -60,7 +60,7 @@ class Dequantizer(torch.nn.Module):
             stored.contiguous(), widened(self.scale), self.zero_point, dtype=self.dtype,
             granularity=self.granularity, code_dtype=self.format.torch, packed=True, length=self.shape[-1],
         )  # fmt: skip
-        return _as_laid_out(stored, weight)
+        return as_laid_out(stored, weight)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         scale = self.scale
@@ -76,11 +76,16 @@ class Dequantizer(torch.nn.Module):
         return f"{self.format.name}, {self.granularity}, shape={self.shape}, dtype={self.dtype}"
 
 
-def _as_laid_out(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with channels last, if ``like`` has channels last."""
+def as_laid_out(like: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with its axes in the order in which ``like`` has them in memory."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(like.dim())
-    if last is None or not like.is_contiguous(memory_format=last):
+    if last is not None and like.is_contiguous(memory_format=last):
+        # With one channel, or a kernel of one element, a tensor has both formats; its strides decide.
+        strides = like.stride(1), like.stride(-1)
+        return tensor.clone(memory_format=last) if strides == (1, like.shape[1]) else tensor
+    order = sorted(range(like.dim()), key=like.stride, reverse=True)
+    if order == list(range(like.dim())):
         return tensor
-    # With one channel, or a kernel of one element, a tensor has both formats; its strides decide.
-    strides = like.stride(1), like.stride(-1)
-    return tensor.clone(memory_format=last) if strides == (1, like.shape[1]) else tensor
+    back = [order.index(axis) for axis in range(like.dim())]
+    laid_out = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return laid_out.permute(back)

@@ -29,7 +29,8 @@ class ReportRow:
 
     ``clipped`` is the share of elements that are outside the range of the codes, and ``snr`` the
     signal-to-noise ratio in decibels: the energy of the tensor over that of the quantization error. Both are
-    None if the float tensor is not known. ``floor_events`` counts the learned scales that the floor held.
+    None if the float tensor is not known or has no elements. ``floor_events`` counts the learned scales that
+    the floor held.
     """
 
     name: str
@@ -102,7 +103,7 @@ def report(model: nn.Module, *batch: Any) -> Report:
         if isinstance(last, WeightQuantizer):
             rows.append(_row(name, last, full_tensor(float_weight(parametrizations))))
         elif isinstance(last, Dequantizer):
-            least, largest = float(last.scale.min()), float(last.scale.max())
+            least, largest = _ends(last.scale)
             shown = last.format.name, str(last.granularity), "converted"
             rows.append(ReportRow(name, *shown, least, largest, None, None, 0))
     activations = activation_quantizers(model)
@@ -120,9 +121,9 @@ def _row(name: str, quantizer: QuantizerModule, x: torch.Tensor | None) -> Repor
     if not quantizer.is_set() or (x is None and quantizer.mode == "batch"):
         return ReportRow(name, *shown, None, None, None, None, events)
     scale, zero_point = made.evaluation_scale(x)
-    scales = float(scale.min()), float(scale.max())
-    if x is None:
-        return ReportRow(name, *shown, *scales, None, None, events)
+    least, largest = _ends(scale)
+    if x is None or not x.numel():
+        return ReportRow(name, *shown, least, largest, None, None, events)
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         y = fake_quantize(
@@ -131,7 +132,14 @@ def _row(name: str, quantizer: QuantizerModule, x: torch.Tensor | None) -> Repor
         )  # fmt: skip
         (in_range,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
     clipped = 1 - float(in_range.double().mean())
-    return ReportRow(name, *shown, *scales, clipped, _decibels(x.double(), y.detach().double()), events)
+    return ReportRow(
+        name, *shown, least, largest, clipped, _decibels(x.double(), y.detach().double()), events
+    )
+
+
+def _ends(scale: torch.Tensor) -> tuple[float, float] | tuple[None, None]:
+    """The least and the largest scale. A tensor without elements may have none."""
+    return (float(scale.min()), float(scale.max())) if scale.numel() else (None, None)
 
 
 def _decibels(x: torch.Tensor, y: torch.Tensor) -> float:

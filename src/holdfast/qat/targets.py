@@ -56,7 +56,7 @@ def find_targets(model: nn.Module, config: Any) -> list[Target]:
             found.append(Target(name, module, layer, chosen))
     for number, (pattern, chosen) in enumerate(rules):
         if not decides[number] and not (chosen is None and fits[number] and not fits_layer[number]):
-            _refuse(model, pattern, fits[number], fits_layer[number])
+            _refuse(model, pattern, chosen, fits[number], fits_layer[number])
     return found
 
 
@@ -134,12 +134,15 @@ def _layer(module: nn.Module, config: Config | None) -> Layer | None:
     return layer or Layer(inputs=tuple(inspect.signature(module.forward).parameters)[:1])
 
 
-def _refuse(model: nn.Module, pattern: Any, fits: bool, fits_layer: bool) -> None:
+def _refuse(model: nn.Module, pattern: Any, chosen: Config | None, fits: bool, fits_layer: bool) -> None:
     if fits_layer:
         reason = "changes nothing: earlier patterns decide for all layers that it fits. Put it before them"
     elif fits:
-        reason = (
-            "fits no layer that can be quantized. Name the weights of other modules by Config(parameters=)"
+        named = None if chosen is None else chosen.parameters
+        reason = "fits no layer that can be quantized" + (
+            f": it fits no module with a parameter {' or '.join(named)}"
+            if named
+            else ". Name the weights of other modules by Config(parameters=)"
         )
     else:
         names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
