@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor  # registers operators: not while a test compares the tables
 import torch.nn.functional as F
 from torch._decomp import decompositions
 from torch._dispatch.python import enable_python_dispatcher
