@@ -208,6 +208,19 @@ def test_the_stored_training_steps_name_machine_versions_date_and_missing_cases(
     assert all(f"| {name} |" in text for name in names)
 
 
+def test_the_results_page_counts_the_cases_of_a_cpu() -> None:
+    from holdfast.bench.models import model_cases
+
+    report = script("drawings.model_steps").stored("cpu")
+    cases = len(model_cases())
+    coverage = script("model_results").coverage
+    assert coverage(report) == f"This run has {cases} of the {cases} cases."
+    most = [row for row in report["rows"] if row["op"] != "embedding"]
+    lacking = cases - len(most)
+    said = f"This run has {len(most)} of the {cases} cases. Not stored: {lacking} of {lacking} of embedding."
+    assert coverage({**report, "rows": most}) == said
+
+
 def test_no_section_about_models_without_a_stored_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
