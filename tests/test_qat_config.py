@@ -192,8 +192,8 @@ def integer_weight(model: Any) -> None:
         (unobserved_weight, "is never called, prepare its weight with another mode than"),
         (nan_in_a_weight, "head.0.weight has NaN in it, which has no code"),
         (nan_and_learned, "head.0.weight cannot be quantized as configured: the scale cannot be initialized"),
-        (other_parametrization, "head.0.weight has the parametrization _WeightNorm; apply it first"),
-        (pruned, "head.0.weight is no parameter, but a tensor that a hook computes, as those of weight_norm"),
+        (other_parametrization, "head.0.weight has the parametrization _WeightNorm; remove it first"),
+        (pruned, "head.0.weight is no parameter: a hook computes it, such as those of weight_norm"),
         (half_of_a_tie, "encoder.fc.weight is shared with encoder.out.weight, which is not to be quantized"),
         (two_quantizers_of_a_tie, "encoder.fc.weight and encoder.out.weight are one weight that is to be"),
         (sparse_table, "'embed' is an embedding with sparse"),
@@ -238,7 +238,7 @@ def test_a_refused_conversion_leaves_the_model_unchanged() -> None:
         ({"scale_dtype": torch.int8}, "scale_dtype is torch.int8; accepted are torch.float32"),
         ({"positive": "exp"}, "positive is 'exp'; it must be True or False"),
         ({"mode": "learned", "dtype": torch.float8_e4m3fn}, "there is no gradient of the scale"),
-        ({"mode": "ema", "scale": 1.0}, "scale is given, but mode ema finds it in the data"),
+        ({"mode": "ema", "scale": 1.0}, "scale is given, but mode ema computes it from the data"),
         ({"dtype": torch.float8_e4m3fn, "symmetric": False}, "zero point"),
     ],
 )
@@ -251,9 +251,9 @@ def test_refused_quantizers(arguments: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({}, "a Config has a weight or an activation"),
+        ({}, "a Config needs one of them"),
         ({"weight": torch.int8}, "weight is torch.int8; it must be a hf.qat.Quantizer"),
-        ({"activation": hf.qat.Quantizer(mode="fixed")}, "mode fixed and no scale"),
+        ({"activation": hf.qat.Quantizer(mode="fixed")}, "mode fixed, which needs a scale"),
         ({"activation": hf.qat.Quantizer(mode="learned", granularity=hf.PerToken())}, "is per tensor"),
         ({"activation": LEARNED, "parameters": ("w",)}, "pass weight="),
         ({"weight": LEARNED, "parameters": "w"}, "parameters is 'w'; it must be names"),

@@ -130,7 +130,7 @@ def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> d
 #: For each page: expected words in the text and in the charts.
 PAGES = {
     "index": (
-        ["Start in five minutes", "A whole training run is equal"],
+        ["Start in five minutes", "A whole training run has the same bits"],
         ["fake_quantize backward", "NVIDIA H200"],
     ),
     "grid_sample": (

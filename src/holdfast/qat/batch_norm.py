@@ -157,7 +157,7 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
         convolution, norm = (_module(model, name) for name in (first, second))
         if not isinstance(convolution, _CONVOLUTIONS) or not isinstance(norm, BatchNorm):
             kinds = f"{kind_of(convolution)} and {kind_of(norm)}"
-            raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; folded are a Conv and a BatchNorm.")
+            raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; they must be a Conv and a BatchNorm.")
         if norm.running_var is None or norm.num_features != convolution.out_channels:
             raise InvalidArgs(
                 f"{second!r} cannot be folded into {first!r}: it needs running statistics of the "
@@ -169,8 +169,8 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
             found[convolution] = norm
     if not found:
         raise InvalidArgs(
-            "fold_batch_norm finds nothing to fold: no Conv with a quantized weight has an output that goes "
-            "to a BatchNorm alone."
+            "fold_batch_norm finds nothing to fold: there is no Conv with a quantized weight whose output "
+            "only a BatchNorm reads."
         )
     return found
 

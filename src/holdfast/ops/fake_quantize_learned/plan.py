@@ -68,7 +68,7 @@ class FakeQuantizeLearnedBackwardDescriptor(EstimatedDescriptor):
         for name, dtype in (("scale_dtype", self.scale_dtype), ("zero_point_dtype", self.zero_point_dtype)):
             if dtype not in accepted and not (dtype is None and name == "zero_point_dtype"):
                 named = " or ".join(map(str, accepted))
-                raise InvalidDescriptor(f"{name} is {dtype}; a learned one is {named}.")
+                raise InvalidDescriptor(f"{name} is {dtype}; to be learned, it must be {named}.")
 
 
 @arguments

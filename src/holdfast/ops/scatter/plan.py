@@ -218,7 +218,7 @@ class BadScatterIndex:
         accepted = f"0 to {self.extent - 1}" if self.extent else "none"
         return InvalidIndex(
             f"the index at position {position} of the flattened index is {reported(value)}; the indexed axis "
-            f"has {self.extent} rows, so that accepted are {accepted}. Correct it."
+            f"has {self.extent} rows; accepted are {accepted}. Correct the index."
         )
 
 
