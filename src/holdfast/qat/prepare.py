@@ -89,7 +89,7 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     if target.config.activation is None or not target.layer.inputs:
         return None
     if hasattr(target.module, INPUT_QUANTIZER):
-        raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
+        raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
     tensors = (*target.module.parameters(), *target.module.buffers())
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
@@ -164,7 +164,7 @@ def _weights_of(target: Target) -> list[str]:
     for option in ("max_norm", "sparse"):
         if getattr(target.module, option, None):
             raise InvalidArgs(
-                f"{target.name!r} is an embedding with {option}, which a quantized table does not support; "
+                f"{target} is an embedding with {option}, which a quantized table does not support; "
                 f"make it without {option}, or leave it in float (None in the config)."
             )
     for name in target.parameters:
@@ -190,7 +190,7 @@ def _weights_of(target: Target) -> list[str]:
                 "remove_weight_norm, remove_spectral_norm or prune.remove."
             )
         raise InvalidArgs(
-            f"{target.name!r}, {kind_of(target.module)}, has no parameter {named}; it has "
+            f"{target}, {kind_of(target.module)}, has no parameter {named}; it has "
             f"{', '.join(own) or 'none'}."
         )
     return found
