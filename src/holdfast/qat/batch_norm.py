@@ -5,7 +5,7 @@ With the running statistics, ``factor = gamma / sqrt(variance + eps)``. The fold
 
 In evaluation the convolution is the folded one, and the BatchNorm returns its input. In training the
 convolution has the folded weight and the bias ``factor * bias``; the BatchNorm divides its input by the
-factor, and then normalizes by the statistics of the batch, as ever. So the quantizer sees the weight that is
+factor, and then normalizes by the statistics of the batch. So the quantizer sees the weight that is
 deployed, and the statistics are those of the unfolded output.
 
 All decisions follow the mode of the BatchNorm: after its ``eval()``, training uses the running statistics.
