@@ -37,7 +37,7 @@ from holdfast.ops.tree_sum.blocks import rounding_errors
 
 @dataclass(frozen=True, kw_only=True)
 class FakeQuantizeLearnedBackwardDescriptor(EstimatedDescriptor):
-    """The gradients with respect to x, by the estimator ``ste``, to the scale and to a learned zero point.
+    """The gradients with respect to x (by the estimator ``ste``), the scale, and a learned zero point.
 
     ``scale_dtype`` is the dtype of the scale and its gradient. ``zero_point_dtype`` is the dtype of the zero
     point and its gradient, or None if the zero point is not learned. ``grad_factor`` multiplies both
