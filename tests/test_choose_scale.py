@@ -329,9 +329,9 @@ def test_negated_views_have_the_values_that_they_show() -> None:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an unsigned dtype": ({"output_dtype": torch.uint8}, "0 to 255 has them on one; pass symmetric=False"),
+    "an unsigned dtype": ({"output_dtype": torch.uint8}, "the codes are 0 to 255; pass symmetric=False"),
     "a range below 0": ({"q_min": -8, "q_max": -1}, "codes on both sides of 0"),
-    "one code": ({"q_min": 3, "q_max": 3, "symmetric": False}, "3 to 3 to spread the data over"),
+    "one code": ({"q_min": 3, "q_max": 3, "symmetric": False}, "of which the scale uses 3 to 3"),
     "one code left": ({"q_min": 0, "q_max": 1, "symmetric": False, "narrow": True}, "1 to 1"),
     "codes in floats": ({"output_dtype": torch.float32}, "give q_min and q_max"),
     "a range too wide": ({"q_max": 200}, "wider than torch.int8 holds"),

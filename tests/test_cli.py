@@ -132,7 +132,7 @@ def test_explain_a_preferred_backend(run: Any) -> None:
         (["QuantizePerChannelPlan", "shape=3,4", "axis=2"], "axis 2 is out of range for shape (3, 4)"),
         (["QuantizePerChannelPlan", "shape=3,4"], "axis"),
         (["QuantizePerTensorPlan", "shape=3,x"], "a list of whole numbers"),
-        (["QuantizePerTensorPlan", "shape"], "'shape' is no FIELD=VALUE"),
+        (["QuantizePerTensorPlan", "shape"], "'shape' is not FIELD=VALUE"),
         (["QuantizePerTensorPlan", "shape=3", "colour=red"], "no field 'colour'"),
         (["QuantizePerTensorPlan", "shape=3", "output_dtype=int3"], "int3"),
         (["QuantizePerTensorPlan", "shape=3", "--backend", "tpu"], "no such backend"),
@@ -280,7 +280,7 @@ def test_explain_reads_the_json_that_it_prints(run: Any) -> None:
         (["QuantizePerChannelPlan", "shape=3,4"], "QuantizePerChannelDescriptor needs axis (a whole number)"),
         (["QuantizePerTensorPlan", "shape=3", "shape=4"], "shape is given twice"),
         (["QuantizePerTensorPlan"], "needs shape (a list of whole numbers)"),
-        (["QuantizePerTensorPlan", "shape"], "'shape' is no FIELD=VALUE"),
+        (["QuantizePerTensorPlan", "shape"], "'shape' is not FIELD=VALUE"),
     ],
 )
 def test_an_error_of_explain_is_one_sentence(run: Any, words: list[str], said: str) -> None:

@@ -870,7 +870,7 @@ def test_a_limited_workspace_is_kept_to_with_the_same_bits() -> None:
         ({"shape": (1, 2**20 + 1, 4, 4)}, "at most 1048576 are accepted"),
         ({"mode": "cubic"}, "mode is 'cubic'; accepted are 'bilinear', 'nearest', 'bicubic'"),
         ({"padding_mode": "wrap"}, "padding_mode is 'wrap'"),
-        ({"shape": (2, 3, 4, 4, 4), "output_size": (1, 1, 1), "mode": "bicubic"}, "for an image with 3 axes"),
+        ({"shape": (2, 3, 4, 4, 4), "output_size": (1, 1, 1), "mode": "bicubic"}, "the image is 3-D"),
         ({"align_corners": 1}, "it must be True or False"),
         ({"input_dtype": torch.int8}, "input_dtype is torch.int8"),
         ({"grid_dtype": torch.float64}, "the grid must be torch.float32"),

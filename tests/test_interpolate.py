@@ -237,8 +237,8 @@ def test_descriptors_are_checked(changes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "neither is given of size and scale_factor"),
-        ({"size": 3, "scale_factor": 2.0}, "both are given"),
+        ({}, "neither size nor scale_factor is given"),
+        ({"size": 3, "scale_factor": 2.0}, "both size and scale_factor are given"),
         ({"size": (3, 3, 3)}, r"size is \(3, 3, 3\); it must be one number, or 2"),
         ({"size": 0}, "size is 0; accepted are whole numbers from 1"),
         ({"size": 2.5}, "size is 2.5; it must be a whole number"),

@@ -516,7 +516,7 @@ def test_a_second_derivative_is_refused() -> None:
     scale = torch.tensor(0.5, requires_grad=True)
     y = hf.fake_quantize(numbers("second", (30,), torch.float32), scale, dtype=torch.int4)
     (gradient,) = torch.autograd.grad(y.pow(2).sum(), scale, create_graph=True)
-    with pytest.raises(hf.Unsupported, match="an estimator stands in for a derivative once"):
+    with pytest.raises(hf.Unsupported, match="its gradient is an estimate"):
         gradient.backward()
 
 
@@ -556,10 +556,10 @@ def test_a_descriptor_goes_to_json_and_back() -> None:
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"scale_dtype": torch.float16}, "scale_dtype is torch.float16; a learned one is torch.float32."),
+        ({"scale_dtype": torch.float16}, "scale_dtype is torch.float16; to be learned, it must be torch."),
         (
             {"zero_point_dtype": torch.int32},
-            "zero_point_dtype is torch.int32; a learned one is torch.float32.",
+            "zero_point_dtype is torch.int32; to be learned, it must be torch.float32.",
         ),
         ({"grad_factor": math.nan}, "grad_factor is nan; it must be a finite number."),
         ({"grad_factor": math.inf}, "grad_factor is inf; it must be a finite number."),
@@ -669,7 +669,7 @@ def test_lsq_init_of_nothing_zeros_and_nan() -> None:
 
 def test_lsq_init_tells_what_it_takes() -> None:
     x = torch.ones(4)
-    with pytest.raises(hf.InvalidDescriptor, match="q_max is 0; the scale that LSQ begins with is for codes"):
+    with pytest.raises(hf.InvalidDescriptor, match="q_max is 0; for the first scale of LSQ it must be"):
         hf.lsq_init(x, q_min=-3, q_max=0)
     with pytest.raises(hf.InvalidDescriptor, match="there is no range of codes; give dtype"):
         hf.lsq_init(x)

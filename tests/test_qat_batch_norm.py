@@ -168,7 +168,7 @@ def test_layers_that_are_not_quantized_are_not_folded() -> None:
     ("pairs", "said"),
     [
         ([("conv1", "missing")], "names 'missing', which the model does not have"),
-        ([("bn1", "conv1")], "'bn1' and 'conv1' are a BatchNorm2d and a Conv2d; folded are"),
+        ([("bn1", "conv1")], "'bn1' and 'conv1' are a BatchNorm2d and a Conv2d; they must be"),
         ("conv1", "fold_batch_norm is 'conv1'; it must be True, False, or pairs of names"),
         ([("conv1", "bn1"), ("conv2", "bn1")], "fold_batch_norm has 'conv2' or 'bn1' twice"),
         ([("conv1",)], "it must be True, False, or pairs of names"),

@@ -463,7 +463,7 @@ def test_descriptors_go_to_json_and_back() -> None:
 
 def test_index_put_names_the_index_that_is_out_of_range() -> None:
     indices = torch.tensor([0, 1]), torch.tensor([[3], [-9]])
-    said = r"position 1 of the flattened index of axis 1 is -9; the axis has 8 rows, .* are -8 to 7"
+    said = r"position 1 of the flattened index of axis 1 is -9; the axis has 8 rows; .* are -8 to 7"
     with pytest.raises(InvalidIndex, match=said) as refusal:
         hf.index_put(torch.zeros(4, 8), indices, torch.ones(2, 2))
     assert isinstance(refusal.value, IndexError) and isinstance(refusal.value, RuntimeError)
@@ -472,7 +472,7 @@ def test_index_put_names_the_index_that_is_out_of_range() -> None:
 def test_index_put_of_rows_names_the_negative_indices_that_it_accepts() -> None:
     index, said = (
         torch.tensor([0, -4, 2]),
-        "flattened index of axis 0 is -5; the axis has 4 rows, .* are -4 to 3",
+        "flattened index of axis 0 is -5; the axis has 4 rows; .* are -4 to 3",
     )
     for _ in range(4):  # the third call with the same metadata may be a repetition
         hf.index_put(torch.zeros(4, 8), (index,), torch.ones(3, 8))

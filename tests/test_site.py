@@ -85,6 +85,7 @@ window.addEventListener("load", () => {
     marks: e.querySelectorAll("circle, line, rect").length,
     ink: getComputedStyle(e.querySelector("text.hf-ink")).fill,
     text: [...e.querySelectorAll("text")].map(t => t.textContent).join(" "),
+    letters: Math.min(...[...e.querySelectorAll("text")].map(t => box(t).height)),
     cut: [...e.querySelectorAll("text")].filter(t => box(t).right > box(e).right + 1 ||
       box(t).left < box(e).left - 1).map(t => t.textContent)}));
   const found = {title: document.title, text: article.innerText, drawings,
@@ -99,7 +100,9 @@ window.addEventListener("load", () => {
 """
 
 
-def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> dict[str, Any]:
+def looked_at(
+    browser: str, page: Path, tmp_path: Path, dark: bool = False, width: int = 1400
+) -> dict[str, Any]:
     """Open ``page`` in a browser with a light or a dark colour scheme, and describe it."""
     probed = page.with_name(f"probed-{os.getpid()}-{page.name}")
     probed.write_text(page.read_text().replace("</body>", f"{LOOK}</body>"))
@@ -111,7 +114,7 @@ def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> d
         "--hide-scrollbars",
         "--allow-file-access-from-files",
         f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1400,1000",
+        f"--window-size={width},1000",
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
         "--virtual-time-budget=5000",
         "--dump-dom",
@@ -130,7 +133,7 @@ def looked_at(browser: str, page: Path, tmp_path: Path, dark: bool = False) -> d
 #: For each page: expected words in the text and in the charts.
 PAGES = {
     "index": (
-        ["Start in five minutes", "A whole training run is equal"],
+        ["Start in five minutes", "A whole training run has the same bits"],
         ["fake_quantize backward", "NVIDIA H200"],
     ),
     "grid_sample": (
@@ -156,6 +159,14 @@ def test_a_page_in_a_browser(browser: str, site: Path, tmp_path: Path, name: str
         assert (brightness(drawing["ink"]) > 500) == dark, "the drawing has the colours of the page"
     assert seen["broken"] == [] and seen["wide"] <= 0 and seen["tables"] >= 1
     assert (brightness(seen["page"]) < 200) == dark
+
+
+@pytest.mark.parametrize("name", [*PAGES, "install", "qat"])
+def test_a_page_on_a_phone(browser: str, site: Path, tmp_path: Path, name: str) -> None:
+    seen = looked_at(browser, site / f"{name}.html", tmp_path, width=420)
+    assert seen["wide"] <= 0, "the page scrolls sideways"
+    for drawing in seen["drawings"]:
+        assert drawing["letters"] > 7, f"{drawing['title']}: the text is too small to read"
 
 
 def brightness(colour: str) -> int:

@@ -256,7 +256,7 @@ def test_no_bytes_hold_no_codes() -> None:
 
 @pytest.mark.parametrize("packed", [torch.int4, torch.uint2], ids=str)
 def test_pack_refuses_what_it_cannot_hold(packed: torch.dtype) -> None:
-    with pytest.raises(hf.InvalidArgs, match=r"int32.*one each in"):
+    with pytest.raises(hf.InvalidArgs, match=r"int32.*one per element"):
         hf.pack(torch.zeros(3, dtype=torch.int32), packed)
     with pytest.raises(hf.InvalidArgs, match="only codes of less than a byte"):
         hf.pack(torch.zeros(3, dtype=torch.int8), torch.int8)
@@ -287,7 +287,7 @@ def test_functions_refuse_with_a_sentence() -> None:
         (lambda: hf.quantize(x, scales(hf.PerChannel(1)), granularity=hf.PerChannel(0)), "takes 4 in shape"),
         (lambda: hf.quantize(x.to(torch.int32), 0.1), "torch.int32; accepted are torch.float16"),
         (lambda: hf.dequantize(x.to(torch.int8), 0.1, packed=True), "need their code_dtype"),
-        (lambda: hf.dequantize(x.to(torch.int8), 0.1, length=3), "only packed codes"),
+        (lambda: hf.dequantize(x.to(torch.int8), 0.1, length=3), "for packed codes only"),
     ):
         with pytest.raises(hf.HoldfastError, match=match):
             bad()

@@ -185,11 +185,11 @@ def test_grad_compiles_whole(name: str) -> None:
 def test_forward_mode_is_refused_rather_than_zero(name: str) -> None:
     call, given, _ = prepared(name)
     ones = tuple(map(torch.ones_like, given))
-    with pytest.raises(hf.Unsupported, match="asked for a derivative in forward mode"):
+    with pytest.raises(hf.Unsupported, match="has no derivative in forward mode"):
         jvp(call, given, ones)
     with (
         torch.autograd.forward_ad.dual_level(),
-        pytest.raises(hf.Unsupported, match="asked for a derivative in forward mode"),
+        pytest.raises(hf.Unsupported, match="has no derivative in forward mode"),
     ):
         call(*map(torch.autograd.forward_ad.make_dual, given, ones))
     with torch.autograd.forward_ad.dual_level():
@@ -201,14 +201,14 @@ def test_sparse_gradients_of_samples_are_refused(bag: bool) -> None:
     function: Any = hf.embedding_bag if bag else hf.embedding
     leaf = TABLE.clone().requires_grad_()
     out = function(INDICES, leaf, sparse=True)
-    with pytest.raises(hf.Unsupported, match="sparse gradients of several samples"):
+    with pytest.raises(hf.Unsupported, match="sparse gradients cannot be computed for several samples"):
         torch.autograd.grad(out, leaf, torch.ones(2, *out.shape), is_grads_batched=True)
-    with pytest.raises(hf.Unsupported, match="sparse gradients of several samples"):
+    with pytest.raises(hf.Unsupported, match="sparse gradients cannot be computed for several samples"):
         jacrev(lambda w: function(INDICES, w, sparse=True))(TABLE)
     (gradient,) = torch.autograd.grad(
         function(INDICES, leaf, sparse=True).square().sum(), leaf, create_graph=True
     )
-    with pytest.raises(hf.Unsupported, match="a sparse gradient was asked for its own gradient"):
+    with pytest.raises(hf.Unsupported, match="a sparse gradient has no derivative"):
         gradient.coalesce().values().sum().backward()
 
 
@@ -243,7 +243,7 @@ def test_second_derivatives_of_codes_by_autograd() -> None:
     (first,) = torch.autograd.grad(
         hf.quantize(x, 0.5, dtype=torch.float32, q_min=-8, q_max=7).pow(2).sum(), x, create_graph=True
     )
-    with pytest.raises(hf.Unsupported, match="the gradient of quantize was asked for its own gradient"):
+    with pytest.raises(hf.Unsupported, match="quantize has no second derivative"):
         first.sum().backward()
 
 

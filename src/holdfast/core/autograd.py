@@ -134,7 +134,7 @@ def _refuse_derivatives_by(others: Sequence[tuple[int, str]], arguments: Sequenc
     for position, argument in others:
         if arguments[position] is not None and arguments[position].requires_grad:
             raise InvalidArgs(
-                f"{argument} requires a gradient, and there is none with respect to it here; pass "
+                f"{argument} requires a gradient, but this call has no gradient with respect to it; pass "
                 f"{argument}.detach()."
             )
 
@@ -170,8 +170,8 @@ def _tensors_but(name: str, by: Collection[str]) -> list[tuple[int, str]]:
 def _refuse_forward_mode(name: str, arguments: Sequence[Any]) -> None:
     if private.in_forward_mode() and any(map(_has_tangent, arguments)):
         raise Unsupported(
-            f"{name} was asked for a derivative in forward mode (jvp, jacfwd), which there is none of; "
-            "use reverse mode: backward, torch.func.grad, vjp or jacrev."
+            f"{name} has no derivative in forward mode (jvp, jacfwd); use reverse mode: backward, "
+            "torch.func.grad, vjp or jacrev."
         )
 
 

@@ -12,11 +12,11 @@ class InvalidDescriptor(HoldfastError, ValueError):
 
 
 class InvalidArgs(HoldfastError, ValueError, TypeError):
-    """The tensors given to a plan do not match its descriptor."""
+    """An argument has a wrong type, dtype, shape, device, memory or value."""
 
 
 class InvalidIndex(HoldfastError, IndexError, RuntimeError):
-    """An index is out of range. torch raises an IndexError or a RuntimeError, by operator."""
+    """An index or an offset is out of range. For such calls torch raises the one or the other."""
 
 
 class Unsupported(HoldfastError, NotImplementedError):

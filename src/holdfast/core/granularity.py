@@ -114,9 +114,10 @@ class PerToken(Granularity):
 
 @dataclass(frozen=True)
 class PerGroup(Granularity):
-    """One scale for each ``group_size`` neighbours along ``axis``; ``group_size`` must divide its size.
+    """One scale for each group of ``group_size`` neighbouring elements along ``axis``.
 
-    The scales have the tensor's shape, with ``shape[axis] // group_size`` along ``axis``.
+    ``group_size`` must divide the size of the axis. The scales have the tensor's shape, with
+    ``shape[axis] // group_size`` along ``axis``.
     """
 
     group_size: int

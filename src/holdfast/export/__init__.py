@@ -1,4 +1,4 @@
-"""The ways out of quantization-aware training: ONNX, compressed-tensors, torchao and PT2E.
+"""Export after quantization-aware training, to ONNX, compressed-tensors, torchao and PT2E.
 
 Each takes the codes and the scales of the model; no other program computes them. The package of a target is
 imported when its function is called.
@@ -43,13 +43,13 @@ def onnx(
     """Write ``model`` to the ONNX file ``path``.
 
     The model is prepared or converted, or calls the functions and modules of holdfast itself. It is exported
-    with ``torch.onnx.export``, with the example arguments ``args`` and ``kwargs``. Quantized weights become
-    integers with DequantizeLinear, fake quantization becomes QuantizeLinear and DequantizeLinear. Of a
-    prepared model a copy is converted first; the model itself does not change.
+    by ``torch.onnx.export``, with the example arguments ``args`` and ``kwargs``. Quantized weights become
+    integers with DequantizeLinear, fake quantization becomes QuantizeLinear and DequantizeLinear. The model
+    does not change: if it is prepared, a copy of it is converted first.
 
-    ``opset``: the version of the ONNX operators. int8 is there from 19 on, int4 and scales per group or token
-    from 21, int2 from 25. By default it is 21, 22 for a bfloat16 model, or what the formats need. An error
-    leaves no file.
+    ``opset`` is the version of the ONNX operators: at least 19 for int8, 21 for int4 and scales per group or
+    token, 25 for int2. The default is 21, 22 for a bfloat16 model, or what the formats need. After an error
+    there is no file.
 
     Needs the extra "onnx".
 
@@ -99,9 +99,9 @@ def compressed_tensors(
 ) -> None:
     """Write a prepared or converted model to ``directory`` in the compressed-tensors format.
 
-    The directory gets ``model.safetensors`` and ``config.json``. Quantized are the weights of linear layers
-    and embeddings, with one scale, a scale per row or a scale per group along a row; the inputs of these
-    layers may be quantized, too. Scales are stored in the dtype of the weight.
+    The files are ``model.safetensors`` and ``config.json``. The quantized weights must be those of linear
+    layers and embeddings, with one scale, a scale per row or a scale per group along a row. The inputs of
+    these layers may be quantized too. Scales are stored in the dtype of the weight.
 
     ``layout``: "pack-quantized" packs codes into words of 32 bits. "int-quantized" and "naive-quantized" have
     one code per int8, "float-quantized" has float8 codes. The default is "int-quantized" for 8-bit weights of

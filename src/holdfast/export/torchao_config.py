@@ -19,7 +19,7 @@ from holdfast.qat import Config, prepare, quantized_weights
 class TorchaoConfig(AOBaseConfig):  # type: ignore[misc]
     """A config of ``quantize_``: step "prepare" is ``hf.qat.prepare``, step "convert" ``hf.export.torchao``.
 
-    ``config`` is a ``hf.qat.Config``; only "prepare" needs it. ``tensor`` is that of ``hf.export.torchao``.
+    ``config`` is a ``hf.qat.Config``; only "prepare" needs it. ``tensor`` is passed to ``hf.export.torchao``.
     """
 
     config: Config | None = None

@@ -34,12 +34,13 @@ def install(
     exclude: Collection[str] | None = None,
     fake_quantize: bool = False,
 ) -> None:
-    """Put holdfast's kernels behind torch's own operators, on the CPU and on CUDA.
+    """Make torch's own operators run holdfast's kernels, on the CPU and on CUDA.
 
-    ``include`` and ``exclude`` name operators, or families such as "interpolate" and "embedding"; without
-    ``include`` all are replaced. A call that holdfast has no kernel for goes to torch's own kernel;
-    ``status()`` counts these calls. A second call replaces the choice of the first. Call ``install`` before
-    ``torch.compile``, and before threads that use torch are started.
+    ``include`` and ``exclude`` name operators, or families such as "interpolate" and "embedding". Without
+    ``include`` all are replaced, fake_quantize only with ``fake_quantize=True``. If holdfast has no kernel
+    for a call, torch's own kernel runs; ``status()`` counts these calls. A second call of ``install``
+    replaces the choice of the first. Call ``install`` before ``torch.compile``, and before you start threads
+    that use torch.
 
     >>> import torch, holdfast as hf
     >>> hf.install(include=["interpolate"])
@@ -53,7 +54,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Give every operator its own kernel back. Without an earlier ``install`` nothing happens."""
+    """Restore torch's own kernels. Does nothing if holdfast is not installed."""
     _choose(None)
 
 
@@ -64,9 +65,9 @@ def installed(
     exclude: Collection[str] | None = None,
     fake_quantize: bool = False,
 ) -> Iterator[None]:
-    """``install`` for the length of a ``with`` block. It holds for all threads.
+    """``install`` for a ``with`` block. It applies to all threads.
 
-    Of several blocks that are open, the one that began last decides.
+    If several blocks are open, the one that was opened last decides.
     """
     choice = _Choice(_checked(include, exclude, fake_quantize))
     with lock:
@@ -81,7 +82,7 @@ def installed(
 
 
 def status() -> Status:
-    """The operators that can be replaced: which are, and how many of their calls were served.
+    """The operators that can be replaced, whether each is replaced, and how many calls holdfast served.
 
     ``print(hf.status())`` shows a table. The counts begin with ``install``.
     """

@@ -38,9 +38,10 @@ def chosen(include: Any, exclude: Any, with_fake_quantize: bool) -> frozenset[st
     found = set(catalogue()) if include is None else _named("include", include)
     unasked = {name for name in found if catalogue()[name].family in left_out}
     if include is not None and unasked:
+        given = next(name for name in include if _named("include", [name]) & unasked)
         raise InvalidArgs(
-            f"include names {min(unasked)!r}, which is replaced on request only: codes may differ from "
-            "torch's by one. Pass fake_quantize=True as well."
+            f"include names {given!r}, which is replaced on request only: codes may differ from torch's by "
+            "one. Pass fake_quantize=True as well."
         )
     found -= unasked
     return frozenset(found - _named("exclude", exclude or ()))

@@ -91,7 +91,7 @@ def checked_tensor(name: str, value: Any, device: Any, dtype: torch.dtype | None
         wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
     if not dtype.is_floating_point and made.is_floating_point():
-        raise InvalidArgs(f"{name} is {made.dtype}; in mode fixed it is an integer.")
+        raise InvalidArgs(f"{name} is {made.dtype}; in mode fixed it must be an integer.")
     if (
         dtype == torch.int32
         and _readable(made)
@@ -105,9 +105,9 @@ def check_scale_arguments(mode: ScaleMode, symmetric: bool, scale: Any, zero_poi
     """Raise if the mode does not use a given ``scale`` or ``zero_point``, or misses one."""
     given = scale is not None
     if given and mode in (ScaleMode.PER_BATCH, ScaleMode.EMA):
-        raise InvalidArgs(f"scale is given, but mode {mode} finds it in the data; leave it out.")
+        raise InvalidArgs(f"scale is given, but mode {mode} computes it from the data; leave scale out.")
     if not given and mode is ScaleMode.FIXED:
-        raise InvalidArgs("mode fixed has no scale; pass scale=, a number or a tensor.")
+        raise InvalidArgs("mode fixed needs a scale; pass scale=, a number or a tensor.")
     if zero_point is not None and (not given or (symmetric and mode is ScaleMode.LEARNED)):
         raise InvalidArgs(
             "zero_point is given and cannot be used; it goes with scale= in mode fixed, and in mode "

@@ -54,7 +54,7 @@ class FakeQuantize(ScaleUpdates):
 
     A learned scale stays positive: quantization uses ``max(scale, scale_floor)``. The floor is 1/64 of the
     scale that the first batch sets, and 1e-12 if the scale is an argument. Below the floor the gradient is
-    made negative, so that the scale rises again. ``floor_events`` counts the scales that the floor held, over
+    made negative, so that the scale rises again. ``floor_events`` counts how often the floor was used, over
     all training batches. ``positive=False`` uses the parameter as it is.
 
     With ``scale_dtype`` (torch.float32, bfloat16 or float16) the scale is rounded to the dtype in which it
@@ -65,7 +65,7 @@ class FakeQuantize(ScaleUpdates):
     ranges of all processes are reduced during training, so that every process has the scale of the whole
     batch. In mode "per_batch", scales per token or group are not reduced. A learned scale starts with that of
     the first process that has data. These collectives require that all processes call the module in training
-    mode equally often. A process that waits in vain raises ``CollectiveFailed`` when its group times out.
+    mode equally often. If a process waits until its group times out, it raises ``CollectiveFailed``.
 
     The first batch determines the shape of the state, unless ``scale_shape`` is given. Learned scales per
     channel, token or group need ``scale_shape`` or ``scale``, since the optimizer must see their shape before

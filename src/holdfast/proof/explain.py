@@ -71,7 +71,7 @@ def fields_of(kind: type[Descriptor], given: list[str]) -> dict[str, Any]:
         if text.lstrip().startswith("{"):
             found |= _json_object(text)
         elif not equals:
-            raise InvalidDescriptor(f"{text!r} is no FIELD=VALUE; write one such as shape=64,3,7,7.")
+            raise InvalidDescriptor(f"{text!r} is not FIELD=VALUE; write, for example, shape=64,3,7,7.")
         elif name in found:
             raise InvalidDescriptor(f"{name} is given twice; give each field once.")
         else:

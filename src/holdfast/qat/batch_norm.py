@@ -5,7 +5,7 @@ With the running statistics, ``factor = gamma / sqrt(variance + eps)``. The fold
 
 In evaluation the convolution is the folded one, and the BatchNorm returns its input. In training the
 convolution has the folded weight and the bias ``factor * bias``; the BatchNorm divides its input by the
-factor, and then normalizes by the statistics of the batch, as ever. So the quantizer sees the weight that is
+factor, and then normalizes by the statistics of the batch. So the quantizer sees the weight that is
 deployed, and the statistics are those of the unfolded output.
 
 All decisions follow the mode of the BatchNorm: after its ``eval()``, training uses the running statistics.
@@ -157,7 +157,7 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
         convolution, norm = (_module(model, name) for name in (first, second))
         if not isinstance(convolution, _CONVOLUTIONS) or not isinstance(norm, BatchNorm):
             kinds = f"{kind_of(convolution)} and {kind_of(norm)}"
-            raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; folded are a Conv and a BatchNorm.")
+            raise InvalidArgs(f"{first!r} and {second!r} are {kinds}; they must be a Conv and a BatchNorm.")
         if norm.running_var is None or norm.num_features != convolution.out_channels:
             raise InvalidArgs(
                 f"{second!r} cannot be folded into {first!r}: it needs running statistics of the "
@@ -169,8 +169,8 @@ def find_folds(model: nn.Module, quantized: set[nn.Module], given: Any) -> Folds
             found[convolution] = norm
     if not found:
         raise InvalidArgs(
-            "fold_batch_norm finds nothing to fold: no Conv with a quantized weight has an output that goes "
-            "to a BatchNorm alone."
+            "fold_batch_norm finds nothing to fold: there is no Conv with a quantized weight whose output "
+            "only a BatchNorm reads."
         )
     return found
 

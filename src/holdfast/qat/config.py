@@ -38,7 +38,7 @@ class Quantizer:
     - ``symmetric``: whether the zero point is 0. ``narrow``: whether a scale from the data leaves out the
       lowest code.
     - ``ste``: the straight-through estimator of the gradient.
-    - ``start_step``: the number of training calls before quantization starts. They are observed.
+    - ``start_step``: the number of training calls before quantization starts. Scales observe these calls.
     - ``scale_dtype``: the dtype in which the scale will be stored. The forward uses the rounded scale.
     - ``positive``: whether a learned scale has a positive floor.
 
@@ -109,7 +109,7 @@ class Quantizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How the weights and the inputs of layers are quantized; None leaves them alone.
+    """How the weights and the inputs of layers are quantized; None leaves them in float.
 
     ``parameters`` names the weights of a layer that ``prepare`` does not know, for example
     ``("gate_up_proj", "down_proj")`` of the experts of a mixture model.
@@ -125,7 +125,10 @@ class Config:
             if given is not None and not isinstance(given, Quantizer):
                 raise InvalidArgs(f"{name} is {shown(given)}; it must be a hf.qat.Quantizer, or None.")
         if self.weight is None and self.activation is None:
-            raise InvalidArgs("a Config has a weight or an activation; use None to leave a layer alone.")
+            raise InvalidArgs(
+                "weight and activation are both None; a Config needs one of them. To leave a layer in float, "
+                "use None in place of its Config."
+            )
         self._check_parameters()
         activation = self.activation
         if activation is None:
@@ -136,7 +139,7 @@ class Config:
                 "activation is per tensor. Use PerTensor(), or another mode."
             )
         if activation.mode == "fixed" and activation.scale is None:
-            raise InvalidArgs("the activation has mode fixed and no scale; pass scale=.")
+            raise InvalidArgs("the activation has mode fixed, which needs a scale; pass scale=.")
 
     def _check_parameters(self) -> None:
         names = self.parameters

@@ -32,14 +32,14 @@ def prepare(
 ) -> Model:
     """Quantize the weights and inputs of the layers of ``model`` in training and evaluation. In place.
 
-    A ``Config`` is for all layers. A mapping has patterns as keys, and a ``Config`` or None as values; the
-    first pattern that fits a layer decides, and other layers are left alone. A pattern is
+    A ``Config`` quantizes all layers. A mapping has patterns as keys, and a ``Config`` or None as values. The
+    first pattern that matches a layer decides. Layers that no pattern matches stay in float. A pattern is
 
     - a qualified module name, in which ``*`` stands for any characters, dots included;
     - a type of modules;
-    - a function of a module's name and the module, that returns whether it fits.
+    - a function of a module's name and the module, that returns whether it matches.
 
-    A name or a type stands for a module and everything inside it.
+    A name or a type matches a module and everything inside it.
 
     Layers are Linear, Conv and ConvTranspose of one to three dimensions, Embedding, EmbeddingBag,
     MultiheadAttention, transformers' Conv1D, their subclasses, and modules for which the ``Config`` names the
@@ -89,7 +89,7 @@ def _input_quantizer(target: Target) -> ActivationQuantizer | None:
     if target.config.activation is None or not target.layer.inputs:
         return None
     if hasattr(target.module, INPUT_QUANTIZER):
-        raise InvalidArgs(f"the input of {target.name!r} is quantized already; a layer is prepared once.")
+        raise InvalidArgs(f"the input of {target} is quantized already; a layer is prepared once.")
     tensors = (*target.module.parameters(), *target.module.buffers())
     device = tensors[0].device if tensors else torch.get_default_device()
     activation = target.config.activation
@@ -164,8 +164,8 @@ def _weights_of(target: Target) -> list[str]:
     for option in ("max_norm", "sparse"):
         if getattr(target.module, option, None):
             raise InvalidArgs(
-                f"{target.name!r} is an embedding with {option}, which a quantized table does not have; make "
-                f"it without {option}, or leave it alone."
+                f"{target} is an embedding with {option}, which a quantized table does not support; "
+                f"make it without {option}, or leave it in float (None in the config)."
             )
     for name in target.parameters:
         if parametrize.is_parametrized(target.module, name):
@@ -174,8 +174,8 @@ def _weights_of(target: Target) -> list[str]:
             if isinstance(last, (WeightQuantizer, Dequantizer)):
                 raise InvalidArgs(f"{target.label(name)} is quantized already; a layer is prepared once.")
             raise InvalidArgs(
-                f"{target.label(name)} has the parametrization {type(last).__name__}; apply it first by "
-                "torch.nn.utils.parametrize.remove_parametrizations."
+                f"{target.label(name)} has the parametrization {type(last).__name__}; remove it first by "
+                "torch.nn.utils.parametrize.remove_parametrizations, which keeps the computed weight."
             )
     own = dict(target.module.named_parameters(recurse=False, remove_duplicate=False))
     found = [name for name in target.parameters if name in own]
@@ -185,12 +185,12 @@ def _weights_of(target: Target) -> list[str]:
         computed = [name for name in target.parameters if name in vars(target.module)]
         if computed:
             raise InvalidArgs(
-                f"{target.label(computed[0])} is no parameter, but a tensor that a hook computes, as those "
-                "of weight_norm, spectral_norm and prune in torch.nn.utils. Make it a parameter first, by "
+                f"{target.label(computed[0])} is no parameter: a hook computes it, such as those of "
+                "weight_norm, spectral_norm and prune in torch.nn.utils. Make it a parameter first, by "
                 "remove_weight_norm, remove_spectral_norm or prune.remove."
             )
         raise InvalidArgs(
-            f"{target.name!r}, {kind_of(target.module)}, has no parameter {named}; it has "
+            f"{target}, {kind_of(target.module)}, has no parameter {named}; it has "
             f"{', '.join(own) or 'none'}."
         )
     return found

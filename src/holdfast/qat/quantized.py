@@ -78,7 +78,7 @@ def float_weight(parametrizations: ParametrizationList) -> torch.Tensor:
 def quantized_weights(model: nn.Module) -> dict[str, QuantizedTensor]:
     """The quantized weights of a prepared or converted model, by qualified parameter name.
 
-    A weight that several layers share is there under each of its names.
+    A weight that several layers share appears under each of its names.
     """
     found: dict[str, QuantizedTensor] = {}
     for name, parametrizations in parametrized_weights(model):

@@ -28,7 +28,7 @@ class QuantizedTensor:
     dtype: torch.dtype
 
     def dequantize(self) -> torch.Tensor:
-        """The tensor that the codes stand for."""
+        """The values of the codes."""
         return dequantize(
             self.codes, widened(self.scale), self.zero_point, dtype=self.dtype, granularity=self.granularity,
             code_dtype=self.format.torch,

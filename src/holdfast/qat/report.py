@@ -46,7 +46,7 @@ class ReportRow:
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of a report. Printing it shows a table; in a notebook or a rich console, too."""
+    """The rows of a report. It prints as a table, also in a notebook or a rich console."""
 
     rows: tuple[ReportRow, ...]
 

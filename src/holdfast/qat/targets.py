@@ -30,6 +30,10 @@ class Target:
         """The names of the weights; a known layer may lack some of them."""
         return self.config.parameters or self.layer.parameters
 
+    def __str__(self) -> str:
+        """The layer in a message; the model itself has no name."""
+        return repr(self.name) if self.name else "the model"
+
     def label(self, parameter: str) -> str:
         """The qualified name of a parameter."""
         return f"{self.name}.{parameter}" if self.name else parameter
@@ -39,15 +43,15 @@ def find_targets(model: nn.Module, config: Any) -> list[Target]:
     """The layers that ``config`` selects. Raises if a pattern has no effect."""
     rules = _checked_rules(config)
     found: list[Target] = []
-    #: For each rule, whether it fits any module, fits any layer, and decides for any layer.
-    fits, fits_layer, decides = ([False] * len(rules) for _ in range(3))
-    for name, module, fitting in _modules(model, [pattern for pattern, _ in rules]):
-        for number in fitting:
-            fits[number] = True
-        layers = {number: _layer(module, rules[number][1]) for number in fitting}
+    #: For each rule, whether it matches any module, matches any layer, and decides for any layer.
+    matches, matches_layer, decides = ([False] * len(rules) for _ in range(3))
+    for name, module, matching in _modules(model, [pattern for pattern, _ in rules]):
+        for number in matching:
+            matches[number] = True
+        layers = {number: _layer(module, rules[number][1]) for number in matching}
         for number, layer in layers.items():
-            fits_layer[number] |= layer is not None
-        first = fitting[0] if fitting else None
+            matches_layer[number] |= layer is not None
+        first = matching[0] if matching else None
         if first is None or layers[first] is None:
             continue
         decides[first] = True
@@ -55,8 +59,8 @@ def find_targets(model: nn.Module, config: Any) -> list[Target]:
         if chosen is not None and layer is not None:
             found.append(Target(name, module, layer, chosen))
     for number, (pattern, chosen) in enumerate(rules):
-        if not decides[number] and not (chosen is None and fits[number] and not fits_layer[number]):
-            _refuse(model, pattern, chosen, fits[number], fits_layer[number])
+        if not decides[number] and not (chosen is None and matches[number] and not matches_layer[number]):
+            _refuse(model, pattern, chosen, matches[number], matches_layer[number])
     return found
 
 
@@ -86,10 +90,10 @@ def _checked_rules(config: Any) -> list[tuple[Any, Config | None]]:
 
 
 def _modules(model: nn.Module, patterns: list[Any]) -> list[tuple[str, nn.Module, list[int]]]:
-    """Each module with the numbers of the patterns that fit it. Parametrizations are left out.
+    """Each module with the numbers of the patterns that match it. Parametrizations are left out.
 
-    A module that is in several places has several names. It is one layer: a pattern fits it if it fits any of
-    its names. The first name is returned.
+    A module that is in several places has several names. It is one layer: a pattern matches it if it matches
+    any of its names. The first name is returned.
     """
     by_name: dict[str, set[int]] = {}
     found: dict[nn.Module, tuple[str, set[int]]] = {}
@@ -101,13 +105,13 @@ def _modules(model: nn.Module, patterns: list[Any]) -> list[tuple[str, nn.Module
         by_name[name] = {
             number
             for number, pattern in enumerate(patterns)
-            if _fits(pattern, name, module) or (number in inherited and _is_inherited(pattern))
+            if _matches(pattern, name, module) or (number in inherited and _is_inherited(pattern))
         }
         found.setdefault(module, (name, set()))[1].update(by_name[name])
-    return [(name, module, sorted(fitting)) for module, (name, fitting) in found.items()]
+    return [(name, module, sorted(matching)) for module, (name, matching) in found.items()]
 
 
-def _fits(pattern: Any, name: str, module: nn.Module) -> bool:
+def _matches(pattern: Any, name: str, module: nn.Module) -> bool:
     if isinstance(pattern, str):
         return fnmatchcase(name, pattern)
     if isinstance(pattern, type):
@@ -116,7 +120,7 @@ def _fits(pattern: Any, name: str, module: nn.Module) -> bool:
 
 
 def _is_inherited(pattern: Any) -> bool:
-    """Whether the pattern stands for everything inside a module that it fits."""
+    """Whether the pattern stands for everything inside a module that it matches."""
     return isinstance(pattern, (str, type))
 
 
@@ -134,17 +138,19 @@ def _layer(module: nn.Module, config: Config | None) -> Layer | None:
     return layer or Layer(inputs=tuple(inspect.signature(module.forward).parameters)[:1])
 
 
-def _refuse(model: nn.Module, pattern: Any, chosen: Config | None, fits: bool, fits_layer: bool) -> None:
-    if fits_layer:
-        reason = "changes nothing: earlier patterns decide for all layers that it fits. Put it before them"
-    elif fits:
+def _refuse(
+    model: nn.Module, pattern: Any, chosen: Config | None, matches: bool, matches_layer: bool
+) -> None:
+    if matches_layer:
+        reason = "changes nothing: earlier patterns decide for all layers that it matches. Put it before them"
+    elif matches:
         named = None if chosen is None else chosen.parameters
-        reason = "fits no layer that can be quantized" + (
-            f": it fits no module with a parameter {' or '.join(named)}"
+        reason = "matches no layer that can be quantized" + (
+            f": it matches no module with a parameter {' or '.join(named)}"
             if named
             else ". Name the weights of other modules by Config(parameters=)"
         )
     else:
         names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
-        reason = f"fits no module. The modules are {', '.join(names[:20])}{', ...' if names[20:] else ''}"
+        reason = f"matches no module. The modules are {', '.join(names[:20])}{', ...' if names[20:] else ''}"
     raise InvalidArgs(f"the pattern {shown(pattern)} {reason}. The model is unchanged.")

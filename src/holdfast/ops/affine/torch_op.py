@@ -84,8 +84,8 @@ def refuse_second_derivative(op: str) -> Callable[..., Any]:
 
     def refuse(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise Unsupported(
-            f"the gradient of {op} was asked for its own gradient, which is not defined here: an estimator "
-            "stands in for a derivative once. Leave create_graph out, or detach the gradient."
+            f"{op} has no second derivative: its gradient is an estimate that replaces the derivative of "
+            "rounding. Leave create_graph out, or detach the gradient."
         )
 
     return refuse

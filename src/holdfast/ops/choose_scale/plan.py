@@ -56,13 +56,13 @@ class ScaleOfData:
         lowest, highest = self.ends(q_min, q_max)
         if self.symmetric and not lowest < 0 < highest:
             raise InvalidDescriptor(
-                f"a symmetric scale needs codes on both sides of 0, and {q_min} to {q_max} has them on one; "
+                f"a symmetric scale needs codes on both sides of 0, and the codes are {q_min} to {q_max}; "
                 "pass symmetric=False for a scale with a zero point, or choose a signed dtype."
             )
         if lowest >= highest:
             raise InvalidDescriptor(
-                f"the codes {q_min} to {q_max} leave {lowest} to {highest} to spread the data over; a scale "
-                "needs two codes at least."
+                f"the codes are {q_min} to {q_max}, of which the scale uses {lowest} to {highest}; it "
+                "needs at least two codes. Choose a wider range."
             )
 
 

@@ -189,9 +189,7 @@ def dequantize(
     if packed:
         length = _packed_length(q, code_dtype, length, scale, granularity)
     elif length is not None:
-        raise InvalidArgs(
-            f"length is {shown(length)}; only packed codes have a length of their own. Leave it out."
-        )
+        raise InvalidArgs(f"length is {shown(length)}; it is for packed codes only. Leave it out.")
     return _from_integers(q, *shared, granularity.name, real, codes, length)  # type: ignore[no-any-return]
 
 

@@ -60,9 +60,7 @@ def _gradient(operator: Callable[..., Any], local: dict[str, Any], shards: Shard
 
 def refuse_sparse(whole: Whole) -> Iterator[Option]:
     """The rule of sparse gradients: raise."""
-    raise Unsupported(
-        "a sparse gradient was asked for of a table that is a DTensor, which is not there; leave sparse out."
-    )
+    raise Unsupported("the gradient of a table that is a DTensor cannot be sparse; leave sparse out.")
 
 
 RULES = {

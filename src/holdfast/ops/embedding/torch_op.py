@@ -172,8 +172,8 @@ def sparse_gradient(touched_rows: Any, dout: torch.Tensor, input: torch.Tensor, 
 def refuse_samples(*given: Any) -> Any:
     """The vmap rule of sparse gradients: raise."""
     raise Unsupported(
-        "sparse gradients of several samples were asked for (vmap, jacrev, is_grads_batched), whose rows "
-        "differ from sample to sample; leave sparse out there."
+        "sparse gradients cannot be computed for several samples at once (vmap, jacrev, is_grads_batched), "
+        "because their rows differ; leave sparse out."
     )
 
 
@@ -191,7 +191,7 @@ def _differentiate_again(ctx: Any, ddweight: torch.Tensor) -> tuple[Any, ...]:
     padding_idx, scale_grad_by_freq = ctx.options
     if scale_grad_by_freq:
         raise Unsupported(
-            "the gradient of embedding's gradient is not there for scale_grad_by_freq=True; leave it out."
+            "embedding has no second derivative with scale_grad_by_freq=True; leave scale_grad_by_freq out."
         )
     ddout = _lookup(input, ddweight, -1, False, False, "skip")
     if padding_idx >= 0:
@@ -206,10 +206,7 @@ register_autograd(
 
 def refuse_second_gradient(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     """The backward of a sparse gradient: raise."""
-    raise Unsupported(
-        "a sparse gradient was asked for its own gradient, which is not there; leave sparse out, or "
-        "create_graph."
-    )
+    raise Unsupported("a sparse gradient has no derivative; leave sparse out, or create_graph.")
 
 
 register_autograd("embedding_touched_rows_backward", refuse_second_gradient, by=["dout"])

@@ -83,7 +83,7 @@ class BagDescriptor(TableDescriptor):
         least = int(self.include_last_offset)
         if self.offsets is not None and not (type(self.offsets) is int and least <= self.offsets < LIMIT):
             raise InvalidDescriptor(
-                f"offsets is {self.offsets!r}; it is how many there are, from {least} to {LIMIT - 1}."
+                f"offsets is {self.offsets!r}; it must be the number of offsets, from {least} to {LIMIT - 1}."
             )
         if self.offsets is None and self.include_last_offset:
             raise InvalidDescriptor(
@@ -95,7 +95,7 @@ class BagDescriptor(TableDescriptor):
             )
         if self.per_sample_weights and self.mode != "sum":
             raise InvalidDescriptor(
-                f'per_sample_weights are given with mode {self.mode!r}; they go with mode "sum" alone.'
+                f'per_sample_weights are given with mode {self.mode!r}; only mode "sum" takes them.'
             )
 
 
@@ -154,7 +154,7 @@ class EmbeddingBagBackwardDescriptor(BagDescriptor):
         super().validate()
         if self.scale_grad_by_freq and self.mode == "max":
             raise InvalidDescriptor(
-                'scale_grad_by_freq is True with mode "max", which has no sum to be scaled; leave it out.'
+                'scale_grad_by_freq is True with mode "max", which has no sum to scale; leave it out.'
             )
         if self.dper_sample_weights and not self.per_sample_weights:
             raise InvalidDescriptor(

@@ -220,8 +220,8 @@ def _differentiate(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
 
 def _refuse_to_differentiate(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
     raise Unsupported(
-        "the gradient of embedding_bag, which the maximum of segment_reduce also uses, was asked for its own "
-        "gradient, which is not there; leave create_graph out, or detach the gradient."
+        'embedding_bag has no second derivative, and neither has segment_reduce with "max"; leave '
+        "create_graph out, or detach the gradient."
     )
 
 
@@ -260,13 +260,11 @@ def _require_bags(input, weight, offsets, mode, per_sample_weights, scale_grad_b
             raise InvalidArgs(f"offsets has dtype {offsets.dtype}; accepted are torch.int32 and torch.int64.")
     if mode == "max" and (scale_grad_by_freq or sparse):
         given = "scale_grad_by_freq" if scale_grad_by_freq else "sparse"
-        raise InvalidArgs(f'{given} is True with mode "max"; it goes with "sum" and "mean". Leave it out.')
+        raise InvalidArgs(f'{given} is True with mode "max"; only "sum" and "mean" take it. Leave it out.')
     if per_sample_weights is not None:
         require_tensor("per_sample_weights", per_sample_weights)
         if mode != "sum":
-            raise InvalidArgs(
-                f'per_sample_weights are given with mode {mode!r}; they go with mode "sum" alone.'
-            )
+            raise InvalidArgs(f'per_sample_weights are given with mode {mode!r}; only mode "sum" takes them.')
         if per_sample_weights.shape != input.shape or per_sample_weights.dtype != weight.dtype:
             raise InvalidArgs(
                 f"per_sample_weights has shape {tuple(per_sample_weights.shape)} and dtype "

@@ -76,9 +76,9 @@ class FakeCodesDescriptor(ScaledDescriptor):
         codes = format_of(self.dtype, "dtype")
         if codes.carried:
             raise InvalidDescriptor(
-                f"dtype is {self.dtype}; it names the codes that are faked, such as torch.int8 or "
-                "torch.float8_e4m3fn. For other ranges leave it out and give q_min and q_max; the result has "
-                "the dtype of the input."
+                f"dtype is {self.dtype}; it must be the dtype of the codes, such as torch.int8 or "
+                "torch.float8_e4m3fn. For other ranges leave dtype out and give q_min and q_max. The result "
+                "always has the dtype of the input."
             )
         return codes
 

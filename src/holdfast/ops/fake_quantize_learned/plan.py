@@ -37,7 +37,7 @@ from holdfast.ops.tree_sum.blocks import rounding_errors
 
 @dataclass(frozen=True, kw_only=True)
 class FakeQuantizeLearnedBackwardDescriptor(EstimatedDescriptor):
-    """The gradients with respect to x, by the estimator ``ste``, to the scale and to a learned zero point.
+    """The gradients with respect to x (by the estimator ``ste``), the scale, and a learned zero point.
 
     ``scale_dtype`` is the dtype of the scale and its gradient. ``zero_point_dtype`` is the dtype of the zero
     point and its gradient, or None if the zero point is not learned. ``grad_factor`` multiplies both
@@ -68,7 +68,7 @@ class FakeQuantizeLearnedBackwardDescriptor(EstimatedDescriptor):
         for name, dtype in (("scale_dtype", self.scale_dtype), ("zero_point_dtype", self.zero_point_dtype)):
             if dtype not in accepted and not (dtype is None and name == "zero_point_dtype"):
                 named = " or ".join(map(str, accepted))
-                raise InvalidDescriptor(f"{name} is {dtype}; a learned one is {named}.")
+                raise InvalidDescriptor(f"{name} is {dtype}; to be learned, it must be {named}.")
 
 
 @arguments

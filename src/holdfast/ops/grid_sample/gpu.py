@@ -1,10 +1,11 @@
 """grid_sample in Triton.
 
-A forward program computes the corners of its samples once, then loops over channels. The gradients of large
-bilinear problems are computed by ``gpu_dinput_by_slot`` with few channels, and by ``gpu_dinput_by_cell`` and
-``gpu_dgrid`` with many; those of small problems by ``gpu_dinput_by_plane``, and of others by
-``gpu_dinput_by_sample``. If the samples are scattered (``gpu_locality``), the kernels for many channels use a
-copy of dout with channels last and samples in the order of the cells.
+A forward program computes the corners of its samples once, then loops over channels. The problem selects the
+kernels of the gradients: ``gpu_dinput_by_slot`` for large bilinear problems with few channels,
+``gpu_dinput_by_cell`` and ``gpu_dgrid`` for those with many, ``gpu_dinput_by_plane`` for small problems,
+``gpu_dinput_by_image`` for many small images, and ``gpu_dinput_by_sample`` for all others. If the samples are
+scattered (``gpu_locality``), the kernels for many channels use a copy of dout with channels last and samples
+in the order of the cells.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any

@@ -235,7 +235,7 @@ def grid_gradient(
     DOUT_ROWS: tl.constexpr, IMAGE_ROWS: tl.constexpr, FULL: tl.constexpr, MANY: tl.constexpr,
     SHARED: tl.constexpr, OFFSET: tl.constexpr, ACCUMULATE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """dgrid of the samples, in their own order; or BY_CELL, as the copy of dout.
+    """dgrid of the samples, in their own order; if BY_CELL, in the order of the copy of dout.
 
     LOCALITY: both orders are launched, and the one that does not suit the grid returns at once. BY_CELL, a
     program has several tiles.

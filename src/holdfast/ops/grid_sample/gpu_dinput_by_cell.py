@@ -6,8 +6,9 @@
 samples. ``sum_rows`` reads rows of channels: of the copy of dout in the order of the cells, or of dout itself
 if its channels are last. Both are launched, and the one that does not suit the grid returns at once.
 
-A pixel with many terms is a crowd. It is divided into segments. ``sum_segments`` sums each of them by one
-program; several segments of a crowd are added with integer atomics, and the last one stores the result.
+A crowd is a pixel with many terms. Its terms are divided into segments, and one program of ``sum_segments``
+sums one segment. A crowd of several segments has a holder, an accumulator in memory: the segments are added
+to it with integer atomics, and the last segment to arrive stores the result.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -71,13 +72,13 @@ class Tuning:
     segment_channels: int
     segment_warps: int
     segment_programs: int
-    #: Maximum registers of ``sum_planes`` in 2-D and 3-D, and of ``sum_rows``. With a limit the compiler puts
-    #: loads together, with the same limit chosen by itself it does not.
+    #: Maximum registers of ``sum_planes`` in 2-D and 3-D, and of ``sum_rows``. With an explicit limit the
+    #: compiler groups the loads. It does not do so if it chooses the same limit itself.
     plane_registers: int | None = 88
     volume_registers: int | None = 96
     row_registers: int | None = 128
     #: Maximum blocks of channels of a thread of ``sum_rows``: 1, 2 or 4. Maximum number of its programs if
-    #: they may have to return at once: to start them takes time.
+    #: they may have to return at once, because starting a program takes time.
     row_blocks: int = 4
     row_programs: int = 2112
     #: Minimum number of channels; minimum number of elements of dout or dinput, unless the channels are
@@ -247,9 +248,9 @@ def list_crowds(
     tallies, owners, parts, holders, sums, arrived, pixel, amount, channels, tiles,
     CROWD: tl.constexpr, SEGMENT: tl.constexpr,
 ):  # fmt: skip
-    """List the segments of crowds: pixel, number of the segment, and holder of the sum (-1: one segment).
+    """List the segments of crowds: pixel, number of the segment, and index of the holder (-1: one segment).
 
-    Start the sums of holders at the bias, and their counters of arrived segments at 0.
+    Set the sums of holders to the bias, and their counters of arrived segments to 0.
     """
     wanted = tl.where(amount > CROWD, (amount + SEGMENT - 1) // SEGMENT, 0)
     slot = tl.atomic_add(tallies + SEGMENTS, tl.sum(wanted, 0), sem="relaxed")
@@ -274,7 +275,7 @@ def careful_sum(
     base, largest, fractions, places, around, amount, most, first_place, row_step, fraction_bits,
     out_sizes, strides, AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a plane at ``base`` with any numbers: its scale, and numbers that are not finite."""
+    """The sums of the plane at ``base`` for any values of dout, also those that are not finite."""
     shift = plane_shift(tl.load(largest), fraction_bits, tl.float32)
     total, odd = tl.zeros([PIXELS], tl.int64), tl.zeros([PIXELS], tl.float32)
     for term in range(0, most):
@@ -296,7 +297,7 @@ def load_source(
     fractions, places, around, term, here, first_place, row_step, out_sizes, strides,
     AXES: tl.constexpr, PLACED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """The offset of a term from the base of dout, PLACED, or of the rows in the order of the cells."""
+    """The offset of a term: in dout if PLACED, otherwise in the rows in the order of the cells."""
     if PLACED:
         return load_placed_term(
             fractions, places, around, term, here, first_place, out_sizes, strides,

@@ -1,11 +1,14 @@
 """dinput and dgrid of bilinear samples with few channels, in Triton: a pixel sums the samples of its cells.
 
-Every cell (see ``gpu_cells``) has a counter, a few slots, and a list. ``place_samples`` stores the number of
-each sample in the next free slot of its cell, or puts it at the head of the list; it also computes dgrid, and
-the largest exponent of each plane of dout. ``sum_slots`` then sums the samples of the cells of each pixel.
+Every cell (see ``gpu_cells``) has a counter, a few slots, and a list. A slot holds the number of one sample.
+``place_samples`` stores the number of each sample in the next free slot of its cell, or at the head of the
+list if there is none. It also computes dgrid and the largest exponent of each plane of dout. ``sum_slots``
+then sums the samples of the cells of each pixel.
 
-If a cell has very many samples, or dout has numbers that are not finite, ``place_samples`` opens a gate:
-``sum_slots`` returns at once, and ``gpu_dinput_by_sample`` computes dinput in the same memory.
+A gate, one word in memory, selects between two ways to compute dinput. If a cell has very many samples, or
+dout has numbers that are not finite, ``place_samples`` opens the gate: ``sum_slots`` returns at once, and
+``gpu_dinput_by_sample`` computes dinput in the same memory. If the gate stays closed, the kernels of
+``gpu_dinput_by_sample`` return at once.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any
@@ -314,7 +317,7 @@ class SlotSums:
         self.slots = layout.take(self.SLOTS * self.all_cells, torch.int32)
         self.heads = layout.take(self.all_cells, torch.int32)
         self.successors = layout.take(self.images * desc.samples, torch.int32)
-        # Once the gate is open, all that follows it is free.
+        # Once the gate is open, the memory behind it in the workspace is not used any more.
         start = self.largest.offset
         room = max(layout.size, self.budget) - start
         with layout.reusing(start):

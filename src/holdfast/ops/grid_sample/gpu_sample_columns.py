@@ -1,13 +1,13 @@
 """Terms of bilinear samples in columns, in Triton, for ``gpu_dinput_by_sample``.
 
-A lane passes a column of samples along y. The far corners of a sample, those below it, are often the near
-corners of the next sample. So their terms are carried: they are added to the terms of the next sample if its
-cell is the one below, and to the accumulators if it is not.
+A lane processes a column of samples along y, one after another. The far corners of a sample, those below it,
+are often the near corners of the next sample. So their terms are carried: they are added to the terms of the
+next sample if its cell is the one below, and to the accumulators if it is not.
 
-Along x, there are two ways. If most lanes are one pixel apart, a lane adds its west term together with the
-east term of the lane before. Otherwise two lanes exchange terms: an instruction then adds the west and the
-east terms of half of the lanes. The two pixels of a sample are neighbours, mostly in one sector of memory,
-and atomics are as fast as they touch few sectors.
+Along x, there are two methods. If most lanes are one pixel apart, a lane adds its west term together with the
+east term of the lane before. Otherwise two lanes exchange terms, so that one instruction adds the west and
+the east terms of half of the lanes. The two pixels of a sample are neighbours, mostly in one sector of
+memory, and atomics are faster if they touch fewer sectors.
 """
 # mypy: allow-untyped-decorators, allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: allow-any-generics, allow-subclassing-any, no-warn-return-any

@@ -1,7 +1,7 @@
 """Sums of the samples around columns of pixels, in Triton: the last kernel of ``gpu_dinput_by_slot``.
 
-A thread sums a column of pixels along y. It passes the rows of cells between them one after another, loads
-each sample of a cell once, and adds its terms to the pixel above the cell and to the pixel below it.
+A thread sums a column of pixels along y. It processes the rows of cells between the pixels one after another,
+loads each sample of a cell once, and adds its terms to the pixel above the cell and to the pixel below it.
 
 In every row a pixel has two cells, in 3-D four. Cell i holds the samples that have the pixel as a corner with
 tap ``i % 2`` along x and tap ``i // 2`` along z.

@@ -185,14 +185,14 @@ class SampleDescriptor(Descriptor):
     def _validate_kind(self) -> None:
         if self.mode == Mode.BICUBIC and self.axes == 3:
             raise InvalidDescriptor(
-                "mode is 'bicubic' for an image with 3 axes; there it must be 'bilinear' or 'nearest'."
+                "mode is 'bicubic' and the image is 3-D, (N, C, D, H, W); it must be 'bilinear' or 'nearest'."
             )
         float_dtype(self.grid_dtype, "grid_dtype")
         accepted = (self.real.torch, torch.float32) if self.real.bits == 16 else (self.real.torch,)
         if self.grid_dtype not in accepted:
             raise InvalidDescriptor(
-                f"grid_dtype is {self.grid_dtype} and input_dtype is {self.input_dtype}; with such an image "
-                f"the grid must be {' or '.join(map(str, accepted))}."
+                f"grid_dtype is {self.grid_dtype} and input_dtype is {self.input_dtype}; with this "
+                f"input_dtype the grid must be {' or '.join(map(str, accepted))}."
             )
 
 

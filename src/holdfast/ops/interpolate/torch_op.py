@@ -175,8 +175,8 @@ def interpolate(
         require_bool("recompute_scale_factor", recompute_scale_factor)
     require_bool("antialias", antialias)
     if (size is None) == (scale_factor is None):
-        given = "neither is" if size is None else "both are"
-        raise InvalidArgs(f"{given} given of size and scale_factor; give one of them.")
+        given = "neither size nor scale_factor is" if size is None else "both size and scale_factor are"
+        raise InvalidArgs(f"{given} given; give one of them.")
     scales: tuple[float, ...] = ()
     if size is not None:
         if recompute_scale_factor:

@@ -40,8 +40,8 @@ class LsqInitDescriptor(PerScaleDescriptor):
         super().validate()
         if not 1 <= self.q_max <= LARGEST_CODE:
             raise InvalidDescriptor(
-                f"q_max is {self.q_max}; the scale that LSQ begins with is for codes that reach from 1 to "
-                f"{LARGEST_CODE} above zero. Choose another range, or take a scale from choose_scale."
+                f"q_max is {self.q_max}; for the first scale of LSQ it must be from 1 to {LARGEST_CODE}. "
+                "Choose another range, or take a scale from choose_scale."
             )
 
 

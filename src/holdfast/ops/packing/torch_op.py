@@ -30,7 +30,9 @@ def pack(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if not is_compiling():
         require_memory("codes", codes)
     if codes.dtype != code.storage:
-        raise InvalidArgs(f"codes have dtype {codes.dtype}; {dtype} codes come one each in {code.storage}.")
+        raise InvalidArgs(
+            f"codes have dtype {codes.dtype}; unpacked {dtype} codes must be {code.storage}, one per element."
+        )
     if codes.dim() == 0:
         raise InvalidArgs("codes have rank 0 and no last axis to pack; reshape them to (1,).")
     per_byte = code.per_byte
@@ -56,7 +58,7 @@ def unpack(packed: torch.Tensor, dtype: torch.dtype, length: int | None = None) 
     if not is_compiling():
         require_memory("packed", packed)
     if packed.dtype != torch.uint8:
-        raise InvalidArgs(f"packed codes have dtype {packed.dtype}; they come in torch.uint8.")
+        raise InvalidArgs(f"packed codes have dtype {packed.dtype}; they must be torch.uint8.")
     if packed.dim() == 0:
         raise InvalidArgs("packed codes have rank 0 and no last axis to unpack; reshape them to (1,).")
     length = packed_length(length, packed.shape[-1], code)

@@ -38,8 +38,9 @@ _FLOAT32_OVERFLOW = float.fromhex("0x1.ffffffp127")
 class LinesDescriptor(IndexedDescriptor):
     """``shape`` is the shape of the index, ``table`` the shape of the table; their ranks are equal.
 
-    Position p of the index belongs to position p of the table, with ``index[p]`` in place of ``p[dim]``. With
-    ``width``, every position has a row of as many elements, a last axis of the tensors; without, one element.
+    Position p of the index belongs to position p of the table, with ``p[dim]`` replaced by ``index[p]``. With
+    ``width``, every position has a row of ``width`` elements, the last axis of the tensors. Without, it has
+    one element.
     """
 
     table: tuple[int, ...]
@@ -118,16 +119,17 @@ class LinesDescriptor(IndexedDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class ScatterDescriptor(LinesDescriptor):
-    """The term at a position of the index is added to the row of the table that it belongs to.
+    """Each term of ``src`` is added to the row of the table that its index selects.
 
     ``shape`` is the shape of the index, ``table`` the shape of input and the output; their ranks are equal.
-    Position p of the index belongs to position p of the table, with ``index[p]`` in place of ``p[dim]``. With
-    ``width``, every position has a row of as many elements, a last axis of the tensors; without, one element.
+    The term at position p is added at position p of the table, with ``p[dim]`` replaced by ``index[p]``. With
+    ``width``, every position has a row of ``width`` elements, the last axis of the tensors. Without, it has
+    one element.
 
     ``base`` "added": input is added to the sum. "kept": input is the result where there are no terms.
     "zeros": there is no input, and results without terms are zeros. ``reduce`` "mean" divides by the number
-    of terms, and one more if input is added. ``alpha``, rounded to the compute type, multiplies a sum before
-    input is added.
+    of terms, plus one if input is added. ``alpha`` is rounded to the compute type, and multiplies a sum
+    before input is added.
     """
 
     base: str = "added"
@@ -166,11 +168,11 @@ class ScatterDescriptor(LinesDescriptor):
 
 @dataclass(frozen=True, kw_only=True)
 class GatherDescriptor(LinesDescriptor):
-    """Every position of the index reads the row of the table that it belongs to.
+    """Every position of the index reads the row of the table that it selects.
 
     ``shape`` is the shape of the index, ``table`` the shape of input; their ranks are equal. Position p of
-    the index belongs to position p of the table, with ``index[p]`` in place of ``p[dim]``. With ``width``,
-    every position has a row of as many elements, a last axis of the tensors; without, one element.
+    the index reads position p of the table, with ``p[dim]`` replaced by ``index[p]``. With ``width``, every
+    position has a row of ``width`` elements, the last axis of the tensors. Without, it has one element.
 
     An index out of range reads as zeros. With ``bad_index`` "raise" it also raises an error: on the CPU
     before anything is written; on CUDA at the next run of any plan, or at ``check_errors``.
@@ -218,7 +220,7 @@ class BadScatterIndex:
         accepted = f"0 to {self.extent - 1}" if self.extent else "none"
         return InvalidIndex(
             f"the index at position {position} of the flattened index is {reported(value)}; the indexed axis "
-            f"has {self.extent} rows, so that accepted are {accepted}. Correct it."
+            f"has {self.extent} rows; accepted are {accepted}. Correct the index."
         )
 
 

@@ -86,8 +86,8 @@ def name_bad_index(indices: Sequence[Any], axes: Sequence[int], size: Sequence[i
             accepted = f"{-rows} to {rows - 1}" if rows else "none"
             raise InvalidIndex(
                 f"the index at position {position} of the flattened index of axis {axis} is "
-                f"{int(index.reshape(-1)[position])}; the axis has {rows} rows, so that accepted are "
-                f"{accepted}. Correct it."
+                f"{int(index.reshape(-1)[position])}; the axis has {rows} rows; accepted are "
+                f"{accepted}. Correct the index."
             ) from None
 
 
@@ -121,13 +121,11 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
         if index.dtype == torch.bool:
             covered = tuple(input.shape[len(found) : len(found) + index.dim()])
             if not index.dim():
-                raise InvalidArgs(
-                    f"indices[{number}] is a mask of rank 0; it must stand for at least one axis."
-                )
+                raise InvalidArgs(f"indices[{number}] is a mask of rank 0; it must have at least one axis.")
             if tuple(index.shape) != covered:
                 raise InvalidArgs(
                     f"indices[{number}] is a mask of shape {tuple(index.shape)}; it must have the shape of "
-                    f"the axes that it stands for, {covered}."
+                    f"the axes that it masks, {covered}."
                 )
             require_readable(f"indices[{number}]", index)
             found += index.to(input.device).nonzero(as_tuple=True)
@@ -140,8 +138,8 @@ def _index_tensors(input: torch.Tensor, indices: Any) -> list[Any]:
             )
     if len(found) > input.dim() or all(index is None for index in found):
         raise InvalidArgs(
-            f"indices stand for {len(found)} axes, and input has {input.dim()}; index at least one axis, and "
-            "no more than input has."
+            f"indices has entries for {len(found)} axes, and input has {input.dim()}; index at least one "
+            "axis, and no more than input has."
         )
     return found + [None] * (input.dim() - len(found))
 

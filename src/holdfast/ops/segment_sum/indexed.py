@@ -134,7 +134,7 @@ class BadIndex:
         accepted = f"0 to {self.rows - 1}" if self.rows else "none"
         return InvalidIndex(
             f"the index at position {position} of the flattened indices is {reported(value)}; the table has "
-            f"{self.rows} rows, so that accepted are {accepted}. Correct it, or pass "
+            f"{self.rows} rows; accepted are {accepted}. Correct the index, or pass "
             'bad_index="skip" to read it as zeros.'
         )
 
