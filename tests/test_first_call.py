@@ -142,6 +142,7 @@ from numba.core.ccallback import CFunc
 def fails(self):
     raise MemoryError("on purpose")
 
+hf.fake_quantize(torch.zeros(4), 0.5, dtype=torch.int8)  # compiles the kernel without its conversions
 CFunc.compile = fails
 hf.fake_quantize(torch.zeros(4, dtype=torch.bfloat16), 0.5, dtype=torch.int8)
 print("went on")

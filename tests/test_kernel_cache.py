@@ -9,18 +9,19 @@ import shutil
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fresh
-from holdfast.backends.cpu import compile_kernel
+from holdfast.backends.cpu import compile_kernel, jit
 from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
 from holdfast.core import importing
 
 #: Loads or compiles one small kernel, and prints the cache hits and misses.
 LOADING = """
 import numpy as np
-from holdfast.backends.cpu import compile_kernel
+from holdfast.backends.cpu import compile_kernel, jit
 from holdfast.ops.affine_grid.cpu import _measure
 
 number = np.float32(1)
@@ -189,3 +190,17 @@ assert hf.embedding_bag(indices, table, mode="sum").equal(table[indices].float()
 @pytest.mark.parametrize("features", ["", "+avx,+avx2,+fma,+f16c"], ids=["none", "avx2"])
 def test_the_processor_that_numba_compiles_for(features: str, tmp_path: Path) -> None:
     run(OTHER_INSTRUCTIONS, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES=features)
+
+
+def test_functions_that_a_function_makes_have_names_of_their_own() -> None:
+    """Symbols of kernels in the disk cache are made of these names."""
+
+    def adder(amount: int, name: str = "") -> Any:
+        def add(x):  # type: ignore[no-untyped-def]
+            return x + amount
+
+        return jit(add, name)
+
+    with pytest.raises(TypeError, match=r"adder\.<locals>\.add has a closure; give it a name of its own"):
+        adder(1)
+    assert adder(1, "add_1").py_func.__qualname__ == "add_1"

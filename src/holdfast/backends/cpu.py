@@ -46,8 +46,16 @@ def kernel(function: Callable[..., Any]) -> Any:
     return compiled
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """Compile a function that kernels call: it is linked into each kernel and cached with it."""
+def jit(function: Callable[..., Any], name: str = "") -> Any:
+    """Compile a function that kernels call: it is linked into each kernel and cached with it.
+
+    A function with a closure needs a ``name`` that no other function of its module has. Numba's symbols are
+    made of names and a count per process. Two kernels from the disk cache that have one symbol for different
+    functions would both call the first.
+    """
+    if function.__closure__ and not name:
+        raise TypeError(f"{function.__qualname__} has a closure; give it a name of its own.")
+    function.__qualname__ = name or function.__qualname__
     return njit(**_EXACT, **private.part_options())(function)
 
 

@@ -377,7 +377,10 @@ def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
     highest_code, nan, sign = codes.highest_code, codes.nan or 0, codes.bits - 1
     subnormals = 2**codes.mantissa_bits
 
-    @jit
+    def part(function: Any) -> Any:
+        return jit(function, name=f"{function.__name__}_{codes.name}")
+
+    @part
     def magnitude_of(bits):
         magnitude = np.uint32(bits & 0x7FFFFFFF)
         odd = np.uint32((magnitude >> dropped) & 1)
@@ -386,18 +389,18 @@ def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
             near = reinterpret((reinterpret(magnitude, np.float32) + lift) - lift, np.uint32)
         return near
 
-    @jit
+    @part
     def fits(t):
         return magnitude_of(reinterpret(to_odd_float32(t), np.uint32)) <= highest
 
-    @jit
+    @part
     def saturated(t):
         single = to_odd_float32(t)
         bits = reinterpret(single, np.uint32)
         near = np.uint32(min(magnitude_of(bits), highest) | np.uint32(bits & 0x80000000))
         return single if np.isnan(single) else reinterpret(near, np.float32)
 
-    @jit
+    @part
     def encoded(t):
         single = to_odd_float32(t)
         bits = reinterpret(single, np.uint32)
@@ -408,7 +411,7 @@ def float_format(codes: Format) -> tuple[Any, Any, Any, Any]:
         code = np.uint32(code | np.uint32(np.uint32(bits >> 31) << sign))
         return np.uint8(nan) if np.isnan(single) else np.uint8(code)
 
-    @jit
+    @part
     def decoded(code):
         magnitude = np.uint32(code & (2**sign - 1))
         value = reinterpret(np.uint32(np.uint32(magnitude << dropped) + rebias), np.float32)

@@ -23,10 +23,10 @@ from holdfast.backends.cpu import (
     VECTOR,
     TeamKernel,
     address_of,
-    compile_kernel,
     copy,
     fence,
     jit,
+    numbers_of,
     on_demand,
     outlined,
     pointer,
@@ -38,7 +38,7 @@ from holdfast.backends.cpu import (
 )
 from holdfast.backends.private import task_bytes, task_of
 from holdfast.backends.scratch import Runs, Scratch, step_of
-from holdfast.backends.threads import parallel, run_together, threads_together
+from holdfast.backends.threads import run_together, threads_together
 from holdfast.core.dtypes import Float
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
@@ -98,21 +98,23 @@ _RAW_BYTES, _RAW_BFLOAT16 = 0x01, 0x02
 #: Prefetch distance of a kernel that streams, in bytes.
 _PREFETCH_DISTANCE = 1024
 
-#: First parameters of every kernel: first tile, last tile, ``walk``, ``shared``.
-_WALK_ARGUMENTS = 4
-
-# Numbers of a task of ``SharedWalk``. The first differ between calls: the next tile, the number of threads
-# that have started, how many tiles a thread takes at once, the number of slots, the address of their scratch.
-# Then come the bytes of a slot, the number of tiles, whether each has one scale, the address of the scalars,
-# the shape, and the rows and columns of the table. The table follows a value of the compute type.
-_NEXT, THREAD, _SHARE, SLOTS, _SCRATCH, _SCRATCH_STEP, _TILES, SHARED, SCALARS, _SHAPE = range(10)
-_ROWS, _COLUMNS, NUMBERS = _SHAPE + 4, _SHAPE + 5, _SHAPE + 6
-_VARIABLES, _TABLE = _SCRATCH_STEP, NUMBERS + 1
+# Numbers of a task. The first differ between calls: the next tile, the number of threads that have started,
+# how many tiles a thread takes at once, the number of slots, the address of their scratch, and the addresses
+# of the operands. Then come the bytes of a slot, the number of tiles, whether each has one scale, the address
+# of the scalars, the shape, the rows and columns of the table, and whether the kernel adds to its output. The
+# table follows a value of the compute type.
+_NEXT, _THREAD, _SHARE, _SLOTS, _SCRATCH, _ADDRESSES = range(6)
+#: Maximum number of operands.
+_OPERANDS = 5
+_VARIABLES = _ADDRESSES + _OPERANDS
+_SCRATCH_STEP, _TILES, _SHARED, _SCALARS, _SHAPE = range(_VARIABLES, _VARIABLES + 5)
+_ROWS, _COLUMNS, _ACCUMULATE, NUMBERS = range(_SHAPE + 4, _SHAPE + 8)
+_TABLE = NUMBERS + 1
 #: Ranges of tiles per thread.
 _RANGES = 8
 
 # Columns of the table of a walk. _PACK_SHIFT is log2 of the codes per byte, _SIGNED tells if they have signs.
-_ADDRESS, _KIND, _LAYOUT, _PACK_SHIFT, _SIGNED, _STRIDES = 0, 1, 2, 3, 4, 5
+_KIND, _LAYOUT, _PACK_SHIFT, _SIGNED, _STRIDES = 0, 1, 2, 3, 4
 
 
 class Tiling(NamedTuple):
@@ -189,16 +191,19 @@ def shared_tensors(args: Any, compute: Float) -> tuple[torch.Tensor, torch.Tenso
 class Walk:
     """The loop of a kernel over the tiles of ``operands``: the output, ``inputs`` inputs, scale, zero point.
 
-    Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if ``signed``. With ``streamed`` a
-    large output is written by streaming stores; the kernel must then call ``streamed_item``, ``flush`` and
-    ``finish``, and must not read the output. ``by_row``: the kernel calls ``is_by_row``. ``raw``: the kernel
-    converts operands of these numbers and dtypes itself if the scale is by tile or by row.
+    ``entry`` is a ``team_kernel(NUMBERS)`` that calls a function made by ``over_tiles``, which gets
+    ``scalars`` of the compute type. Operand ``packed`` has ``per_byte`` codes in each byte, with sign bits if
+    ``signed``. With ``streamed`` a large output is written by streaming stores; the kernel must then call
+    ``streamed_item``, ``flush`` and ``finish``, and must not read the output. ``by_row``: the kernel calls
+    ``is_by_row``. ``raw``: the kernel converts operands of these numbers and dtypes itself if the scale is by
+    tile or by row.
     """
 
     def __init__(
         self,
-        entry: Any,
+        entry: TeamKernel,
         operands: Sequence[torch.Tensor],
+        scalars: Sequence[float],
         *,
         space: Space,
         inputs: int,
@@ -207,6 +212,7 @@ class Walk:
         per_byte: int = 1,
         signed: bool = False,
         streamed: bool = False,
+        accumulate: bool = False,
         by_row: bool = False,
         raw: Mapping[int, torch.dtype] | None = None,
     ) -> None:
@@ -229,54 +235,30 @@ class Walk:
                 if operands[operand].dtype == dtype:
                     table[operand, _KIND] = dtype.itemsize
         large = _bytes_of(operands[: 1 + inputs]) >= _STREAM_MIN_BYTES
-        if streamed and table[0, _LAYOUT] == _IN_PLACE and large:
+        if streamed and not accumulate and table[0, _LAYOUT] == _IN_PLACE and large:
             table[0, _LAYOUT] = _STREAMED
         self.inputs, self.operands = inputs, len(operands)
-        self._entry, self._tiling, self._table = entry, tiling, table
-        self._scratch, self._elements = _scratch_for(len(operands)), space.rows * space.columns
-
-    def run(self, addresses: Sequence[int], *scalars: Any) -> None:
-        """Run the kernel with these scalars over operands at these addresses."""
-        tiling, table, entry, scratch = self._tiling, self._table.copy(), self._entry, self._scratch
-        table[:-1, _ADDRESS] = addresses
-
-        kernel_table = (walk_of(table)[0], *table.shape)
-
-        def run_tiles(first: int, last: int) -> None:
-            entry(first, last, (tiling.shape, kernel_table, scratch.of_thread()), tiling.shared, *scalars)
-
-        parallel(run_tiles, tiling.tiles, self._elements)
-
-
-class SharedWalk(Walk):
-    """A walk of a ``TeamKernel`` with ``scalars``. Its threads take tiles without Python."""
-
-    def __init__(
-        self, entry: TeamKernel, operands: Sequence[torch.Tensor], scalars: Sequence[Any], **how: Any
-    ) -> None:
-        super().__init__(entry, operands, **how)
-        tiling, like = self._tiling, number(how["compute"])
+        self._tiles, self._elements = tiling.tiles, space.rows * space.columns
+        self._scratch, like = _scratch_for(len(operands)), number(compute)
         self._function = entry.compiled(like)
-        self._kept = np.array(scalars, type(like))[None]  # its address is in use
-        rows, columns = self._table.shape
+        self._scalars = np.array(scalars, type(like))[None]  # its address is in use
         self._bytes = task_bytes(
-            *[0] * _VARIABLES, self._scratch.size, tiling.tiles, tiling.shared, walk_of(self._kept)[0],
-            *tiling.shape, rows, columns, 0, *self._table.flatten().tolist(),
+            *[0] * _VARIABLES, self._scratch.size, tiling.tiles, tiling.shared, walk_of(self._scalars)[0],
+            *tiling.shape, *table.shape, accumulate, 0, *table.flatten().tolist(),
         )  # fmt: skip
         self._task = task_of(len(self._bytes) // 8)
-        self._places = range(_TABLE + _ADDRESS, _TABLE + len(operands) * columns, columns)
 
-    def run(self, addresses: Sequence[int], *scalars: Any) -> None:
+    def run(self, addresses: Sequence[int]) -> None:
+        """Run the kernel over operands at these addresses; it may take more of them than a tile has."""
         threads = threads_together(self._elements)
+        share = max(self._tiles // (_RANGES * threads), 1) if threads > 1 else self._tiles
         task = self._task.from_buffer_copy(self._bytes)
-        share = max(self._tiling.tiles // (_RANGES * threads), 1)
-        task[_SHARE:_VARIABLES] = (share, threads, self._scratch.of_team(threads))
-        for place, address in zip(self._places, addresses, strict=True):
-            task[place] = address
+        last = _ADDRESSES + len(addresses)
+        task[_SHARE:last] = (share, threads, self._scratch.of_team(threads), *addresses)
         run_together(self._function, task, self._elements)
 
 
-def launch_of(walk: Walk, compute: Float, *scalars: Any) -> Launch[Any]:
+def launch_of(walk: Walk, compute: Float) -> Launch[Any]:
     """The launch of a walk over the first operands of the args. A scale or a zero point may be a number."""
 
     def tensors_of_numbers(args: Any) -> dict[int, torch.Tensor]:
@@ -297,7 +279,7 @@ def launch_of(walk: Walk, compute: Float, *scalars: Any) -> Launch[Any]:
             at = [*addresses[: walk.operands]]
             for position, address in known:
                 at[position] = address
-            walk.run(at, *scalars)
+            walk.run(at)
 
         run.numbers = numbers  # type: ignore[attr-defined]
         return run
@@ -319,23 +301,9 @@ def _scratch_for(operands: int) -> Scratch:
     return Scratch("affine", Runs(2 * operands + 2, _RUN_BYTES, _UNPACK_OVERRUN))
 
 
-@cache
-def compile_for(entry: Any, compute: Float, *more: Any) -> None:
-    """Compile the kernel ``entry`` for a compute type, by a launch of no tiles.
-
-    Its parameters are those of every kernel, scalars of the compute type, then ``more``.
-    """
-    tiling = _tiling(Space((1,), ((1,),)), 0)
-    count = entry.py_func.__code__.co_argcount - _WALK_ARGUMENTS - len(more)
-    scalars = compute_scalars(compute, *[0] * count)
-    table = (walk_of(tiling.table)[0], *tiling.table.shape)
-    compile_kernel(entry, 0, 0, (tiling.shape, table, 0), True, *scalars, *more)
-
-
 def compute_scalars(compute: Float, *values: int) -> tuple[np.floating[Any], ...]:
     """Integers as scalars of the compute type."""
-    number = np.float64 if compute.name == "float64" else np.float32
-    return tuple(number(value) for value in values)
+    return tuple(type(number(compute))(value) for value in values)
 
 
 # A kernel's ``walk`` is (shape, table, address of the scratch). A table is (address, its rows, its columns):
@@ -351,18 +319,38 @@ def cell(table, row, column):
 
 
 @jit
-def walk_of_task(numbers, slot):
-    """The walk of a task of ``SharedWalk``, with the scratch of a slot."""
-    shape = (numbers[_SHAPE], numbers[_SHAPE + 1], numbers[_SHAPE + 2], numbers[_SHAPE + 3])
-    table = (address_of(numbers) + 8 * _TABLE, numbers[_ROWS], numbers[_COLUMNS])
-    return shape, table, numbers[_SCRATCH] + slot * numbers[_SCRATCH_STEP]
+def address(table, operand):
+    """The address of an operand, which precedes the table in the task."""
+    return pointer(table[0] - 8 * (_TABLE - _ADDRESSES), np.int64)[operand]
 
 
-@jit
-def take_tiles(numbers):
-    """The next range of tiles of a task. It is empty if none is left."""
-    first = take(numbers, _NEXT, numbers[_SHARE])
-    return first, min(first + numbers[_SHARE], numbers[_TILES])
+def over_tiles(function: Callable[..., Any]) -> Any:
+    """Declare a function that kernels call with their task, from a function over a range of tiles.
+
+    ``function`` takes the first and the last tile, the walk, whether each tile has one scale, the scalars,
+    and whether to add to the output. The threads of a task take ranges of tiles until none is left.
+    """
+    tiles = jit(function)
+
+    def share(task):
+        numbers, like = numbers_of(task), task[0][-1]
+        slot = take(numbers, _THREAD, 1)
+        if slot >= numbers[_SLOTS]:
+            return
+        shape = (numbers[_SHAPE], numbers[_SHAPE + 1], numbers[_SHAPE + 2], numbers[_SHAPE + 3])
+        table = (address_of(numbers) + 8 * _TABLE, numbers[_ROWS], numbers[_COLUMNS])
+        walk = shape, table, numbers[_SCRATCH] + slot * numbers[_SCRATCH_STEP]
+        shared, accumulate = numbers[_SHARED] != 0, numbers[_ACCUMULATE] != 0
+        scalars = pointer(numbers[_SCALARS], like)
+        while True:
+            first = take(numbers, _NEXT, numbers[_SHARE])
+            last = min(first + numbers[_SHARE], numbers[_TILES])
+            if first >= last:
+                break
+            tiles(first, last, walk, shared, scalars, accumulate)
+
+    share.__module__ = function.__module__
+    return jit(share, name=f"{function.__qualname__}_of_task")
 
 
 @jit
@@ -458,7 +446,7 @@ def _load(walk, operand, row, column, rows, columns, like):
     if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, operand, row, rows)
-    memory = cell(table, operand, _ADDRESS) + ((column * step * item) >> pack_shift)
+    memory = address(table, operand) + ((column * step * item) >> pack_shift)
     raw = scratch + 2 * operand * _RUN
     if pack_shift > 0:
         for r in range(rows):
@@ -515,7 +503,7 @@ def load(walk, tile, is_first, shared, inputs, accumulate, like):
             in_place = layout == _IN_PLACE or layout == _STREAMED
             if _computed_as_stored(kind) and in_place and cell(table, 0, _PACK_SHIFT) == 0:
                 offset = _row_offsets(walk, operand, row, min(rows, 1))[0] + column
-                runs[0] = cell(table, 0, _ADDRESS) + offset * (kind & ITEM_SIZE)
+                runs[0] = address(table, 0) + offset * (kind & ITEM_SIZE)
             continue
         if layout == _FIXED and not is_first:
             continue
@@ -620,7 +608,7 @@ def store(walk, tile, like):
     if in_place:
         rows, columns = 1, count
     offsets = _row_offsets(walk, np.int64(0), row, rows)
-    memory = cell(table, 0, _ADDRESS) + ((column * step * item) >> pack_shift)
+    memory = address(table, 0) + ((column * step * item) >> pack_shift)
     raw = scratch
     if layout == _IN_PLACE and pack_shift == 0:
         raw = memory + offsets[0] * item
@@ -717,7 +705,7 @@ def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) ->
     def implement_backward_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
         estimate, bounds_of, estimate_shared = estimators[ste.literal_value]
 
-        def over_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
+        def estimate_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
             item = streamed_item(walk)
             for tile in range(first, last):
                 count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
@@ -748,6 +736,6 @@ def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) ->
                 store(walk, tile, q_min)
             finish(walk)
 
-        return over_tiles
+        return estimate_tiles
 
     return backward_tiles

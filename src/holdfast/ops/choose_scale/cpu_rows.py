@@ -4,21 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numba import types
 
-from holdfast.backends.cpu import jit, pointer
-from holdfast.core.dtypes import Float
+from holdfast.backends.cpu import emit, jit, pointer
 from holdfast.core.plan import Args, Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space, contiguous_strides
 from holdfast.numerics.cpu import FLOAT32, zero
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
-from holdfast.ops.affine.cpu import TILE
+from holdfast.ops.affine.cpu import TILE, address
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.choose_scale.cpu import (
     AFFINE,
@@ -33,22 +33,40 @@ from holdfast.ops.choose_scale.cpu import (
 )
 from holdfast.ops.choose_scale.plan import ChooseScaleArgs, FromDataDescriptor
 
+# Operands of a kernel over rows that are not in its tiles, and its scalars after q_min and q_max.
+_SCALE, _ZERO_POINT = 2, 3
+_LOWEST, _HIGHEST, _FLOOR, _AFFINE = 2, 3, 4, 5
+
+
+@emit
+def _magnitude_bits(typingctx, like):
+    """All bits of the compute type but the sign bit, as an integer."""
+    integer = types.int32 if like == types.float32 else types.int64
+
+    def build(context, builder, signature, args):
+        return context.get_constant(integer, 2 ** (integer.bitwidth - 1) - 1)
+
+    return integer(like), build
+
 
 @jit
-def row_scale(x, columns, row, results, mask, lowest, highest, floor):
-    """Compute and store the scale and the zero point of a row that is a segment. ``x`` is its address.
+def row_rule(walk, scalars):
+    """How ``row_scale`` computes scales: the addresses of the scales and zero points, and the scalars."""
+    return address(walk[1], _SCALE), address(walk[1], _ZERO_POINT), scalars
 
-    ``results`` is the addresses of the scales and the zero points, SYMMETRIC or AFFINE, and the bytes of the
-    compute type.
-    """
-    scales, zero_points, result, _ = results
-    both = result == AFFINE or lowest != -highest
+
+@jit
+def row_scale(x, columns, row, rule):
+    """Compute and store the scale and the zero point of a row that is a segment. ``x`` is its address."""
+    scales, zero_points, scalars = rule
+    lowest, highest, floor, affine = scalars[_LOWEST], scalars[_HIGHEST], scalars[_FLOOR], scalars[_AFFINE]
+    both, mask = affine != 0 or lowest != -highest, _magnitude_bits(floor)
     above, below = fold(x, 1, columns, mask, both, zero_bits(mask), zero_bits(mask))
     low, high = range_of(above, below, FLOAT32)
-    s = scale_of_range(low, high, lowest, highest, floor, result == SYMMETRIC)
+    s = scale_of_range(low, high, lowest, highest, floor, affine == 0)
     z = zero(s)
     pointer(scales, s)[row] = s
-    if result == AFFINE:
+    if affine != 0:
         z = zero_point_of_range(low, s, lowest, highest)
         pointer(zero_points, np.int32)[row] = np.int32(z)
     return s, z
@@ -96,7 +114,7 @@ class RowKernel(AffineKernel[D]):
 
     def compile(self) -> None:
         if self.entry is not None:
-            _compile(self.entry, self.desc.real.compute)
+            self.entry.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: Any) -> Launch[Any]:
         desc, compute, written = self.desc, self.desc.real.compute, getattr(args, self.output)
@@ -105,11 +123,11 @@ class RowKernel(AffineKernel[D]):
         if self.entry is None or not rows_are_segments(desc, space):
             return self._in_two_passes(args)
         self.compile()
-        item, result = compute.bits // 8, self.result
-        bounds, rule = affine.compute_scalars(compute, *desc.code_range), kernel_constants(item, *self.ends)
+        _, *rule = kernel_constants(compute.bits // 8, *self.ends)
         walk = affine.Walk(
             self.entry,
             (written, args.x),
+            (*desc.code_range, *rule, self.result == AFFINE),
             space=Space(space.sizes, space.strides[:2]),
             inputs=1,
             compute=compute,
@@ -119,7 +137,7 @@ class RowKernel(AffineKernel[D]):
         )
 
         def run(stream: int, workspace: int, out: int, scale: int, zero_point: int, x: int) -> None:
-            walk.run((out, x), *bounds, (scale, zero_point, result, item), *rule)
+            walk.run((out, x, scale, zero_point))
 
         def launch(stream: Stream, workspace: Workspace, args: Any, addresses: Sequence[int]) -> None:
             run(0, 0, *addresses)
@@ -145,9 +163,3 @@ class RowKernel(AffineKernel[D]):
     def _second_args(self, args: Any) -> Any:
         operands = {name: getattr(args, name) for name in (self.output, "x", "scale", "zero_point")}
         return self.second_args(**operands)
-
-
-@cache
-def _compile(entry: Any, compute: Float) -> None:
-    item = compute.bits // 8
-    affine.compile_for(entry, compute, (0, 0, SYMMETRIC, item), *kernel_constants(item, -1, 1))

@@ -7,15 +7,28 @@ import numpy as np
 import torch
 from numba import types
 
-from holdfast.backends.cpu import BLOCK, counted_loop, emit, jit, kernel, load_lanes, outlined, pointer, splat
+from holdfast.backends.cpu import (
+    BLOCK,
+    counted_loop,
+    emit,
+    jit,
+    load_lanes,
+    outlined,
+    pointer,
+    splat,
+    team_kernel,
+)
 from holdfast.core.plan import Launch
 from holdfast.numerics.cpu import store_real, store_real_lanes
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    NUMBERS,
     ROW_BLOCK,
     finish,
     flush_alone,
     load,
+    over_tiles,
     reads_bytes,
     row_columns,
     store,
@@ -74,8 +87,9 @@ def _dequantize_rows(walk, runs, like, stored, count):
         flush_alone(walk, runs, begin, end)
 
 
-@kernel
-def _dequantize(first, last, walk, shared, like):
+@over_tiles
+def _dequantize_tiles(first, last, walk, shared, scalars, accumulate):
+    like = scalars[0]
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, like)
         y, q = pointer(runs[0], like), pointer(runs[1], like)
@@ -95,8 +109,14 @@ def _dequantize(first, last, walk, shared, like):
     finish(walk)
 
 
-@kernel
-def _dequantize_backward(first, last, walk, shared, like, accumulate):
+@team_kernel(NUMBERS)
+def _dequantize(task):
+    _dequantize_tiles(task)
+
+
+@over_tiles
+def _gradient_tiles(first, last, walk, shared, scalars, accumulate):
+    like = scalars[0]
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, accumulate, like)
         dq, dy, scale = pointer(runs[0], like), pointer(runs[1], like), pointer(runs[2], like)
@@ -117,11 +137,16 @@ def _dequantize_backward(first, last, walk, shared, like, accumulate):
         store(walk, tile, like)
 
 
+@team_kernel(NUMBERS)
+def _dequantize_backward(task):
+    _gradient_tiles(task)
+
+
 class Dequantize(AffineKernel[DequantizeDescriptor]):
     """``_dequantize`` as a kernel."""
 
     def compile(self) -> None:
-        affine.compile_for(_dequantize, self.desc.real.compute)
+        _dequantize.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: DequantizeArgs) -> Launch[DequantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -132,6 +157,7 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
         walk = affine.Walk(
             _dequantize,
             (args.y, args.q, *affine.shared_tensors(args, compute)),
+            (0,),
             space=space,
             inputs=1,
             compute=compute,
@@ -142,19 +168,27 @@ class Dequantize(AffineKernel[DequantizeDescriptor]):
             by_row=in_bytes,
             raw={0: torch.bfloat16, 1: args.q.dtype} if in_bytes else {},
         )
-        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, 0))
+        return affine.launch_of(walk, compute)
 
 
 class DequantizeBackward(AffineKernel[DequantizeBackwardDescriptor]):
     """``_dequantize_backward`` as a kernel."""
 
     def compile(self) -> None:
-        affine.compile_for(_dequantize_backward, self.desc.real.compute, False)
+        _dequantize_backward.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: DequantizeBackwardArgs) -> Launch[DequantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
         self.compile()
         space = affine_space(desc, (args.dq, args.dy), (args.scale,))
         operands = (args.dq, args.dy, affine.scale_tensor(args.scale, compute))
-        walk = affine.Walk(_dequantize_backward, operands, space=space, inputs=1, compute=compute)
-        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, 0), args.accumulate)
+        walk = affine.Walk(
+            _dequantize_backward,
+            operands,
+            (0,),
+            space=space,
+            inputs=1,
+            compute=compute,
+            accumulate=args.accumulate,
+        )
+        return affine.launch_of(walk, compute)

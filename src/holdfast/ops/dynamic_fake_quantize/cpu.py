@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
+from holdfast.backends.cpu import BLOCK, jit, pointer, prefetch, team_kernel
 from holdfast.numerics.cpu import zero
-from holdfast.ops.affine.cpu import finish, flush, load, store, streamed_item, window
-from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_scale
+from holdfast.numerics.cpu_walk import size_of
+from holdfast.ops.affine.cpu import NUMBERS, finish, flush, load, over_tiles, store, streamed_item, window
+from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_rule, row_scale
 from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeBackwardDescriptor,
     DynamicFakeQuantizeDescriptor,
@@ -25,19 +26,18 @@ from holdfast.ops.fake_quantize.cpu import ROUNDINGS, FakeQuantize, FakeQuantize
 from holdfast.ops.fake_quantize.plan import FakeQuantizeArgs
 
 
-def _row_tiles(kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
+def _row_tiles(kind, first, last, walk, shared, scalars):
     """Scales and results of rows for codes of ``kind``, a literal, over the tiles first to last."""
     raise NotImplementedError("called from kernels only")
 
 
 @overload(_row_tiles, prefer_literal=True)
-def _implement_row_tiles(
-    kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
-):
+def _implement_row_tiles(kind, first, last, walk, shared, scalars):
     rounded = ROUNDINGS[kind.literal_value]
 
-    def over_tiles(kind, first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
-        item, streams = results[3], streamed_item(walk) > 0
+    def round_rows(kind, first, last, walk, shared, scalars):
+        q_min, q_max, rule = scalars[0], scalars[1], row_rule(walk, scalars)
+        item, streams = size_of(q_min), streamed_item(walk) > 0
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
             row, _, rows, columns = window(walk[0], tile)
@@ -45,30 +45,34 @@ def _implement_row_tiles(
             for r in range(rows):
                 begin = r * columns
                 at = runs[1] + begin * item
-                s, z = row_scale(at, columns, row + r, results, mask, lowest, highest, floor)
+                s, z = row_scale(at, columns, row + r, rule)
                 for i in range(begin, begin + columns):
                     y[i] = rounded(x[i], s, z, q_min, q_max)
             flush(walk, runs, (runs[1] + count * item,), 0, count)
             store(walk, tile, q_min)
         finish(walk)
 
-    return over_tiles
+    return round_rows
 
 
-@kernel
-def _dynamic_fake_quantize(first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
-    _row_tiles(
-        "integer", first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
-    )  # fmt: skip
+@over_tiles
+def _integer_rows(first, last, walk, shared, scalars, accumulate):
+    _row_tiles("integer", first, last, walk, shared, scalars)
 
 
-@kernel
-def _dynamic_fake_quantize_e4m3fn(
-    first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
-):
-    _row_tiles(
-        "float8_e4m3fn", first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor
-    )
+@over_tiles
+def _e4m3fn_rows(first, last, walk, shared, scalars, accumulate):
+    _row_tiles("float8_e4m3fn", first, last, walk, shared, scalars)
+
+
+@team_kernel(NUMBERS)
+def _dynamic_fake_quantize(task):
+    _integer_rows(task)
+
+
+@team_kernel(NUMBERS)
+def _dynamic_fake_quantize_e4m3fn(task):
+    _e4m3fn_rows(task)
 
 
 @jit
@@ -78,19 +82,19 @@ def covered(dy, x, s):
     return dy if (abs(s) < infinite) | ((s == s) & (abs(x) < infinite)) else zero(dy)
 
 
-@kernel
-def _covered_backward(first, last, walk, shared, q_min, q_max, accumulate):
+@over_tiles
+def _covered_tiles(first, last, walk, shared, scalars, accumulate):
     """dx = dy where the scale is finite. Only if a scale of a tile is not finite, the tile reads x."""
-    item = streamed_item(walk)
+    item, like = streamed_item(walk), scalars[0]
     for tile in range(first, last):
-        count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
-        dy, x, scale = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
+        count, runs = load(walk, tile, tile == first, shared, 2, accumulate, like)
+        dy, x, scale = pointer(runs[1], like), pointer(runs[2], like), pointer(runs[3], like)
         infinite_scales = 0
         for i in range(1 if shared else count):
             infinite_scales += 0 if abs(scale[i]) < np.float32(np.inf) else 1
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
-            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], like)
             if item == 0:
                 prefetch(dy, begin)
             if infinite_scales > 0:
@@ -104,8 +108,13 @@ def _covered_backward(first, last, walk, shared, q_min, q_max, accumulate):
                 for i in range(begin, end):
                     dx[i] = dy[i]
             flush(walk, runs, (runs[1],), begin, end)
-        store(walk, tile, q_min)
+        store(walk, tile, like)
     finish(walk)
+
+
+@team_kernel(NUMBERS)
+def _covered_backward(task):
+    _covered_tiles(task)
 
 
 class DynamicFakeQuantize(RowKernel[DynamicFakeQuantizeDescriptor]):

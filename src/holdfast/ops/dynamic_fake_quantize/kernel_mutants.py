@@ -14,7 +14,7 @@ _SEGMENTS = "in_range: segments"
 
 # fmt: off
 MUTANTS = (
-    _forward("the scale of a tile's first row", _CPU, "columns, row + r, results", "columns, row, results"),
+    _forward("the scale of a tile's first row", _CPU, "columns, row + r, rule", "columns, row, rule"),
     _forward("the row before", _CPU,
         "at = runs[1] + begin * item",
         "at = runs[1] + max(r - 1, 0) * columns * item"),

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.backends.cpu import jit, kernel, outlined, pointer
-from holdfast.ops.affine.cpu import load, store, stores_bytes, window
-from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_scale
+from holdfast.backends.cpu import jit, outlined, pointer, team_kernel
+from holdfast.numerics.cpu_walk import size_of
+from holdfast.ops.affine.cpu import NUMBERS, load, over_tiles, store, stores_bytes, window
+from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_rule, row_scale
 from holdfast.ops.dynamic_quantize.plan import DynamicQuantizeDescriptor
 from holdfast.ops.quantize.cpu import Quantize, code
 from holdfast.ops.quantize.plan import QuantizeArgs
@@ -34,20 +35,25 @@ def code_row(x, q, columns, bytewise, s, z, q_min, q_max):
             wide[i] = code(values[i], s, z, q_min, q_max)
 
 
-@kernel
-def _dynamic_quantize(first, last, walk, shared, q_min, q_max, results, mask, lowest, highest, floor):
-    """Scales and codes of rows that are segments. A tile has whole rows. ``row_scale`` has ``results``."""
-    item = results[3]
-    bytewise = stores_bytes(walk)
+@over_tiles
+def _row_tiles(first, last, walk, shared, scalars, accumulate):
+    """Scales and codes of rows that are segments. A tile has whole rows."""
+    q_min, q_max, rule = scalars[0], scalars[1], row_rule(walk, scalars)
+    item, bytewise = size_of(q_min), stores_bytes(walk)
     size = 1 if bytewise else item
     for tile in range(first, last):
         _, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
         row, _, rows, columns = window(walk[0], tile)
         for r in range(rows):
             x, q = runs[1] + r * columns * item, runs[0] + r * columns * size
-            s, z = row_scale(x, columns, row + r, results, mask, lowest, highest, floor)
+            s, z = row_scale(x, columns, row + r, rule)
             code_row(x, q, columns, bytewise, s, z, q_min, q_max)
         store(walk, tile, q_min)
+
+
+@team_kernel(NUMBERS)
+def _dynamic_quantize(task):
+    _row_tiles(task)
 
 
 class DynamicQuantize(RowKernel[DynamicQuantizeDescriptor]):

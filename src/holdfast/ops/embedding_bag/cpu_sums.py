@@ -228,7 +228,6 @@ def _batch_sums(columns: int) -> Any:
     """Make a function that sums ``columns`` columns of a batch of bags."""
     sum_columns = _column_sums(columns)
 
-    @jit
     def sum_batch(first, last, rows, places, bags, factors, out, column, stored, like):
         """Sum the columns from ``column`` on of the bags ``first`` to ``last``, as ``_sum_range``.
 
@@ -244,7 +243,7 @@ def _batch_sums(columns: int) -> Any:
             sum_columns(rows, places, (begin, end, count), factors, target, column, like)
             begin = end
 
-    return sum_batch
+    return jit(sum_batch, name=f"sum_batch_{columns}")
 
 
 _sum_128, _sum_64, _sum_32, _sum_16, _sum_8, _sum_4, _sum_1 = map(_batch_sums, (128, 64, 32, 16, 8, 4, 1))

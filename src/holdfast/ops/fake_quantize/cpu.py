@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from numba.extending import overload
 
-from holdfast.backends.cpu import BLOCK, jit, kernel, pointer, prefetch
+from holdfast.backends.cpu import BLOCK, jit, pointer, prefetch, team_kernel
 from holdfast.core.plan import Launch
 from holdfast.numerics.cpu import fits_e4m3fn, rint, saturated_e4m3fn, tanh_slope, zero
+from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
+    NUMBERS,
     code_bounds,
     finish,
     flush,
     in_range_bounds,
     load,
+    over_tiles,
     store,
     straight_through_backward,
     streamed_item,
@@ -65,7 +68,7 @@ def _forward_tiles(kind, first, last, walk, shared, q_min, q_max):
 def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
     rounded = ROUNDINGS[kind.literal_value]
 
-    def over_tiles(kind, first, last, walk, shared, q_min, q_max):
+    def round_tiles(kind, first, last, walk, shared, q_min, q_max):
         item = streamed_item(walk)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
@@ -86,17 +89,27 @@ def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
             store(walk, tile, q_min)
         finish(walk)
 
-    return over_tiles
+    return round_tiles
 
 
-@kernel
-def _fake_quantize(first, last, walk, shared, q_min, q_max):
-    _forward_tiles("integer", first, last, walk, shared, q_min, q_max)
+@over_tiles
+def _integer_tiles(first, last, walk, shared, scalars, accumulate):
+    _forward_tiles("integer", first, last, walk, shared, scalars[0], scalars[1])
 
 
-@kernel
-def _fake_quantize_e4m3fn(first, last, walk, shared, q_min, q_max):
-    _forward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max)
+@over_tiles
+def _e4m3fn_tiles(first, last, walk, shared, scalars, accumulate):
+    _forward_tiles("float8_e4m3fn", first, last, walk, shared, scalars[0], scalars[1])
+
+
+@team_kernel(NUMBERS)
+def _fake_quantize(task):
+    _integer_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _fake_quantize_e4m3fn(task):
+    _e4m3fn_tiles(task)
 
 
 @jit
@@ -160,16 +173,16 @@ ESTIMATORS = {
 _backward_tiles = straight_through_backward(ESTIMATORS)
 
 
-@kernel
-def _identity(first, last, walk, shared, q_min, q_max, accumulate):
+@over_tiles
+def _identity_tiles(first, last, walk, shared, scalars, accumulate):
     """dx = dy. It reads neither x nor the scale."""
-    item = streamed_item(walk)
+    item, like = streamed_item(walk), scalars[0]
     for tile in range(first, last):
-        count, runs = load(walk, tile, tile == first, shared, 1, accumulate, q_min)
-        dy = pointer(runs[1], q_min)
+        count, runs = load(walk, tile, tile == first, shared, 1, accumulate, like)
+        dy = pointer(runs[1], like)
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
-            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+            dx = pointer(walk[2] - begin * item if item > 0 else runs[0], like)
             if item == 0:
                 prefetch(dy, begin)
             if accumulate:
@@ -179,33 +192,63 @@ def _identity(first, last, walk, shared, q_min, q_max, accumulate):
                 for i in range(begin, end):
                     dx[i] = dy[i]
             flush(walk, runs, (runs[1],), begin, end)
-        store(walk, tile, q_min)
+        store(walk, tile, like)
     finish(walk)
 
 
-@kernel
-def _clipped_identity(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("clipped_identity", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _clipped_identity_tiles(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("clipped_identity", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
-@kernel
-def _tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("tanh", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _tanh_tiles(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("tanh", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
-@kernel
-def _hard_tanh(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("hard_tanh", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _hard_tanh_tiles(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("hard_tanh", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
-@kernel
-def _in_range_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("in_range_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _in_range_e4m3fn_tiles(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("in_range_e4m3fn", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
-@kernel
-def _in_range(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("in_range", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _in_range_tiles(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("in_range", first, last, walk, shared, scalars[0], scalars[1], accumulate)
+
+
+@team_kernel(NUMBERS)
+def _identity(task):
+    _identity_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _clipped_identity(task):
+    _clipped_identity_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _tanh(task):
+    _tanh_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _hard_tanh(task):
+    _hard_tanh_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _in_range_e4m3fn(task):
+    _in_range_e4m3fn_tiles(task)
+
+
+@team_kernel(NUMBERS)
+def _in_range(task):
+    _in_range_tiles(task)
 
 
 _BACKWARD = {
@@ -225,7 +268,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         return _fake_quantize_e4m3fn if self.desc.codes.is_float else _fake_quantize
 
     def compile(self) -> None:
-        affine.compile_for(self.entry, self.desc.real.compute)
+        self.entry.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: FakeQuantizeArgs) -> Launch[FakeQuantizeArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -234,12 +277,13 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
         walk = affine.Walk(
             self.entry,
             (args.y, args.x, *affine.shared_tensors(args, compute)),
+            desc.code_range,
             space=space,
             inputs=1,
             compute=compute,
             streamed=True,
         )
-        return affine.launch_of(walk, compute, *affine.compute_scalars(compute, *desc.code_range))
+        return affine.launch_of(walk, compute)
 
 
 class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
@@ -252,7 +296,7 @@ class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
         return _in_range_e4m3fn if self.desc.codes.is_float and ste is SteKind.IN_RANGE else _BACKWARD[ste]
 
     def compile(self) -> None:
-        affine.compile_for(self.entry, self.desc.real.compute, False)
+        self.entry.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: FakeQuantizeBackwardArgs) -> Launch[FakeQuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -266,10 +310,11 @@ class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
         walk = affine.Walk(
             self.entry,
             operands,
+            desc.code_range,
             space=space,
             inputs=len(operands[1:3]),
             compute=compute,
-            streamed=not args.accumulate,
+            streamed=True,
+            accumulate=args.accumulate,
         )
-        bounds = affine.compute_scalars(compute, *desc.code_range)
-        return affine.launch_of(walk, compute, *bounds, args.accumulate)
+        return affine.launch_of(walk, compute)

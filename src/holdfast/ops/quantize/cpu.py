@@ -15,12 +15,9 @@ import torch
 from holdfast.backends.cpu import (
     BLOCK,
     jit,
-    kernel,
-    numbers_of,
     outlined,
     pointer,
     prefetch,
-    take,
     team_kernel,
 )
 from holdfast.core.plan import Launch
@@ -30,16 +27,13 @@ from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     NUMBERS,
     ROW_BLOCK,
-    SCALARS,
-    SHARED,
-    SLOTS,
-    THREAD,
     code_bounds,
     finish,
     flush_alone,
     in_range_bounds,
     is_by_row,
     load,
+    over_tiles,
     reads_bfloat16,
     row_columns,
     store,
@@ -47,8 +41,6 @@ from holdfast.ops.affine.cpu import (
     stores_floating_codes,
     straight_through_backward,
     streamed_item,
-    take_tiles,
-    walk_of_task,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
 from holdfast.ops.quantize.cpu_codes import write_codes
@@ -119,8 +111,9 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
         flush_alone(walk, runs, begin, end)
 
 
-@jit
-def _quantize_tiles(first, last, walk, shared, q_min, q_max):
+@over_tiles
+def _quantize_tiles(first, last, walk, shared, scalars, accumulate):
+    q_min, q_max = scalars[0], scalars[1]
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
         q, codes, x = pointer(runs[0], q_min), pointer(runs[0], np.int8), pointer(runs[1], q_min)
@@ -156,27 +149,27 @@ def _quantize_tiles(first, last, walk, shared, q_min, q_max):
 
 @team_kernel(NUMBERS)
 def _quantize(task):
-    """``_quantize_tiles``: take ranges of tiles until none is left."""
-    numbers, like = numbers_of(task), task[0][-1]
-    slot = take(numbers, THREAD, 1)
-    if slot >= numbers[SLOTS]:
-        return
-    walk, shared, scalars = walk_of_task(numbers, slot), numbers[SHARED] != 0, pointer(numbers[SCALARS], like)
-    while True:
-        first, last = take_tiles(numbers)
-        if first >= last:
-            break
-        _quantize_tiles(first, last, walk, shared, scalars[0], scalars[1])
+    _quantize_tiles(task)
 
 
-@kernel
-def _quantize_backward(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("integer", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _integer_gradients(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("integer", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
-@kernel
-def _quantize_backward_e4m3fn(first, last, walk, shared, q_min, q_max, accumulate):
-    _backward_tiles("float8_e4m3fn", first, last, walk, shared, q_min, q_max, accumulate)
+@over_tiles
+def _e4m3fn_gradients(first, last, walk, shared, scalars, accumulate):
+    _backward_tiles("float8_e4m3fn", first, last, walk, shared, scalars[0], scalars[1], accumulate)
+
+
+@team_kernel(NUMBERS)
+def _quantize_backward(task):
+    _integer_gradients(task)
+
+
+@team_kernel(NUMBERS)
+def _quantize_backward_e4m3fn(task):
+    _e4m3fn_gradients(task)
 
 
 class Quantize(AffineKernel[QuantizeDescriptor]):
@@ -191,10 +184,10 @@ class Quantize(AffineKernel[QuantizeDescriptor]):
         packed = 0 if desc.per_byte > 1 else None
         space = affine_space(desc, (args.q, args.x), (args.scale, args.zero_point), packed=packed)
         in_bytes = args.q.dtype in (torch.int8, torch.uint8)
-        walk = affine.SharedWalk(
+        walk = affine.Walk(
             _quantize,
             (args.q, args.x, *affine.shared_tensors(args, compute)),
-            affine.compute_scalars(compute, *desc.code_range),
+            desc.code_range,
             space=space,
             inputs=1,
             compute=compute,
@@ -215,7 +208,7 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
         return _quantize_backward_e4m3fn if self.desc.codes.is_float else _quantize_backward
 
     def compile(self) -> None:
-        affine.compile_for(self.entry, self.desc.real.compute, False)
+        self.entry.compiled(number(self.desc.real.compute))
 
     def prepare(self, args: QuantizeBackwardArgs) -> Launch[QuantizeBackwardArgs]:
         desc, compute = self.desc, self.desc.real.compute
@@ -224,10 +217,11 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
         walk = affine.Walk(
             self.entry,
             (args.dx, args.dy, args.x, *affine.shared_tensors(args, compute)),
+            desc.code_range,
             space=space,
             inputs=2,
             compute=compute,
-            streamed=not args.accumulate,
+            streamed=True,
+            accumulate=args.accumulate,
         )
-        bounds = affine.compute_scalars(compute, *desc.code_range)
-        return affine.launch_of(walk, compute, *bounds, args.accumulate)
+        return affine.launch_of(walk, compute)

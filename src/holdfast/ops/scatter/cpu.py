@@ -247,7 +247,7 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
     def by_row(self, args: ScatterArgs, walk: Space, index_table: Table, role: int) -> Launch[ScatterArgs]:
         """The launch for rows of several columns."""
         desc, compute = self.desc, self.desc.compute
-        src_table = _table(walk, 1)
+        src_table = _table(loops(desc.shape, args.src.stride()), 0)
         input_table, out_table = (_rows_of(tensor, desc) for tensor in (args.input, args.out))
         input_step, src_step, out_step = map(desc.column_step, (args.input, args.src, args.out))
         code, in_order = kind(desc.dtype, compute.torch), table_of((max(desc.count, 1),), (1,))

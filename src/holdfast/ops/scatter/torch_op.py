@@ -9,6 +9,7 @@ one-dimensional index has one for each row along ``dim``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -528,7 +529,14 @@ def index_put(
     >>> hf.index_put(torch.zeros(3), (torch.tensor([0, -1, 0]),), torch.tensor([1.0, 2.0, 3.0]))
     tensor([4., 0., 2.])
     """
-    rows = _rows_of_put(input, indices, values)
+    index = _index_of_rows(input, indices, values)
+    if index is not None and accumulate is True and index.is_cpu:
+        # The kernel refuses negative indices before it writes. Without any, nothing else needs to be done.
+        with suppress(InvalidIndex):
+            found = _scattered_again(input, 0, index, values, "added", "sum", 1.0)
+            if found is not None:
+                return found  # type: ignore[no-any-return]
+    rows = None if index is None else from_the_front(index, input.shape[0])
     if rows is not None and accumulate is True:
         try:
             found = _scattered_again(input, 0, rows, values, "added", "sum", 1.0)
@@ -561,8 +569,8 @@ def index_put(
         raise
 
 
-def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
-    """The index, counted from 0, if this is ``index_add`` along the first axis; otherwise None."""
+def _index_of_rows(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
+    """The index if this is ``index_add`` along the first axis; otherwise None. It may count from the end."""
     if not (type(indices) in (tuple, list) and len(indices) == 1 and isinstance(input, torch.Tensor)):
         return None
     (index,) = indices
@@ -571,7 +579,7 @@ def _rows_of_put(input: Any, indices: Any, values: Any) -> torch.Tensor | None:
     of_rows = index.dim() == 1 and index.dtype in INDEX_DTYPES and index.device == input.device
     if not of_rows or values.shape != index.shape + input.shape[1:]:
         return None
-    return from_the_front(index, input.shape[0])
+    return index
 
 
 def segment_reduce(

@@ -50,7 +50,7 @@ from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import Space
 from holdfast.core.workspace_layout import BOUND_BYTES, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, zero
+from holdfast.numerics.cpu import BFLOAT16, ITEM_SIZE, kind, load_real_lanes, real, store_real, zero
 from holdfast.numerics.cpu_walk import (
     load_run,
     move,
@@ -84,6 +84,8 @@ _SCRATCH_BYTES = _SCRATCH.size
 _LANES, _VECTORS = 8, 8
 #: Prefetch distance in terms.
 _AHEAD = 16
+#: Maximum number of columns of ``_sum_short_row``, and of its terms of bfloat16.
+_FEW_COLUMNS, _FEW_BFLOAT16 = 16, 8
 #: Minimum bytes that are cleared by non-temporal stores, and minimum bytes of such an output. A smaller
 #: output may stay in a cache for its next reader.
 _STREAMED_ZEROS, _STREAMED_OUTPUT = 2**12, 2**25
@@ -433,15 +435,64 @@ def _clear_rows(row, end, starts, output, column, count, rows, columns):
 
 
 @jit
+def _copy_rows(row, end, starts, output, base, column, count, columns):
+    """Copy the rows without terms from ``row`` on from the base. Returns as ``_clear_rows``.
+
+    The columns of both are contiguous.
+    """
+    outlined()
+    out_at, out_kind, walk, _ = output
+    base_at, base_walk, _, _ = base
+    item, first = out_kind & ITEM_SIZE, row
+    while row < end and starts[row + 1] == starts[row]:
+        row += 1
+    whole_rows = walk[1] == 1 and base_walk[1] == 1 and count == columns
+    if whole_rows and offset_at(1, walk) == columns and offset_at(1, base_walk) == columns:
+        done = first * columns * item
+        copy(out_at + done, base_at + done, (row - first) * columns * item)
+    else:
+        for each in range(first, row):
+            target, old = offset_at(each, walk) + column, offset_at(each, base_walk) + column
+            copy(out_at + target * item, base_at + old * item, count * item)
+    return row
+
+
+@jit
+def _sum_short_row(low, high, places_at, source_at, stride, target, old, count, stored, like):
+    """The sum of at most ``CHUNK`` terms of few columns, four at a time. If ``old`` is not 0, it is added.
+
+    Terms and rows are contiguous. ``stored`` is a value of their type: the compute type, or bits of bfloat16.
+    """
+    terms, sums, kept = pointer(source_at, stored), pointer(target, stored), pointer(old, stored)
+    whole = count - count % 4
+    for column in range(0, whole, 4):
+        a = b = c = d = zero(like)
+        for at in range(low, high):
+            term = _place_of(at, places_at) * stride + column
+            a, b = a + real(terms, term), b + real(terms, term + 1)
+            c, d = c + real(terms, term + 2), d + real(terms, term + 3)
+        if old != 0:
+            a, b = real(kept, column) + a, real(kept, column + 1) + b
+            c, d = real(kept, column + 2) + c, real(kept, column + 3) + d
+        store_real(sums, column, a)
+        store_real(sums, column + 1, b)
+        store_real(sums, column + 2, c)
+        store_real(sums, column + 3, d)
+    for column in range(whole, count):
+        a = zero(like)
+        for at in range(low, high):
+            a += real(terms, _place_of(at, places_at) * stride + column)
+        store_real(sums, column, real(kept, column) + a if old != 0 else a)
+
+
+@jit
 def _copy_row(target, step, source, source_step, count, item):
-    """Copy a row without terms from the base, or set it to zeros if its address is 0."""
+    """Copy a row without terms from the base, or set it to zeros if its address is 0. It may be strided."""
     outlined()
     if source == 0:
         for i in range(count):
             for b in range(item):
                 pointer(target + i * step * item, np.uint8)[b] = 0
-    elif step == 1 and source_step == 1:
-        copy(target, source, count * item)
     else:
         move(source, source_step, count, target, step, item)
 
@@ -462,11 +513,22 @@ def _sum_unit(
     base_at, base_walk, base_step, role = base
     starts, item = pointer(starts_at, np.int32), out_kind & ITEM_SIZE
     in_place = out_kind == item and step == 1 and base_at != out_at
+    source_at, source_kind, source_step, source_walk, rows_at = source
+    contiguous = step == 1 and base_step == 1 and source_step == 1 and source_walk[1] == 1 and rows_at == 0
+    one_kind = source_kind == out_kind and (out_kind == item or out_kind == BFLOAT16)
+    plain = factor[0] == PLAIN and by_count == 0 and alpha == 1
+    short = np.int64(0)
+    if contiguous and one_kind and plain and count <= _FEW_COLUMNS:
+        short = np.int64(CHUNK if out_kind == item else _FEW_BFLOAT16)
+    stride, source_at = offset_at(1, source_walk), source_at + column * item
     terms_end = np.int64(starts[rows])
     while row < end:
         low, high = np.int64(starts[row]), np.int64(starts[row + 1])
         if high == low and step == 1 and min_terms == 0 and base_at == 0:
             row = _clear_rows(row, end, starts, output, column, count, rows, columns)
+            continue
+        if high == low and step == 1 and base_step == 1 and min_terms == 0 and names_at == 0:
+            row = _copy_rows(row, end, starts, output, base, column, count, columns)
             continue
         if high - low < min_terms or high - low > max_terms:
             row += 1
@@ -479,6 +541,14 @@ def _sum_unit(
         row += 1
         if high == low:
             _copy_row(target, step, old_at, base_step, count, item)
+            continue
+        if high - low <= short:
+            added = old_at if role != KEPT else np.int64(0)
+            short_row = (low, high, places_at, source_at, stride, target, added, count)
+            if out_kind == item:
+                _sum_short_row(*short_row, like, like)
+            else:
+                _sum_short_row(*short_row, np.uint16(0), like)
             continue
         total = target if in_place else scratch + _SUM * _RUN
         sum_row(low, high, terms_end, places_at, source, factor, column, count, total, scratch, like)
