@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,6 +88,43 @@ def test_every_gradient_is_repeated(name: str, runs: list[int]) -> None:
     for one, other in zip(first, gradients(), strict=True):
         assert torch.equal(one, other)
     assert not runs
+
+
+#: Maximum number of Python functions of holdfast in a repeated forward and backward.
+MOST_FUNCTIONS = 52
+#: The same where both learn a scale and a zero point, or where a function calls several operators.
+MORE_FUNCTIONS = {
+    "affine_grid": 80,
+    "embedding_bag": 60,
+    "fake_quantize": 88,
+    "index_put": 100,
+    "segment_reduce": 68,
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, call in CALLS.items() if call.by))
+def test_little_python_runs_in_a_repeated_step(name: str) -> None:
+    """Time on the host is not tested, but the Python functions that take it are counted."""
+    call, found = CALLS[name], list[str]()
+    leaves = {argument: call.tensors[argument].detach().requires_grad_() for argument in call.by}
+    own = (str(Path(hf.__file__).parent), "<string>")  # repetitions are written as a string
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(own):
+            found.append(code.co_qualname)
+
+    for _ in range(4):
+        found.clear()
+        out = flat(call(**leaves))[0]
+        dout = torch.ones_like(out)
+        sys.setprofile(count)
+        try:
+            out = flat(call(**leaves))[0]
+            torch.autograd.grad(out, list(leaves.values()), dout, allow_unused=True)
+        finally:
+            sys.setprofile(None)
+    assert 0 < len(found) <= MORE_FUNCTIONS.get(name, MOST_FUNCTIONS), found
 
 
 def test_recording_is_part_of_the_call(runs: list[int]) -> None:
