@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba.extending import overload
 
 from holdfast.backends.cpu import (
     BLOCK,
@@ -324,13 +323,14 @@ def address(table, operand):
     return pointer(table[0] - 8 * (_TABLE - _ADDRESSES), np.int64)[operand]
 
 
-def over_tiles(function: Callable[..., Any]) -> Any:
+def over_tiles(function: Callable[..., Any], name: str = "") -> Any:
     """Declare a function that kernels call with their task, from a function over a range of tiles.
 
     ``function`` takes the first and the last tile, the walk, whether each tile has one scale, the scalars,
-    and whether to add to the output. The threads of a task take ranges of tiles until none is left.
+    and whether to add to the output. The threads of a task take ranges of tiles until none is left. ``name``
+    is that of ``jit``.
     """
-    tiles = jit(function)
+    tiles = jit(function, name)
 
     def share(task):
         numbers, like = numbers_of(task), task[0][-1]
@@ -689,53 +689,42 @@ def code_bounds(s, z, q_min, q_max):
     return q_min, q_max
 
 
-def straight_through_backward(estimators: Mapping[str, tuple[Any, Any, Any]]) -> Any:
-    """A function that kernels call to compute a straight-through gradient over tiles.
+def straight_through(name: str, estimate: Any, estimate_shared: Any, bounds_of: Any = code_bounds) -> Any:
+    """``over_tiles`` of a straight-through gradient, as the function ``name``.
 
-    Its first argument is a literal, a key of ``estimators``. The value is three functions. The first gives dx
-    of one element. The other two are for tiles with one scale: one computes two bounds from the scale, and
-    one is the estimator that takes these bounds in place of q_min and q_max.
+    ``estimate`` gives dx of one element. For tiles with one scale, ``bounds_of`` computes two bounds from the
+    scale, and ``estimate_shared`` takes them in place of q_min and q_max.
     """
 
-    def backward_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
-        """dx by the estimator ``ste``, a literal, over the tiles first to last."""
-        raise NotImplementedError("called from kernels only")
-
-    @overload(backward_tiles, prefer_literal=True)
-    def implement_backward_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
-        estimate, bounds_of, estimate_shared = estimators[ste.literal_value]
-
-        def estimate_tiles(ste, first, last, walk, shared, q_min, q_max, accumulate):
-            item = streamed_item(walk)
-            for tile in range(first, last):
-                count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
-                dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
-                scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
-                s, z = scale[0], zero_point[0]
-                least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
-                for begin in range(0, count, BLOCK):
-                    end = min(begin + BLOCK, count)
-                    dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
-                    if item == 0:
-                        prefetch(x, begin)
-                        prefetch(dy, begin)
-                    if accumulate:
-                        if shared:
-                            for i in range(begin, end):
-                                dx[i] += estimate_shared(dy[i], x[i], s, z, least, greatest)
-                        else:
-                            for i in range(begin, end):
-                                dx[i] += estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                    elif shared:
+    def tiles(first, last, walk, shared, scalars, accumulate):
+        q_min, q_max, item = scalars[0], scalars[1], streamed_item(walk)
+        for tile in range(first, last):
+            count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
+            dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
+            scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
+            s, z = scale[0], zero_point[0]
+            least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
+            for begin in range(0, count, BLOCK):
+                end = min(begin + BLOCK, count)
+                dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
+                if item == 0:
+                    prefetch(x, begin)
+                    prefetch(dy, begin)
+                if accumulate:
+                    if shared:
                         for i in range(begin, end):
-                            dx[i] = estimate_shared(dy[i], x[i], s, z, least, greatest)
+                            dx[i] += estimate_shared(dy[i], x[i], s, z, least, greatest)
                     else:
                         for i in range(begin, end):
-                            dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                    flush(walk, runs, (runs[1], runs[2]), begin, end)
-                store(walk, tile, q_min)
-            finish(walk)
+                            dx[i] += estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                elif shared:
+                    for i in range(begin, end):
+                        dx[i] = estimate_shared(dy[i], x[i], s, z, least, greatest)
+                else:
+                    for i in range(begin, end):
+                        dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                flush(walk, runs, (runs[1], runs[2]), begin, end)
+            store(walk, tile, q_min)
+        finish(walk)
 
-        return estimate_tiles
-
-    return backward_tiles
+    return over_tiles(tiles, name)

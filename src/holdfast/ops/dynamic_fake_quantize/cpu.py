@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, jit, pointer, prefetch, team_kernel
 from holdfast.numerics.cpu import zero
@@ -22,20 +21,19 @@ from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeBackwardDescriptor,
     DynamicFakeQuantizeDescriptor,
 )
-from holdfast.ops.fake_quantize.cpu import ROUNDINGS, FakeQuantize, FakeQuantizeBackward
+from holdfast.ops.fake_quantize.cpu import (
+    FakeQuantize,
+    FakeQuantizeBackward,
+    rounded_to_code,
+    rounded_to_e4m3fn,
+)
 from holdfast.ops.fake_quantize.plan import FakeQuantizeArgs
 
 
-def _row_tiles(kind, first, last, walk, shared, scalars):
-    """Scales and results of rows for codes of ``kind``, a literal, over the tiles first to last."""
-    raise NotImplementedError("called from kernels only")
+def _rounding_of_rows(name: str, rounded: Any) -> Any:
+    """``over_tiles`` of scales and results of rows, as the function ``name``."""
 
-
-@overload(_row_tiles, prefer_literal=True)
-def _implement_row_tiles(kind, first, last, walk, shared, scalars):
-    rounded = ROUNDINGS[kind.literal_value]
-
-    def round_rows(kind, first, last, walk, shared, scalars):
+    def tiles(first, last, walk, shared, scalars, accumulate):
         q_min, q_max, rule = scalars[0], scalars[1], row_rule(walk, scalars)
         item, streams = size_of(q_min), streamed_item(walk) > 0
         for tile in range(first, last):
@@ -52,27 +50,21 @@ def _implement_row_tiles(kind, first, last, walk, shared, scalars):
             store(walk, tile, q_min)
         finish(walk)
 
-    return round_rows
+    return over_tiles(tiles, name)
 
 
-@over_tiles
-def _integer_rows(first, last, walk, shared, scalars, accumulate):
-    _row_tiles("integer", first, last, walk, shared, scalars)
-
-
-@over_tiles
-def _e4m3fn_rows(first, last, walk, shared, scalars, accumulate):
-    _row_tiles("float8_e4m3fn", first, last, walk, shared, scalars)
+_to_integers = _rounding_of_rows("rows_to_integers", rounded_to_code)
+_to_e4m3fn = _rounding_of_rows("rows_to_e4m3fn", rounded_to_e4m3fn)
 
 
 @team_kernel(NUMBERS)
 def _dynamic_fake_quantize(task):
-    _integer_rows(task)
+    _to_integers(task)
 
 
 @team_kernel(NUMBERS)
 def _dynamic_fake_quantize_e4m3fn(task):
-    _e4m3fn_rows(task)
+    _to_e4m3fn(task)
 
 
 @jit

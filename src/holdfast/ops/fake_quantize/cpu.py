@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba.extending import overload
 
 from holdfast.backends.cpu import BLOCK, jit, pointer, prefetch, team_kernel
 from holdfast.core.plan import Launch
@@ -19,14 +18,13 @@ from holdfast.numerics.cpu_walk import number
 from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     NUMBERS,
-    code_bounds,
     finish,
     flush,
     in_range_bounds,
     load,
     over_tiles,
     store,
-    straight_through_backward,
+    straight_through,
     streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
@@ -55,21 +53,11 @@ def rounded_to_e4m3fn(x, s, z, q_min, q_max):
     return saturated_e4m3fn(x / s) * s
 
 
-#: Rounding of one element, by kind of codes.
-ROUNDINGS = {"integer": rounded_to_code, "float8_e4m3fn": rounded_to_e4m3fn}
+def _rounding(name: str, rounded: Any) -> Any:
+    """``over_tiles`` of the rounding of elements to codes, as the function ``name``."""
 
-
-def _forward_tiles(kind, first, last, walk, shared, q_min, q_max):
-    """y for codes of ``kind``, a literal, over the tiles first to last."""
-    raise NotImplementedError("called from kernels only")
-
-
-@overload(_forward_tiles, prefer_literal=True)
-def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
-    rounded = ROUNDINGS[kind.literal_value]
-
-    def round_tiles(kind, first, last, walk, shared, q_min, q_max):
-        item = streamed_item(walk)
+    def tiles(first, last, walk, shared, scalars, accumulate):
+        q_min, q_max, item = scalars[0], scalars[1], streamed_item(walk)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
             x, scale, zero_point = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
@@ -89,27 +77,21 @@ def _implement_forward_tiles(kind, first, last, walk, shared, q_min, q_max):
             store(walk, tile, q_min)
         finish(walk)
 
-    return round_tiles
+    return over_tiles(tiles, name)
 
 
-@over_tiles
-def _integer_tiles(first, last, walk, shared, scalars, accumulate):
-    _forward_tiles("integer", first, last, walk, shared, scalars[0], scalars[1])
-
-
-@over_tiles
-def _e4m3fn_tiles(first, last, walk, shared, scalars, accumulate):
-    _forward_tiles("float8_e4m3fn", first, last, walk, shared, scalars[0], scalars[1])
+_to_integers = _rounding("fake_quantize_to_integers", rounded_to_code)
+_to_e4m3fn = _rounding("fake_quantize_to_e4m3fn", rounded_to_e4m3fn)
 
 
 @team_kernel(NUMBERS)
 def _fake_quantize(task):
-    _integer_tiles(task)
+    _to_integers(task)
 
 
 @team_kernel(NUMBERS)
 def _fake_quantize_e4m3fn(task):
-    _e4m3fn_tiles(task)
+    _to_e4m3fn(task)
 
 
 @jit
@@ -160,19 +142,6 @@ def hard_tanh(dy, x, s, z, q_min, q_max):
     return dy * (np.float32(1) - t) if t < np.float32(1) else zero(dy)
 
 
-#: By name of the estimator, the three functions that ``straight_through_backward`` takes.
-ESTIMATORS = {
-    "clipped_identity": (clipped_identity, code_bounds, clipped_identity),
-    "tanh": (tanh, code_bounds, tanh),
-    "hard_tanh": (hard_tanh, code_bounds, hard_tanh),
-    "in_range": (in_range, in_range_bounds, between),
-    "in_range_e4m3fn": (in_range_e4m3fn, code_bounds, in_range_e4m3fn),
-}
-
-
-_backward_tiles = straight_through_backward(ESTIMATORS)
-
-
 @over_tiles
 def _identity_tiles(first, last, walk, shared, scalars, accumulate):
     """dx = dy. It reads neither x nor the scale."""
@@ -196,29 +165,11 @@ def _identity_tiles(first, last, walk, shared, scalars, accumulate):
     finish(walk)
 
 
-@over_tiles
-def _clipped_identity_tiles(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("clipped_identity", first, last, walk, shared, scalars[0], scalars[1], accumulate)
-
-
-@over_tiles
-def _tanh_tiles(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("tanh", first, last, walk, shared, scalars[0], scalars[1], accumulate)
-
-
-@over_tiles
-def _hard_tanh_tiles(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("hard_tanh", first, last, walk, shared, scalars[0], scalars[1], accumulate)
-
-
-@over_tiles
-def _in_range_e4m3fn_tiles(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("in_range_e4m3fn", first, last, walk, shared, scalars[0], scalars[1], accumulate)
-
-
-@over_tiles
-def _in_range_tiles(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("in_range", first, last, walk, shared, scalars[0], scalars[1], accumulate)
+_clipped_identity_tiles = straight_through("clipped_identity_tiles", clipped_identity, clipped_identity)
+_tanh_tiles = straight_through("tanh_tiles", tanh, tanh)
+_hard_tanh_tiles = straight_through("hard_tanh_tiles", hard_tanh, hard_tanh)
+_in_range_tiles = straight_through("in_range_tiles", in_range, between, in_range_bounds)
+_in_range_e4m3fn_tiles = straight_through("in_range_e4m3fn_tiles", in_range_e4m3fn, in_range_e4m3fn)
 
 
 @team_kernel(NUMBERS)

@@ -27,7 +27,6 @@ from holdfast.ops.affine import cpu as affine
 from holdfast.ops.affine.cpu import (
     NUMBERS,
     ROW_BLOCK,
-    code_bounds,
     finish,
     flush_alone,
     in_range_bounds,
@@ -39,7 +38,7 @@ from holdfast.ops.affine.cpu import (
     store,
     stores_bytes,
     stores_floating_codes,
-    straight_through_backward,
+    straight_through,
     streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
@@ -80,12 +79,8 @@ def gradient_e4m3fn(dy, x, s, z, q_min, q_max):
     return dy / s if fits_e4m3fn(x / s) else zero(dy)
 
 
-#: By kind of codes, the three functions that ``straight_through_backward`` takes.
-ESTIMATORS = {
-    "integer": (gradient, in_range_bounds, gradient_between),
-    "float8_e4m3fn": (gradient_e4m3fn, code_bounds, gradient_e4m3fn),
-}
-_backward_tiles = straight_through_backward(ESTIMATORS)
+_integer_gradients = straight_through("quantize_integers", gradient, gradient_between, in_range_bounds)
+_e4m3fn_gradients = straight_through("quantize_e4m3fn", gradient_e4m3fn, gradient_e4m3fn)
 
 
 @jit
@@ -150,16 +145,6 @@ def _quantize_tiles(first, last, walk, shared, scalars, accumulate):
 @team_kernel(NUMBERS)
 def _quantize(task):
     _quantize_tiles(task)
-
-
-@over_tiles
-def _integer_gradients(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("integer", first, last, walk, shared, scalars[0], scalars[1], accumulate)
-
-
-@over_tiles
-def _e4m3fn_gradients(first, last, walk, shared, scalars, accumulate):
-    _backward_tiles("float8_e4m3fn", first, last, walk, shared, scalars[0], scalars[1], accumulate)
 
 
 @team_kernel(NUMBERS)
