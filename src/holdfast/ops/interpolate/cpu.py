@@ -285,7 +285,7 @@ class _Resample(DescribedKernel[plans.D]):
         like, code = number(compute), kind(self.desc.dtype, compute.torch)
         channels, (depth, height, width) = out.shape[1], sizes_of(out)
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
-        work = out.numel() * spans[_COUNT].max()
+        work = out.numel() * int(spans[_COUNT].max())
         out_strides, source_strides = _strides(out), _strides(source)
         if (accumulate or not copies) and cpu_planes.serves(out, source):
             return self._by_plane(out, source, accumulate, like, code)
@@ -306,7 +306,7 @@ class _Resample(DescribedKernel[plans.D]):
                     like,
                 )  # fmt: skip
 
-            parallel(part, units, int(work))
+            parallel(part, units, work)
 
         return launch
 
