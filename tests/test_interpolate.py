@@ -198,6 +198,14 @@ def test_plans_run_without_workspace_and_accumulate() -> None:
     assert plan.bytes_moved() == 4 * (4 + 4) and plan.precision_guarantee().ulp == {"out": 0.0}
 
 
+def test_more_products_than_an_int32_counts() -> None:
+    fields: dict[str, Any] = {"shape": (1, 1, 2**14), "output_size": (2**18,), "scales": (2.0**25,)}
+    plan = InterpolateBackwardPlan.select(CPU_STREAM, InterpolateBackwardDescriptor(**fields))
+    dout, dinput = torch.ones(1, 1, 2**18), torch.full((1, 1, 2**14), torch.nan)
+    plan.run(CPU_STREAM, None, InterpolateBackwardArgs(dout=dout, dinput=dinput))
+    assert dinput[0, 0, 0] == 2**18 and dinput.count_nonzero() == 1
+
+
 def test_descriptors_go_to_json_and_back() -> None:
     for scales in (None, (1.5, 0.0)):
         desc = InterpolateDescriptor(

@@ -76,6 +76,9 @@ def _channels_last() -> Iterator[Problem]:
         ("special values", (1, 8, 9, 5), (4, 6), Mode.BILINEAR, {"antialias": True, "values": "special"}),
         ("nearest", (1, 8, 5, 9), (4, 5), Mode.NEAREST, {"dtype": torch.bfloat16, "accumulate": True}),
         ("one plane of three", (1, 8, 3, 4, 5), (1, 7, 6), Mode.NEAREST_EXACT, {}),
+        ("volume", (2, 9, 4, 3, 5), (6, 5, 4), Mode.TRILINEAR, {}),
+        ("volume, area", (1, 8, 11, 12, 9), (2, 2, 4), Mode.AREA, {"dtype": torch.float64}),
+        ("volume, nearest", (1, 8, 6, 4, 5), (4, 5, 3), Mode.NEAREST, {"accumulate": True}),
     ):
         last = ("channels last", "channels last")
         yield Problem(f"many channels, last, {name}", image, size, mode, layouts=last, **fields)
@@ -107,6 +110,11 @@ def problems() -> list[Problem]:
         Problem("many taps, area", (1, 2, 13, 70), (5, 9), Mode.AREA, dtype=torch.float64, accumulate=True),
         Problem("many taps, special values", (1, 1, 20, 90), (7, 80), antialias=True, values="special"),
         Problem("many taps, channels last", (1, 3, 11, 60), (90, 400), dtype=torch.float16, layouts=last),
+        Problem("many taps, volume", (1, 2, 3, 21, 90), (2, 9, 40), Mode.AREA, dtype=torch.bfloat16),
+        Problem("pieces of several elements", (1, 1, 3, 700), (2, 260), dtype=torch.bfloat16),
+        Problem("varying taps", (1, 2, 300), (131,), Mode.LINEAR, dtype=torch.float16),
+        Problem("varying taps, special values", (1, 2, 330), (150,), Mode.AREA, values="special"),
+        Problem("varying taps, many channels", (2, 9, 130), (61,), Mode.NEAREST, dtype=torch.float64),
         *_channels_last(),
         Problem("an image for several threads", (2, 3, 33, 47), (41, 61), Mode.BICUBIC, aligned=True),
         Problem("twice as large", (1, 2, 5, 20), (10, 40)),

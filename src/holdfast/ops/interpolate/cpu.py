@@ -31,19 +31,19 @@ from holdfast.ops.interpolate import plan as plans
 from holdfast.ops.interpolate.cpu_planes import sizes_of
 from holdfast.ops.interpolate.cpu_rows import LANES, sum_rows, take_row
 from holdfast.ops.interpolate.cpu_sums import add, add_all
-from holdfast.ops.interpolate.tables import Table, joined
+from holdfast.ops.interpolate.tables import Table, each, joined
 
 _RUN_BYTES = 8 * RUN
 #: Sums over x that are kept: of this many rows of a plane, and of this many planes; or of all of these rows
 #: if there is one plane.
-_ROWS, _PLANES = 8, 4
+_ROWS, _PLANES = 16, cpu_rows.PLANES
 _KEPT = _ROWS * _PLANES
 _RUNS = 6 + _PLANES + _KEPT
 _SCRATCH = Scratch("interpolate", Runs(_RUNS, _RUN_BYTES), Runs(2, LANES * _RUN_BYTES))
 _STEP, _WIDE_STEP = step_of(_RUN_BYTES), step_of(LANES * _RUN_BYTES)
-#: Rows of the table: first tap, number of taps, first weight, how many elements from this one on have as many
-#: taps, and how many have first taps that are 2 apart.
-_FIRST, _COUNT, _START, _SAME, _EVEN = 0, 1, 2, 3, 4
+#: Rows of the table: first tap, number of taps, first weight. Then how many elements from this one on have as
+#: many taps, have first taps that are 2 apart, and have up to 2 taps while their numbers vary.
+_FIRST, _COUNT, _START, _SAME, _EVEN, _VARYING = range(6)
 #: Minimum number of such elements that are summed together.
 _VECTOR = 8
 
@@ -78,6 +78,22 @@ def _sum_even(count, taps, weights, row, values):
 
 
 @jit
+def _sum_varying(count, begin, spans, weights, row, values, origin):
+    """Sums of 0 to 2 taps each, without branches. There is at least one value; missing taps read the first.
+
+    The values start with column ``origin``.
+    """
+    for i in range(count):
+        taps, start = spans[_COUNT, begin + i], spans[_START, begin + i]
+        first = spans[_FIRST, begin + i] - origin
+        one, two = taps > 0, taps > 1
+        total = weights[start if one else 0] * values[first if one else 0]
+        total = total if one else row[i]
+        term = weights[start + 1 if two else 0] * values[first + 1 if two else 0]
+        row[i] = total + term if two else total
+
+
+@jit
 def _sum_any(begin, count, spans, weights, row, values, piece, columns):
     """Add the taps in the columns ``piece`` to ``piece + columns``, whose values these are, to sums."""
     for i in range(count):
@@ -91,37 +107,81 @@ def _sum_any(begin, count, spans, weights, row, values, piece, columns):
 
 
 @jit
-def _sum_row(line, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like):
-    """Sums over x of elements ``begin`` to ``begin + count``, from the input row at ``line``."""
-    outlined()
-    source_kind, step = source[1], source[6]
-    end, origin, size = begin + count, spans[_FIRST, begin], size_of(like)
-    last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
-    clear(row_at, count * size)
-    for piece in range(origin, last, RUN):
-        columns = min(RUN, last - piece)
-        at = line + piece * step * (source_kind & ITEM_SIZE)
-        values_at = load_run(at, source_kind, step, columns, raw, wide, like)
-        if last - origin > RUN:
-            row, values = pointer(row_at, like), pointer(values_at, like)
-            _sum_any(begin, count, spans, weights, row, values, piece, columns)
-            continue
-        i = begin
-        while i < end:
-            same = min(spans[_SAME, i], end - i)
-            first = spans[_FIRST, i]
-            row = pointer(row_at + (i - begin) * size, like)
-            values = pointer(values_at + (first - origin) * size, like)
-            taps = np.int64(spans[_COUNT, i])
-            firsts = pointer(tables_at[0] + i * 4, np.int32)
-            of_first = pointer(tables_at[1] + spans[_START, i] * size, like)
-            if same >= _VECTOR and (taps == 2 or taps == 4) and spans[_EVEN, i] >= same:
-                _sum_even(same, taps, of_first, row, values)
-            elif same >= _VECTOR and taps > 0:
-                _sum_same(same, taps, firsts, of_first, row, values)
-            else:
-                _sum_any(i, same, spans, weights, row, values, first, last - first)
+def _fitting(spans, begin, end, columns):
+    """The end of the elements from ``begin`` on whose taps are within ``columns`` columns."""
+    last, low, high = spans[_FIRST, begin] + columns, begin, end
+    while low < high:
+        middle = (low + high) // 2
+        if spans[_FIRST, middle] + spans[_COUNT, middle] <= last:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@jit
+def _sum_part(values_at, origin, begin, end, spans, weights, tables_at, row_at, like):
+    """Sums over x of elements ``begin`` to ``end``, which are zero before.
+
+    There is at least one value. The values start with column ``origin``.
+    """
+    size, i = size_of(like), begin
+    while i < end:
+        same = min(spans[_SAME, i], end - i)
+        first = spans[_FIRST, i]
+        row = pointer(row_at + (i - begin) * size, like)
+        values = pointer(values_at + (first - origin) * size, like)
+        taps = np.int64(spans[_COUNT, i])
+        if taps == 0 and same >= _VECTOR:  # the sums are cleared
             i += same
+            continue
+        firsts = pointer(tables_at[0] + i * 4, np.int32)
+        of_first = pointer(tables_at[1] + spans[_START, i] * size, like)
+        if same >= _VECTOR and (taps == 2 or taps == 4) and spans[_EVEN, i] >= same:
+            _sum_even(same, taps, of_first, row, values)
+        elif same >= _VECTOR:
+            _sum_same(same, taps, firsts, of_first, row, values)
+        elif spans[_VARYING, i] > same:
+            same = min(spans[_VARYING, i], end - i)
+            _sum_varying(same, i, spans, weights, row, pointer(values_at, like), origin)
+        else:
+            columns = spans[_FIRST, i + same - 1] + taps - first
+            _sum_any(i, same, spans, weights, row, values, first, columns)
+        i += same
+
+
+@jit
+def _sum_row(line, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like):
+    """Sums over x of elements ``begin`` to ``begin + count``, from the input row at ``line``.
+
+    Columns that are not of the compute type, or not contiguous, are converted in pieces of up to RUN.
+    """
+    outlined()
+    source_kind, step, size = source[1], source[6], size_of(like)
+    item, end = source_kind & ITEM_SIZE, begin + count
+    last = spans[_FIRST, end - 1] + spans[_COUNT, end - 1]
+    in_place = source_kind == item and step == 1
+    clear(row_at, count * size)
+    i = begin
+    while i < end:
+        origin, part_at = spans[_FIRST, i], row_at + (i - begin) * size
+        stop = end if in_place or last - origin <= RUN else _fitting(spans, i, end, RUN)
+        at = line + origin * step * item
+        if stop > i:
+            columns = spans[_FIRST, stop - 1] + spans[_COUNT, stop - 1] - origin
+            if columns > 0:
+                values_at = load_run(at, source_kind, step, columns, raw, wide, like)
+                _sum_part(values_at, origin, i, stop, spans, weights, tables_at, part_at, like)
+            i = stop
+            continue
+        # The taps of this element alone are more than a piece.
+        window_end = origin + spans[_COUNT, i]
+        for piece in range(origin, window_end, RUN):
+            columns = min(RUN, window_end - piece)
+            at = line + piece * step * item
+            values_at = load_run(at, source_kind, step, columns, raw, wide, like)
+            _sum_any(i, 1, spans, weights, pointer(part_at, like), pointer(values_at, like), piece, columns)
+        i += 1
 
 
 @jit
@@ -198,10 +258,12 @@ def _resample(
             clear(sum_at, count * size_of(like))
         for in_z in range(taps_z):
             plane = total if one_plane else pointer(planes_at + (in_z % _PLANES) * _STEP, like)
+            ring = _KEPT if one_plane else _ROWS
+            first_slot = 0 if one_plane else (from_z + in_z) % _PLANES * _ROWS
             for in_y in range(taps_y):
                 at = corner_at + in_z * source[4] * source_item + in_y * row_bytes
                 y_in = from_y + in_y
-                slot = y_in % _KEPT if one_plane else (from_z + in_z) % _PLANES * _ROWS + y_in % _ROWS
+                slot = first_slot + y_in % ring
                 row_at = rows_at + slot * _STEP
                 if kept[2 * slot] != at or kept[2 * slot + 1] != begin:
                     together = min(rows - y_in, LANES)
@@ -214,7 +276,7 @@ def _resample(
                         together = 1
                         _sum_row(at, source, begin, count, spans, weights, tables_at, row_at, raw, wide, like)
                     for row in range(together):
-                        place = (slot + row) % _KEPT
+                        place = first_slot + (y_in + row) % ring
                         kept[2 * place], kept[2 * place + 1] = at + row * row_bytes, begin
                         if together > 1:
                             take_row(sums_at, row, count, rows_at + place * _STEP, like)
@@ -243,7 +305,7 @@ def _resample(
 @cache
 def _compile(compute: Float) -> None:
     like = number(compute)
-    spans, weights = np.zeros((5, 3), np.int32), np.zeros(3, type(like))
+    spans, weights = np.zeros((_VARYING + 1, 3), np.int32), np.zeros(3, type(like))
     tensor = (0, 4, 0, 0, 0, 0, 0)
     compile_kernel(
         _resample, 0, 0, (1, 1, 1, 1), spans, weights, (0, 0), tensor, tensor, 0, False, False, 0, like
@@ -254,10 +316,10 @@ def _compile(compute: Float) -> None:
 
 @cache
 def _compile_channels(compute: Float) -> None:
-    like, spans = number(compute), np.zeros((5, 3), np.int32)
-    tensor, weights = (0, 4, 0, 0), np.zeros(3, type(like))
+    like, spans = number(compute), np.zeros((_VARYING + 1, 3), np.int32)
+    tensor, weights = (0, 4, 0, 0, 0), np.zeros(3, type(like))
     compile_kernel(
-        cpu_channels.resample_channels, 0, 0, (1,) * 4, spans, weights, tensor, tensor, False, 0, like
+        cpu_channels.resample_channels, 0, 0, (1,) * 5, spans, weights, tensor, tensor, False, 0, like
     )
 
 
@@ -266,12 +328,18 @@ class _Resample(DescribedKernel[plans.D]):
 
     def __init__(self, desc: plans.D, device: torch.device) -> None:
         super().__init__(desc, device)
-        spans, weights = joined(self.tables())
+        tables = self.tables()
+        if desc.axes == 1:  # channels are rows; see ``_prepared``
+            tables = (tables[0], each(desc.shape[1]), tables[2])
+        spans, weights = joined(tables)
         first, count = spans[_FIRST], spans[_COUNT]
-        self.spans = np.stack([*spans, _until(np.diff(count) != 0), _until(np.diff(first) != 2)])
+        same = _until(np.diff(count) != 0)
+        varies = (same < _VECTOR) & (count <= 2)
+        varying = np.where(varies, _until(np.diff(varies)), 0)
+        self.spans = np.stack([*spans, same, _until(np.diff(first) != 2), varying])
         self.weights = weights.astype(type(number(desc.compute)))
         self.copies = bool((spans[_COUNT] == 1).all() and (weights == 1).all())
-        self.by_rows = cpu_rows.serves(*self.tables())
+        self.by_rows = cpu_rows.serves(*tables)
 
     def tables(self) -> tuple[Table, ...]:
         raise NotImplementedError
@@ -281,15 +349,17 @@ class _Resample(DescribedKernel[plans.D]):
 
     def _prepared(self, out: torch.Tensor, source: torch.Tensor, accumulate: bool) -> Launch[Any]:
         self.compile()
+        if out.dim() == 3:  # the channels of a signal are rows of an image
+            out, source = out[:, None], source[:, None]
         compute, spans, weights, copies = self.desc.compute, self.spans, self.weights, self.copies
         like, code = number(compute), kind(self.desc.dtype, compute.torch)
         channels, (depth, height, width) = out.shape[1], sizes_of(out)
         units = self.desc.shape[0] * channels * depth * height * -(-width // RUN)
-        work = out.numel() * spans[_COUNT].max()
+        work = out.numel() * int(spans[_COUNT].max())
         out_strides, source_strides = _strides(out), _strides(source)
         if (accumulate or not copies) and cpu_planes.serves(out, source):
             return self._by_plane(out, source, accumulate, like, code)
-        if cpu_channels.serves(out, source, self.tables()[2]):
+        if cpu_channels.serves(out, source):
             return self._by_channels(out, source, accumulate, like, code)
         tables = (torch.from_numpy(spans).data_ptr(), torch.from_numpy(weights).data_ptr())
         rows = sizes_of(source)[1] if self.by_rows else 0
@@ -306,7 +376,7 @@ class _Resample(DescribedKernel[plans.D]):
                     like,
                 )  # fmt: skip
 
-            parallel(part, units, int(work))
+            parallel(part, units, work)
 
         return launch
 
@@ -336,8 +406,8 @@ class _Resample(DescribedKernel[plans.D]):
     ) -> Launch[Any]:
         _compile_channels(self.desc.compute)
         spans, weights, channels = self.spans, self.weights, out.shape[1]
-        (_, height, width), pixels = sizes_of(out), cpu_channels.ELEMENTS // channels
-        units = out.shape[0] * height * -(-width // pixels)
+        (depth, height, width), pixels = sizes_of(out), cpu_channels.ELEMENTS // channels
+        units = out.shape[0] * depth * height * -(-width // pixels)
         work = out.numel() * int(spans[_COUNT].max())
         out_strides, source_strides = cpu_channels.strides_of(out), cpu_channels.strides_of(source)
 
@@ -345,7 +415,7 @@ class _Resample(DescribedKernel[plans.D]):
             to, of = (addresses[0], code, *out_strides), (addresses[1], code, *source_strides)
 
             def part(first: int, last: int) -> None:
-                sizes, scratch = (channels, height, width, pixels), cpu_channels.SCRATCH.of_thread()
+                sizes, scratch = (channels, depth, height, width, pixels), cpu_channels.SCRATCH.of_thread()
                 cpu_channels.resample_channels(
                     first, last, sizes, spans, weights, to, of, accumulate, scratch, like
                 )

@@ -28,6 +28,8 @@ from holdfast.ops.interpolate.tables import Table
 
 #: Rows that are summed at once, and the minimum number for which this is faster.
 LANES, FEWEST = 8, 3
+#: Planes of a volume whose sums over x are kept.
+PLANES = 4
 #: Maximum number of taps, and minimum number of elements that have as many, that are faster row by row.
 _FEW_TAPS, _ALIKE = 4, 8
 #: Rows of the table: first tap, number of taps, first weight.
@@ -37,12 +39,11 @@ _FIRST, _COUNT, _START = 0, 1, 2
 def serves(of_x: Table, of_y: Table, of_z: Table) -> bool:
     """Whether sums over x have many taps or varying numbers of taps, and all rows of a plane are read.
 
-    A volume keeps the sums of too few rows of each plane.
+    Rows are summed before they are read, so the sums of all planes that an output row reads must be kept.
     """
     every_row = (of_y.first[1:] <= (of_y.first + of_y.count)[:-1]).all()
-    one_plane = (of_z.count == 1).all() and (of_z.weights == 1).all()
     varies = np.count_nonzero(np.diff(of_x.count)) * _ALIKE > len(of_x.count)
-    return bool((of_x.usual > _FEW_TAPS or varies) and every_row and one_plane)
+    return bool((of_x.usual > _FEW_TAPS or varies) and every_row and of_z.most <= PLANES)
 
 
 @emit

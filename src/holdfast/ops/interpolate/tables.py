@@ -65,8 +65,13 @@ def _flat(first: Array, count: Array) -> tuple[Array, Array]:
     return index, first[index] + number
 
 
+def each(size: int) -> Table:
+    """An axis of which each index reads itself."""
+    return Table(np.arange(size), np.ones(size, np.int64), np.ones(size))
+
+
 #: An axis that is not interpolated.
-SAME = Table(np.zeros(1, np.int64), np.ones(1, np.int64), np.ones(1))
+SAME = each(1)
 
 
 @lru_cache(maxsize=64)

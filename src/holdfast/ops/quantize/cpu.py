@@ -42,7 +42,13 @@ from holdfast.ops.affine.cpu import (
     streamed_item,
 )
 from holdfast.ops.affine.plan import AffineKernel, affine_space
-from holdfast.ops.quantize.cpu_codes import write_codes
+from holdfast.ops.quantize.cpu_codes import (
+    SPAN,
+    codes_by_division,
+    codes_by_reciprocal,
+    is_ordinary,
+    most_codes_by_estimate,
+)
 from holdfast.ops.quantize.plan import (
     QuantizeArgs,
     QuantizeBackwardArgs,
@@ -99,7 +105,13 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
             stop, s, z = min(whole, row_end), scale[row], zero_point[row]
-            write_codes(x, codes, part, stop, s, z, q_min, q_max)
+            # These branches are not a function of their own: its call takes as long as 16 elements.
+            if is_ordinary(s, z, q_min, q_max):
+                if stop - part >= SPAN:
+                    part = most_codes_by_estimate(x, codes, part, stop, s, z, q_min, q_max)
+                codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
+            else:
+                codes_by_division(x, codes, part, stop, s, z, q_min, q_max)
             part = stop
         for i in range(whole, end):
             codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))

@@ -1,8 +1,9 @@
 """Codes of up to 8 bits, written as bytes in blocks of ``ROW_BLOCK`` elements with one scale.
 
-Three functions compute the same codes. ``_codes_by_estimate`` is the fastest; it needs an instruction of x86,
-and fails near ties. ``_codes_by_reciprocal`` needs a fused multiply-add, and a scale that is neither tiny nor
-huge. ``_codes_by_division`` serves everything.
+Three functions compute the codes ``begin`` to ``end``, which are whole blocks, with the same bits. ``x`` may
+hold bits of bfloat16. ``_codes_by_estimate`` is the fastest; it needs an instruction of x86, and fails near
+ties. ``codes_by_reciprocal`` needs a fused multiply-add, and a scale that is neither tiny nor huge.
+``codes_by_division`` serves everything.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -22,6 +23,7 @@ from holdfast.backends.cpu import (
     counted_loop,
     emit,
     jit,
+    outlined,
     prefetch_line,
     processor_has,
     splat,
@@ -33,8 +35,8 @@ from holdfast.ops.affine.cpu import ROW_BLOCK
 
 #: Prefetch distance, bytes.
 _AHEAD = 4096
-#: Elements that ``_codes_by_estimate`` computes before it looks for ties among them.
-_SPAN = 4 * ROW_BLOCK
+#: Elements that are estimated together. If one is near a tie, all are computed again.
+SPAN = 4 * ROW_BLOCK
 #: Maximum of a quotient in range for an estimate.
 _MOST = 256
 #: What is added to an estimate, in its unit of 2**-16. The error is smaller.
@@ -62,8 +64,8 @@ def _first_of(builder: Any, begin: Any, block: Any) -> Any:
 
 
 @emit
-def _codes_by_division(typingctx, x, codes, begin, end, s, z, q_min, q_max):
-    """``write_codes`` as ``code`` is defined."""
+def codes_by_division(typingctx, x, codes, begin, end, s, z, q_min, q_max):
+    """Codes as ``code`` in ``cpu.py`` defines them."""
 
     def build(context, builder, signature, args):
         x, codes, begin, end, *scalars = args
@@ -88,16 +90,16 @@ _FUSED = multiplies_and_adds()
 
 
 @jit
-def _is_ordinary(s, z, q_min, q_max):
-    """Whether ``_codes_by_reciprocal`` serves this scale and range of codes."""
+def is_ordinary(s, z, q_min, q_max):
+    """Whether ``codes_by_reciprocal`` serves this scale and range of codes."""
     widest, most = np.float32(2.0**60), np.float32(2.0**22)
     lo, hi = q_min - z, q_max - z
     return _FUSED and abs(s) > 1 / widest and abs(s) < widest and lo >= -most and hi <= most
 
 
 @emit
-def _codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
-    """``write_codes`` without a division, for ``_is_ordinary`` scales.
+def codes_by_reciprocal(typingctx, x, codes, begin, end, s, z, q_min, q_max):
+    """Codes without a division for each element, for ``is_ordinary`` scales.
 
     x is clamped to RN(lo s) and RN(hi s) first. Their quotients are within 1/4 of lo and hi, so that no
     quotient needs to be clamped, and none overflows. r + e approximates 1 / s, so q is within an ulp of x / s
@@ -184,7 +186,7 @@ def _high_halves(builder: Any, near: list[Any], lo: Any, hi: Any) -> Any:
 
 @emit
 def _codes_by_estimate(typingctx, x, codes, begin, end, s, z, q_min, q_max):
-    """``write_codes`` in float32, for scales that are ``_is_ordinary`` and quotients of at most ``_MOST``.
+    """Codes in float32, for scales that are ``is_ordinary`` and quotients of at most ``_MOST``.
 
     Returns True if a quotient is too close to a tie, or is NaN or huge; the codes are then wrong.
 
@@ -228,36 +230,30 @@ def _codes_by_estimate(typingctx, x, codes, begin, end, s, z, q_min, q_max):
     return types.boolean(x, codes, begin, end, s, z, q_min, q_max), build
 
 
-def _write_most_codes(x, codes, begin, end, s, z, q_min, q_max):
-    """``write_codes`` by estimates, while few of them fail. Returns the end of what was written."""
+def most_codes_by_estimate(x, codes, begin, end, s, z, q_min, q_max):
+    """Codes by estimates, while few of them fail. Returns the end of what was written.
+
+    The scale is ``is_ordinary``. Fewer than ``SPAN`` elements are not worth the call.
+    """
     raise NotImplementedError("called from kernels only")
 
 
-@overload(_write_most_codes)
-def _implement_write_most_codes(x, codes, begin, end, s, z, q_min, q_max):
+@overload(most_codes_by_estimate)
+def _most_codes_by_estimate(x, codes, begin, end, s, z, q_min, q_max):
     if s != types.float32 or _LANES == 0:
         return lambda x, codes, begin, end, s, z, q_min, q_max: begin
 
     def write(x, codes, begin, end, s, z, q_min, q_max):
+        outlined()
         most, part, failed = np.float32(_MOST), begin, 0
-        if end - begin < _SPAN or q_min - z < -most or q_max - z > most:
+        if q_min - z < -most or q_max - z > most:
             return begin
-        while part < end and 4 * failed <= part - begin + 4 * _SPAN:
-            stop = min(part + _SPAN, end)
+        while part < end and 4 * failed <= part - begin + 2 * SPAN:
+            stop = min(part + SPAN, end)
             if _codes_by_estimate(x, codes, part, stop, s, z, q_min, q_max):
-                _codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
-                failed += _SPAN
+                codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
+                failed += SPAN
             part = stop
         return part
 
     return write
-
-
-@jit
-def write_codes(x, codes, begin, end, s, z, q_min, q_max):
-    """Codes ``begin`` to ``end``, whole blocks, as bytes. ``x`` may hold bits of bfloat16."""
-    if _is_ordinary(s, z, q_min, q_max):
-        part = _write_most_codes(x, codes, begin, end, s, z, q_min, q_max)
-        _codes_by_reciprocal(x, codes, part, end, s, z, q_min, q_max)
-    else:
-        _codes_by_division(x, codes, begin, end, s, z, q_min, q_max)
