@@ -7,10 +7,10 @@ granularities. The other cases vary one setting at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,21 @@ GROUPS_OF_32 = [
         scale="strided", zero_point="strided",
     ),
 ]  # fmt: skip
+
+P = TypeVar("P", bound=Problem)
+
+#: Rows with a scale each, whose length is no multiple of 32, in more than one tile of the CPU.
+ODD_ROWS = [
+    Problem("rows of 45", PerChannel(0), (200, 45), values="special", scale="unusual mixed"),
+    Problem("rows of 300", PerChannel(0), (61, 300), values="ties", scale="dyadic"),
+    Problem("rows of 300, bfloat16", PerChannel(0), (61, 300), real=torch.bfloat16, zero_point="none"),
+]
+
+
+def accumulating(problems: Sequence[P]) -> list[P]:
+    """The same problems with ``accumulate``."""
+    return [replace(problem, name=f"{problem.name}, accumulate", accumulate=True) for problem in problems]
+
 
 #: Fields of a problem with scales of every magnitude, and values of the same magnitudes.
 EVERY_SIZE: dict[str, Any] = {"scale": "every size", "zero_point": "none", "values": "of the scale"}

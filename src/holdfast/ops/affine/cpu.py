@@ -88,8 +88,10 @@ _BY_ROW_IN_PLACE = 5  # contiguous
 #: next reader.
 _STREAM_MIN_BYTES = 2**26
 
-#: Columns of a row that a kernel computes together if scales are by row.
+#: Columns of a row that a kernel computes together if scales are by row; minimum columns of such a row.
 ROW_BLOCK = 32
+#: Minimum columns of a row for which bounds are computed from its scale.
+_BOUNDED = 128
 
 # Kinds of operands that a kernel converts itself: codes as signed bytes, and bfloat16.
 _RAW_BYTES, _RAW_BFLOAT16 = 0x01, 0x02
@@ -120,8 +122,8 @@ class Tiling(NamedTuple):
     """The tiles of a space. ``shape`` is (rows, columns, rows of a tile, columns of a tile).
 
     ``table`` has a row for each operand. Its last row has the loop sizes in place of strides. ``shared``:
-    each tile has one scale and one zero point. ``by_row``: each row of a tile has one of each, and its
-    columns are a multiple of ``ROW_BLOCK``.
+    each tile has one scale and one zero point. ``by_row``: each row of a tile has one of each, and at least
+    ``ROW_BLOCK`` columns.
     """
 
     tiles: int
@@ -146,7 +148,7 @@ def _tiling(space: Space, inputs: int) -> Tiling:
     table[:-1, _STRIDES:] = space.strides
     table[-1, _STRIDES:] = space.sizes
     shared = all(s[-1] == 0 and (tile_rows == 1 or not any(s)) for s in space.strides[1 + inputs :])
-    in_blocks = by_row and parts == 1 and columns % ROW_BLOCK == 0 and not shared
+    in_blocks = by_row and parts == 1 and columns >= ROW_BLOCK and not shared
     shape = (rows, columns, tile_rows, tile_columns)
     return Tiling(-(-rows // tile_rows) * parts, shared, in_blocks, shape, table)
 
@@ -533,7 +535,7 @@ def streamed_item(walk):
 def is_by_row(walk, inputs):
     """Whether the scale or the zero point has one element per row in its run.
 
-    The other one has then at least as many elements. The columns are a multiple of ``ROW_BLOCK``.
+    The other one has then at least as many elements. There are at least ``ROW_BLOCK`` columns.
     """
     table = walk[1]
     return cell(table, inputs + 1, _LAYOUT) >= _BY_ROW or cell(table, inputs + 2, _LAYOUT) >= _BY_ROW
@@ -692,35 +694,52 @@ def code_bounds(s, z, q_min, q_max):
 def straight_through(name: str, estimate: Any, estimate_shared: Any, bounds_of: Any = code_bounds) -> Any:
     """``over_tiles`` of a straight-through gradient, as the function ``name``.
 
-    ``estimate`` gives dx of one element. For tiles with one scale, ``bounds_of`` computes two bounds from the
-    scale, and ``estimate_shared`` takes them in place of q_min and q_max.
+    ``estimate`` gives dx of one element. For many elements with one scale, ``bounds_of`` computes two bounds
+    from the scale, and ``estimate_shared`` takes them in place of q_min and q_max.
     """
 
     def tiles(first, last, walk, shared, scalars, accumulate):
         q_min, q_max, item = scalars[0], scalars[1], streamed_item(walk)
+        by_row = shared or is_by_row(walk, 2)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 2, accumulate, q_min)
             dy, x = pointer(runs[1], q_min), pointer(runs[2], q_min)
             scale, zero_point = pointer(runs[3], q_min), pointer(runs[4], q_min)
-            s, z = scale[0], zero_point[0]
-            least, greatest = bounds_of(s, z, q_min, q_max) if shared else (q_min, q_max)
+            columns = row_columns(walk, 2, count)
+            bounded = by_row and columns >= _BOUNDED
+            row, row_end = np.int64(-1), np.int64(0)
+            s, z, least, greatest = q_min, q_min, q_min, q_max
             for begin in range(0, count, BLOCK):
                 end = min(begin + BLOCK, count)
                 dx = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
                 if item == 0:
                     prefetch(x, begin)
                     prefetch(dy, begin)
-                if accumulate:
-                    if shared:
-                        for i in range(begin, end):
+                part = begin if by_row else end
+                while part < end:
+                    if part == row_end:
+                        row, row_end = row + 1, row_end + columns
+                        s, z = scale[row], zero_point[row]
+                        if bounded:
+                            least, greatest = bounds_of(s, z, q_min, q_max)
+                    stop = min(end, row_end)
+                    if bounded and accumulate:
+                        for i in range(part, stop):
                             dx[i] += estimate_shared(dy[i], x[i], s, z, least, greatest)
+                    elif bounded:
+                        for i in range(part, stop):
+                            dx[i] = estimate_shared(dy[i], x[i], s, z, least, greatest)
+                    elif accumulate:
+                        for i in range(part, stop):
+                            dx[i] += estimate(dy[i], x[i], s, z, q_min, q_max)
                     else:
-                        for i in range(begin, end):
-                            dx[i] += estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
-                elif shared:
+                        for i in range(part, stop):
+                            dx[i] = estimate(dy[i], x[i], s, z, q_min, q_max)
+                    part = stop
+                if not by_row and accumulate:
                     for i in range(begin, end):
-                        dx[i] = estimate_shared(dy[i], x[i], s, z, least, greatest)
-                else:
+                        dx[i] += estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
+                elif not by_row:
                     for i in range(begin, end):
                         dx[i] = estimate(dy[i], x[i], scale[i], zero_point[i], q_min, q_max)
                 flush(walk, runs, (runs[1], runs[2]), begin, end)

@@ -7,8 +7,8 @@ from typing import Any
 
 from holdfast.core.case import Case
 from holdfast.core.plan import AnyPlan, Args
-from holdfast.ops.affine.cases import GROUPS_OF_32, Problem, code_values, make_args, problems
-from holdfast.ops.dequantize.plan import DequantizePerGroupPlan
+from holdfast.ops.affine.cases import GROUPS_OF_32, ODD_ROWS, Problem, code_values, make_args, problems
+from holdfast.ops.dequantize.plan import DequantizePerChannelPlan, DequantizePerGroupPlan
 from holdfast.ops.packing.torch_op import pack
 
 
@@ -17,6 +17,8 @@ def cases(plan: AnyPlan) -> list[Case]:
     found = problems(plan, reads_codes=forward)
     if plan is DequantizePerGroupPlan:
         found += GROUPS_OF_32
+    elif plan is DequantizePerChannelPlan:
+        found += ODD_ROWS
     return [case(plan, p) for p in found if forward or p.zero_point in ("tensor", "none")]
 
 

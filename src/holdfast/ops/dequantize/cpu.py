@@ -70,20 +70,23 @@ def _dequantize_rows(walk, runs, like, stored, count):
     outlined()
     codes, scale, zero_point = pointer(runs[1], np.int8), pointer(runs[2], like), pointer(runs[3], like)
     item, columns = streamed_item(walk), row_columns(walk, 1, count)
-    row, row_end = 0, columns
-    for begin in range(0, count, BLOCK):
-        end = min(begin + BLOCK, count)
+    row, row_end, size = 0, columns, BLOCK if item > 0 else count
+    for begin in range(0, count, size):
+        end = min(begin + size, count)
         y = pointer(walk[2] - begin * item if item > 0 else runs[0], stored)
-        whole = end - (end - begin) % ROW_BLOCK
         part = begin
-        while part < whole:
+        while part < end:
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
-            stop = min(whole, row_end)
-            _value_blocks(codes, y, part, stop, scale[row], zero_point[row])
+            stop, s, z = min(end, row_end), scale[row], zero_point[row]
+            blocks = stop - (stop - part) % ROW_BLOCK
+            _value_blocks(codes, y, part, blocks, s, z)
+            if part < blocks < stop:  # the last block again, with equal results
+                _value_blocks(codes, y, stop - ROW_BLOCK, stop, s, z)
+            elif blocks < stop:
+                for i in range(part, stop):
+                    store_real(y, i, (np.int32(codes[i]) - z) * s)
             part = stop
-        for i in range(whole, end):
-            store_real(y, i, (np.int32(codes[i]) - zero_point[row]) * scale[row])
         flush_alone(walk, runs, begin, end)
 
 

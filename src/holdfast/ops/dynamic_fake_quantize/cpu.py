@@ -15,7 +15,18 @@ import numpy as np
 from holdfast.backends.cpu import BLOCK, jit, pointer, prefetch, team_kernel
 from holdfast.numerics.cpu import zero
 from holdfast.numerics.cpu_walk import size_of
-from holdfast.ops.affine.cpu import NUMBERS, finish, flush, load, over_tiles, store, streamed_item, window
+from holdfast.ops.affine.cpu import (
+    NUMBERS,
+    finish,
+    flush,
+    is_by_row,
+    load,
+    over_tiles,
+    row_columns,
+    store,
+    streamed_item,
+    window,
+)
 from holdfast.ops.choose_scale.cpu_rows import RowKernel, row_rule, row_scale
 from holdfast.ops.dynamic_fake_quantize.plan import (
     DynamicFakeQuantizeBackwardDescriptor,
@@ -81,8 +92,9 @@ def _covered_tiles(first, last, walk, shared, scalars, accumulate):
     for tile in range(first, last):
         count, runs = load(walk, tile, tile == first, shared, 2, accumulate, like)
         dy, x, scale = pointer(runs[1], like), pointer(runs[2], like), pointer(runs[3], like)
+        columns = row_columns(walk, 2, count) if shared or is_by_row(walk, 2) else 1
         infinite_scales = 0
-        for i in range(1 if shared else count):
+        for i in range(count // columns):
             infinite_scales += 0 if abs(scale[i]) < np.float32(np.inf) else 1
         for begin in range(0, count, BLOCK):
             end = min(begin + BLOCK, count)
@@ -91,7 +103,7 @@ def _covered_tiles(first, last, walk, shared, scalars, accumulate):
                 prefetch(dy, begin)
             if infinite_scales > 0:
                 for i in range(begin, end):
-                    passed = covered(dy[i], x[i], scale[0 if shared else i])
+                    passed = covered(dy[i], x[i], scale[i // columns])
                     dx[i] = dx[i] + passed if accumulate else passed
             elif accumulate:
                 for i in range(begin, end):

@@ -19,7 +19,15 @@ from holdfast.core.dtypes import FLOATS, dtype_name
 from holdfast.core.formats import FLOAT_FORMATS, INT2, INT4, INTEGERS, UINT2, UINT4, format_of
 from holdfast.core.granularity import Granularity, PerChannel, PerGroup, PerTensor, PerToken
 from holdfast.core.plan import AnyPlan, Args
-from holdfast.ops.affine.cases import EVERY_SIZE, float_fields, make_args, real_values, shapes_of
+from holdfast.ops.affine.cases import (
+    EVERY_SIZE,
+    ODD_ROWS,
+    accumulating,
+    float_fields,
+    make_args,
+    real_values,
+    shapes_of,
+)
 from holdfast.ops.affine.cases import Problem as AffineProblem
 from holdfast.ops.fake_quantize.plan import SteKind
 
@@ -35,6 +43,9 @@ class Problem(AffineProblem):
 
     ste: SteKind = SteKind.IN_RANGE
     factor: float = 0.3
+
+
+_ODD_ROWS = [Problem(**vars(problem)) for problem in ODD_ROWS]
 
 
 def cases(plan: AnyPlan) -> list[Case]:
@@ -107,6 +118,7 @@ def _forward_problems() -> Iterator[Problem]:
     yield odd(PerGroup, "rank 8")
     yield many(PerTensor)
     yield many(PerChannel, real=torch.bfloat16)
+    yield from _ODD_ROWS
 
 
 def _of_float_formats() -> Iterator[Problem]:
@@ -186,6 +198,9 @@ def _backward_problems() -> Iterator[Problem]:
                upstream="transposed", codes=_INT4), SteKind.CLIPPED_IDENTITY),
     ):  # fmt: skip
         yield _by(ste, problem, problem.name)
+    for ste in (SteKind.IN_RANGE, SteKind.HARD_TANH):
+        for problem in [*_ODD_ROWS, *accumulating(_ODD_ROWS)]:
+            yield _by(ste, problem, problem.name)
 
 
 def _by(ste: SteKind, problem: Problem, name: str) -> Problem:

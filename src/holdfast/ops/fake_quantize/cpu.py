@@ -21,8 +21,10 @@ from holdfast.ops.affine.cpu import (
     finish,
     flush,
     in_range_bounds,
+    is_by_row,
     load,
     over_tiles,
+    row_columns,
     store,
     straight_through,
     streamed_item,
@@ -58,19 +60,26 @@ def _rounding(name: str, rounded: Any) -> Any:
 
     def tiles(first, last, walk, shared, scalars, accumulate):
         q_min, q_max, item = scalars[0], scalars[1], streamed_item(walk)
+        by_row = shared or is_by_row(walk, 1)
         for tile in range(first, last):
             count, runs = load(walk, tile, tile == first, shared, 1, False, q_min)
             x, scale, zero_point = pointer(runs[1], q_min), pointer(runs[2], q_min), pointer(runs[3], q_min)
-            s, z = scale[0], zero_point[0]
+            columns = row_columns(walk, 1, count)
+            row, row_end = np.int64(-1), np.int64(0)
             for begin in range(0, count, BLOCK):
                 end = min(begin + BLOCK, count)
                 y = pointer(walk[2] - begin * item if item > 0 else runs[0], q_min)
                 if item == 0:
                     prefetch(x, begin)
-                if shared:
-                    for i in range(begin, end):
+                part = begin if by_row else end
+                while part < end:
+                    if part == row_end:
+                        row, row_end = row + 1, row_end + columns
+                    stop, s, z = min(end, row_end), scale[row], zero_point[row]
+                    for i in range(part, stop):
                         y[i] = rounded(x[i], s, z, q_min, q_max)
-                else:
+                    part = stop
+                if not by_row:
                     for i in range(begin, end):
                         y[i] = rounded(x[i], scale[i], zero_point[i], q_min, q_max)
                 flush(walk, runs, (runs[1],), begin, end)
@@ -233,6 +242,7 @@ class FakeQuantize(AffineKernel[FakeQuantizeDescriptor]):
             inputs=1,
             compute=compute,
             streamed=True,
+            by_row=True,
         )
         return affine.launch_of(walk, compute)
 
@@ -267,5 +277,6 @@ class FakeQuantizeBackward(AffineKernel[EstimatedDescriptor]):
             compute=compute,
             streamed=True,
             accumulate=args.accumulate,
+            by_row=True,
         )
         return affine.launch_of(walk, compute)

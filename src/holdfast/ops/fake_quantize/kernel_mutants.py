@@ -15,8 +15,13 @@ _NUMERICS_CPU, _NUMERICS_GPU = "holdfast.numerics.cpu", "holdfast.numerics.gpu"
 # fmt: off
 MUTANTS = (
     _forward("the last element of a block lost", _CPU,
-        "for i in range(begin, end):\n                        y[i] = rounded(x[i], s, z,",
-        "for i in range(begin, end - 1):\n                        y[i] = rounded(x[i], s, z,"),
+        "for i in range(part, stop):\n                        y[i] = rounded(x[i], s, z,",
+        "for i in range(part, stop - 1):\n                        y[i] = rounded(x[i], s, z,"),
+    _forward("the scale of the first row", _CPU,
+        "min(end, row_end), scale[row], zero_point[row]", "min(end, row_end), scale[0], zero_point[row]",
+        likely="per_token"),
+    _backward("the scale of the first row", _WALK_CPU,
+        "s, z = scale[row], zero_point[row]", "s, z = scale[0], zero_point[row]", likely="per_token"),
     _backward("accumulate lost", _WALK_CPU,
         "dx[i] += estimate_shared(",
         "dx[i] = estimate_shared(", likely="in_range: accumulate"),

@@ -10,7 +10,15 @@ from holdfast.core.case import Case
 from holdfast.core.formats import INT4
 from holdfast.core.granularity import PerChannel, PerTensor
 from holdfast.core.plan import AnyPlan
-from holdfast.ops.affine.cases import EVERY_SIZE, GROUPS_OF_32, Problem, make_args, problems
+from holdfast.ops.affine.cases import (
+    EVERY_SIZE,
+    GROUPS_OF_32,
+    ODD_ROWS,
+    Problem,
+    accumulating,
+    make_args,
+    problems,
+)
 from holdfast.ops.quantize.plan import (
     QuantizePerChannelBackwardPlan,
     QuantizePerChannelPlan,
@@ -53,11 +61,11 @@ def cases(plan: AnyPlan) -> list[Case]:
     if plan is QuantizePerTensorPlan:
         found.append(_FAR_TIES)
     elif plan is QuantizePerChannelPlan:
-        found += [_PAIRS_IN_LOOPS, _WHOLE_TILE]
+        found += [_PAIRS_IN_LOOPS, _WHOLE_TILE, *ODD_ROWS]
     elif plan is QuantizePerGroupPlan:
         found += GROUPS_OF_32
     elif plan is QuantizePerChannelBackwardPlan:
-        found += [*_SCALES_BY_COLUMN, _DY_APART, _WHOLE_TILE]
+        found += [*_SCALES_BY_COLUMN, _DY_APART, _WHOLE_TILE, *ODD_ROWS, *accumulating(ODD_ROWS)]
     return [case(plan, problem) for problem in found]
 
 

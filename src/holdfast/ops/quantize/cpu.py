@@ -99,22 +99,27 @@ def _quantize_rows(walk, runs, x, count, q_min, q_max):
     for begin in range(0, count, size):
         end = min(begin + size, count)
         codes = pointer(walk[2] - begin if item > 0 else runs[0], np.int8)
-        whole = end - (end - begin) % ROW_BLOCK
         part = begin
-        while part < whole:
+        while part < end:
             if part == row_end:
                 row, row_end = row + 1, row_end + columns
-            stop, s, z = min(whole, row_end), scale[row], zero_point[row]
+            stop, s, z = min(end, row_end), scale[row], zero_point[row]
+            blocks = stop - (stop - part) % ROW_BLOCK
+            if blocks == part:
+                for i in range(part, stop):
+                    codes[i] = np.int32(code(real(x, i), s, z, q_min, q_max))
             # These branches are not a function of their own: its call takes as long as 16 elements.
-            if is_ordinary(s, z, q_min, q_max):
-                if stop - part >= SPAN:
-                    part = most_codes_by_estimate(x, codes, part, stop, s, z, q_min, q_max)
-                codes_by_reciprocal(x, codes, part, stop, s, z, q_min, q_max)
+            elif is_ordinary(s, z, q_min, q_max):
+                if blocks - part >= SPAN:
+                    part = most_codes_by_estimate(x, codes, part, blocks, s, z, q_min, q_max)
+                codes_by_reciprocal(x, codes, part, blocks, s, z, q_min, q_max)
+                if blocks < stop:  # the last block again, with equal results
+                    codes_by_reciprocal(x, codes, stop - ROW_BLOCK, stop, s, z, q_min, q_max)
             else:
-                codes_by_division(x, codes, part, stop, s, z, q_min, q_max)
+                codes_by_division(x, codes, part, blocks, s, z, q_min, q_max)
+                for i in range(blocks, stop):
+                    codes[i] = np.int32(code(real(x, i), s, z, q_min, q_max))
             part = stop
-        for i in range(whole, end):
-            codes[i] = np.int32(code(real(x, i), scale[row], zero_point[row], q_min, q_max))
         flush_alone(walk, runs, begin, end)
 
 
@@ -220,5 +225,6 @@ class QuantizeBackward(AffineKernel[QuantizeBackwardDescriptor]):
             compute=compute,
             streamed=True,
             accumulate=args.accumulate,
+            by_row=True,
         )
         return affine.launch_of(walk, compute)
