@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +36,13 @@ class Region:
     def tensor(self, workspace: Workspace) -> torch.Tensor:
         """The region as a tensor."""
         assert workspace.buffer is not None
-        memory = workspace.buffer.view(-1).view(torch.uint8)
-        begin = first_address(workspace) - memory.data_ptr() + self.offset
-        return memory[begin : begin + self.count * self.dtype.itemsize].view(self.dtype)
+        storage, size = workspace.buffer.untyped_storage(), self.count * self.dtype.itemsize
+        address = first_address(workspace) + self.offset
+        begin = address - storage.data_ptr()
+        if begin % self.dtype.itemsize and size:  # a storage of foreign memory that is not aligned itself
+            return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=self.dtype)
+        memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        return memory[begin : begin + size].view(self.dtype)
 
 
 def step_of(size: int) -> int:
