@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,12 +36,11 @@ class Region:
         """The region as a tensor."""
         assert workspace.buffer is not None
         storage, size = workspace.buffer.untyped_storage(), self.count * self.dtype.itemsize
-        address = first_address(workspace) + self.offset
-        begin = address - storage.data_ptr()
+        begin = first_address(workspace) - storage.data_ptr() + self.offset
+        memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[begin : begin + size]
         if begin % self.dtype.itemsize and size:  # a storage of foreign memory that is not aligned itself
-            return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=self.dtype)
-        memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        return memory[begin : begin + size].view(self.dtype)
+            return torch.frombuffer(memory.numpy(), dtype=self.dtype)
+        return memory.view(self.dtype)
 
 
 def step_of(size: int) -> int:
