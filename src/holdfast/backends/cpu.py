@@ -451,6 +451,8 @@ def compile_kernel(entry: Any, *args: Any) -> None:
 
 
 fork.wait_for(_compiling)
+for _lock in private.compiler_locks():
+    fork.wait_for(_lock)
 
 
 def processor_has(feature: str) -> bool:
