@@ -47,6 +47,16 @@ def test_descriptors_are_keys(name: str) -> None:
     assert {descriptor: i for i, descriptor in enumerate(described)}.keys() == set(again)
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_guarantees_name_the_outputs_that_are_written(name: str) -> None:
+    plan, stream = PLANS[name], hf.Stream.current()
+    pref = hf.PlanPreference(backend="reference", precompile=False)
+    for case in cases_of(plan):
+        promise = plan.select(stream, case.descriptor, pref).precision_guarantee()
+        written = {output for output in plan.outputs if case.descriptor.expected(output) is not None}
+        assert promise.ulp.keys() == written >= promise.per_term.keys()
+
+
 def test_descriptors_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         GOOD.shape = (1,)  # type: ignore[misc]

@@ -476,7 +476,8 @@ def test_places_of_two_columns(columns: int, image: tuple[int, ...], dtype: torc
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("image", "size"), [((1, 9, 12), (9, 9)), ((1, 3, 4, 5), (2, 3, 7)), ((1, 5, 4), (1, 255))]
+    ("image", "size"),
+    [((1, 9, 12), (9, 9)), ((1, 3, 4, 5), (2, 3, 7)), ((1, 5, 4), (1, 255)), ((1, 5, 4), (1, 1))],
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_samples_of_several_images_in_a_run(threads: int, image: Any, size: Any, dtype: torch.dtype) -> None:

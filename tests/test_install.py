@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -461,6 +463,35 @@ def test_without_one_private_interface_the_results_are_the_same(
     assert dispatch_tables() == before
     assert all(map(torch.equal, found, expected))
     assert [one.stride() for one in found] == [one.stride() for one in expected]
+
+
+def test_results_have_the_strides_of_torch_s() -> None:
+    """Also if one format of memory is both: with one channel, or images of one pixel."""
+    rng = random.Random(0)
+
+    def strided() -> torch.Tensor:
+        axes = rng.choice((2, 2, 3))
+        sizes = [rng.choice((1, 1, 2, 3)) for _ in range(axes + 2)]
+        last = {2: torch.channels_last, 3: torch.channels_last_3d}[axes]
+        made = torch.rand([size + 1 for size in sizes]).contiguous(memory_format=last)
+        made = made[tuple(slice(rng.randrange(2), None) for _ in sizes)]
+        kept = {"memory_format": rng.choice((last, torch.preserve_format, torch.contiguous_format))}
+        return made.clone(**kept) if rng.random() < 0.7 else made
+
+    def strides(x: torch.Tensor, call: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+        x = x.detach().requires_grad_()
+        out = call(x)
+        dout = torch.ones_like(out, memory_format=torch.preserve_format)
+        return [out.stride(), *(made.stride() for made in torch.autograd.grad(out, x, dout))]
+
+    for _ in range(100):
+        x = strided()
+        sizes = tuple(rng.choice((1, 2, 5)) for _ in x.shape[2:])
+        mode = rng.choice(("nearest", "bicubic" if x.dim() == 4 else "trilinear", "area"))
+        call = partial(F.interpolate, size=sizes, mode=mode)
+        expected = strides(x, call)
+        with hf.installed():
+            assert strides(x, call) == expected, (x.shape, x.stride(), sizes, mode)
 
 
 def test_every_operator_of_the_catalogue_exists_in_torch() -> None:

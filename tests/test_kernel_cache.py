@@ -1,19 +1,24 @@
-"""Tests of the kernel cache on disk: invalidation, failures to write, and interrupts."""
+"""Tests of the kernel cache on disk: invalidation, failures to write, and signals during compilation."""
 
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import platform
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from numba import types
 
 import fresh
+from holdfast.backends import on_demand
 from holdfast.backends.cpu import compile_kernel, jit
 from holdfast.backends.kernel_cache import PACKAGE, Files, sources_of
 from holdfast.core import importing
@@ -146,19 +151,20 @@ def test_calls_work_after_an_interrupt(tmp_path: Path) -> None:
     assert run(INTERRUPTED, tmp_path, NUMBA_CACHE_DIR="") == "interrupted\n[2, -2]\n"
 
 
-def test_an_interrupt_waits_for_the_end_of_an_import_or_a_compilation() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM, signal.SIGTERM])
+def test_a_signal_waits_for_the_end_of_an_import_or_a_compilation(number: int) -> None:
     came: list[str] = []
-    before = signal.signal(signal.SIGINT, lambda *_: came.append("handled"))
+    before = signal.signal(number, lambda *_: came.append("handled"))
 
     def compiled(name: str) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         came.append(name)
 
     try:
         compile_kernel(compiled, "compiled")
         assert came == ["compiled", "handled"]
         came.clear()
-        with importing.interrupts_wait():
+        with importing.signals_wait():
             compiled("imported")
         assert came == ["imported", "handled"]
         thread = threading.Thread(target=lambda: came.append(importing.load("holdfast:__name__")))
@@ -166,7 +172,62 @@ def test_an_interrupt_waits_for_the_end_of_an_import_or_a_compilation() -> None:
         thread.join()
         assert came[2:] == ["holdfast"]
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def test_several_signals_are_handled_in_order_although_a_handler_raises() -> None:
+    came: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        came.append(number)
+        if number == signal.SIGALRM:
+            raise TimeoutError
+
+    def other(number: int, frame: Any) -> None:
+        """Set inside the block, which keeps it."""
+
+    numbers = [signal.SIGALRM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        with pytest.raises(TimeoutError), importing.signals_wait():
+            for number in (*numbers[:3], signal.SIGALRM):
+                signal.raise_signal(number)
+            signal.signal(signal.SIGUSR2, other)
+            assert not came
+        assert came == numbers[:3]
+        assert [signal.getsignal(number) for number in numbers] == [handler, handler, handler, other]
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
+def test_a_signal_during_the_first_call_of_a_part_of_a_kernel() -> None:
+    """Its handler may raise, which compiled code cannot pass on. So it is called after the kernel."""
+    came: list[str] = []
+
+    def handler(number: int, frame: Any) -> None:
+        came.append("handled")
+        raise TimeoutError
+
+    def compile(function: Any, module: str) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        came.append("compiled")
+
+    def part(n: int) -> None:
+        """A part of a kernel."""
+
+    target = ctypes.CFUNCTYPE(None, ctypes.c_int64)(lambda n: came.append(f"called with {n}"))
+    made = SimpleNamespace(address=ctypes.cast(target, ctypes.c_void_p).value)
+    slot = on_demand.Slot(part, types.int64, lambda *_: made, compile)
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TimeoutError):
+            slot._compile_and_call(7)
+            for _ in range(10000):
+                time.sleep(0.001)
+        assert came == ["compiled", "called with 7", "handled"]
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 #: Uses instructions that not every x86 processor has: fused multiply-adds, conversions of float16.

@@ -14,10 +14,10 @@ from holdfast.core import private
 SHAPE = (6, 4)
 
 
-def make() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
+def make(backend: str = "reference") -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
     desc = hf.plans.QuantizePerTensorDescriptor(shape=SHAPE)
     stream = hf.Stream.current("cpu")
-    plan = hf.plans.QuantizePerTensorPlan.select(stream, desc, hf.PlanPreference(backend="reference"))
+    plan = hf.plans.QuantizePerTensorPlan.select(stream, desc, hf.PlanPreference(backend=backend))
     args = hf.plans.QuantizePerTensorArgs(
         x=torch.arange(24.0).reshape(SHAPE),
         scale=torch.tensor(0.5),
@@ -27,9 +27,9 @@ def make() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
     return plan, stream, args
 
 
-def settled() -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
+def settled(backend: str = "reference") -> tuple[hf.plans.QuantizePerTensorPlan, hf.Stream, Any]:
     """Run twice with similar args, so that the third run uses the cached launch."""
-    plan, stream, args = make()
+    plan, stream, args = make(backend)
     for _ in range(3):
         plan.run(stream, None, args)
     return plan, stream, args
@@ -113,6 +113,28 @@ def test_a_wrong_change_is_refused(change: Callable[[Any], None]) -> None:
     change(args)
     with pytest.raises(hf.InvalidArgs):
         plan.run(stream, None, args)
+
+
+def test_a_run_of_another_thread_in_between() -> None:
+    """The other thread runs the plan between the comparison with the last places and their use."""
+    plan, stream, args = settled("cpu")
+    cached = plan._launches[args.signature()[0]]
+    other = hf.plans.QuantizePerTensorArgs(
+        x=-args.x, scale=args.scale, zero_point=args.zero_point, q=torch.empty_like(args.q)
+    )
+
+    class Interrupted(tuple[Any, ...]):
+        def __eq__(self, places: object) -> bool:
+            cached.checked = tuple(self)
+            plan.run(stream, None, other)
+            return tuple(self) == places
+
+        __hash__ = tuple.__hash__
+
+    args.q.zero_()
+    cached.checked = Interrupted(cached.checked)  # type: ignore[assignment]
+    plan.run(stream, None, args)
+    assert torch.equal(args.q, hf.quantize(args.x, args.scale, args.zero_point))
 
 
 def test_host_values_change_from_run_to_run() -> None:

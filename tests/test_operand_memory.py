@@ -188,6 +188,20 @@ def test_a_workspace_that_shares_memory(plan: str, after_good_ones: bool) -> Non
         assert not inside.any()
 
 
+@pytest.mark.parametrize("offset", range(4))
+def test_a_workspace_of_foreign_memory_at_any_address(offset: int) -> None:
+    """The kernel copies the weights by torch, which views only aligned storages as floats."""
+    (case,) = (c for c in cases_of(hf.plans.EmbeddingBagBackwardPlan) if c.name == "weighted in bfloat16")
+    stream, args, expected = hf.Stream.current(), case.make(), case.make()
+    made = hf.plans.EmbeddingBagBackwardPlan.select(stream, case.descriptor, hf.PlanPreference(backend="cpu"))
+    size = made.workspace_size()
+    made.run(stream, hf.Workspace.allocate(size, "cpu"), expected)
+    workspace = torch.frombuffer(bytearray(size + offset), dtype=torch.uint8, offset=offset)
+    made.run(stream, workspace, args)
+    for name in made.outputs:
+        assert torch.equal(canonical(getattr(args, name)), canonical(getattr(expected, name)))
+
+
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_workspace_without_memory(plan: str, left: int) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import operator
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +92,72 @@ def test_a_failure_reaches_the_caller_and_ends_nothing(failing: int) -> None:
         with pytest.raises(RuntimeError, match="no memory"):
             parallel(part, 1000, 100 * ELEMENTS_PER_THREAD)
     test_every_range_is_taken_once(1000)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_signal_that_waits_for_a_thread_of_openmp_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs the handler when the call from C begins. An exception there would be printed and lost."""
+    signalled = partial(ctypes.CDLL(None)["raise"], signal.SIGINT)
+
+    def team(work: Callable[[], None], threads: int) -> None:
+        # Only functions of C are called in between.
+        list(map(operator.call, [signalled, ctypes.CFUNCTYPE(None)(work), ctypes.CFUNCTYPE(None)(work)]))
+
+    monkeypatch.setattr(private, "team_of_torch", lambda: team)
+    taken: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        parallel(lambda first, last: taken.append(first), 1000, 100 * ELEMENTS_PER_THREAD)
+    assert taken  # by the other thread
+
+
+def test_an_interrupted_caller_waits_for_the_threads_of_the_pool(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They still write into memory that the caller would free."""
+    monkeypatch.setattr(private, "team_of_torch", lambda: None)
+    caller, met, ended = threading.get_ident(), threading.Barrier(2), list[bool]()
+
+    def part(first: int, last: int) -> None:
+        met.wait(timeout=60)
+        if threading.get_ident() != caller:
+            time.sleep(0.3)
+            ended.append(True)
+
+    def handler(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TimeoutError):
+            parallel(part, 2, 2 * ELEMENTS_PER_THREAD)
+        assert ended
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_the_caller_works_alone_if_no_thread_can_be_started(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the interpreter ends: in functions of ``atexit``, and in threads that outlive the main one."""
+    ended = ThreadPoolExecutor(8)
+    ended.shutdown()
+    monkeypatch.setattr(private, "team_of_torch", lambda: None)
+    monkeypatch.setattr(threads, "_pool", ended)
+    monkeypatch.setattr(threads, "_pool_threads", 8)
+    test_every_range_is_taken_once(7)
+
+
+def test_nobody_joins_work_that_has_ended(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool without threads may begin much later, when the memory of the work is gone."""
+    late: list[Callable[[], None]] = []
+    monkeypatch.setattr(threads, "_submit", lambda work, count: late.append(work))
+    called: list[int] = []
+    threads._on_pool(lambda: called.append(1), 3)
+    for join in late:
+        join()
+    assert len(late) == 2 and len(called) == 1
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -189,14 +189,6 @@ def run_here(program: str) -> str:
     return output.getvalue()
 
 
-def test_the_format_of_a_slice_is_the_one_that_torch_suggests() -> None:
-    """The fallback sees it in dense tensors only."""
-    dense = torch.empty(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
-    ask, fallback = installing.suggested_format, installing.FALLBACKS["suggested_format"]
-    assert ask(dense) == fallback(dense) == ask(dense[:, :, 1:]) == torch.channels_last
-    assert fallback(dense[:, :, 1:]) == torch.contiguous_format
-
-
 def test_without_any_private_interface_of_torch_the_results_are_the_same() -> None:
     assert run(PROGRAM, "core.private") == run_here(PROGRAM)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ import pytest
 import torch
 
 import holdfast as hf
+import holdfast.backends.cpu  # registers the locks
+from holdfast.backends.private.numba import compiler_locks
 from holdfast.backends.threads import shared_finely
 from holdfast.core.bits import memory
 from holdfast.proof.conformance import cases_of, run_reference
@@ -127,6 +130,31 @@ def test_eight_threads_and_forked_children_at_once(warm: str) -> None:
         [sys.executable, __file__, warm], timeout=2 * SECONDS, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # that it has several threads
+@pytest.mark.parametrize("number", range(2))
+def test_a_fork_waits_for_the_locks_of_the_compilers(number: int) -> None:
+    """A thread holds them outside our own lock, too: when it frees compiled code, for example."""
+    lock, held = compiler_locks()[number], threading.Event()
+
+    def hold() -> None:
+        lock.acquire()
+        held.set()
+        time.sleep(0.2)
+        lock.release()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        lock.acquire()
+        os._exit(0)
+    thread.join()
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 if __name__ == "__main__":

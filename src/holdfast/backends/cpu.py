@@ -24,7 +24,7 @@ from holdfast.backends.on_demand import callable_from_kernels
 from holdfast.backends.private import TaskFunction
 from holdfast.backends.private import numba as private
 from holdfast.core import fork
-from holdfast.core.importing import interrupts_wait
+from holdfast.core.importing import signals_wait
 
 #: Size of a cache line, bytes.
 LINE = 64
@@ -71,7 +71,7 @@ def _c_function(function: Callable[..., Any], signature: Any) -> Any:
 
 
 def _compile_c_function(function: Any, module: str) -> None:
-    with _compiling, interrupts_wait(), private.remembering_types():
+    with _compiling, signals_wait(), private.remembering_types():
         if function.address is None:
             with compiling(module, cached=private.is_on_disk(function)):
                 function.compile()
@@ -450,15 +450,17 @@ _compiling = threading.RLock()
 def compile_kernel(entry: Any, *args: Any) -> None:
     """Compile the kernel ``entry`` for the types of ``args`` by calling it, or load it from disk.
 
-    Interrupts are delayed: LLVM calls back into Python, where the exception would be lost.
+    Handlers of signals are delayed: LLVM calls back into Python, where an exception would be lost.
     """
     module = getattr(entry, "py_func", entry).__module__
     cached = private.is_on_disk(entry)
-    with _compiling, interrupts_wait(), private.remembering_types(), compiling(module, cached=cached):
+    with _compiling, signals_wait(), private.remembering_types(), compiling(module, cached=cached):
         entry(*args)
 
 
 fork.wait_for(_compiling)
+for _lock in private.compiler_locks():
+    fork.wait_for(_lock)
 
 
 def processor_has(feature: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from numba.extending import intrinsic
 
 from holdfast.backends.kernel_cache import digest_of_sources
 from holdfast.backends.private import FunctionCell
+from holdfast.core.importing import noting_signals
 
 #: Annotation of an argument of the compute type.
 Real = Any
@@ -58,7 +60,18 @@ class Slot:
 
     def _compile_and_call(self, *args: Any) -> None:
         """The initial content of the slot. It must not raise, because its caller is compiled code."""
-        call = SimpleNamespace(returned=False)
+        call, waiting = SimpleNamespace(returned=False), dict[int, Any]()
+        try:
+            with noting_signals() as waiting:
+                self._compile_or_abort()
+                self._cell.point_to(self.compiled.address)(*args)
+        except BaseException:  # of the handler of a signal that came when the handlers were restored
+            waiting.setdefault(signal.SIGINT)
+        if waiting:
+            threading.Thread(target=_signal_after, args=(call, list(waiting))).start()
+        call.returned = True  # must be last: Python handles signals at calls and in loops
+
+    def _compile_or_abort(self) -> None:
         try:
             self._compile(self.compiled, self._module)
         except BaseException as error:
@@ -66,16 +79,14 @@ class Slot:
                 sys.stderr.write(f"holdfast: a kernel could not be compiled: {error!r}\n")
                 sys.stderr.flush()
                 os.abort()  # continuing would return unwritten memory
-            threading.Thread(target=_interrupt_after, args=(call,)).start()
-        self._cell.point_to(self.compiled.address)(*args)
-        call.returned = True  # must be last: Python handles signals at calls and in loops
 
 
-def _interrupt_after(call: SimpleNamespace) -> None:
-    """Interrupt the main thread after ``call`` has returned. Before that the exception would be lost."""
+def _signal_after(call: SimpleNamespace, numbers: list[int]) -> None:
+    """Repeat signals after ``call`` has returned. Before that, what their handlers raise would be lost."""
     while not call.returned:
         time.sleep(0.001)
-    interrupt_main()
+    for number in numbers:
+        interrupt_main(number)  # type: ignore[arg-type]
 
 
 def _reals(function: Callable[..., Any]) -> list[bool]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import pairwise, repeat
 from typing import Any
 
 import torch
@@ -51,12 +51,20 @@ def parallel(part: Callable[[int, int], None], count: int, elements: int) -> Non
     ranges = iter(list(pairwise(bounds)))
     failures: list[BaseException] = []
 
-    def work(_: object = None) -> None:
+    def call() -> Iterator[None]:
         try:
+            yield
             for first, last in ranges:
                 part(first, last)
         except BaseException as failure:  # raised by the caller below: it cannot pass through OpenMP
             failures.append(failure)
+
+    # At the start of a function Python runs signal handlers, before any ``try``. What they raise would be
+    # lost in OpenMP. A generator that has yielded continues inside its ``try``.
+    calls = [call() for _ in range(threads)]
+    for started in calls:
+        next(started)
+    work = map(next, calls, repeat(None)).__next__  # continues one of them
 
     whole = threads == torch.get_num_threads()
     team = private.team_of_torch() if whole and not _forked else None
@@ -108,15 +116,58 @@ def shared_finely(least: int = 2**15, worth: int = 2**12) -> Iterator[None]:
         _least, _per_thread = before
 
 
+class _Shift:
+    """Work that threads of the pool join, and that its caller ends."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._closed = False
+        self._left = threading.Event()
+
+    def join(self) -> None:
+        """Work, unless the shift has ended."""
+        with self._lock:
+            if self._closed:
+                return
+            self._inside += 1
+        try:
+            self._work()
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._closed and not self._inside:
+                    self._left.set()
+
+    def end(self) -> None:
+        """Let nobody join, and wait until all have left. If a signal handler raises, it is raised then."""
+        raised: BaseException | None = None
+        while not self._left.is_set():
+            try:
+                with self._lock:
+                    self._closed = True
+                    if not self._inside:
+                        self._left.set()
+                self._left.wait()
+            except BaseException as error:  # the others still use memory that the caller frees afterwards
+                raised = error
+        if raised is not None:
+            raise raised
+
+
 def _on_pool(work: Callable[[], None], threads: int) -> None:
-    futures = [_submit(work, threads) for _ in range(threads - 1)]
-    work()
-    for future in futures:
-        if not future.cancel():
-            future.result()
+    shift = _Shift(work)
+    try:
+        with suppress(RuntimeError):  # no thread can be started: there are too many, or the interpreter ends
+            for _ in range(threads - 1):
+                _submit(shift.join, threads)
+        work()
+    finally:
+        shift.end()
 
 
-def _submit(work: Callable[[], None], threads: int) -> Future[None]:
+def _submit(work: Callable[[], None], threads: int) -> None:
     global _pool, _pool_threads
     with _pool_lock:
         if _pool is None or _pool_threads < threads - 1:
@@ -124,7 +175,7 @@ def _submit(work: Callable[[], None], threads: int) -> Future[None]:
                 _pool.shutdown(wait=False)
             _pool_threads = threads - 1
             _pool = ThreadPoolExecutor(_pool_threads, thread_name_prefix="holdfast")
-        return _pool.submit(work)
+        _pool.submit(work)
 
 
 def _without_threads() -> None:

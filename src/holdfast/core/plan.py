@@ -398,8 +398,9 @@ class Plan(Generic[D, A]):
             places = last and last.places(operands, options)
             if last and places:
                 cached = last.prepared
-                if places == cached.checked:
-                    return cached, cached.checked
+                checked = cached.checked  # read once: other threads may run this plan
+                if places == checked:
+                    return cached, checked
                 if cached.misalignment == misalignment_of(places[0]):
                     return cached, places
             found = self._launches.get(args.signature()[0])

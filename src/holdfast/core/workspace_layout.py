@@ -35,9 +35,12 @@ class Region:
     def tensor(self, workspace: Workspace) -> torch.Tensor:
         """The region as a tensor."""
         assert workspace.buffer is not None
-        memory = workspace.buffer.view(-1).view(torch.uint8)
-        begin = first_address(workspace) - memory.data_ptr() + self.offset
-        return memory[begin : begin + self.count * self.dtype.itemsize].view(self.dtype)
+        storage, size = workspace.buffer.untyped_storage(), self.count * self.dtype.itemsize
+        begin = first_address(workspace) - storage.data_ptr() + self.offset
+        memory = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[begin : begin + size]
+        if begin % self.dtype.itemsize and size:  # a storage of foreign memory that is not aligned itself
+            return torch.frombuffer(memory.numpy(), dtype=self.dtype)
+        return memory.view(self.dtype)
 
 
 def step_of(size: int) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 
-from holdfast.core.private import found_by, instead_of
+from holdfast.core.private import instead_of
 
 #: The fallback of each interface, by name.
 FALLBACKS: dict[str, Any] = {}
@@ -27,34 +26,6 @@ def destroy(library: torch.library.Library) -> None:
     """Remove the kernels of a library now. Fallback: torch's record of names that were taken is kept."""
     registrations: Any = library.m
     registrations.reset()
-
-
-def _probe_suggested_format() -> Any:
-    from torch._prims_common import suggest_memory_format
-
-    @cache
-    def works() -> bool:
-        """Try it at the first use, since its first call imports sympy."""
-        sliced = torch.empty(2, 3, 4, 3, device="meta").permute(0, 3, 1, 2)[:, :, 1:]
-        return found_by(lambda: suggest_memory_format(sliced)) == torch.channels_last
-
-    def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-        if tensor.is_contiguous():
-            return torch.contiguous_format
-        suggest = suggest_memory_format if works() else FALLBACKS["suggested_format"]
-        found: torch.memory_format = suggest(tensor)
-        return found
-
-    return suggested_format
-
-
-@instead_of(_probe_suggested_format, FALLBACKS)
-def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
-    """The memory format of torch's results for this tensor. Fallback: channels last only if it is dense."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    if last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last):
-        return last
-    return torch.contiguous_format
 
 
 def _probe_replace_branch() -> Any:

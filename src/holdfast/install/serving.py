@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +12,6 @@ from holdfast.core.dtypes import FLOATS
 from holdfast.core.plan import Plan
 from holdfast.core.strided import span
 from holdfast.core.torch_op import select_plan
-from holdfast.install import private
 
 #: Takes the arguments of a torch operator and returns its result, or raises.
 Serve = Callable[..., Any]
@@ -48,7 +47,23 @@ def empty(like: torch.Tensor, shape: tuple[int, ...], layout: torch.memory_forma
 
 def layout_of(tensor: torch.Tensor) -> torch.memory_format:
     """The memory format that torch gives to a result of the same rank."""
-    return torch.contiguous_format if tensor.is_contiguous() else private.suggested_format(tensor)
+    # A contiguous tensor may have both formats: with one channel, or images of one pixel.
+    if tensor.is_contiguous() and (tensor.dim() < 2 or tensor.stride(1) != 1):
+        return torch.contiguous_format
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    return last if _is_channels_last(tensor.shape, tensor.stride()) else torch.contiguous_format
+
+
+def _is_channels_last(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch takes a tensor for one with channels last, possibly sliced. It has at least 3 axes."""
+    if not strides[1]:
+        return False
+    least = 0
+    for axis in (1, *range(len(sizes) - 1, 1, -1), 0):
+        if not sizes[axis] or strides[axis] < least or (axis == 0 and least == strides[1]):
+            return False
+        least = strides[axis] * sizes[axis]
+    return True
 
 
 def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -93,6 +93,8 @@ FALLBACKS["prefer_shared_memory"] = lambda handle, percent: None
 
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+#: A function that ignores the pointer that it gets.
+_Work = ctypes.CFUNCTYPE(None)
 
 
 def task_of(count: int) -> Any:
@@ -120,13 +122,13 @@ class Team:
     def __init__(self, library: Any) -> None:
         # ``GOMP_parallel`` is what GCC calls for a parallel region. Each item is a new object of ctypes.
         self._of_python, self._of_c = library["GOMP_parallel"], library["GOMP_parallel"]
-        self._of_python.argtypes = (_Callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        self._of_python.argtypes = (_Work, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         self._of_c.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         self._of_python.restype = self._of_c.restype = None
 
-    def __call__(self, work: Callable[[object], None], threads: int) -> None:
-        """Call ``work`` on this many threads. Its argument is not used."""
-        self._of_python(_Callback(work), None, threads, 0)
+    def __call__(self, work: Callable[[], Any], threads: int) -> None:
+        """Call ``work`` on this many threads. What it raises is lost."""
+        self._of_python(_Work(work), None, threads, 0)
 
     def call(self, function: TaskFunction, task: Any, threads: int) -> None:
         """Call a function on this many threads with the same task."""
@@ -152,7 +154,7 @@ def _find_team() -> Team | None:
     own = [path for path in found if Path(path).is_relative_to(home)]
     (library,) = own if own else found
     team, threads, calls = Team(ctypes.CDLL(library)), torch.get_num_threads(), list[int]()
-    team(lambda _: calls.append(1), threads)
+    team(lambda: calls.append(1), threads)
     return team if len(calls) == threads else None
 
 

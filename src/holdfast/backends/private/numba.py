@@ -229,3 +229,26 @@ def serialized(compiled: Any) -> bytes:
 
 
 FALLBACKS["serialized"] = pickle.dumps
+
+
+def compiler_locks() -> list[Any]:
+    """The locks of Numba's compiler and of LLVM, outermost first.
+
+    A thread may hold them outside our own lock: it frees compiled code, or calls a kernel with new types.
+    Fallback: none.
+    """
+    return found_by(_locks) or []
+
+
+FALLBACKS["compiler_locks"] = list
+
+
+def _locks() -> list[Any]:
+    from llvmlite.binding import ffi
+    from numba.core.compiler_lock import global_compiler_lock
+
+    locks = [global_compiler_lock, ffi.lib._lock._lock]
+    for lock in locks:
+        lock.acquire()
+        lock.release()
+    return locks

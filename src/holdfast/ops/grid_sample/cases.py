@@ -139,6 +139,7 @@ def _sizes() -> Iterator[Problem]:
     yield replace(bands, name="one image by bands, magnitudes", values="planes", dtype=torch.float64)
     small = Problem("many small images", (1, 5, 7), (2, 2), batch=64, of_sums=True)
     yield small
+    yield Problem("many images of one sample", (1, 5, 7), (1, 1), batch=64)
     # Larger than the accumulators of a program, also on a GPU.
     yield replace(small, name="many images in several bands", image=(2, 24, 25), size=(6, 5))
     several = replace(

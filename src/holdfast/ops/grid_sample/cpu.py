@@ -27,7 +27,7 @@ from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
 from holdfast.numerics.cpu import ITEM_SIZE
-from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span
+from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_bands import differentiate_bands, facts_of, run_bands
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, clear
 from holdfast.ops.grid_sample.cpu_coordinates import (
@@ -561,16 +561,20 @@ class GridSample(_SampleKernel[GridSampleDescriptor]):
         sample.compiled(number(self.desc.compute), self.columns(None))
 
     def prepare(self, args: GridSampleArgs) -> Launch[GridSampleArgs]:
-        desc, compute = self.desc, self.desc.compute
-        layouts = (
+        desc, compute, joint = self.desc, self.desc.compute, self.joint(args)
+        grid, image, out = (
             Layout.of(args.grid, -1, compute, desc.output_size),
             Layout.of(args.input, 1, compute, desc.image_size),
             Layout.of(args.out, 1, compute, desc.output_size),
         )
+        if joint:  # loops over the samples of all images: a single sample of an image has no stride
+            samples = desc.batch * desc.samples
+            grid = grid._replace(table=table_of((samples,), (desc.axes,)))
+            out = out._replace(table=table_of((samples,), (1,)))
         template = Template(
-            sample, desc, layouts, (memory_steps(desc.image_size, args.input.stride()[2:]), _own_steps(desc)),
-            self.memory, (self.parts, self.lanes, 0, self.joint(args)),
-            self.columns(None if self.lanes else args.input), self.work,
+            sample, desc, (grid, image, out),
+            (memory_steps(desc.image_size, args.input.stride()[2:]), _own_steps(desc)), self.memory,
+            (self.parts, self.lanes, 0, joint), self.columns(None if self.lanes else args.input), self.work,
         )  # fmt: skip
         tasks = desc.batch * self.parts
         share = self.share(tasks)

@@ -364,17 +364,21 @@ class GridSampleBackwardPlan(SamplePlan[GridSampleBackwardDescriptor, GridSample
         desc = self.descriptor
         # Besides the weight: the product with dout, and the conversion of the sum; of two words in float64.
         rounded = weight_error(desc) + (desc.mode != Mode.NEAREST) + (3 if desc.compute.bits == 64 else 1)
-        dinput = error_in_ulp(rounded, desc.compute, desc.real)
+        found = {"dinput": error_in_ulp(rounded, desc.compute, desc.real)} if desc.needs_dinput else {}
+        return found | ({"dgrid": self._ulp_of_dgrid()} if desc.needs_dgrid else {})
+
+    def _ulp_of_dgrid(self) -> float:
+        desc = self.descriptor
         if desc.mode == Mode.NEAREST:
-            return {"dinput": dinput, "dgrid": 0.0}
+            return 0.0
         # Besides the slope: the product of dout and the pixel, the sum over channels, the product with the
         # slope, the sum over corners, and the product with the scale.
         steps = desc.corners + 2 + ordered_additions(desc.channels)
         largest = CUBIC_SLOPE if desc.mode == Mode.BICUBIC else 1.0
         rounded = slope_error(desc) + largest * steps
-        grid = float_dtype(desc.grid_dtype, "grid_dtype")
-        return {"dinput": dinput, "dgrid": error_in_ulp(rounded, desc.compute, grid)}
+        return error_in_ulp(rounded, desc.compute, float_dtype(desc.grid_dtype, "grid_dtype"))
 
     def per_term(self) -> dict[str, float]:
         words = 2 if self.descriptor.compute.bits == 64 else 1
-        return {"dinput": 2.0 ** (1 - words * self.descriptor.fraction_bits)}
+        unit = 2.0 ** (1 - words * self.descriptor.fraction_bits)
+        return {"dinput": unit} if self.descriptor.needs_dinput else {}
