@@ -51,22 +51,22 @@ def _magnitude_bits(typingctx, like):
 
 @jit
 def row_rule(walk, scalars):
-    """How ``row_scale`` computes scales: the addresses of the scales and zero points, and the scalars."""
-    return address(walk[1], _SCALE), address(walk[1], _ZERO_POINT), scalars
+    """How ``row_scale`` computes scales: the addresses of the scales and the zero points, and the scalars."""
+    scales, zero_points = address(walk[1], _SCALE), address(walk[1], _ZERO_POINT)
+    return scales, zero_points, scalars[_LOWEST], scalars[_HIGHEST], scalars[_FLOOR], scalars[_AFFINE] != 0
 
 
 @jit
 def row_scale(x, columns, row, rule):
     """Compute and store the scale and the zero point of a row that is a segment. ``x`` is its address."""
-    scales, zero_points, scalars = rule
-    lowest, highest, floor, affine = scalars[_LOWEST], scalars[_HIGHEST], scalars[_FLOOR], scalars[_AFFINE]
-    both, mask = affine != 0 or lowest != -highest, _magnitude_bits(floor)
+    scales, zero_points, lowest, highest, floor, affine = rule
+    both, mask = affine or lowest != -highest, _magnitude_bits(floor)
     above, below = fold(x, 1, columns, mask, both, zero_bits(mask), zero_bits(mask))
     low, high = range_of(above, below, FLOAT32)
-    s = scale_of_range(low, high, lowest, highest, floor, affine == 0)
+    s = scale_of_range(low, high, lowest, highest, floor, not affine)
     z = zero(s)
     pointer(scales, s)[row] = s
-    if affine != 0:
+    if affine:
         z = zero_point_of_range(low, s, lowest, highest)
         pointer(zero_points, np.int32)[row] = np.int32(z)
     return s, z
