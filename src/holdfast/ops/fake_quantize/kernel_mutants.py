@@ -20,7 +20,7 @@ MUTANTS = (
     _forward("the scale of the first row", _CPU,
         "min(end, row_end), scale[row], zero_point[row]", "min(end, row_end), scale[0], zero_point[row]",
         likely="per_token"),
-    _backward("the scale of the first row", _WALK_CPU,
+    _backward("the first scale for the gradients of all rows", _WALK_CPU,
         "s, z = scale[row], zero_point[row]", "s, z = scale[0], zero_point[row]", likely="per_token"),
     _backward("accumulate lost", _WALK_CPU,
         "dx[i] += estimate_shared(",
