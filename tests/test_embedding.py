@@ -81,6 +81,11 @@ def test_indices_of_a_table_without_columns_are_checked() -> None:
     assert hf.embedding(torch.tensor([9]), table, bad_index="skip").shape == (1, 0)
     with pytest.raises(hf.InvalidIndex, match=r"position 1 of the flattened indices is 9; .* 4 rows"):
         hf.embedding(torch.tensor([[3, 9]]), table)
+    # A plan that writes nothing launches nothing.
+    desc = hf.plans.EmbeddingDescriptor(shape=(1,), num_embeddings=4, embedding_dim=0)
+    plan = hf.plans.EmbeddingPlan.select(hf.Stream.current("cpu"), desc)
+    args = hf.plans.EmbeddingArgs(weight=table, indices=torch.tensor([9]), out=torch.empty(1, 0))
+    plan.run(hf.Stream.current("cpu"), None, args)
 
 
 @pytest.mark.parametrize("function", ["embedding", "embedding_bag"])

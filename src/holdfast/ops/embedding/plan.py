@@ -27,7 +27,8 @@ class EmbeddingDescriptor(TableDescriptor):
     """``shape`` is the shape of the indices; each reads a row of a (num_embeddings, embedding_dim) table.
 
     An index out of range reads as zeros. With ``bad_index`` "raise" it also raises an error: on the CPU
-    before anything is written; on CUDA at the next run of any plan, or at ``check_errors``.
+    before anything is written; on CUDA at the next run of any plan, or at ``check_errors``. A run that writes
+    nothing, for want of columns, checks no indices; ``hf.embedding`` checks them.
     """
 
     bad_index: str = "raise"

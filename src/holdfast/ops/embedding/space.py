@@ -32,6 +32,8 @@ def draw(plan: AnyPlan, draw: Draw) -> Problem:
 
 def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any = torch_op) -> Results:
     if plan.direction == "forward":
+        if desc.embedding_dim == 0 and desc.bad_index == "raise":
+            return None  # the function checks the indices, a plan that writes nothing does not
         return {"out": functions.embedding(args.indices, args.weight, bad_index=desc.bad_index)}
     if args.accumulate:
         return None

@@ -60,6 +60,8 @@ def public(plan: AnyPlan, problem: Problem, desc: Any, args: Any, functions: Any
     how = {name: getattr(desc, name) for name in ("mode", "include_last_offset", "padding_idx")}
     weights = args.per_sample_weights
     if plan.direction == "forward":
+        if desc.embedding_dim == 0 and desc.bad_index == "raise":
+            return None  # the function checks the indices, a plan that writes nothing does not
         how |= {"per_sample_weights": weights, "bad_index": desc.bad_index}
         return {"out": functions.embedding_bag(args.indices, args.weight, args.offsets, **how)}
     if args.accumulate or desc.empty or (desc.per_sample_weights and weights is None):
