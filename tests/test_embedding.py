@@ -13,7 +13,7 @@ import fresh
 import holdfast as hf
 from holdfast.core.bits import canonical, digest
 from holdfast.ops.segment_sum.cases import index_values, row_values
-from holdfast.proof.conformance import Way, cases_of, check, run_reference, select_on
+from holdfast.proof.conformance import Way, cases_of, check, cpu_threads, run_reference, select_on
 
 GPU = "cuda" if torch.cuda.is_available() else "cpu"
 DEVICES = {"reference": "cpu", "cpu": "cpu", "gpu": GPU}
@@ -377,13 +377,39 @@ def test_the_module_has_a_sparse_gradient_if_asked() -> None:
 def test_rows_that_are_streamed_have_the_same_bits(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, large outputs use non-temporal stores; here all outputs do."""
     from holdfast.ops.embedding import cpu
+    from holdfast.ops.segment_sum import cpu_gather
 
-    monkeypatch.setattr(cpu, "_STREAMED_FROM", 1)
-    plan, found = hf.plans.all()["EmbeddingPlan"], []
-    for case in cases_of(plan):
-        args, wanted = run_reference(plan, case)
-        found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
+    monkeypatch.setattr(cpu, "STREAMED_FROM", 1)
+    monkeypatch.setattr(cpu_gather, "STREAMED_FROM", 1)
+    found = []
+    for name in ("EmbeddingPlan", "GatherPlan"):
+        plan = hf.plans.all()[name]
+        for case in cases_of(plan):
+            args, wanted = run_reference(plan, case)
+            found += check(plan, case, Way("cpu", threads=threads, times=1), args, wanted, select_on("cpu"))
     assert found == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_rows_of_any_size_are_copied_whole(dtype: torch.dtype, threads: int) -> None:
+    """On the CPU, rows of different sizes take different vectors. What lies between the rows is kept."""
+    stream, indices = hf.Stream.current("cpu"), torch.tensor([2, 0, -1, 3, 3, 1])
+    bad = indices == -1
+    with cpu_threads(threads, least=1, worth=1):
+        for columns in (*range(1, 140), 511, 512, 513, 1024, 1025):
+            # Rows that are not aligned, and the last row at the end of its memory.
+            weight = torch.randn(1 + 4 * (columns + 1), dtype=dtype)[1:].view(4, columns + 1)[:, 1:]
+            held = torch.full((len(indices), columns + 2), 7.0, dtype=dtype)
+            desc = hf.plans.EmbeddingDescriptor(
+                shape=(6,), num_embeddings=4, embedding_dim=columns, dtype=dtype, bad_index="skip"
+            )
+            args = hf.plans.EmbeddingArgs(weight=weight, indices=indices, out=held[:, 1:-1])
+            hf.plans.EmbeddingPlan.select(stream, desc).run(stream, None, args)
+            wanted = weight[indices.clamp(min=0)].masked_fill(bad[:, None], 0)
+            assert torch.equal(held[:, 1:-1], wanted), columns
+            assert held[:, 0].eq(7).all() and held[:, -1].eq(7).all(), columns
+            assert torch.equal(hf.index_select(weight, 0, indices.clamp(min=0)), weight[indices.clamp(min=0)])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is used again on Linux only")

@@ -30,8 +30,6 @@ from holdfast.core.importing import signals_wait
 LINE = 64
 #: Elements between two calls of ``prefetch`` in a loop, and its distance ahead in bytes.
 BLOCK, _AHEAD = 256, 2048
-#: Maximum bytes that ``copy_run`` copies itself.
-_SHORT = 1024
 
 #: LLVM's type of a pointer to bytes.
 BYTES = ir.IntType(8).as_pointer()
@@ -199,7 +197,7 @@ def copy(typingctx, target, source, size):
 
 
 @emit
-def _copy_lines(typingctx, target, source, lines):
+def copy_lines(typingctx, target, source, lines):
     """Copy ``lines`` times the bytes of a cache line."""
 
     def build(context, builder, signature, args):
@@ -211,18 +209,6 @@ def _copy_lines(typingctx, target, source, lines):
         return context.get_dummy_value()
 
     return types.none(target, source, lines), build
-
-
-@jit
-def copy_run(target, source, size):
-    """``copy`` of few bytes: a loop takes less time than a call of the system's function."""
-    if size > _SHORT:
-        copy(target, source, size)
-    else:
-        lines = size // LINE
-        _copy_lines(target, source, lines)
-        if size % LINE:
-            copy(target + lines * LINE, source + lines * LINE, size % LINE)
 
 
 @emit

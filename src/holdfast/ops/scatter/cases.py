@@ -122,18 +122,21 @@ PROBLEMS = (
 #: Problems that differ from others in fields of scatter alone.
 _OF_SCATTER = ("alpha", "mean", "the smallest", "rows, few terms,", "rows, neighbouring", "no rows", "more")
 
-_BAD = (
+_OF_GATHER = (
     Problem("bad indices", (11, 30), (11, 19), 1, 8, "bad", bad_index="skip"),
     Problem("bad indices, elements", (330,), (19,), spread="bad", dtype=_BF16, index_dtype=_I32,
             bad_index="skip"),
+    Problem("bad indices, elements in lines", (11, 30), (11, 19), 1, spread="bad", bad_index="skip"),
     Problem("no rows to read", (7,), (0,), width=4, bad_index="skip"),
+    Problem("rows in lines, padded rows of sliced ones", (3, 60), (5, 11), 1, 6,
+            layouts=("sliced", "contiguous", "contiguous", "padded rows")),
 )  # fmt: skip
 
 
 def cases(plan: AnyPlan) -> list[Case]:
     problems = list(PROBLEMS)
     if plan.op == "gather":
-        problems = [*(p for p in PROBLEMS if not p.name.startswith(_OF_SCATTER)), *_BAD]
+        problems = [*(p for p in PROBLEMS if not p.name.startswith(_OF_SCATTER)), *_OF_GATHER]
     return [case(plan, problem) for problem in problems]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -47,6 +48,7 @@ from holdfast.ops.segment_sum.cpu import (
     counting_sort,
 )
 from holdfast.ops.segment_sum.cpu_few_terms import FewTerms, filling, is_tall
+from holdfast.ops.segment_sum.cpu_gather import Lookup, compile_rows
 from holdfast.ops.segment_sum.indexed import IndexedKernel, loops
 
 Table = np.ndarray[Any, Any]
@@ -308,16 +310,28 @@ class Scatter(IndexedKernel[ScatterDescriptor]):
 
 
 class Gather(IndexedKernel[GatherDescriptor]):
-    """``gather_rows``."""
+    """``Lookup`` if there is one line, ``gather_rows`` if there are several."""
 
     def compile(self) -> None:
-        _compile_gather(self.desc.index_dtype, self.desc.dtype.itemsize)
+        desc = self.desc
+        if math.prod(desc.shape) == desc.shape[desc.dim]:
+            compile_rows(desc.index_dtype)
+        else:
+            _compile_gather(desc.index_dtype, desc.dtype.itemsize)
 
     def prepare(self, args: GatherArgs) -> Launch[GatherArgs]:
-        self.compile()
         desc = self.desc
         lines = desc.without_dim(args.input.stride())
         walk = loops(desc.shape, args.index.stride(), args.out.stride(), lines)
+        if len(walk.sizes) == 1 and walk.strides[2] == (0,):
+            (index_step,), (out_row,), _ = walk.strides
+            lookup = Lookup(
+                desc.count, index_step, desc.extent, args.input.stride(desc.dim),
+                desc.column_step(args.input), out_row, desc.column_step(args.out), desc.columns,
+                desc.dtype.itemsize, desc.bad_index == "raise", desc.index_dtype,
+            )  # fmt: skip
+            return self.launch_of(lookup.launch(), _table(walk, 0))
+        _compile_gather(desc.index_dtype, desc.dtype.itemsize)
         table, index_table = _table(walk, 0, 1, 2), _table(walk, 0)
         lines_walk = loops(desc.shape[desc.dim + 1 :], args.input.stride()[desc.dim + 1 :])
         cycle = cycle_of(desc, args.index, args.out) if len(lines_walk.sizes) == 1 else 0
@@ -327,25 +341,29 @@ class Gather(IndexedKernel[GatherDescriptor]):
         like, bits = INDICES[desc.index_dtype], _BITS[desc.dtype.itemsize]
         count, extent, columns, raises = desc.count, desc.extent, desc.columns, desc.bad_index == "raise"
 
-        def read(out: int, input: int, index: int) -> int:
-            """Gather at these addresses. Returns the position of an index to be reported, or -1."""
-            wrong = first_outside(index, index_table, count, extent, like) if raises else -1
-            if wrong < 0:
+        def run(stream: int, workspace: int, out: int, input: int, index: int) -> bool:
+            """Gather at these addresses. Writes nothing and returns False if an index is to be reported."""
+            if raises and first_outside(index, index_table, count, extent, like) >= 0:
+                return False
 
-                def part(first: int, last: int) -> None:
-                    operands = first, last, input, index, out, table, steps
-                    gather_rows(*operands, columns, cycle, extent, like, bits)
+            def part(first: int, last: int) -> None:
+                operands = first, last, input, index, out, table, steps
+                gather_rows(*operands, columns, cycle, extent, like, bits)
 
-                parallel(part, count, count * max(columns, RANDOM))
-            return wrong
+            parallel(part, count, count * max(columns, RANDOM))
+            return True
+
+        return self.launch_of(run, index_table)
+
+    def launch_of(self, run: Callable[..., bool], index_table: Table) -> Launch[GatherArgs]:
+        """The launch of ``run``, which returns False if an index is to be reported."""
+        desc, like = self.desc, INDICES[self.desc.index_dtype]
 
         def launch(stream: Stream, workspace: Workspace, args: GatherArgs, addresses: Sequence[int]) -> None:
-            wrong = read(*addresses)
-            if wrong >= 0:
-                raise _bad_index(args.index, wrong, extent)
-
-        def run(stream: int, workspace: int, out: int, input: int, index: int) -> bool:
-            return read(out, input, index) < 0
+            if not run(0, 0, *addresses):
+                compile_check(desc.index_dtype)
+                wrong = first_outside(addresses[-1], index_table, desc.count, desc.extent, like)
+                raise _bad_index(args.index, wrong, desc.extent)
 
         launch.bound = lambda args: run  # type: ignore[attr-defined]
         return launch
