@@ -208,40 +208,41 @@ def _far_slope(u):
     return (_FAR_SLOPE_B - _FAR_SLOPE_A * u) * u - _FAR_SLOPE_C
 
 
-@jit
-def _mark_taps(rows, taps, count, size, like):
-    """Set the index of each tap from the index of the first, and mark taps outside the image."""
-    first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
-    outside = zero(like) / zero(like)
-    for tap in range(taps - 1, -1, -1):
-        index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
-        weight, slope = (
-            pointer(rows + (WEIGHT + tap) * ROW, like),
-            pointer(rows + (SLOPE + tap) * ROW, like),
-        )
-        for i in range(count):
-            here = np.int32(first[i] + offset)
-            inside = here >= 0 and here < end
-            index[i] = min(max(here, np.int32(0)), np.int32(end - 1))
-            weight[i] = weight[i] if inside else outside
-            slope[i] = slope[i] if inside else outside
+@on_demand
+def _mark_taps(rows_at, count, size, like):
+    """Set the indices of the taps of bicubic from that of the first, and mark taps outside the image."""
+    row, step = row_size(like), row_size(np.int32(0))
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    last, outside = np.int32(size - 1), zero(like) / zero(like)
+    for i in range(count):
+        first = index[i]
+        for tap in range(4):
+            here = np.int32(first + np.int32(tap))
+            nearest = min(max(here, np.int32(0)), last)
+            weight, slope = rows[(WEIGHT + tap) * row + i], rows[(SLOPE + tap) * row + i]
+            index[tap * step + i] = nearest
+            rows[(WEIGHT + tap) * row + i] = weight if here == nearest else outside
+            rows[(SLOPE + tap) * row + i] = slope if here == nearest else outside
 
 
 @on_demand
 def _pad_taps(rows, count, size, padding, aligned):
     """Set the indices of the four taps of bicubic, which are padded separately."""
-    first, end = pointer(rows + INDEX * ROW, np.int32), np.int32(size)
-    period = max(2 * (size - 1) if aligned else 2 * size, 1)
-    turn = period if aligned else period - 1
-    for tap in range(3, -1, -1):
-        index, offset = pointer(rows + (INDEX + tap) * ROW, np.int32), np.int32(tap)
-        if padding == _BORDER:
-            for i in range(count):
-                index[i] = min(max(np.int32(first[i] + offset), np.int32(0)), np.int32(end - 1))
-        else:
-            for i in range(count):
-                within = (np.int64(first[i]) + tap) % period
-                index[i] = np.int32(within if within < size else turn - within)
+    index, step, last = pointer(rows + INDEX * ROW, np.int32), row_size(np.int32(0)), np.int32(size - 1)
+    if padding == _BORDER:
+        for i in range(count):
+            first = index[i]
+            for tap in range(4):
+                index[tap * step + i] = min(max(np.int32(first + np.int32(tap)), np.int32(0)), last)
+        return
+    period = np.int32(max(2 * (size - 1) if aligned else 2 * size, 1))
+    turn = period if aligned else np.int32(period - 1)
+    for i in range(count):
+        within = np.int32(index[i] % period)
+        for tap in range(4):
+            index[tap * step + i] = within if within <= last else np.int32(turn - within)
+            within = np.int32(within + np.int32(1))
+            within = within if within < period else np.int32(0)
 
 
 @jit
@@ -282,13 +283,17 @@ def _linear_columns(rows_at, count, size, like):
 
 
 @on_demand
-def _nearest_weights(rows, count, like):
-    x, index = pointer(rows + _X * ROW, like), pointer(rows + INDEX * ROW, np.int32)
-    weight, scale = pointer(rows + WEIGHT * ROW, like), pointer(rows + _SCALE * ROW, like)
+def _nearest_taps(rows_at, count, size, like):
+    """The tap of nearest, marked if it is outside the image. The scale is 0: there is no gradient."""
+    row = row_size(like)
+    rows, index = pointer(rows_at, like), pointer(rows_at + INDEX * ROW, np.int32)
+    last, outside, one = np.int32(size - 1), zero(like) / zero(like), _ONE + zero(like)
     for i in range(count):
-        index[i] = np.int32(rint(x[i]))
-        weight[i] = _ONE + zero(like)
-        scale[i] = zero(like)
+        here = np.int32(rint(rows[i]))
+        nearest = min(max(here, np.int32(0)), last)
+        index[i] = nearest
+        rows[WEIGHT * row + i] = one if here == nearest else outside
+        rows[_SCALE * row + i] = zero(like)
 
 
 @on_demand
@@ -317,7 +322,7 @@ def find_taps(grid, form, sizes, numbers, first_axis, begin, count, rows_at, raw
     each axis. ``columns`` is a tuple whose length is the number of columns of a place.
     """
     outlined()
-    axes, taps, mode, padding, aligned = form
+    axes, _, mode, padding, aligned = form
     _load_grid(grid, axes, begin, count, rows_at, raw, like)
     count = whole(count)
     for a in range(first_axis, axes):
@@ -339,15 +344,14 @@ def find_taps(grid, form, sizes, numbers, first_axis, begin, count, rows_at, raw
                 _linear_columns(rows, count, sizes[a], like)
             else:
                 _linear_taps(rows, count, sizes[a], like)
+        elif mode == _NEAREST:
+            _nearest_taps(rows, count, sizes[a], like)
         else:
-            if mode == _NEAREST:
-                _nearest_weights(rows, count, like)
+            _bicubic_weights(rows, count, like)
+            if padding == _ZEROS:
+                _mark_taps(rows, count, sizes[a], like)
             else:
-                _bicubic_weights(rows, count, like)
-            if mode == _BICUBIC and padding != _ZEROS:
                 _pad_taps(rows, count, sizes[a], padding, aligned)
-            else:
-                _mark_taps(rows, taps, count, sizes[a], like)
 
 
 @jit

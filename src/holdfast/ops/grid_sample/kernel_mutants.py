@@ -64,6 +64,27 @@ MUTANTS = (
         likely="several runs",
     ),
     _forward(
+        "nearest pixels outside the image not marked",
+        _COORDINATES_CPU,
+        "rows[WEIGHT * row + i] = one if here == nearest else outside",
+        "rows[WEIGHT * row + i] = one",
+        likely="nearest",
+    ),
+    _forward(
+        "taps of bicubic outside the image not marked",
+        _COORDINATES_CPU,
+        "weight if here == nearest else outside",
+        "weight",
+        likely="bicubic",
+    ),
+    _forward(
+        "a reflection that does not begin again",
+        _COORDINATES_CPU,
+        "within = within if within < period else np.int32(0)",
+        "within = within if within < period + 1 else np.int32(0)",
+        likely="bicubic",
+    ),
+    _forward(
         "columns not moved at the right border",
         _COORDINATES_CPU,
         "t if moved == 0 else rest if moved == 1 else outside",
