@@ -143,6 +143,21 @@ def load_span(address, kind, walk, begin, end, raw, wide, like):
 
 
 @jit
+def in_one_run(walk):
+    """Whether the elements of a walk are contiguous."""
+    return walk[1] == 1 and offset_at(1, walk) == 1
+
+
+@jit
+def span_of(address, kind, walk, begin, end, raw, wide, like):
+    """The address of elements ``begin`` to ``end`` as in ``load_span``: in place, or loaded to ``wide``."""
+    if kind == size_of(like) and in_one_run(walk):
+        return address + begin * kind
+    load_span(address, kind, walk, begin, end, raw, wide, like)
+    return wide
+
+
+@jit
 def store_span(values, address, kind, walk, begin, end, accumulate, raw, old, like):
     """Store values of the compute type to elements ``begin`` to ``end`` of a walk, or add them."""
     outlined()

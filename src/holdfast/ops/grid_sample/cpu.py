@@ -19,43 +19,26 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from holdfast.backends.cpu import clear as clear_bytes
 from holdfast.backends.cpu import jit, numbers_of, outlined, pointer, take, team_kernel
 from holdfast.backends.threads import threads_together
 from holdfast.core.plan import Launch
 from holdfast.core.stream import Stream, Workspace
 from holdfast.core.strided import contiguous_strides
 from holdfast.core.workspace_layout import BOUND_BYTES, Region, WorkspaceLayout, first_address
-from holdfast.numerics.cpu import ITEM_SIZE
-from holdfast.numerics.cpu_walk import RUN, load_span, number, offset_at, size_of, store_span, table_of
+from holdfast.numerics.cpu_walk import RUN, load_span, number, size_of, store_span, table_of
 from holdfast.ops.grid_sample.cpu_bands import differentiate_bands, facts_of, run_bands
-from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, clear
+from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK
 from holdfast.ops.grid_sample.cpu_coordinates import (
     AXIS_ROWS,
     MODES,
     ROW_BYTES,
 )
 from holdfast.ops.grid_sample.cpu_gradients import first_channel, grid_of, part_of, store_dgrid, sum_terms
-from holdfast.ops.grid_sample.cpu_integer_sums import (
-    add_marked_sums,
-    add_sums,
-    clear_sums,
-    convert_sums,
-    find_largest,
-    is_finite,
-    pixel_of,
-    place_of,
-    replace_marked,
-    run_of,
-    scale,
-    shift_of,
-)
+from holdfast.ops.grid_sample.cpu_integer_sums import clear_sums, pixel_of, place_of
 from holdfast.ops.grid_sample.cpu_lanes import (
     LANES,
     REALS,
-    SUMS,
     add_weighted_in_lanes,
-    convert_lanes,
     lanes_to_rows,
     rows_to_lanes,
 )
@@ -97,6 +80,14 @@ from holdfast.ops.grid_sample.cpu_task import (
     steps_of,
     sums_of,
     tensor_of,
+)
+from holdfast.ops.grid_sample.cpu_units import (
+    add_threads,
+    clear_places,
+    find_shifts,
+    steps_of_sums,
+    store_sums,
+    store_zeros,
 )
 from holdfast.ops.grid_sample.plan import (
     GridSampleArgs,
@@ -257,95 +248,6 @@ def sample(task):
 
 
 @jit
-def _steps_of_sums(width, places, like):
-    """Bytes from a channel to the next in the sums of a unit, and from a place to the next."""
-    words = size_of(like) // 4
-    return (8, SUMS) if width == LANES and words == 1 else (places * words * 8, words * 8)
-
-
-@jit
-def _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like):
-    """Find the shifts of the channels of a unit. Returns whether all values of dout are finite."""
-    shifts, all_finite = pointer(shifts_at, np.int64), True
-    for c in range(width):
-        source = first_channel(dout, n, channel + c)
-        row_at, raw = scratch[6], scratch[3]
-        largest, seen = find_largest(source, dout[1], dout[4], 0, samples, row_at, raw, like)
-        shifts[c] = shift_of(largest, bits, like)
-        all_finite = all_finite and is_finite(seen, like)
-    return all_finite
-
-
-@jit
-def _clear_touched(width, low, high, places, sums_at, like):
-    """Clear the sums of the places ``low`` to ``high`` of a unit."""
-    step, pixel = _steps_of_sums(width, places, like)
-    for c in range(1 if pixel == SUMS else width):
-        clear_sums(sums_at + c * step + low * pixel, (high - low) * pixel // 8)
-
-
-@jit
-def _store_zeros(n, channel, width, begin, end, dinput, accumulate, scratch, like):
-    """Store zeros in the pixels ``begin`` to ``end`` of the channels of a unit, or add them."""
-    outlined()
-    _, _, _, raw, old, _, row = scratch
-    walk, item = dinput[4], dinput[1] & ITEM_SIZE
-    in_one_run = walk[1] == 1 and offset_at(1, walk) == 1 and not accumulate
-    clear(row, RUN, like)
-    for c in range(width):
-        target = first_channel(dinput, n, channel + c)
-        if in_one_run:
-            clear_bytes(target + begin * item, (end - begin) * item)
-            continue
-        for at in range(begin, end, RUN):
-            last = min(at + RUN, end)
-            if accumulate:  # the last sums are in the row
-                clear(row, last - at, like)
-            store_span(row, target, dinput[1], dinput[4], at, last, accumulate, raw, old, like)
-
-
-@jit
-def _store_sums(
-    n, channel, width, begin, end, places, rows, bits, shifts_at, all_finite, sums_at, dinput, accumulate,
-    scratch, like,
-):  # fmt: skip
-    """Store pixels ``begin`` to ``end`` of the channels of a unit."""
-    outlined()
-    _, _, _, raw, old, values_at, row_at = scratch
-    shifts, (step, pixel) = pointer(shifts_at, np.int64), _steps_of_sums(width, places, like)
-    at = begin
-    while at < end:
-        count, place = run_of(at, end, rows), place_of(at, rows)
-        if pixel == SUMS:
-            convert_lanes(sums_at + place * pixel, count, values_at)
-            lanes_to_rows(values_at, count, row_at)
-        for c in range(width):
-            sums, target = sums_at + c * step + place * pixel, first_channel(dinput, n, channel + c)
-            row = row_at + c * RUN * size_of(like) if pixel == SUMS else row_at
-            if pixel != SUMS:
-                convert_sums(sums, count, bits, row, like)
-            scale(row, count, -shifts[c], like)
-            if not all_finite:
-                replace_marked(sums, pixel, count, row, like)
-            store_span(row, target, dinput[1], dinput[4], at, at + count, accumulate, raw, old, like)
-        at += count
-
-
-@jit
-def _add_threads(begin, end, width, places, others, sums_at, finite, like):
-    """Add the sums of the other threads to those of the first, for the places ``begin`` to ``end``."""
-    words, (step, pixel) = size_of(like) // 4, _steps_of_sums(width, places, like)
-    for other in range(1, others[0]):
-        for c in range(1 if pixel == SUMS else width):
-            target = sums_at + c * step + begin * pixel
-            source, count = target + other * others[1], (end - begin) * pixel // 8
-            if finite:
-                add_sums(target, source, count)
-            else:
-                add_marked_sums(target, source, count, words)
-
-
-@jit
 def _differentiate(
     step, first, last, units, parts, group, extent, problem, grid, image, steps, own_steps, dout, dinput,
     dgrid, joint, bits, levels, accumulate, sparse, others, sums, scratch, like, columns,
@@ -389,10 +291,10 @@ def _differentiate(
         width = min(group, channels - channel)
         if step != _TOTAL:
             begin, end = (0, samples) if step == _WHOLE else (first, last)
-            finite = _find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like)
+            finite = find_shifts(n, channel, width, samples, dout, bits, shifts_at, scratch, like)
             if not sparse:
                 clear_sums(sums_at, width * places * (size_of(like) // 4))
-            layout = (sums_at, *_steps_of_sums(width, places, like))
+            layout = (sums_at, *steps_of_sums(width, places, like))
             touched, touched_end = sum_terms(
                 n, channel, width, begin, end, extent, problem, grid, image, steps, own_steps, dout, dgrid,
                 joint, bits, levels, accumulate, sparse, shifts_at, finite, layout, totals_at, scratch, like,
@@ -401,22 +303,22 @@ def _differentiate(
             shifts[group] = finite
             if sparse:
                 low, high = pixel_of(touched, rows), pixel_of(touched_end - 1, rows) + 1
-                _store_sums(
+                store_sums(
                     n, channel, width, low, high, places, rows, bits, shifts_at, finite, sums_at, dinput,
                     accumulate, scratch, like,
                 )  # fmt: skip
-                _clear_touched(width, touched, touched_end, places, sums_at, like)
-                _store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch, like)
-                _store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch, like)
+                clear_places(width, touched, touched_end, places, sums_at, like)
+                store_zeros(n, channel, width, 0, low, dinput, accumulate, scratch, like)
+                store_zeros(n, channel, width, high, pixels, dinput, accumulate, scratch, like)
                 continue
         begin, end = (0, pixels) if step == _WHOLE else (first, last)
         if step == _TOTAL:
-            _add_threads(
+            add_threads(
                 place_of(begin, rows), place_of(end, rows), width, places, others, sums_at,
                 shifts[group] == 1, like,
             )  # fmt: skip
         if step != _PART:
-            _store_sums(
+            store_sums(
                 n, channel, width, begin, end, places, rows, bits, shifts_at, shifts[group] == 1, sums_at,
                 dinput, accumulate, scratch, like,
             )  # fmt: skip
@@ -700,7 +602,7 @@ class GridSampleBackward(_SampleKernel[GridSampleBackwardDescriptor]):
         tasks = whole + desc.batch * self.parts * (desc.needs_dgrid and not joint)
         sparse = whole > 0 and 0 < 2 * desc.samples * desc.corners <= desc.pixels
         rest = (
-            self.parts, self.group, whole, joint, desc.fraction_bits, self.levels, args.accumulate, sparse
+            self.parts, self.group, whole, joint, desc.fraction_bits, self.levels, args.accumulate, sparse,
         )  # fmt: skip
         template = Template(
             differentiate, desc, layouts, (steps, own_steps), self.memory, rest, self.columns(args.input),

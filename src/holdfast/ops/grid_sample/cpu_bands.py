@@ -14,20 +14,17 @@ from typing import Any
 import numpy as np
 
 from holdfast.backends.cpu import jit, numbers_of, outlined, pointer, take, team_kernel
-from holdfast.numerics.cpu_walk import RUN, size_of, store_span
+from holdfast.numerics.cpu_walk import RUN, size_of
 from holdfast.ops.grid_sample.cpu_coordinates import INDEX, find_taps, row_of
 from holdfast.ops.grid_sample.cpu_gradients import first_channel, grid_of, part_of, sum_terms
 from holdfast.ops.grid_sample.cpu_integer_sums import (
     add_marked_sums,
     add_sums,
     clear_sums,
-    convert_sums,
     find_largest,
     is_finite,
     place_of,
-    replace_marked,
     run_of,
-    scale,
     shift_of,
 )
 from holdfast.ops.grid_sample.cpu_task import (
@@ -60,6 +57,7 @@ from holdfast.ops.grid_sample.cpu_task import (
     sums_of,
     tensor_of,
 )
+from holdfast.ops.grid_sample.cpu_units import store_converted
 
 # Steps: find the bands, add the terms, store dinput.
 _FIND, _ADD, _STORE = 0, 1, 2
@@ -135,35 +133,58 @@ def _band_of(numbers, part, channels, row_places, pixel):
 
 
 @jit
+def _only_sums(place, end, channel, numbers, channels, row_places, pixel):
+    """The address of the sums from ``place`` if one band has all and no other any of them, otherwise 0."""
+    only = np.int64(0)
+    for part in range(numbers[SLOTS]):
+        low, high, sums_at, step = _band_of(numbers, part, channels, row_places, pixel)
+        if low <= place and end <= high and only == 0:
+            only = sums_at + channel * step + (place - low) * pixel
+        elif low < end and place < high:
+            return np.int64(0)
+    return only
+
+
+@jit
 def _store_pixels(begin, end, numbers, channels, row_places, rows, finite, shifts_at, dinput, scratch, like):
     """Store the pixels ``begin`` to ``end`` of all channels: the total of all bands."""
     outlined()
-    _, _, _, raw, old, total_at, row_at = scratch
+    total_at = scratch[5]
     shifts, words = pointer(shifts_at, np.int64), size_of(like) // 4
-    pixel = words * 8
+    pixel, accumulate = words * 8, numbers[ACCUMULATE] != 0
     at = begin
     while at < end:
         place, last = place_of(at, rows), at + run_of(at, end, rows)
         for c in range(channels):
-            clear_sums(total_at, (last - at) * words)
-            for part in range(numbers[SLOTS]):
-                low, high, sums_at, step = _band_of(numbers, part, channels, row_places, pixel)
+            only = _only_sums(place, place + last - at, c, numbers, channels, row_places, pixel)
+            sums_at = only if only else total_at
+            if not only:
+                clear_sums(total_at, (last - at) * words)
+            for part in range(0 if only else numbers[SLOTS]):
+                low, high, source, step = _band_of(numbers, part, channels, row_places, pixel)
                 first = max(place, low)
                 count = min(place + last - at, high) - first
                 target = total_at + (first - place) * pixel
-                source = sums_at + c * step + (first - low) * pixel
+                source += c * step + (first - low) * pixel
                 if count > 0 and finite:
                     add_sums(target, source, count * words)
                 elif count > 0:
                     add_marked_sums(target, source, count * words, words)
-            convert_sums(total_at, last - at, numbers[BITS], row_at, like)
-            scale(row_at, last - at, -shifts[c], like)
-            if not finite:
-                replace_marked(total_at, pixel, last - at, row_at, like)
-            store_span(
-                row_at, first_channel(dinput, 0, c), dinput[1], dinput[4], at, last, numbers[ACCUMULATE] != 0,
-                raw, old, like,
-            )  # fmt: skip
+            target = first_channel(dinput, 0, c)
+            store_converted(
+                sums_at,
+                pixel,
+                at,
+                last,
+                numbers[BITS],
+                shifts[c],
+                finite,
+                target,
+                dinput,
+                accumulate,
+                scratch,
+                like,
+            )
         at = last
 
 

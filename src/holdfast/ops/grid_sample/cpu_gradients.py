@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.backends.cpu import jit, outlined, pointer
 from holdfast.numerics.cpu import ITEM_SIZE
-from holdfast.numerics.cpu_walk import RUN, load_span, size_of
+from holdfast.numerics.cpu_walk import RUN, load_span, size_of, span_of
 from holdfast.ops.grid_sample.cpu_channel_sums import CHUNK, add_levels, add_products, clear
 from holdfast.ops.grid_sample.cpu_coordinates import MODES, find_gradients, store_gradients
 from holdfast.ops.grid_sample.cpu_integer_sums import add_terms, clear_infinite, mark_infinite, scale
@@ -94,12 +94,13 @@ def sum_terms(
             for c in range(width):
                 source, channel_sums = first_channel(dout, n, channel + c), sums_at + c * step
                 row = row_at + c * RUN * size_of(like) if together or loaded else row_at
+                change = row
                 if not loaded:
-                    load_span(source, dout[1], dout[4], first, first + count, raw, row, like)
+                    change = span_of(source, dout[1], dout[4], first, first + count, raw, row, like)
                 if marking == 0:
+                    scale(change, count, shifts[c], row, like)
                     if not all_finite:
                         clear_infinite(row, count, like)
-                    scale(row, count, shifts[c], like)
                 for corner in range(0, 0 if together and marking == 0 else corners, len(columns)):
                     offsets = offsets_at + corner // len(columns) * RUN * 8
                     weights = weights_at + corner * RUN * size_of(like)
@@ -108,7 +109,7 @@ def sum_terms(
                     elif marking == 0:
                         add_terms(row, weights, offsets, count, bits, terms_at, channel_sums, like, columns)
                     else:
-                        mark_infinite(row, weights, offsets, count, channel_sums, pixel, like, columns)
+                        mark_infinite(change, weights, offsets, count, channel_sums, pixel, like, columns)
             if together and marking == 0:
                 rows_to_lanes(row_at, count, terms_at)
             for corner in range(0, corners if together and marking == 0 else 0, len(columns)):

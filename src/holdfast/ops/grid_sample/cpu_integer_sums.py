@@ -19,7 +19,7 @@ from numba.extending import overload
 
 from holdfast.backends.cpu import emit, jit, outlined, pointer
 from holdfast.numerics.cpu import reinterpret, zero
-from holdfast.numerics.cpu_walk import RUN, load_span, size_of
+from holdfast.numerics.cpu_walk import RUN, size_of, span_of
 
 #: A marked pixel holds _MARK plus 1 for a term of inf, 2 for -inf, or both; 3 also for NaN.
 _MARK = np.int64(-(2**63))
@@ -37,7 +37,7 @@ def _as_real(typingctx, value, like):
 
 
 def magnitude(value):
-    """The bits of |value| as an int64; they are ordered as the magnitudes are."""
+    """The bits of |value| as an integer of its size; they are ordered as the magnitudes are."""
     raise NotImplementedError("called from kernels only")
 
 
@@ -49,7 +49,7 @@ def power_of_two(exponent, like):
 @overload(magnitude)
 def _magnitude(value):
     if value == types.float32:
-        return lambda value: np.int64(reinterpret(value, np.uint32) & np.uint32(0x7FFFFFFF))
+        return lambda value: np.int32(reinterpret(value, np.int32) & np.int32(0x7FFFFFFF))
     return lambda value: reinterpret(value, np.int64) & np.int64(0x7FFFFFFFFFFFFFFF)
 
 
@@ -71,17 +71,16 @@ def is_finite(magnitude_bits, like):
 def find_largest(address, kind, walk, begin, end, row_at, raw, like):
     """The largest finite magnitude of elements ``begin`` to ``end`` of a walk, and the largest of all."""
     outlined()
-    values = pointer(row_at, like)
-    infinite = magnitude(power_of_two(0, like) / zero(like))
-    largest = seen = np.int64(0)
+    infinite, none = magnitude(power_of_two(0, like) / zero(like)), magnitude(zero(like))
+    largest = seen = none
     for first in range(begin, end, RUN):
         last = min(first + RUN, end)
-        load_span(address, kind, walk, first, last, raw, row_at, like)
+        values = pointer(span_of(address, kind, walk, first, last, raw, row_at, like), like)
         for i in range(last - first):
             here = magnitude(values[i])
             seen = max(seen, here)
-            largest = max(largest, here if here < infinite else np.int64(0))
-    return largest, seen
+            largest = max(largest, here if here < infinite else none)
+    return np.int64(largest), np.int64(seen)
 
 
 @jit
@@ -93,12 +92,18 @@ def shift_of(largest, bits, like):
 
 
 @jit
-def scale(values_at, count, shift, like):
+def _factors(shift, like):
+    """Two powers of two whose product is 2**shift, which may be too large or too small for one number."""
+    half = shift // 2
+    return power_of_two(half, like), power_of_two(shift - half, like)
+
+
+@jit
+def scale(values_at, count, shift, target, like):
     """Multiply by 2**shift, in two multiplications."""
-    values, half = pointer(values_at, like), shift // 2
-    first, second = power_of_two(half, like), power_of_two(shift - half, like)
+    values, result, (first, second) = pointer(values_at, like), pointer(target, like), _factors(shift, like)
     for i in range(count):
-        values[i] = (values[i] * first) * second
+        result[i] = (values[i] * first) * second
 
 
 @jit
@@ -210,13 +215,14 @@ def add_marked_sums(sums_at, others_at, count, words):
 
 
 @jit
-def convert_sums(sums_at, count, bits, target, like):
-    """Sums of one channel as values, not scaled back."""
+def convert_sums(sums_at, count, bits, shift, target, like):
+    """Sums of one channel as values. ``shift`` is that of ``scale``."""
     sums, values, words = pointer(sums_at, np.int64), pointer(target, like), size_of(like) // 4
-    unit = power_of_two(-bits, like)
+    unit, (first, second) = power_of_two(-bits, like), _factors(-shift, like)
     for i in range(count):
         value = _as_real(sums[i * words], like)
-        values[i] = value + _as_real(sums[i * words + 1], like) * unit if words == 2 else value
+        value = value + _as_real(sums[i * words + 1], like) * unit if words == 2 else value
+        values[i] = (value * first) * second
 
 
 @jit

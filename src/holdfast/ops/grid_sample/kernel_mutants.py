@@ -11,7 +11,7 @@ _backward = partial(KernelMutant, plans=("GridSampleBackwardPlan",))
 _OP = "holdfast.ops.grid_sample"
 _CPU, _COORDINATES_CPU, _PLACES_CPU = f"{_OP}.cpu", f"{_OP}.cpu_coordinates", f"{_OP}.cpu_places"
 _CHANNELS_CPU, _INTEGERS_CPU = f"{_OP}.cpu_channel_sums", f"{_OP}.cpu_integer_sums"
-_PAIRS_CPU = f"{_OP}.cpu_pairs"
+_PAIRS_CPU, _UNITS_CPU = f"{_OP}.cpu_pairs", f"{_OP}.cpu_units"
 _GRADIENTS_CPU, _BANDS_CPU = f"{_OP}.cpu_gradients", f"{_OP}.cpu_bands"
 _LANES_CPU, _GPU, _DGRID_GPU = f"{_OP}.cpu_lanes", f"{_OP}.gpu", f"{_OP}.gpu_dgrid"
 _SLOTS_GPU, _COLUMNS_GPU = f"{_OP}.gpu_dinput_by_slot", f"{_OP}.gpu_slot_columns"
@@ -107,7 +107,7 @@ MUTANTS = (
     _backward(
         "a unit from infinite values",
         _INTEGERS_CPU,
-        "largest = max(largest, here if here < infinite else np.int64(0))",
+        "largest = max(largest, here if here < infinite else none)",
         "largest = max(largest, here)",
         likely="infinite",
     ),
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     _backward(
         "the sums of the other threads lost",
-        _CPU,
+        _UNITS_CPU,
         "for other in range(1, others[0]):",
         "for other in range(2, others[0]):",
         likely="several tiles",
@@ -135,9 +135,23 @@ MUTANTS = (
     _backward(
         "the sums of the other bands lost",
         _BANDS_CPU,
-        "for part in range(numbers[SLOTS]):",
-        "for part in range(1):",
+        "for part in range(0 if only else numbers[SLOTS]):",
+        "for part in range(0 if only else 1):",
         likely="one image by bands",
+    ),
+    _backward(
+        "the first band taken for the only one",
+        _BANDS_CPU,
+        "elif low < end and place < high:",
+        "elif only == 0 and low < end and place < high:",
+        likely="one image by bands",
+    ),
+    _backward(
+        "sums of a plane in the place of another",
+        _UNITS_CPU,
+        "values = target + begin * dinput[1] if direct else row_at",
+        "values = dinput[0] + begin * dinput[1] if direct else row_at",
+        likely="several tiles",
     ),
     _backward(
         "the unit of a band from its own samples",
@@ -149,8 +163,8 @@ MUTANTS = (
     _backward(
         "the shift of the first channel for all",
         _GRADIENTS_CPU,
-        "scale(row, count, shifts[c], like)",
-        "scale(row, count, shifts[0], like)",
+        "scale(change, count, shifts[c], row, like)",
+        "scale(change, count, shifts[0], row, like)",
         likely="magnitudes",
     ),
     _forward(
@@ -169,7 +183,7 @@ MUTANTS = (
     ),
     _backward(
         "the marks of the first channel for all",
-        _CPU,
+        _UNITS_CPU,
         "replace_marked(sums, pixel, count, row, like)",
         "replace_marked(sums_at + at * pixel, pixel, count, row, like)",
         likely="infinite gradients, 16 channels",
@@ -371,8 +385,8 @@ MUTANTS = (
     _backward(
         "the sums of the image before left in place",
         _CPU,
-        "_clear_touched(width, touched, touched_end, places, sums_at, like)\n                _store_zeros",
-        "_clear_touched(width, touched, touched, places, sums_at, like)\n                _store_zeros",
+        "clear_places(width, touched, touched_end, places, sums_at, like)",
+        "clear_places(width, touched, touched, places, sums_at, like)",
         likely="many small images",
     ),
     _backward(
